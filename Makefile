@@ -35,16 +35,18 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 	@cp .dvcignore $*/
 	@printf '[core]\n    analytics = false\n    no_scm = true\n' > $@
 
-demo/params.yaml: $(wildcard configs/*.yaml configs/parts/*.yaml) | demo/.dvc/config
+CONFIGURATIONS := $(wildcard configs/*.yaml configs/parts/*.yaml configs/parts/*/*.yaml)
+
+demo/params.yaml: $(CONFIGURATIONS) | demo/.dvc/config
 	@cd demo && sightline configure scenes
 
-# `make study STUDY=margin` runs configs/studies/margin.yaml in study-margin/
+# `make study STUDY=margin` runs the study `margin` on scenes in study-margin/; some have a part for scenes
 STUDY ?=
 STUDY_FOLDER := study$(addprefix -,$(STUDY))
-STUDY_FILES := $(wildcard configs/*.yaml configs/*/*.yaml configs/parts/studies/*.yaml)
+STUDY_PART := $(addprefix studies/,$(if $(wildcard configs/parts/studies/$(STUDY)-scenes.yaml),$(STUDY)-scenes,$(STUDY)))
 
-$(STUDY_FOLDER)/params.yaml: $(STUDY_FILES) | $(STUDY_FOLDER)/.dvc/config
-	@cd $(STUDY_FOLDER) && sightline configure $(if $(STUDY),studies/$(STUDY),study)
+$(STUDY_FOLDER)/params.yaml: $(CONFIGURATIONS) | $(STUDY_FOLDER)/.dvc/config
+	@cd $(STUDY_FOLDER) && sightline configure $(if $(STUDY),scenes three-seeds $(STUDY_PART),study)
 
 demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much grounding helped
 	@echo "The demo draws pictures, caches features of frozen models, trains seven systems and compares"
@@ -100,7 +102,7 @@ bench-gpu: ## Measure all that needs a GPU, in under 8 minutes, with PYTHON=pyth
 
 docs: $(READY) ## Regenerate docs/cli.md and docs/papers.md
 	$(BIN)/python -m pipeline.cli.reference > docs/cli.md
-	$(BIN)/python -m pipeline.cli.paper.page > docs/papers.md
+	$(BIN)/python -m pipeline.papers > docs/papers.md
 
 lock: ## Regenerate requirements.lock (without index URLs)
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --output-file requirements.lock pyproject.toml

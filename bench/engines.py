@@ -23,13 +23,13 @@ from sightline.cache import FeatureSet
 
 ENGINES = {
     "two workers": ["--devices", "cpu,cpu"],
-    "two on Ray": ["--engine", "ray", "--ray-address", "local", "--actors", "2"],
+    "two on Ray": ["--engine", "ray@local,2"],
 }
 
 
 def start(encoder: str, images: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     """An `extract image` of one thread."""
-    words = ["extract", "image", "--images", images, "--encoder", encoder, "--out", out]
+    words = ["extract", "image", "--data", images, "--encoder", encoder, "--out", out]
     words += ["--weights", "random:0", "--batch-size", "16", "--threads", "1", "--workers", "0"]
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", *map(str, words), *more],

@@ -42,8 +42,8 @@ from pipeline.encoders.config import named_encoder
 from pipeline.encoders.weights import seeded
 from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
 from pipeline.extract.encode_missing import encode
-from pipeline.extract.inputs import FeatureInputs, ImageEntry, image_entries_of
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.inputs import FeatureInputs, ImageEntry, images_below
+from pipeline.extract.settings import RunSettings
 from sightline.devices import AUTOCAST, computing, pick_device, using_threads
 
 MODELS = {"resnet50": 1.0, "ViT-B-32": 1.0, "ViT-L-14": 0.125}
@@ -146,7 +146,7 @@ class Sides:
         self._folder, self._options, self._precision = folder, options, precision
         self._encoder: Any = named_encoder(name, "random:0").build_image(self._device, precision)
         self._plain = Plain(name, self._device, precision)
-        self._entries = image_entries_of(folder)
+        self._entries = images_below(folder)
         self._read = ImageReader(self._encoder.preprocessing)
         self.batches = [decoded.to(self._device) for decoded in self._decoded()]
 
@@ -188,13 +188,13 @@ class Sides:
 
     def sightline(self, scratch: Path) -> Path:
         options = self._options
-        entries: list[ImageEntry] = image_entries_of(self._folder)
+        entries: list[ImageEntry] = images_below(self._folder)
         settings = RunSettings(
             batch_size=options.batch_size,
             workers=options.workers,
             threads=options.threads,
             precision=self._precision,
-            device=str(self._device),
+            devices=str(self._device),
         )
         out = scratch / "set"
         encode(FeatureInputs("image", entries), self._encoder, out, settings)

@@ -30,7 +30,7 @@ import torch
 from models.grounding import florence, segmenter
 from PIL import Image
 
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
 from pipeline.grounding.ground import ground
@@ -192,7 +192,7 @@ def measure(units: list[Unit], kind: str, options: argparse.Namespace) -> None:
         timed = Timed(masker)
         how = RunSettings(
             max_failed=0,
-            device=str(device),
+            devices=str(device),
             batch_size=options.batch,
             workers=options.workers,
         )

@@ -24,7 +24,7 @@ from PIL import Image
 from pipeline.encoders.config import named_encoder
 from pipeline.extract.encode_missing import encode
 from pipeline.extract.inputs import inputs_of
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 
 
 def draw(folder: Path, start: int, count: int) -> list[Path]:

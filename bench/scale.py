@@ -115,7 +115,7 @@ def captions(folder: Path, count: int) -> str:
     from pipeline.encoders.config import named_encoder
     from pipeline.extract.encode_missing import encode
     from pipeline.extract.inputs import FeatureInputs
-    from pipeline.extract.runner import RunSettings
+    from pipeline.extract.settings import RunSettings
 
     letters = "abcdefghij"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "and", "number", *letters]

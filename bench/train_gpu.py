@@ -154,7 +154,6 @@ class World:
     def train(self, **changes: Any) -> dict[str, Any]:
         return {
             "batch_size": self.shape.batch,
-            "device": self.device.type,
             "learning_rate": 3e-5,
             **changes,
         }
@@ -362,6 +361,7 @@ def projection(world: World, variant: Variant, figures: Figures) -> None:
         student={"name": "bench", "model": str(world.student), "max_length": LONGEST},
         dev=world.dev,
         out=out,
+        device=world.device.type,
     )
     clock = Clock()
     train_run(spec, say=lambda line: print(f"  {line}", flush=True), callbacks=[clock])

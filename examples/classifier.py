@@ -12,12 +12,12 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from pipeline import extract_features, key_of_file, named_encoder
+import sightline as sl
 
 photos, encoder, weights = sys.argv[1:]
-features = extract_features(photos, named_encoder(encoder, weights), "classifier/features")
+features = sl.extract_features(photos, sl.named_encoder(encoder, weights), "classifier/features")
 files = [path for path in sorted(Path(photos).glob("*/*")) if path.is_file()]
-rows = features.take([key_of_file(path) for path in files]).astype(np.float32)
+rows = features.take([sl.key_of_file(path) for path in files]).astype(np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)  # the cache holds what the encoder returned
 classes = [path.parent.name for path in files]
 scores = cross_val_score(LogisticRegression(max_iter=1000), rows, classes, cv=3)

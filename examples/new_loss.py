@@ -12,8 +12,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from pipeline import extract_features, named_encoder, prepare_dataset, tokenize
-from train import OBJECTIVES, make_objective, train_model
+import sightline as sl
 from train.batch import Batch
 from train.objectives.objective import (
     FeatureNeed,
@@ -87,15 +86,15 @@ class Sigmoid(GroundedObjective[SigmoidParams]):
 
 
 def main() -> None:
-    OBJECTIVES.places["sigmoid"] = "new_loss:Sigmoid"  # a package uses an entry point instead
+    sl.OBJECTIVES.places["sigmoid"] = "new_loss:Sigmoid"  # a package uses an entry point instead
     small = {"train_pairs": 60, "dev_pairs": 60, "test_pairs": 60, "student_hidden": 32}
     steps = {"resnet_steps": 5, "clip_steps": 0, "teacher_steps": 0}
-    data = prepare_dataset("scenes", "loss/data", scenes=60, sentences=60, **small, **steps)
-    resnet = named_encoder("resnet18", "file:loss/data/encoders/resnet.safetensors")
-    images = extract_features(data, resnet, "loss/features")
-    tokenize(data.texts, "loss/data/student", 32, "loss/tokens")
-    summary = train_model(
-        make_objective("sigmoid", {"image": "resnet"}),
+    data = sl.prepare_dataset("scenes", "loss/data", scenes=60, sentences=60, **small, **steps)
+    resnet = sl.named_encoder("resnet18", "file:loss/data/encoders/resnet.safetensors")
+    images = sl.extract_features(data, resnet, "loss/features")
+    sl.tokenize(data.texts, "loss/data/student", 32, "loss/tokens")
+    summary = sl.train_model(
+        sl.make_objective("sigmoid", {"image": "resnet"}),
         "loss/data/student",
         "loss/run",
         tokens="loss/tokens",

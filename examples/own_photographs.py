@@ -8,13 +8,13 @@ such as: photos captions.csv bert-base-uncased resnet50 pretrained:IMAGENET1K_V1
 
 import sys
 
-from pipeline import extract_features, named_encoder, prepare_dataset, tokenize
-from train import make_objective, train_model
+import sightline as sl
 
 photos, captions, student, encoder, weights = sys.argv[1:]
-data = prepare_dataset("pairs", "mine/data", images=photos, captions=captions)
-images = extract_features(data, named_encoder(encoder, weights), "mine/features")
-tokenize(data.texts, student, 32, "mine/tokens")
-objective = make_objective("mcse", {"image": encoder})
+data = sl.prepare_dataset("pairs", "mine/data", images=photos, captions=captions)
+images = sl.extract_features(data, sl.named_encoder(encoder, weights), "mine/features")
+sl.tokenize(data.texts, student, 32, "mine/tokens")
+objective = sl.make_objective("mcse", {"image": encoder})
 inputs = {"tokens": "mine/tokens", "pairs": data.folder, "sentences": data.folder}
-print(train_model(objective, student, "mine/run", features={f"image-{encoder}": images}, **inputs))
+features = {f"image-{encoder}": images}
+print(sl.train_model(objective, student, "mine/run", features=features, **inputs))

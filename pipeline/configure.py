@@ -1,28 +1,29 @@
-"""configs/: files with parameter differences, and the complete params.yaml made from one.
+"""configs/: files with parameter differences, and the complete params.yaml made from them.
 
 DVC reads every section of params.yaml that dvc.yaml references, so that file is always complete.
-A configuration states what it `extends` and its differences; null removes a key, except in the
-`parameters` of an objective, where it is a value.
+A whole configuration is a file in configs/; a part, in configs/parts/, changes the one named before
+it. Each states what it `extends`, the keys to `remove` from that, and what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipeline.params import ParamsError, read_yaml, validate_params
+from sightline.errors import SightlineError
 from sightline.settings import unknown
 
 CONFIGS = Path("configs")
 GRAPH_FILE = Path("dvc.yaml")
 
-_EXTENDS = "extends"
-_PARAMETERS = "parameters"  # of an objective
-_STUDIES = "studies"  # folder of the configurations that draw a curve (docs/studies.md)
-_ENGINE = "engine"
+_EXTENDS, _REMOVE = "extends", "remove"
+_PARTS = "parts"  # folder of what changes a configuration and is none alone
+_MACHINE = "machine"
 _STAGE = "train-"  # prefix of the systems' stages
 
 _SECTIONS = {
@@ -30,8 +31,8 @@ _SECTIONS = {
     "joined": "pairs of data sets that are used as one",
     "graph": "the data sets and frozen models that are used, and the seeds",
     "encoders": "frozen models, by the names that folders and runs use",
-    "extract": "how the frozen models run, and how their features are stored",
-    "engine": "which devices or cluster the frozen models run on; no result depends on it",
+    "extract": "what the rows of the frozen models depend on, besides the models",
+    "machine": "where stages compute; changing it reruns none (docs/scale.md)",
     "grounding": "which words of a caption name which pixels (docs/grounding.md)",
     "student": "the encoder to train",
     "train": "settings for every run; `train` of a system or a run overrides them",
@@ -42,161 +43,175 @@ _SECTIONS = {
 """Sections of params.yaml in order, with the comment above each."""
 
 
-def configurations(folder: Path = CONFIGS) -> dict[str, str]:
-    """Name → first line of the file, for every available configuration.
+def configurations(folder: Path = CONFIGS) -> dict[str, Path]:
+    """Name → file, for every whole configuration.
 
     Raises:
         ParamsError: there is no such folder.
     """
     if not folder.is_dir():
         raise ParamsError(f"{folder}: no such folder; run this in the root of a clone of Sightline")
-    files = [*sorted(folder.glob("*.yaml")), *sorted((folder / _STUDIES).glob("*.yaml"))]
-    first_lines = {
-        path.relative_to(folder).with_suffix("").as_posix(): _first_line(path) for path in files
-    }
-    return {name: line.removeprefix("#").strip() for name, line in first_lines.items()}
+    return _files(folder, "*.yaml")
+
+
+def parts(folder: Path = CONFIGS) -> dict[str, Path]:
+    """Name → file, for every part, such as `roberta` and `studies/margin`."""
+    return _files(folder / _PARTS, "**/*.yaml")
 
 
 def configuration(
-    name: str, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE
+    *names: str, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE
 ) -> dict[str, Any]:
-    """The complete, validated parameters of configuration ``name``, as in params.yaml.
+    """The complete, validated parameters of configurations, as in params.yaml.
 
     Args:
+        names: a whole configuration and what changes it, merged in this order. The title of
+            several is their names.
         folder: folder of the configurations.
         graph_file: dvc.yaml; all its systems get an entry.
 
     Raises:
-        ParamsError: no such configuration (suggests the nearest), a file is not YAML, files
-            extend each other in a cycle, or the parameters are invalid.
+        ParamsError: no such configuration (suggests the nearest), a part comes first, a file is
+            not YAML, files extend each other in a cycle, or the parameters are invalid.
     """
-    known = configurations(folder)
-    if name not in known:
-        raise ParamsError(f"{folder}: {unknown(name, known, 'configuration')}")
-    merged: dict[str, Any] = {}
-    for layer in _layers(name, folder).values():
+    whole = configurations(folder)
+    files = {**parts(folder), **whole}
+    layers = _layers(names, files)
+    if names[0] not in whole:
+        base = next((name for name in names if name in whole), "NAME")
+        others = " ".join(name for name in names if name != base)
+        raise ParamsError(
+            f"{names[0]}: a part, which changes the configuration named before it: `sightline "
+            f"configure {base} {others}` (`sightline configure` lists both)"
+        )
+    merged: dict[str, Any] = {"joined": {}}
+    for name, layer in layers.items():
+        for key in layer.pop(_REMOVE, []):
+            _remove(merged, key, files[name])
         merged = _merged(merged, layer)
-    merged.setdefault("joined", {})
+    if len(names) > 1:
+        merged = _merged(merged, {"report": {"title": " + ".join(names)}})
     _complete_systems(merged, graph_file)
-    validate_params(merged, f"{folder / name}.yaml")
-    return _in_order(merged)
+    validate_params(merged, " + ".join(str(files[name]) for name in names))
+    return merged
 
 
-def keeping_engine(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """``new`` with the `engine` of ``old``, which describes the machine and not the experiment."""
-    kept = {_ENGINE: old[_ENGINE]} if _ENGINE in old else {}
-    return _in_order({**kept, **new})
-
-
-def without_engine(params: Mapping[str, Any]) -> dict[str, Any]:
-    """``params`` without what `keeping_engine` keeps."""
-    return {section: value for section, value in params.items() if section != _ENGINE}
-
-
-def to_yaml(params: Mapping[str, Any], name: str) -> str:
-    """params.yaml of configuration ``name``."""
-    parts = [
-        f"# Everything that `dvc repro` reads, as `sightline configure {name}` wrote it. Edit it,\n"
+def to_yaml(params: Mapping[str, Any], names: Sequence[str]) -> str:
+    """params.yaml of the configurations ``names``, which its first line holds for `origin`."""
+    command = f"sightline configure {' '.join(names)}"
+    blocks = [
+        f"# Everything that `dvc repro` reads, as `{command}` wrote it. Edit it,\n"
         "# or choose another configuration; configs/ holds what differs between them.\n"
     ]
-    for section, value in params.items():
-        lines = [f"# {_SECTIONS[section]}", f"{section}:" if value else f"{section}: {{}}"]
-        for key, each in value.items():
+    for section, about in _SECTIONS.items():
+        if section not in params:
+            continue
+        value = params[section]
+        lines = [f"# {about}", f"{section}:" if value else f"{section}: {_inline(value)}"]
+        for key, each in (value or {}).items():
             nested = isinstance(each, (dict, list)) and each
             text = _dump({key: each}, None, 98) if nested else f"{key}: {_inline(each)}"
             lines += [f"  {line}" for line in text.splitlines()]
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """One line for each key that ``new`` adds, removes or changes."""
-    lines = []
-    for key in dict.fromkeys([*old, *new]):
-        where = f"{prefix}{key}"
-        if key not in new:
-            lines.append(f"- {where}: {_inline(old[key])}")
-        elif key not in old:
-            lines.append(f"+ {where}: {_inline(new[key])}")
-        elif isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
-            lines += differences(old[key], new[key], f"{where}.")
-        elif old[key] != new[key]:
-            lines.append(f"~ {where}: {_inline(old[key])} → {_inline(new[key])}")
-    return lines
+def unedited(
+    file: Path, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE
+) -> dict[str, Any] | None:
+    """The parameters that `to_yaml` wrote into ``file``; None if its configurations are gone."""
+    command = re.search(r"`sightline configure ([^`]+)`", first_line(file))
+    try:
+        names = command[1].split() if command else []
+        return configuration(*names, folder=folder, graph_file=graph_file) if names else None
+    except SightlineError:
+        return None
 
 
-def origin(params: Mapping[str, Any], folder: Path = CONFIGS) -> str | None:
-    """The configuration that equals ``params``, unedited; None if there is none."""
-    return next(
-        (name for name in configurations(folder) if configuration(name, folder) == params), None
-    )
+def edits(file: Path, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE) -> tuple[bool, Any]:
+    """Whether ``file`` has been edited, and its section `machine` if that was.
 
-
-def _in_order(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {section: params[section] for section in _SECTIONS if section in params}
-
-
-def _first_line(path: Path) -> str:
-    return path.read_text(encoding="utf-8").partition("\n")[0]
-
-
-def _layers(name: str, folder: Path, above: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-    """File → its content, in the order in which they are merged; each once."""
-    path = folder / f"{name}.yaml"
-    if name in above:
-        raise ParamsError(f"{path}: extends itself ({' → '.join([*above, name])})")
-    if above and not path.is_file():
-        raise ParamsError(f"{folder / above[-1]}.yaml: extends {name!r}, but {path} does not exist")
-    own = read_yaml(path)
-    bases = own.pop(_EXTENDS, [])
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        raise ParamsError(f"{path}: extends: found {bases!r}, expected a list of names")
-    layers: dict[str, dict[str, Any]] = {}
-    for base in bases:
-        for each, layer in _layers(base, folder, (*above, name)).items():
-            layers.setdefault(each, layer)
-    return {**layers, name: own}
-
-
-def _merged(
-    base: Mapping[str, Any], over: Mapping[str, Any], null_removes: bool = True
-) -> dict[str, Any]:
-    """``base`` updated with ``over``, mappings key by key.
-
-    Null removes a key, but inside `parameters` it is a value, such as a threshold that is off.
+    The latter describes this machine and not the experiment: another configuration keeps it.
     """
+    written, now = unedited(file, folder, graph_file), read_yaml(file)
+    if written is None:
+        return True, now.get(_MACHINE)
+    machine = now.pop(_MACHINE, None)
+    own = machine if machine != written.pop(_MACHINE, None) else None
+    return now != written, own
+
+
+def first_line(path: Path) -> str:
+    """What a file says of itself."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().removeprefix("#").strip()
+
+
+def _files(folder: Path, pattern: str) -> dict[str, Path]:
+    found = sorted(path for path in folder.glob(pattern) if path.is_file())
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
+
+
+def _layers(
+    names: Sequence[str], files: Mapping[str, Path], above: tuple[str, ...] = ()
+) -> dict[str, dict[str, Any]]:
+    """Name → content of its file, in the order in which they are merged; each once."""
+    layers: dict[str, dict[str, Any]] = {}
+    for name in names:
+        if name in above:
+            raise ParamsError(f"{files[name]}: extends itself ({' → '.join([*above, name])})")
+        if name not in files:
+            where = f"{files[above[-1]]}: {_EXTENDS}" if above else "configure"
+            raise ParamsError(f"{where}: {unknown(name, files, 'configuration')}")
+        own = read_yaml(files[name])
+        for key in (_EXTENDS, _REMOVE):
+            given = own.get(key, [])
+            if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+                raise ParamsError(
+                    f"{files[name]}: {key}: found {given!r}, expected a list of names"
+                )
+        for base, layer in _layers(own.pop(_EXTENDS, []), files, (*above, name)).items():
+            layers.setdefault(base, layer)
+        layers.setdefault(name, own)
+    return layers
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` updated with ``over``, mappings key by key; null is a value like any other."""
     result = dict(base)
     for key, value in over.items():
-        if value is None and null_removes:
-            result.pop(key, None)
-        elif isinstance(value, Mapping):
-            below = result.get(key)
-            inside = below if isinstance(below, Mapping) else {}
-            result[key] = _merged(inside, value, null_removes and key != _PARAMETERS)
-        else:
-            result[key] = value
+        below = result.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            value = _merged(below, value)
+        result[key] = value
     return result
+
+
+def _remove(params: dict[str, Any], dotted: str, file: Path) -> None:
+    """Remove a key such as ``systems.dalr.runs`` where it is there."""
+    *above, last = dotted.split(".")
+    if (section := [*above, last][0]) not in _SECTIONS:
+        raise ParamsError(f"{file}: {_REMOVE}: {unknown(section, _SECTIONS, 'section')}")
+    place: Any = params
+    for key in above:
+        place = place.get(key) if isinstance(place, Mapping) else None
+    if isinstance(place, dict):
+        place.pop(last, None)
 
 
 def _complete_systems(params: dict[str, Any], graph_file: Path) -> None:
     """Add the keys that each system's train stage references; enough for one without runs."""
     systems = params.setdefault("systems", {})
+    if not isinstance(systems, dict):
+        return  # which is an error of the parameters
     if graph_file.is_file():
         for stage in read_yaml(graph_file).get("stages", {}):
             if stage.startswith(_STAGE):
                 systems.setdefault(stage.removeprefix(_STAGE), {})
+    complete = {"objective": None, "parameters": {}, "train": {}, "runs": {}}
     for name, system in systems.items():
-        runs = system.get("runs") or {}
-        systems[name] = (
-            {
-                "objective": system.get("objective"),
-                "parameters": system.get("parameters", {}),
-                "train": system.get("train", {}),
-                "runs": runs,
-            }
-            if runs
-            else {"runs": {}}
-        )
+        if isinstance(system, dict):
+            systems[name] = {**complete, **system} if system.get("runs", {}) != {} else {"runs": {}}
 
 
 def _inline(value: Any) -> str:

@@ -11,8 +11,8 @@ from sightline.errors import SightlineError
 if TYPE_CHECKING:
     from pipeline.datasets.joined import JoinedSource
     from pipeline.extract.inputs import FeatureInputs
-    from pipeline.grounding.ground import GroundPaths
     from pipeline.params import Params
+    from sightline.cache.prepared import PreparedDataset
     from sightline.cache.record import Kind
     from train.objectives import FeatureNeed
     from train.run_spec import RunSpec
@@ -120,6 +120,11 @@ def results_folder() -> Path:
     return Path("results")
 
 
+def report_folder() -> Path:
+    """The comparison of all runs."""
+    return Path("report")
+
+
 def evaluation_file(task: str) -> Path:
     """What an evaluation task measures, with the digests of its data."""
     return Path("data/evaluation") / f"{task}.json"
@@ -130,17 +135,15 @@ def result_file(run: str, seed: int) -> Path:
     return results_folder() / run / f"seed-{seed}.json"
 
 
-def ground_paths(params: Params, dataset: str) -> GroundPaths:
-    """Input and output paths of a data set's grounding."""
-    from pipeline.grounding.ground import GroundPaths
+def prepared(params: Params, dataset: str) -> PreparedDataset:
+    """A data set, with the folder of its images; None where it is not known on this machine."""
+    from sightline.cache.prepared import PreparedDataset
 
-    return GroundPaths(
-        images_manifest(dataset),
-        captions_manifest(dataset),
-        image_root(params, dataset),
-        grounding_folder(dataset),
-        cutouts_folder(dataset),
-    )
+    try:
+        root = image_root(params, dataset)
+    except SightlineError:
+        root = None
+    return PreparedDataset(dataset_folder(dataset), root)
 
 
 def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
@@ -149,24 +152,20 @@ def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
     Objects come from the stored cut-outs where these have them, else from their images.
 
     Raises:
-        SightlineError: no such data set, or a manifest is missing.
+        SightlineError: no such data set, a manifest is missing, or images that are needed.
     """
     from pipeline.extract.inputs import inputs_of
 
-    if kind in ("text", "teacher"):
-        return inputs_of(kind, captions_manifest(dataset))
-    images, cutouts = images_manifest(dataset), cutouts_folder(dataset)
-    if kind == "image":
-        return inputs_of(kind, images, image_root(params, dataset))
-    stored = cutouts if (cutouts / "set.json").is_file() else None
-    try:
-        root = image_root(params, dataset)
-    except SightlineError:
-        if stored is None:
-            raise
-        root = None  # the images are not here, and may not be needed
-    phrases, rules = grounding_folder(dataset), params.extract.cutouts
-    return inputs_of(kind, images, root, phrases=phrases, rules=rules, cutouts=stored)
+    data, stored = prepared(params, dataset), cutouts_folder(dataset)
+    if kind != "object":
+        return inputs_of(kind, data)
+    return inputs_of(
+        kind,
+        data,
+        phrases=grounding_folder(dataset),
+        rules=params.extract.cutouts,
+        cutouts=stored if (stored / "set.json").is_file() else None,
+    )
 
 
 def training_texts(params: Params) -> list[Path]:
@@ -189,7 +188,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     needs = objective.features
     _require_features_of_the_system(params, run, {_feature_set(need) for need in needs})
     pairs, text, student = params.graph.pairs, params.graph.text, params.student
-    train = params.train_of(run)
+    train = config.train
     has_pairs = pairs in params.joined or params.dataset(pairs).source.has_pairs
     return RunSpec(
         run=run,
@@ -214,6 +213,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
         features={need.name: features_folder(pairs, need.kind, need.encoder) for need in needs},
         dev=params.evaluation.dev,
         out=run_folder(run, seed),
+        device=params.machine.device,
     )
 
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
-from pipeline.extract.engine import Engine
 from pipeline.extract.inputs import CutoutRules
+from pipeline.extract.settings import ComputeSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
 from sightline import outside
-from sightline.cache.record import DTypeName, Kind
+from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.settings import Settings, explain, unknown
 from train.evaluate.task import TASKS
-from train.run_spec import Precision, StudentConfig, TrainConfig
+from train.run_spec import StudentConfig, TrainConfig
+
+T = TypeVar("T")
 
 FILE_NAME = "params.yaml"
 
@@ -30,6 +41,26 @@ _LENGTHS = {"epochs", "max_steps"}
 
 class ParamsError(SightlineError):
     """params.yaml is missing, not YAML, or invalid."""
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    for at, value in enumerate(values):
+        if (first := values.index(value)) < at:
+            raise ValueError(
+                f"found {value!r} twice, as entries {first + 1} and {at + 1}; remove one"
+            )
+    return values
+
+
+def _of_train(values: dict[str, Any]) -> dict[str, Any]:
+    for key in values.keys() - TrainConfig.model_fields.keys():
+        raise ValueError(unknown(key, TrainConfig.model_fields, "key"))
+    return values
+
+
+Names = Annotated[list[str], AfterValidator(_distinct)]
+Overrides = Annotated[dict[str, Any], AfterValidator(_of_train)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 @dataclass(frozen=True)
@@ -43,6 +74,25 @@ class Dataset:
 
     kind: str
     source: Source
+
+
+def _dataset(given: Any) -> Dataset:
+    if not isinstance(given, dict):
+        raise ValueError(f"found {type(given).__name__}, expected a mapping")
+    rest = dict(given)
+    kind, source = rest.pop("kind", None), rest.pop("source", None)
+    if kind is None:
+        raise ValueError(f"kind: is missing; choose one of {', '.join(KINDS)}")
+    if kind not in KINDS:
+        raise ValueError(f"kind: {unknown(str(kind), KINDS, KINDS.what)}")
+    if not isinstance(source, str) or not source:
+        raise ValueError(
+            f"source: found {source!r}, expected the folder (or file) that it comes from"
+        )
+    try:
+        return Dataset(kind, source_type(kind).model_validate(rest).below(Path(source)))
+    except ValidationError as error:
+        raise ValueError("; ".join(explain(error))) from error
 
 
 class Joined(Settings):
@@ -63,19 +113,16 @@ class Graph(Settings):
         object_encoders: names under `encoders.image` to run over the objects of `pairs`.
         grounded: data sets whose captions are grounded.
         seeds: every run is trained once per seed.
-        threads: CPU threads of every stage, on which the last bits of what it computes depend;
-            None: all cores, or a job's share of them. No stage depends on it.
     """
 
     pairs: str
     text: str
-    image_encoders: list[str] = []
-    object_encoders: list[str] = []
-    text_encoders: list[str] = []
-    teachers: list[str] = []
-    grounded: list[str] = []
-    seeds: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(min_length=1)]
-    threads: int | None = Field(default=None, ge=1)
+    image_encoders: Names = []
+    object_encoders: Names = []
+    text_encoders: Names = []
+    teachers: Names = []
+    grounded: Names = []
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]
 
 
 class Encoders(Settings):
@@ -86,19 +133,13 @@ class Encoders(Settings):
     teacher: dict[str, EncoderConfig] = {}
 
 
-class Extract(Settings):
-    """How to run the frozen models; see `pipeline.extract.runner.RunSettings`.
+class Extract(ComputeSettings):
+    """What the rows of the frozen models depend on.
 
     Attributes:
         cutouts: preprocessing of objects for image encoders.
     """
 
-    device: str = "auto"
-    precision: Precision = "fp32"
-    dtype: DTypeName = "float16"
-    batch_size: int = Field(default=64, ge=1, le=4096)
-    workers: int = Field(default=2, ge=0, le=256)
-    max_failed: float = Field(default=0.01, ge=0, le=1)
     cutouts: CutoutRules = CutoutRules()
 
 
@@ -154,7 +195,7 @@ class Run(Settings):
 
     label: str | None = None
     parameters: dict[str, Any] = {}
-    train: dict[str, Any] = {}
+    train: Overrides = {}
 
 
 class System(Settings):
@@ -171,7 +212,7 @@ class System(Settings):
 
     objective: str | None = None
     parameters: dict[str, Any] = {}
-    train: dict[str, Any] = {}
+    train: Overrides = {}
     runs: dict[str, Run] = {}
 
 
@@ -183,28 +224,28 @@ class ConfiguredRun:
         system: name of its system.
         label: its name in reports.
         objective, parameters: see `System`.
-        train: parameters of `train` that it overrides.
+        train: `train` with its overrides.
     """
 
     system: str
     label: str
     objective: str
     parameters: dict[str, Any]
-    train: dict[str, Any]
+    train: TrainConfig
 
 
 class Report(Settings):
     """What the report compares.
 
     Attributes:
-        title: its heading.
+        title: its heading; `sightline configure` titles several configurations with their names.
         baseline: run that gains are measured against.
         gain: run whose gain over the baseline `control` should not reach.
         control: run with the signal deliberately removed, if there is one.
         photographs: whether neighbours are shown with photographs, which the report then contains.
     """
 
-    title: str
+    title: str = "Comparison of runs"
     baseline: str
     gain: str | None = None
     control: str | None = None
@@ -216,15 +257,15 @@ class Params(Settings):
 
     Attributes:
         datasets: name → data set; in the file `kind`, `source` and the parameters of its kind.
-        engine: how workers are started; no stage depends on it.
+        machine: where stages compute; none of them depends on it.
     """
 
-    datasets: dict[str, Dataset]
+    datasets: dict[str, Annotated[Dataset, BeforeValidator(_dataset)]]
     joined: dict[str, Joined] = {}
     graph: Graph
     encoders: Encoders
     extract: Extract = Extract()
-    engine: Engine = Engine()
+    machine: Machine = Machine()
     grounding: GroundingSettings | None = None
     student: StudentConfig
     train: TrainConfig
@@ -232,22 +273,13 @@ class Params(Settings):
     systems: dict[str, System]
     report: Report
 
-    @field_validator("datasets", mode="before")
-    @classmethod
-    def _known_sources(cls, datasets: Any) -> dict[str, Dataset]:
-        if not isinstance(datasets, dict):
-            raise ValueError(f"found {type(datasets).__name__}, expected names of data sets")
-        return {name: _dataset(name, given) for name, given in datasets.items()}
-
     @model_validator(mode="after")
     def _names_exist(self) -> Params:
         datasets, graph = [*self.datasets, *self.joined], self.graph
         if both := self.datasets.keys() & self.joined.keys():
             raise ValueError(f"joined.{min(both)}: is also a name under `datasets`; choose another")
-        for name, pair in self.joined.items():
-            for part in (pair.first, pair.second):
-                if part not in datasets or part == name:
-                    raise ValueError(f"joined.{name}: {unknown(part, datasets, 'data set')}")
+        for name in self.joined:
+            self._parts(name)
         for where, wanted, known in [
             ("graph.pairs", [graph.pairs], datasets),
             ("graph.text", [graph.text], datasets),
@@ -275,14 +307,10 @@ class Params(Settings):
     @model_validator(mode="after")
     def _runs_make_sense(self) -> Params:
         owners: dict[str, str] = {}
+        labels: dict[str, str] = {}
         for system, given in self.systems.items():
             if given.runs and given.objective is None:
                 raise ValueError(f"systems.{system}.objective: is missing")
-            parts = {"": given, **{f".runs.{name}": run for name, run in given.runs.items()}}
-            for where, part in parts.items():
-                for key in part.train.keys() - TrainConfig.model_fields.keys():
-                    wrong = unknown(key, TrainConfig.model_fields, "key")
-                    raise ValueError(f"systems.{system}{where}.train: {wrong}")
             for name in given.runs:
                 if not re.fullmatch(r"[\w-]+", name):
                     raise ValueError(
@@ -295,19 +323,36 @@ class Params(Settings):
                         "both would use the same folder; choose another"
                     )
                 owners[name] = system
-                self.train_of(name)
+                run, label = f"systems.{system}.runs.{name}", self.runs[name].label
+                if (other := labels.setdefault(label, run)) != run:
+                    raise ValueError(
+                        f"{other} and {run}: reports would call both {label!r}; change the `label` "
+                        "of one"
+                    )
         return self
 
-    def dataset(self, name: str) -> Dataset:
-        """Kind and source of a data set; a joined one is of kind `joined`.
-
-        Raises:
-            ParamsError: there is no such data set.
-        """
+    def _parts(self, name: str, *above: str) -> set[str]:
+        """The data sets that ``name`` is joined from; ``above`` are those that contain it."""
         if name in self.datasets:
-            return self.datasets[name]
-        known = [*self.datasets, *self.joined]
-        raise ParamsError(f"{FILE_NAME}: datasets: {unknown(name, known, 'data set')}")
+            return {name}
+        if name not in self.joined:
+            known = [*self.datasets, *self.joined]
+            raise ValueError(f"joined.{above[-1]}: {unknown(name, known, 'data set')}")
+        if name in above:
+            cycle = " → ".join(f"joined.{each}" for each in (*above[above.index(name) :], name))
+            raise ValueError(f"{cycle}: a data set cannot be a part of itself; change one of these")
+        pair = self.joined[name]
+        first, second = (self._parts(part, *above, name) for part in (pair.first, pair.second))
+        if both := first & second:
+            raise ValueError(
+                f"joined.{name}.first and joined.{name}.second: both are {min(both)!r} or contain "
+                "it; join two different data sets"
+            )
+        return first | second
+
+    def dataset(self, name: str) -> Dataset:
+        """Kind and source of a data set that is not joined."""
+        return _named(self.datasets, name, "datasets", "data set", self.joined)
 
     @cached_property
     def runs(self) -> dict[str, ConfiguredRun]:
@@ -318,74 +363,44 @@ class Params(Settings):
                 run.label or name,
                 given.objective or "",
                 {**given.parameters, **run.parameters},
-                _override(given.train, run.train),
+                self._train(f"systems.{system}.runs.{name}.train", given.train, run.train),
             )
             for system, given in self.systems.items()
             for name, run in given.runs.items()
         }
 
-    def encoder(self, kind: Kind, name: str) -> EncoderConfig:
-        """The encoder of a kind of features; objects are encoded as images.
+    def _train(self, where: str, *overrides: dict[str, Any]) -> TrainConfig:
+        values = self.train.model_dump()
+        for own in overrides:
+            if own.keys() & _LENGTHS:  # a length replaces all others
+                values = {key: value for key, value in values.items() if key not in _LENGTHS}
+            values |= own
+        try:
+            return TrainConfig.model_validate(values)
+        except ValidationError as error:
+            raise ValueError("; ".join(explain(error, where))) from error
 
-        Raises:
-            ParamsError: there is no encoder with that name and kind.
-        """
+    def encoder(self, kind: Kind, name: str) -> EncoderConfig:
+        """The encoder of a kind of features; objects are encoded as images."""
         section = "image" if kind == "object" else kind
-        known: dict[str, EncoderConfig] = getattr(self.encoders, section)
-        if name not in known:
-            raise ParamsError(f"{FILE_NAME}: encoders.{section}: {unknown(name, known, 'encoder')}")
-        return known[name]
+        return _named(getattr(self.encoders, section), name, f"encoders.{section}", "encoder")
 
     def run(self, name: str) -> ConfiguredRun:
-        """Configuration of a run.
-
-        Raises:
-            ParamsError: there is no run of that name.
-        """
-        if name not in self.runs:
-            raise ParamsError(f"{FILE_NAME}: systems: {unknown(name, self.runs, 'run')}")
-        return self.runs[name]
-
-    def train_of(self, run: str) -> TrainConfig:
-        """`train` with the run's overrides."""
-        return TrainConfig.model_validate(_override(self.train.model_dump(), self.runs[run].train))
+        """Configuration of a run."""
+        return _named(self.runs, name, "systems", "run")
 
 
-def _dataset(name: str, given: Any) -> Dataset:
-    """An entry of `datasets`; its relative paths are resolved against `source`."""
-    if not isinstance(given, dict):
-        raise ValueError(f"{name}: found {type(given).__name__}, expected a mapping")
-    rest = dict(given)
-    kind, source = rest.pop("kind", None), rest.pop("source", None)
-    if kind is None:
-        raise ValueError(f"{name}.kind: is missing; choose one of {', '.join(KINDS)}")
-    if kind not in KINDS:
-        raise ValueError(f"{name}.kind: {unknown(str(kind), KINDS, KINDS.what)}")
-    if not isinstance(source, str) or not source:
-        raise ValueError(
-            f"{name}.source: found {source!r}, expected the folder (or file) that it comes from"
-        )
-    model = source_type(kind)
-    try:
-        return Dataset(kind, model.model_validate(rest).below(Path(source)))
-    except ValidationError as error:
-        raise ValueError(f"{name}: {'; '.join(explain(error))}") from error
-
-
-def _override(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Training parameters, ``own`` overriding ``common``; a run length replaces all others."""
-    if own.keys() & _LENGTHS:
-        common = {name: value for name, value in common.items() if name not in _LENGTHS}
-    return {**common, **own}
+def _named(
+    known: Mapping[str, T], name: str, section: str, what: str, others: Iterable[str] = ()
+) -> T:
+    if name not in known:
+        wrong = unknown(name, [*known, *others], what)
+        raise ParamsError(f"{FILE_NAME}: {section}: {wrong}")
+    return known[name]
 
 
 def load_params(path: Path | str = FILE_NAME) -> Params:
-    """Read and check ``path``.
-
-    Raises:
-        ParamsError: no such file, not YAML, an unknown key (suggests the nearest), or an invalid
-            value (gives the key, the value and what is allowed).
-    """
+    """Read and check ``path``; an error names the key, what it has and what it may have."""
     path = Path(path)
     if not path.is_file():
         raise ParamsError(
@@ -397,11 +412,7 @@ def load_params(path: Path | str = FILE_NAME) -> Params:
 
 
 def validate_params(given: dict[str, Any], where: str) -> Params:
-    """Check the content of a parameter file; ``where`` is its name in errors.
-
-    Raises:
-        ParamsError: as `load_params`.
-    """
+    """Check the content of a parameter file; ``where`` is its name in errors."""
     try:
         return Params.model_validate(given)
     except ValidationError as error:
@@ -409,11 +420,7 @@ def validate_params(given: dict[str, Any], where: str) -> Params:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in ``path``.
-
-    Raises:
-        SightlineError: it is not YAML, or not a mapping.
-    """
+    """The mapping in ``path``."""
     found = outside.read_yaml(path)
     if not isinstance(found, dict):
         raise ParamsError(f"{path}: found {type(found).__name__}, expected a mapping of sections")

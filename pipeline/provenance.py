@@ -1,13 +1,15 @@
-"""The provenance of a set, as text for a paper's appendix."""
+"""Where the rows of a set come from: as JSON, and as text for a paper's appendix."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipeline import graph
-from pipeline.grounding import stats
 from sightline.cache.prepared import LICENCE_UNKNOWN, dataset_facts
 from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
+from sightline.wording import counted, in_bytes
 
 _NORMALISED = {
     True: "normalised",
@@ -24,54 +26,71 @@ def licence_note(folder: Path) -> str:
     return LICENCE_UNKNOWN
 
 
-def paragraph(folder: Path, record: SetRecord, licence: str, captions: Path | None = None) -> str:
-    """How the set in ``folder`` was made, its rows, size and licence: lines to paste.
-
-    Args:
-        captions: manifest of a grounding's captions, to measure how much of them phrases cover.
-    """
-    lines = {"Set": f"{folder.as_posix()} ({record.spec.kind})", **described(record, licence)}
-    if record.spec.kind == "grounding":
-        lines |= stats.described(stats.statistics(folder, captions))
-    return "\n".join(f"{name + ':':21}{value}" for name, value in lines.items())
-
-
-def described(record: SetRecord, licence: str) -> dict[str, str]:
-    """How a set was made, its rows, size and licence: name → value, each on one line."""
+def about(folder: Path, record: SetRecord) -> dict[str, Any]:
+    """How a set was made, its rows, size and licence, as a JSON object."""
+    facts: dict[str, Any] = {"path": folder.as_posix(), "kind": record.spec.kind}
     if isinstance(record, FeatureSetRecord):
-        lines = _of_features(record)
+        spec, encoder = record.spec, record.spec.encoder
         computed = [shard.computed for shard in record.shards]
+        facts |= {
+            "encoder": encoder.name,
+            "weights": encoder.source,
+            "untrained": encoder.untrained,
+            "revision": encoder.revision,
+            "weights_sha256": encoder.weights_sha256,
+            "preprocessing": spec.preprocessing,
+            "precision": spec.precision,
+            "dtype": spec.dtype,
+            "normalised": spec.normalised,
+            "dim": spec.dim,
+        }
     else:
         assert isinstance(record, TableSetRecord)
-        lines = {
-            "Made with": _words(record.spec.description),
-            "Rows": f"{record.rows:,}; failed: {record.failed:,}",
-        }
+        facts["description"] = record.spec.description
         computed = [shard.computed for shard in record.shards if shard.computed]
-    on = sorted({", ".join(f"{k} {v}" for k, v in each.items()) for each in computed})
+    distinct = {_words(computer): computer for computer in computed}
+    return facts | {
+        "rows": record.rows,
+        "failed": record.failed,
+        "shards": len(record.shards),
+        "files": len(record.files),
+        "bytes": record.size,
+        "size": in_bytes(record.size),
+        "computed": [distinct[words] for words in sorted(distinct)],
+        "imported": record.provenance.imported,
+        "provenance": str(record.provenance),
+        "fingerprint": record.fingerprint,
+        "content_digest": record.content_digest,
+        "licence": licence_note(folder),
+    }
+
+
+def described(facts: Mapping[str, Any]) -> dict[str, str]:
+    """`about` in words: name → value, each on one line."""
+    lines, rows = {}, f"{facts['rows']:,}"
+    if "encoder" in facts:
+        revision = f", revision {facts['revision']}" if facts["revision"] else ""
+        untrained = " (untrained weights)" if facts["untrained"] else ""
+        lines = {
+            "Encoder": f"{facts['encoder']}, weights {facts['weights']}{revision}{untrained}",
+            "Weights SHA-256": facts["weights_sha256"],
+            "Preprocessing": _words(facts["preprocessing"]),
+            "Precision": f"computed in {facts['precision']}, stored as {facts['dtype']}, "
+            + _NORMALISED[facts["normalised"]],
+        }
+        rows += f" of {facts['dim']:,} numbers"
+    else:
+        lines["Made with"] = _words(facts["description"])
     return lines | {
-        "Size": f"{record.size / 1e6:,.1f} MB in {len(record.files):,} files",
-        "Computed on": "; ".join(on) or "not recorded",
-        "Provenance": str(record.provenance),
-        "Fingerprint": record.fingerprint,
-        "Content digest": record.content_digest,
-        "Licence of the data": licence,
+        "Rows": f"{rows}; failed: {facts['failed']:,}",
+        "Size": f"{facts['size']} in {counted(facts['files'], 'file')}",
+        "Computed on": "; ".join(map(_words, facts["computed"])) or "not recorded",
+        "Provenance": facts["provenance"],
+        "Fingerprint": facts["fingerprint"],
+        "Content digest": facts["content_digest"],
+        "Licence of the data": facts["licence"],
     }
 
 
-def _of_features(record: FeatureSetRecord) -> dict[str, str]:
-    spec, encoder = record.spec, record.spec.encoder
-    revision = f", revision {encoder.revision}" if encoder.revision else ""
-    untrained = " (untrained weights)" if encoder.untrained else ""
-    return {
-        "Encoder": f"{encoder.name}, weights {encoder.source}{revision}{untrained}",
-        "Weights SHA-256": encoder.weights_sha256,
-        "Preprocessing": _words(spec.preprocessing),
-        "Precision": f"computed in {spec.precision}, stored as {spec.dtype}, "
-        + _NORMALISED[spec.normalised],
-        "Rows": f"{record.rows:,} of {spec.dim:,} numbers; failed: {record.failed:,}",
-    }
-
-
-def _words(values: dict[str, object]) -> str:
+def _words(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())

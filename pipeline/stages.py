@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline import graph
-from pipeline.extract.runner import RunSettings, SetSummary
-from pipeline.params import Dataset, Params, ParamsError
+from pipeline.extract.runner import SetSummary
+from pipeline.extract.settings import Invocation, Machine, RunSettings
+from pipeline.params import Dataset, Params, ParamsError, load_params
+from pipeline.side_by_side import JOBS, visible_gpus
 from sightline.cache.record import Kind
 from sightline.devices import compute_with
 from sightline.errors import SightlineError
@@ -21,14 +22,44 @@ from sightline.progress import PhaseProgress
 from sightline.settings import unknown
 
 if TYPE_CHECKING:
+    from pipeline.check import Checked
+    from pipeline.extract.runner import SetSummary
     from sightline.html_pages import Thumbnail
     from train.evaluate.evaluation import Evaluation
     from train.evaluate.results import RunResult
+    from train.records import RunSummary
+    from train.train_run import StepsToDo
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
 
-ONCE = RunSettings()
-"""A stage run as the only worker, without retrying failed rows."""
+_WHO_COMPUTES = ("devices", "engine")
+AS_CONFIGURED = Invocation()
+"""A stage that runs as params.yaml says, as the only worker."""
+
+
+def load_here(how: Invocation = AS_CONFIGURED) -> Params:
+    """params.yaml of the DVC repository that this is the root of.
+
+    What the command says of the machine replaces what the file says; its devices or its engine
+    replace both. From here on this process computes with the threads that they ask for.
+
+    Raises:
+        ParamsError: there is no params.yaml, it is invalid, or this is no DVC repository.
+    """
+    params = load_params()
+    if not Path(".dvc").is_dir():
+        raise ParamsError(
+            f"{Path.cwd()}: not a DVC repository (no .dvc here). Run stages in the root of a clone "
+            "of Sightline, or create one with `git init && dvc init`; the other commands work "
+            "anywhere (`sightline --help`)."
+        )
+    machine = params.machine.among(visible_gpus()) if JOBS in os.environ else params.machine
+    said = {name: getattr(how, name) for name in how.model_fields_set & Machine.model_fields.keys()}
+    if said.keys() & set(_WHO_COMPUTES):
+        said |= {name: getattr(how, name) for name in _WHO_COMPUTES}
+    machine = machine.model_copy(update=said)
+    compute_with(machine.threads)
+    return params.model_copy(update={"machine": machine})
 
 
 def prepare(params: Params, dataset: str) -> str:
@@ -45,40 +76,36 @@ def prepare(params: Params, dataset: str) -> str:
 
 
 def features(
-    params: Params,
-    dataset: str,
-    kind: Kind,
-    encoder: str,
-    how: RunSettings = ONCE,
-) -> SetSummary:
-    """Encode the images, objects or captions of ``dataset`` with one encoder."""
+    kind: Kind, params: Params, dataset: str, encoder: str, *, how: Invocation = AS_CONFIGURED
+) -> SetSummary | Checked:
+    """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few."""
+    from pipeline.check import check
     from pipeline.extract.encode_missing import extract
 
     config = params.encoder(kind, encoder)
     inputs = graph.feature_inputs(params, dataset, kind)
-    out = graph.features_folder(dataset, kind, encoder)
-    return extract(inputs, config, out, settings_of(params, how))
+    out, settings = graph.features_folder(dataset, kind, encoder), settings_of(params, how)
+    return (check if how.check else extract)(inputs, config, out, settings)
 
 
-def ground(params: Params, dataset: str, how: RunSettings = ONCE) -> SetSummary:
+def ground(params: Params, dataset: str, *, how: Invocation = AS_CONFIGURED) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.ground import ground_dataset
 
-    paths = graph.ground_paths(params, dataset)
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
-    return ground_dataset(paths, params.grounding, settings_of(params, how))
+    out, cutouts = graph.grounding_folder(dataset), graph.cutouts_folder(dataset)
+    data, settings = graph.prepared(params, dataset), settings_of(params, how)
+    return ground_dataset(data, params.grounding, out, cutouts, settings)
 
 
 def tokens(params: Params) -> str:
     """Tokenise every training text for the student; returns a one-line summary."""
-    from pipeline.extract.inputs import texts_in
-    from pipeline.tokenize_texts import tokenize
+    from pipeline.tokenize_texts import texts_of, tokenize
 
     student, sources = params.student, graph.training_texts(params)
-    texts = [text for path in sources for text in texts_in(path)]
     out = graph.tokens_folder(student.name)
-    count = tokenize(texts, student.model, student.max_length, out, sources)
+    count = tokenize(texts_of(sources), student.model, student.max_length, out, sources)
     return f"{out}: {count:,} distinct texts"
 
 
@@ -99,7 +126,7 @@ def phrase_tokens(params: Params, dataset: str) -> str:
 
 
 def code(params: Params) -> Iterator[str]:
-    """Write digests of the source files that train each system; yields a line for each."""
+    """Write digests of the source files that train each system."""
     from train.code_digest import CODE_SCHEMA, code_of, objectives_of
 
     for name, system in params.systems.items():
@@ -140,12 +167,20 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
                 yield f"{folder}: the code that trained it has not changed"
 
 
-def train(params: Params, run: str, seed: int, *, dry_run: bool = False) -> str:
-    """Train one run, or only say what there is to do; returns a one-line summary."""
+def train(
+    params: Params, run: str, seed: int | str, *, how: Invocation = AS_CONFIGURED
+) -> RunSummary | StepsToDo:
+    """Train one run, or only say what there is to do.
+
+    Raises:
+        SightlineError: the seed is no whole number; or as `train_run`.
+    """
     from train.train_run import steps_to_do, train_run
 
-    spec = graph.run_spec(params, run, seed)
-    return str(steps_to_do(spec) if dry_run else train_run(spec))
+    if not str(seed).isdecimal():
+        raise SightlineError(f"seed {seed!r}: expected a whole number, as in graph.seeds")
+    spec = graph.run_spec(params, run, int(seed))
+    return steps_to_do(spec) if how.dry_run else train_run(spec)
 
 
 def evaluation_data(params: Params, task: str) -> str:
@@ -212,13 +247,15 @@ def _score(
     """Run and seed of each of ``runs``, with its scores or else why it failed, as they end."""
     import transformers.modeling_utils  # noqa: F401  (once, for all processes)
 
-    from pipeline.side_by_side import Send, gpu_of, jobs_here, side_by_side, visible_gpus
+    from pipeline.side_by_side import Send, gpu_of, jobs_here, side_by_side
     from sightline.hardware import cores
     from train.evaluate.evaluation import evaluate_run
 
-    gpus = visible_gpus()
-    jobs = min(len(runs), jobs_here(gpus, params.graph.threads))
-    threads = params.graph.threads or max(1, cores() // jobs)
+    machine = params.machine
+    gpus = machine.gpus(visible_gpus())
+    jobs = min(len(runs), jobs_here(gpus, machine.threads))
+    threads = machine.threads or max(1, cores() // jobs)
+    device = machine.device.partition(":")[0]  # each process sees only its own GPU
 
     def score(job: int, send: Send) -> None:
         os.environ.update(gpu_of(gpus, job))
@@ -226,7 +263,7 @@ def _score(
         for run, seed in runs[job::jobs]:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
             try:
-                result, tasks = evaluate_run(folder, evaluation, out, params.train.device)
+                result, tasks = evaluate_run(folder, evaluation, out, device)
             except SightlineError as error:
                 send(((run, seed), "", str(error)))
             else:
@@ -254,14 +291,14 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
     return Evaluation.load(given, "params.yaml: evaluation.tasks.")
 
 
-def report(params: Params, out: Path) -> Path:
+def report(params: Params) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
     from train.evaluate.results import load_results
     from train.report.differences import Comparison
     from train.report.neighbours import neighbours_in
     from train.report.write import write_report
 
-    about, runs = params.report, params.runs
+    about, runs, out = params.report, params.runs, graph.report_folder()
     files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
     found = load_results(files)
     results = [each.model_copy(update={"run": runs[each.run].label}) for each in found]
@@ -301,9 +338,45 @@ def _photographs(
     return photographs(data / "images.parquet", root, image_ids, keys)
 
 
-def settings_of(params: Params, how: RunSettings = ONCE) -> RunSettings:
-    """``how`` to run, with the settings of params.yaml; an own device stays."""
-    configured = params.extract.model_dump(exclude={"cutouts"})
-    if how.device is not None:
-        configured["device"] = how.device
-    return replace(how, **configured, copy_from=graph.FEATURES)
+def settings_of(params: Params, how: Invocation = AS_CONFIGURED) -> RunSettings:
+    """How a stage fills a set: as params.yaml says, and before it the command."""
+    of_the_rows = params.extract.model_dump(exclude={"cutouts"})
+    said = {name: getattr(how, name) for name in how.model_fields_set}
+    return RunSettings(**{**of_the_rows, **dict(params.machine), **said}, copy_from=graph.FEATURES)
+
+
+STAGES: dict[str, Callable[..., Any]] = {
+    "prepare": prepare,
+    "ground": ground,
+    "image-features": partial(features, "image"),
+    "object-features": partial(features, "object"),
+    "text-features": partial(features, "text"),
+    "teachers": partial(features, "teacher"),
+    "tokens": tokens,
+    "phrase-tokens": phrase_tokens,
+    "code": code,
+    "train": train,
+    "evaluation-data": evaluation_data,
+    "evaluate": evaluate,
+    "report": report,
+}
+"""Name in dvc.yaml → what runs it: parameters and words → what to say of it."""
+
+
+def options_of(stage: str) -> set[str]:
+    """The fields of `Invocation` that a stage heeds."""
+    run = STAGES[stage]
+    if run is train:
+        return {*Machine.model_fields, "dry_run"}
+    if isinstance(run, partial):
+        return set(Invocation.model_fields)
+    return Invocation.model_fields.keys() - {"check"} if run is ground else set()
+
+
+def sets_of(stage: str, *words: str) -> list[Path]:
+    """The sets that a stage fills, which its workers share; none for others."""
+    run = STAGES[stage]
+    if isinstance(run, partial):
+        dataset, encoder = words
+        return [graph.features_folder(dataset, run.args[0], encoder)]
+    return [graph.grounding_folder(*words), graph.cutouts_folder(*words)] if run is ground else []

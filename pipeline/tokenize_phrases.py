@@ -22,6 +22,7 @@ from sightline.cache import (
 from sightline.cache.groundings import read_phrases
 from sightline.cache.record import refuse_other_kinds, set_output
 from sightline.errors import SightlineError
+from sightline.files import model_paths
 from sightline.progress import progress
 
 TRUNCATED = "truncated"
@@ -48,7 +49,7 @@ def tokenize_phrases(
             its text, the tokenizer cannot be loaded or has no character offsets, or ``out`` cannot
             be written to (`sightline.output`).
     """
-    inputs = [phrases, captions, Path(student)]
+    inputs = [phrases, captions, *model_paths(student)]
     refuse_other_kinds(out, "phrase-tokens")
     set_output(out, inputs).check_place()
     table = read_phrases(phrases)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pipeline.extract.inputs import texts_in
 from sightline.cache import TokenHeader, keys_of_texts, write_tokens
 from sightline.cache.keys import key_of_file
+from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import refuse_other_kinds, set_output
 from sightline.errors import SightlineError
+from sightline.files import model_paths
 from sightline.progress import progress
 
 _CHUNK = 10_000
+
+
+def texts_of(data: Iterable[Path]) -> list[str]:
+    """The training texts of data sets: captions and sentences; or of files, see `texts_in`."""
+    texts: list[str] = []
+    for path in data:
+        if (path / RECORD).is_file():
+            texts += PreparedDataset.open(path).texts
+        else:
+            texts += texts_in(path)
+    return texts
 
 
 def tokenize(
@@ -38,7 +52,7 @@ def tokenize(
     """
     student, out = str(student), Path(out)
     refuse_other_kinds(out, "tokens")
-    set_output(out, [*inputs, Path(student)]).check_place()
+    set_output(out, [*inputs, *model_paths(student)]).check_place()
     from sightline.encoder_folder import (
         load_tokenizer,
         read_recipe,

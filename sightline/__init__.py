@@ -1,1 +1,122 @@
-"""Shared by pipeline and trainer: errors, files, locks, signals, progress, loading, the cache."""
+"""The Python API (docs/python.md), and below it what pipeline, trainer and cache share.
+
+The names in `__all__` are the API, with the losses in `train.losses` and what docs/extending.md
+builds on. Nothing else is promised: other names may move or change in any version.
+"""
+
+from sightline.lazy_names import lazy_names
+
+TYPE_CHECKING = False  # `typing` takes 7 ms, in which Ctrl-C would be a traceback
+if TYPE_CHECKING:
+    from pipeline.datasets.kinds import prepare_dataset
+    from pipeline.encoders.config import EncoderConfig, named_encoder
+    from pipeline.extract.encode_missing import extract_features
+    from pipeline.extract.settings import Invocation
+    from pipeline.extract.workers import run_workers
+    from pipeline.grounding.ground import ground_captions
+    from pipeline.interchange.export import to_dataset
+    from pipeline.tokenize_texts import tokenize
+    from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
+    from sightline.cache.groundings import read_phrases
+    from sightline.cache.prepared import PreparedDataset
+    from sightline.errors import SightlineError
+    from train.embed import Embedder
+    from train.evaluate.evaluation import Evaluation, evaluate_model
+    from train.evaluate.models import EvaluatedModel
+    from train.evaluate.results import RunResult
+    from train.objectives import OBJECTIVES, Objective, make_objective
+    from train.records import RunSummary
+    from train.train_run import train_model
+
+__all__ = [
+    "OBJECTIVES",
+    "CacheError",
+    "Embedder",
+    "EncoderConfig",
+    "EvaluatedModel",
+    "Evaluation",
+    "FeatureSet",
+    "Invocation",
+    "Objective",
+    "PreparedDataset",
+    "RunResult",
+    "RunSummary",
+    "SightlineError",
+    "evaluate_model",
+    "extract_features",
+    "ground_captions",
+    "key_of_file",
+    "keys_of_texts",
+    "make_objective",
+    "named_encoder",
+    "prepare_dataset",
+    "read_phrases",
+    "run_workers",
+    "to_dataset",
+    "tokenize",
+    "train_model",
+]
+
+_PLACES = {
+    "OBJECTIVES": "train.objectives",
+    "CacheError": "sightline.cache",
+    "Embedder": "train.embed",
+    "EncoderConfig": "pipeline.encoders.config",
+    "EvaluatedModel": "train.evaluate.models",
+    "Evaluation": "train.evaluate.evaluation",
+    "FeatureSet": "sightline.cache",
+    "Invocation": "pipeline.extract.settings",
+    "Objective": "train.objectives",
+    "PreparedDataset": "sightline.cache.prepared",
+    "RunResult": "train.evaluate.results",
+    "RunSummary": "train.records",
+    "SightlineError": "sightline.errors",
+    "evaluate_model": "train.evaluate.evaluation",
+    "extract_features": "pipeline.extract.encode_missing",
+    "ground_captions": "pipeline.grounding.ground",
+    "key_of_file": "sightline.cache",
+    "keys_of_texts": "sightline.cache",
+    "make_objective": "train.objectives",
+    "named_encoder": "pipeline.encoders.config",
+    "prepare_dataset": "pipeline.datasets.kinds",
+    "read_phrases": "sightline.cache.groundings",
+    "run_workers": "pipeline.extract.workers",
+    "to_dataset": "pipeline.interchange.export",
+    "tokenize": "pipeline.tokenize_texts",
+    "train_model": "train.train_run",
+}
+
+_load = lazy_names(__name__, _PLACES)
+
+
+def __getattr__(name: str):  # any type: `typing` is not imported
+    if name in _PLACES:
+        _require_not_hidden(_PLACES[name].partition(".")[0])
+    return _load(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _require_not_hidden(package: str) -> None:
+    """Check that another module of its name, such as a user's script, does not hide a package.
+
+    Python looks for modules in the folder of the running script first. Importing that module would
+    run it, a second time if it is the script itself.
+    """
+    import sys
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    ours = Path(__file__).parents[1] / package
+    loaded = sys.modules.get(package)
+    spec = getattr(loaded, "__spec__", None) if loaded else find_spec(package)
+    there = spec.origin if spec else None
+    if there is not None and not ours.samefile(Path(there).parent):
+        from sightline.errors import SightlineError
+
+        raise SightlineError(
+            f"{there}: hides Sightline's own package `{package}`, because Python looks in the "
+            f"folder of the running script first; rename it, for example to my_{package}.py"
+        )

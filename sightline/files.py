@@ -111,6 +111,16 @@ def write_bytes(path: Path, *pieces: bytes | memoryview, via: Path | None = None
             os.close(handle)
 
 
+def model_paths(*names: str) -> list[Path]:
+    """The files and folders of this machine among the ``names`` of models.
+
+    A set or a run of ours with the name of a model on the hub is not that model.
+    """
+    paths = [Path(name) for name in names]
+    ours = ("set.json", "run.json")
+    return [p for p in paths if p.exists() and not any((p / name).is_file() for name in ours)]
+
+
 def check_apart(out: Path, inputs: Iterable[Path]) -> Path | None:
     """Refuse an output that is one of the inputs or contains one; missing inputs are ignored.
 

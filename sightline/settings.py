@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -64,6 +66,27 @@ class Settings(BaseModel):
             message = f"{message[0].lower()}{message[1:]}; found {short(error['input'])}"
         ours = PydanticCustomError("value_error", "{message}", {"message": message})
         return InitErrorDetails(type=ours, loc=tuple(place), input=error["input"])
+
+
+def field_help(model: type[BaseModel]) -> dict[str, str]:
+    """Field → what it means: its description, or its lines under "Attributes" in a docstring."""
+    found: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        _, _, section = (inspect.cleandoc(cls.__doc__ or "")).partition("\nAttributes:\n")
+        names: list[str] = []
+        for line in section.splitlines():
+            entry = re.match(r"    (\w+(?:, \w+)*): (.*)", line)
+            if entry:
+                names, text = entry[1].split(", "), entry[2]
+                found |= dict.fromkeys(names, text)
+            elif line.startswith("        "):
+                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+            elif line.strip():
+                break
+    return {
+        name: (field.description or found.get(name, "")).replace("`", "")
+        for name, field in model.model_fields.items()
+    }
 
 
 class Registry:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 from PIL import Image
 
 from sightline.cache import CAPTIONS, IMAGES, key_of_bytes, write_manifest
+from sightline.cache.prepared import RECORD, SCHEMA
 
 HOSTILE = '<script>alert(1)</script> & "quoted" \x1b[31m {{ 7 * 7 }} \u202e'
 CAPTIONS_OF = {
@@ -20,7 +22,7 @@ COLOURS = ("red", "green", "blue", "white")
 
 
 def write_captioned(folder: Path) -> Path:
-    """captions.parquet, images.parquet and images/; the last image is in the split `test`."""
+    """A prepared data set with its images in images/; the last image is in the split `test`."""
     (folder / "images").mkdir(parents=True)
     images, captions = [], []
     for (name, texts), colour in zip(CAPTIONS_OF.items(), COLOURS, strict=True):
@@ -43,4 +45,5 @@ def write_captioned(folder: Path) -> Path:
         ]
     for name, rows, schema in (("images", images, IMAGES), ("captions", captions, CAPTIONS)):
         write_manifest(folder / f"{name}.parquet", pa.Table.from_pylist(rows, schema), schema)
+    (folder / RECORD).write_text(json.dumps({"schema": SCHEMA}))
     return folder

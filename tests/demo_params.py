@@ -12,9 +12,9 @@ _ROOT = Path(__file__).parents[1]
 
 def demo_params() -> dict[str, Any]:
     """As `sightline configure scenes` writes them."""
-    return configuration("scenes", _ROOT / "configs", _ROOT / "dvc.yaml")
+    return configuration("scenes", folder=_ROOT / "configs", graph_file=_ROOT / "dvc.yaml")
 
 
 def demo_params_text() -> str:
     """The same as a file."""
-    return to_yaml(demo_params(), "scenes")
+    return to_yaml(demo_params(), ["scenes"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_command
 
 from pipeline.cli.commands import app
-from train.evaluate.task import TASKS, task_class
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,19 +28,12 @@ def shown_commands(page: Path) -> list[str]:
 def check_command(command: str) -> None:
     """Assert that the application has the command of a ``sightline …`` line and all its options."""
     words = shlex.split(command)[1:]
-    node = get_command(app)
-    while hasattr(node, "commands"):
+    node: Any = get_command(app)
+    while hasattr(node, "list_commands"):
         assert words, f"{command!r} names no command"
-        assert words[0] in node.commands, f"{command!r}: no command {words[0]!r}"
-        node = node.commands[words.pop(0)]
-    known = {option for param in node.params for option in param.opts}
-    if command.startswith("sightline evaluate"):  # settings of its tasks are options too
-        known |= {"--data"} | {
-            f"--{key.replace('_', '-')}"
-            for task in words
-            if task in TASKS
-            for key in task_class(task).Settings.model_fields
-        }
+        assert words[0] in node.list_commands(None), f"{command!r}: no command {words[0]!r}"
+        node = node.get_command(None, words.pop(0))
+    known = {option for param in node.params for option in (*param.opts, *param.secondary_opts)}
     for word in words:
         if word.startswith("--"):
             assert word.split("=")[0] in known, f"{command!r}: no option {word!r}"

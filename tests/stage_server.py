@@ -198,6 +198,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.cli import commands
     from pipeline.extract import encode_missing as run
     from pipeline.extract.inputs import FeatureInputs
+    from pipeline.extract.settings import RunSettings
     from sightline.cache import writer
     from sightline.cache.plan import Worker
 
@@ -213,7 +214,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 
     encoder = stub_encoder(counting)
     worker = Worker.parse(request.worker) if request.worker else None
-    settings = run.RunSettings(
+    settings = RunSettings(
         worker=worker,
         threads=request.threads,
         batch_size=request.batch,

@@ -17,8 +17,7 @@ from PIL import Image
 from shown_commands import ROOT
 from tiny_encoder import make_encoder
 
-from pipeline import FeatureSet
-from train import OBJECTIVES, RunSummary
+from sightline import OBJECTIVES, FeatureSet, RunSummary
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = {"own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"}

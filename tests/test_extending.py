@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -125,21 +126,19 @@ def clone(tmp_path, lamplight, monkeypatch) -> Path:
         "score\tsentence1\tsentence2\n5\ta dog\tthe dog\n1\ta dog\ta tree\n3\tred\tblue\n"
     )
     params = demo_params()
+    del params["grounding"]
     for text in blocks("params.yaml"):
         params = merged(params, yaml.safe_load(text))
-    (settings,) = blocks("grounding.yaml")
     params["graph"] |= {"pairs": "album", "text": "album", "image_encoders": ["thumbnail"]}
     params["graph"] |= {"grounded": ["album"], "object_encoders": ["thumbnail"]}
-    params["grounding"] = yaml.safe_load(settings)
     params["student"] |= {"name": "tiny", "model": "bert-base-uncased"}
-    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1, "device": "cpu"}
+    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
     params["train"]["logging_steps"] = 1
     params["evaluation"]["dev"] = "dev.tsv"
     (root / "odd.tsv").write_text(
         "a dog\tthe dog\ta tree\nthe tree\ta tree\ta dog\nthe house\ta house\ta dog\n"
     )
     (root / "params.yaml").write_text(yaml.safe_dump(params))
-    (root / "grounding.yaml").write_text(settings)
     monkeypatch.chdir(root)
     return root
 
@@ -163,16 +162,17 @@ def refused(capsys, *words: object) -> str:
 def test_the_commands_of_the_page_run_in_order(clone, capsys):
     done = []
     for command in COMMANDS:
-        words = command.split()[1:]
+        words = shlex.split(command)[1:]
         ran(capsys, *words, *(["--workers", "1"] if words[0] == "extract" else []))
         done.append(" ".join(words[:2]))
     assert done == [
         "stage prepare",
+        "prepare sidecar",
         "extract image",
         "stage image-features",
-        "ground run",
-        "tokens --texts",
-        "train --objective",
+        "ground --data",
+        "tokens --data",
+        "train hardest",
         "evaluate odd-one-out",
     ]
 
@@ -182,6 +182,9 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
         4,
         8,
     )
+    for manifest in ("images.parquet", "captions.parquet"):
+        written = [clone / place / manifest for place in ("mine", "data/datasets/album")]
+        assert len({path.read_bytes() for path in written}) == 1
     on_paths = FeatureSet.open(clone / "features/thumbnail")
     in_graph = FeatureSet.open(clone / "data/features/album/image/thumbnail")
     assert (len(on_paths), on_paths.dim, in_graph.dim) == (4, 16, 16)
@@ -198,8 +201,8 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
     pixels = torch.from_numpy(np.array(Image.open(picture))).permute(2, 0, 1)
     expected = encoder.encode(encoder.preprocessing(pixels)[None])[0].numpy()
     np.testing.assert_allclose(on_paths.take([key_of_file(picture)])[0], expected, atol=2e-3)
-    again = ["--inputs", "data/raw/album/pictures", "--recompute", "3"]
-    assert "3 rows" in ran(capsys, "cache", "verify", "features/thumbnail", *again)
+    (extraction,) = [command for command in COMMANDS if "extract image" in command]
+    assert "3 rows" in ran(capsys, *shlex.split(extraction)[1:], "--check", 3)
     graph_set = "data/features/album/image/thumbnail"
     assert "the album's owner has all" in ran(capsys, "cache", "info", graph_set)
 
@@ -296,7 +299,10 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, capsys):
         ),
         (("side: 4", "side: 99"), "encoders.image.thumbnail.side: input should be less than or eq"),
         (("family: thumbnail", "family: thumbnial"), "'thumbnial'; did you mean 'thumbnail'?"),
-        (("kind: sidecar", "kind: sidecars"), "album.kind: unknown kind of data set 'sidecars'; d"),
+        (
+            ("kind: sidecar", "kind: sidecars"),
+            "album: kind: unknown kind of data set 'sidecars'; d",
+        ),
         (("scale: 0.5", "scale: 2"), "grounding.segmenter.scale: input should be less than or eq"),
         (("odd-one-out:", "odd-one-in:"), "tasks.odd-one-in: unknown evaluation task 'odd-one-in'"),
         (("words:", "wrods:"), "grounding.grounder: unknown key 'wrods'; did you mean 'words'?"),
@@ -306,7 +312,7 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, capsys):
         assert wrong[0] in params
         assert message in refused(capsys, "stage", "prepare", "album")
     (clone / "params.yaml").write_text(params)
-    image = ["extract", "image", "--images", "data/raw/album/pictures", "--out", "out"]
+    image = ["extract", "image", "--data", "data/raw/album/pictures", "--out", "out"]
     for encoder, weights, message in [
         ("thumbnail:huge", "random:0", "unknown thumbnail model 'huge'; there are small, large"),
         ("thumbnail:small", "pretrained:x", "thumbnail: has no published weights"),
@@ -315,7 +321,7 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, capsys):
         said = refused(capsys, *image, "--encoder", encoder, "--weights", weights)
         assert message in said
     said = refused(
-        capsys, "extract", "text", "--texts", "dev.tsv", "--out", "out",
+        capsys, "extract", "text", "--data", "dev.tsv", "--out", "out",
         "--encoder", "thumbnail:small", "--weights", "random:0",
     )  # fmt: skip
     assert "'thumbnail' (small) does not encode texts; families that do: open_clip, tr" in said
@@ -372,8 +378,8 @@ def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, capsys, na
         assert place in said
     (clone / "params.yaml").write_text(params)
     said = refused(
-        capsys, "train", "--objective", name, "--out", "runs/x",
-        "--student", "bert-base-uncased", "--tokens", "tokens", "--sentences", "nothing",
+        capsys, "train", name, "--out", "runs/x",
+        "--student", "bert-base-uncased", "--tokens", "tokens", "--text", "nothing",
     )  # fmt: skip
     assert message in said
     # an entry point that is not used is not imported and does no harm

@@ -14,13 +14,9 @@ import pytest
 import torch
 from shown_commands import ROOT
 
-import pipeline
-import train
-from pipeline import FeatureSet, SightlineError, named_encoder, prepare_dataset
-from sightline.cache.groundings import read_phrases
+import sightline as sl
 
 PAGE = ROOT / "docs/python.md"
-PACKAGES = [pipeline, train]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +34,14 @@ def page(tmp_path_factory) -> tuple[Path, dict]:
 
 def test_the_page_gives_the_rows_of_the_cache(page):
     place, names = page
-    features = FeatureSet.open(place / "features/resnet")
+    features = sl.FeatureSet.open(place / "features/resnet")
     expected = features.take(names["data"].image_keys)
     assert names["rows"].tobytes() == expected.tobytes()
     assert torch.equal(names["tensor"], torch.from_numpy(expected).float())
     first = names["data"].images["path"][0].as_py()
     assert first == "000000.png"
     assert names["one"].tobytes() == expected[:1].tobytes()
-    table = names["to_dataset"](features, names["data"]).with_format("numpy", dtype=np.float16)
+    table = sl.to_dataset(features, names["data"]).with_format("numpy", dtype=np.float16)
     assert len(table) == len(features)
     paths = [str(each) for each in table[:]["image_path"]]
     row = paths.index(first)
@@ -54,7 +50,7 @@ def test_the_page_gives_the_rows_of_the_cache(page):
 
 def test_the_page_grounds_trains_and_evaluates(page):
     place, names = page
-    assert len(read_phrases(place / "objects")) == len(names["phrases"]) > 0
+    assert len(sl.read_phrases(place / "objects")) == len(names["phrases"]) > 0
     assert len(names["objects"]) > 0
     assert names["summary"].steps == 4
     assert len(names["summary"].dev_history) == 2
@@ -65,63 +61,91 @@ def test_the_page_grounds_trains_and_evaluates(page):
 
 def test_the_page_names_every_public_name():
     text = PAGE.read_text()
-    for name in (name for package in PACKAGES for name in package.__all__):
+    for name in sl.__all__:
         assert f"`{name}`" in text, name
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda each: each.__name__)
-def test_public_names_exist_with_docstrings(package):
-    for name in package.__all__:
-        found = getattr(package, name)
-        assert inspect.getdoc(found), name
-        assert name in dir(package)
-    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        getattr(package, "nonsense")  # noqa: B009
+def test_public_names_exist_with_docstrings():
+    for name in sl.__all__:
+        assert inspect.getdoc(getattr(sl, name)), name
+        assert name in dir(sl)
+    with pytest.raises(AttributeError, match="'sightline' has no attribute 'nonsense'"):
+        getattr(sl, "nonsense")  # noqa: B009
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda each: each.__name__)
-def test_types_and_values_come_from_the_same_modules(package):
+def test_types_and_values_come_from_the_same_modules():
     """What pyright reads (TYPE_CHECKING) is what a caller gets."""
-    source = Path(package.__file__).read_text()
+    source = Path(sl.__file__).read_text()
     guarded = source.split("if TYPE_CHECKING:")[1].split("__all__")[0]
     typed = {
         name.strip(): module
         for module, names in re.findall(r"from (\S+) import (.+)", guarded)
         for name in names.split(",")
     }
-    assert set(typed) == set(package.__all__)
+    assert set(typed) == set(sl.__all__)
     for name, module in typed.items():
-        assert getattr(importlib.import_module(module), name) is getattr(package, name)
+        assert getattr(importlib.import_module(module), name) is getattr(sl, name)
 
 
-def test_importing_the_packages_is_cheap():
-    heavy = ("torch", "transformers", "pyarrow", "numpy", "pydantic", "datasets")
-    code = f"import sys, pipeline, train; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+def test_the_import_is_cheap():
+    heavy = ("typing", "re", "pathlib", "torch", "numpy", "pydantic", "pipeline", "train")
+    code = f"import sys, sightline, sightline; print([m for m in {heavy} if m in sys.modules])"
+    started = [sys.executable, "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {code}"]
+    done = subprocess.run(started, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "package"),
+    [
+        ("train.py", "train_model", "train"),
+        ("train.py", "Evaluation", "train"),
+        ("pipeline.py", "prepare_dataset", "pipeline"),
+    ],
+)
+@pytest.mark.parametrize("runs", ["itself", "beside it"])
+def test_a_script_that_hides_a_package_is_told(tmp_path, script, name, package, runs):
+    text = f"print('started')\nimport sightline as sl\nsl.FeatureSet\nsl.{name}\n"
+    (tmp_path / script).write_text(text)
+    (tmp_path / "other.py").write_text(text)
+    started = [sys.executable, script if runs == "itself" else "other.py"]
+    done = subprocess.run(started, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "started\n"), "imported, and so run twice"
+    said = done.stderr.strip().splitlines()[-1].partition("Error: ")[2]
+    assert said.startswith(
+        f"{tmp_path / script}: hides Sightline's own package `{package}`, because"
+    )
+    assert said.endswith(f"; rename it, for example to my_{package}.py")
+
+
+def test_a_script_may_have_the_name_of_a_package_it_does_not_need(tmp_path):
+    (tmp_path / "pipeline.py").write_text("import sightline as sl\nprint(sl.make_objective)\n")
+    (tmp_path / "train").mkdir()  # a folder of data hides nothing
+    done = subprocess.run(
+        [sys.executable, "pipeline.py"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout.startswith("<function make_objective")) == (0, True)
 
 
 def test_mistakes_are_one_clear_error(page, tmp_path):
     _, names = page
-    data, run = names["data"], names["train_model"]
-    with pytest.raises(SightlineError, match="did you mean 'captions'"):
-        prepare_dataset("pairs", tmp_path / "x", images=tmp_path, caption="captions.csv")
-    with pytest.raises(SightlineError, match="no prepared data set here"):
-        pipeline.PreparedDataset.open(tmp_path)
-    with pytest.raises(SightlineError, match="no such image folder"):
-        pipeline.PreparedDataset.open(data.folder, tmp_path / "none")
-    nowhere = pipeline.PreparedDataset(data.folder)
-    encoder = named_encoder("resnet18", "random:0")
-    with pytest.raises(SightlineError, match="its images are not here"):
-        pipeline.extract_features(nowhere, encoder, tmp_path / "x")
-    with pytest.raises(SightlineError, match="need `phrases`"):
-        pipeline.extract_features(data, encoder, tmp_path / "x", "object")
-    with pytest.raises(SightlineError, match=r"grounding: .*grounders"):
-        pipeline.ground_captions(data, {"grounders": {}}, tmp_path / "x")
-    with pytest.raises(SightlineError, match="did you mean 'batch_size'"):
+    data, run = names["data"], sl.train_model
+    with pytest.raises(sl.SightlineError, match="did you mean 'captions'"):
+        sl.prepare_dataset("pairs", tmp_path / "x", images=tmp_path, caption="captions.csv")
+    with pytest.raises(sl.SightlineError, match="no prepared data set here"):
+        sl.PreparedDataset.open(tmp_path)
+    with pytest.raises(sl.SightlineError, match="no such image folder"):
+        sl.PreparedDataset.open(data.folder, tmp_path / "none")
+    nowhere = sl.PreparedDataset(data.folder)
+    encoder = sl.named_encoder("resnet18", "random:0")
+    with pytest.raises(sl.SightlineError, match="its images are not here"):
+        sl.extract_features(nowhere, encoder, tmp_path / "x")
+    with pytest.raises(sl.SightlineError, match="need `phrases`"):
+        sl.extract_features(data, encoder, tmp_path / "x", "object")
+    with pytest.raises(sl.SightlineError, match=r"grounding: .*grounders"):
+        sl.ground_captions(data, {"grounders": {}}, tmp_path / "x")
+    with pytest.raises(sl.SightlineError, match="did you mean 'batch_size'"):
         run(names["objective"], "s", tmp_path / "x", tokens="tokens", pairs="p", batchsize=3)
-    with pytest.raises(SightlineError, match="found neither"):
+    with pytest.raises(sl.SightlineError, match="found neither"):
         run(names["objective"], "s", tmp_path / "x", tokens="tokens")
     assert not (tmp_path / "x").exists()

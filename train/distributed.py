@@ -241,7 +241,7 @@ def joined(device: str) -> Iterator[Processes]:
         )
     rank, count = rank_and_count(os.environ) or (0, 1)
     backend = "gloo"
-    if device in ("auto", "cuda") and torch.cuda.is_available():
+    if device.partition(":")[0] in ("auto", "cuda") and torch.cuda.is_available():
         # waiting for a lost process raises an error instead of ending this process
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         backend = "cpu:gloo,cuda:nccl"

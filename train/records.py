@@ -122,7 +122,7 @@ class RunSummary(BaseModel):
         code: module → digest of its syntax tree, for every module that trained it
             (`train.code_digest`).
         accepted_code: digests of later states of that code, accepted as not changing the results
-            (`sightline runs accept`).
+            (`sightline accept`).
         data: stream → where it was read from.
         dropped_pairs: pairs left out because their image could not be extracted.
         base_model: name of the student on the hub; empty for a folder.

@@ -60,7 +60,7 @@ class RunInputs:
 def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
     body: dict[str, Any] = spec.model_dump(
         mode="json",
-        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "train"},
+        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "train", "device"},
     )
     body["parameters"] = objective.describe()
     body["train"] = spec.train.model_dump(mode="json", exclude=set(OF_THE_MACHINE))

@@ -9,19 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from sightline.settings import Settings
+from sightline.errors import SightlineError
+from sightline.files import model_paths
+from sightline.settings import Settings, explain
 
 Precision = Literal["fp32", "bf16", "fp16"]
-Device = Literal["auto", "cpu", "cuda", "mps"]
 TrainedPooling = Literal["cls", "mean"]
 """The poolings that a folder of sentence-transformers can express."""
 
 
-OF_THE_MACHINE = frozenset(
-    {"device", "device_cache", "eval_batch_size", "logging_steps", "save_steps"}
-)
+OF_THE_MACHINE = frozenset({"device_cache", "eval_batch_size", "logging_steps", "save_steps"})
 """Fields of `TrainConfig` that say where and how a run computes: they change no result beyond
 rounding, so a finished run stays finished, and rows of a paper are compared, whatever they are."""
 
@@ -30,19 +29,26 @@ class StudentConfig(Settings):
     """The encoder that is fine-tuned.
 
     Attributes:
-        name: short name, used in folder names and reports.
+        name: short name, used in folder names and reports; default: the last part of `model`.
         model: folder of a Hugging Face encoder, or its name on the hub.
         pooling: how token vectors become the sentence embedding.
         max_length: tokens of a training text, special tokens included. Evaluation and export use
             the encoder's own maximum instead.
-        layers: keep only this many first layers; None keeps all.
+        layers: keep only this many first layers; None: all.
     """
 
-    name: str = Field(min_length=1)
+    name: str = Field(default="", min_length=1)
     model: str = Field(min_length=1)
     pooling: TrainedPooling = "cls"
     max_length: int = Field(default=32, ge=3)
     layers: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("model"):
+            return {"name": Path(str(given["model"])).name, **given}
+        return given
 
 
 class TrainConfig(Settings):
@@ -51,29 +57,29 @@ class TrainConfig(Settings):
     Attributes:
         batch_size: rows of a micro-batch, and so of one set of in-batch negatives.
         chunk: rows that a process encodes at once (see `train.gradient_cache`), so that memory for
-            activations does not grow with the batch; None encodes all at once.
+            activations does not grow with the batch; None: all at once.
         learning_rate: AdamW's peak; it decays linearly to 0.
-        epochs: passes; one has as many steps as both streams have batches. Or give `max_steps`.
-        max_steps: optimiser steps. Exactly one of the two must be given.
+        epochs: passes; one has as many steps as both streams have batches; 3 without `max_steps`.
+        max_steps: optimiser steps, instead of epochs.
         precision: arithmetic of the encoder; heads and losses are always at least float32.
         gradient_accumulation: micro-batches of one optimiser step.
-        optimizer: ``released`` is AdamW as in the published runs, ``torch`` is PyTorch's; see
+        optimizer: AdamW; ``released`` is that of the published runs, ``torch`` is PyTorch's; see
             `train.optimizer`.
-        epsilon: of AdamW; None uses 1e-6 for ``released`` and 1e-8 for ``torch``.
-        weight_decay, max_grad_norm: of AdamW, and of the clipping (L2 norm over all parameters).
+        epsilon: of AdamW; None: 1e-6 for ``released`` and 1e-8 for ``torch``.
+        weight_decay: of AdamW.
+        max_grad_norm: gradients are clipped to this L2 norm over all parameters.
         warmup: share of the steps over which the learning rate rises from 0.
         eval_steps: optimiser steps between two dev scores.
-        save_steps: optimiser steps between two checkpoints; None saves with every dev score.
-        early_stopping_patience: stop after this many dev scores without a new best; None never
-            stops early.
+        save_steps: optimiser steps between two checkpoints; None: as many as between dev scores.
+        early_stopping_patience: stop after this many dev scores without a new best; None:
+            never.
         logging_steps: optimiser steps between two lines of the log.
         eval_batch_size: sentences encoded at once for the dev score.
-        text_stream: false omits the stream of plain sentences: every step is a paired batch
+        text_stream: train on plain sentences too; without them every step is a paired batch
             (the papers' "flickr" and "coco" settings).
-        device: where to train; `auto` tries CUDA, then MPS, then the CPU.
         device_cache: share of a GPU's memory that token ids and features may take. If they need
             more, a thread reads them from the host, a batch ahead.
-        compile: `on` compiles the encoder with `torch.compile`.
+        compile: whether `torch.compile` compiles the encoder.
     """
 
     batch_size: int = Field(default=64, ge=2)
@@ -94,9 +100,15 @@ class TrainConfig(Settings):
     logging_steps: int = Field(default=25, ge=1)
     eval_batch_size: int = Field(default=128, ge=1)
     text_stream: bool = True
-    device: Device = "auto"
     device_cache: float = Field(default=0.25, ge=0, lt=1)
     compile: Literal["off", "on"] = "off"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _some_length(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("epochs") is given.get("max_steps") is None:
+            return {**given, "epochs": 3}
+        return given
 
     @model_validator(mode="after")
     def _chunk_is_of_a_batch(self) -> TrainConfig:
@@ -109,9 +121,8 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
-        if (self.epochs is None) == (self.max_steps is None):
-            given = "both" if self.epochs is not None else "neither"
-            raise ValueError(f"{given} of epochs and max_steps given; set exactly one of them")
+        if self.epochs is not None and self.max_steps is not None:
+            raise ValueError("both of epochs and max_steps given; set only one of them")
         return self
 
 
@@ -146,6 +157,8 @@ class RunSpec(Settings):
         features: what the objective reads, such as `image-clip` → folder of the feature set.
         dev: SentEval's STSBenchmark folder or a similarity TSV; None trains without selection.
         out: folder of the run; see `train_run`.
+        device: where to train, such as `cuda:1`; `auto` tries CUDA, then MPS, then the CPU. Each of
+            several processes takes a GPU of its own.
     """
 
     run: str = Field(min_length=1)
@@ -159,6 +172,7 @@ class RunSpec(Settings):
     features: dict[str, Path] = {}
     dev: Path | None = None
     out: Path
+    device: str = "auto"
 
     @property
     def inputs(self) -> list[Path]:
@@ -166,14 +180,49 @@ class RunSpec(Settings):
         streams = (source.model_dump() for source in (self.pairs, self.text) if source is not None)
         named = (path for source in streams for path in source.values() if path is not None)
         dev = [] if self.dev is None else [self.dev]
-        return [Path(self.student.model), *dev, *self.features.values(), *named]
+        models = model_paths(self.student.model)
+        return [*models, *dev, *self.features.values(), *named]
 
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:
         if self.pairs is None and self.text is None:
             raise ValueError(
-                "a run needs captions with images, plain sentences, or both; found neither"
+                "a run needs captions with images (`pairs`, --data), plain sentences (`text`, "
+                "--text), or both; found neither"
             )
         if self.text is not None and not self.train.text_stream:
             raise ValueError("train.text_stream is off, but a stream of sentences is given")
         return self
+
+
+def run_spec(
+    *,
+    out: Path | str,
+    tokens: Path | str,
+    pairs: Path | str | None = None,
+    sentences: Path | str | None = None,
+    phrases: Path | str | None = None,
+    **given: Any,
+) -> RunSpec:
+    """The specification of a run over prepared data sets.
+
+    Args:
+        tokens: token set of every training text.
+        pairs: folder of a prepared data set whose images and captions are trained on.
+        sentences: folder of a prepared data set whose sentences are trained on.
+        phrases: phrase tokens of the captions, for an objective that reads objects.
+        given: further fields of `RunSpec`.
+
+    Raises:
+        SightlineError: an unknown or invalid parameter.
+    """
+    body: dict[str, Any] = {"run": Path(out).name, "out": out, **given}
+    if pairs is not None:
+        manifests = {name: Path(pairs) / f"{name}.parquet" for name in ("captions", "images")}
+        body["pairs"] = {**manifests, "tokens": tokens, "phrases": phrases}
+    if sentences is not None:
+        body["text"] = {"sentences": Path(sentences) / "sentences.parquet", "tokens": tokens}
+    try:
+        return RunSpec.model_validate(body)
+    except ValidationError as error:
+        raise SightlineError(f"train: {'; '.join(explain(error))}") from error

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from sightline.cache.prepared import hub_datasets
 from sightline.devices import device_name
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.hardware import cpu_warning, processor
 from sightline.progress import Say, to_stderr
-from sightline.settings import explain
 from train.data import first_paired
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
@@ -25,7 +22,7 @@ from train.export import HEADS_FILE, MODEL_FOLDER, export_heads, export_model
 from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
 from train.run_folder import CHECKPOINTS, RunFolder
 from train.run_inputs import RunInputs
-from train.run_spec import RunSpec
+from train.run_spec import RunSpec, run_spec
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +64,7 @@ def train_run(
         LostProcess: another process of the run ended; the last checkpoint is resumed from.
         SaidElsewhere: in the other processes, whatever one of them raises.
     """
-    with joined(spec.train.device) as processes, ExitStack() as stack:
+    with joined(spec.device) as processes, ExitStack() as stack:
         main = processes.main
         tell = (say or to_stderr) if main else _nobody
         folder = RunFolder(spec.out, spec.inputs)
@@ -168,6 +165,7 @@ def train_model(
     seed: int = 0,
     pooling: str = "cls",
     max_length: int = 32,
+    device: str = "auto",
     say: Say | None = None,
     **train: Any,
 ) -> RunSummary:
@@ -188,6 +186,7 @@ def train_model(
         seed: of heads, dropout and the order of rows.
         pooling: `cls` or `mean`.
         max_length: tokens of a training text, as in ``tokens``.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         say: takes lines of progress; None: stderr, or a bar on a terminal.
         train: as under `train` in params.yaml, such as ``batch_size``, ``learning_rate``,
             ``epochs`` or ``max_steps``; 3 epochs by default.
@@ -195,31 +194,21 @@ def train_model(
     Raises:
         SightlineError: an unknown or invalid parameter; or as `train_run`.
     """
-    body: dict[str, Any] = {
-        "run": Path(out).name,
-        "out": out,
-        "objective": objective.name,
-        "parameters": objective.describe(),
-        "student": {
-            "name": Path(student).name,
-            "model": str(student),
-            "pooling": pooling,
-            "max_length": max_length,
-        },
-        "train": {"epochs": None if train.get("max_steps") else 3, **train},
-        "features": {name: opened.path for name, opened in (features or {}).items()},
-        "dev": dev,
-        "seed": seed,
-    }
-    if pairs is not None:
-        manifests = {name: Path(pairs) / f"{name}.parquet" for name in ("captions", "images")}
-        body["pairs"] = {**manifests, "tokens": tokens, "phrases": phrases}
-    if sentences is not None:
-        body["text"] = {"sentences": Path(sentences) / "sentences.parquet", "tokens": tokens}
-    try:
-        spec = RunSpec.model_validate(body)
-    except ValidationError as error:
-        raise SightlineError(f"train_model: {'; '.join(explain(error))}") from error
+    spec = run_spec(
+        out=out,
+        tokens=tokens,
+        pairs=pairs,
+        sentences=sentences,
+        phrases=phrases,
+        objective=objective.name,
+        parameters=objective.describe(),
+        student={"model": str(student), "pooling": pooling, "max_length": max_length},
+        train=train,
+        features={name: opened.path for name, opened in (features or {}).items()},
+        dev=dev,
+        seed=seed,
+        device=device,
+    )
     return train_run(spec, say=say)
 
 
@@ -271,7 +260,7 @@ def training_device(spec: RunSpec, processes: Processes) -> torch.device:
     Raises:
         SightlineError: it is not available, or has not the precision.
     """
-    device = processes.device(spec.train.device)
+    device = processes.device(spec.device)
     if spec.train.precision == "fp16" and device.type == "cpu":
         raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
     return device

@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal  # pyright: ignore[reportMissingImports]  (`signal` itself takes milliseconds)
 import sys
 
-TYPE_CHECKING = False  # as in `pipeline`
+TYPE_CHECKING = False  # as in `sightline`
 if TYPE_CHECKING:
     from sightline.signals import Stopped
 

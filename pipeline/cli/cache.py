@@ -1,8 +1,7 @@
-"""`sightline cache`: list, verify, diagnose, repair and clean up the sets of the cache."""
+"""`sightline cache`: list, verify, repair and clean up the sets of the cache."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,86 +11,39 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import diagnose, share
-from pipeline.cli.options import DEVICE, JSON, MOST_SEED, PARAMS, print_json
+from pipeline.cli import share
+from pipeline.cli.options import JSON, print_json
 from pipeline.cli.sets import PATH, info, list_sets, sets_below
 from sightline.wording import counted, in_bytes
 
 app = typer.Typer(
-    help="List, verify, diagnose, repair and share the sets of the cache.", no_args_is_help=True
+    help="List, verify, repair and share the sets of the cache.", no_args_is_help=True
 )
 app.command("list")(list_sets)
 app.command()(info)
-
-_INPUTS = Annotated[
-    Path | None,
-    typer.Option(help="For --recompute: images, texts or a manifest; default: from params.yaml."),
-]
-_ROOT = Annotated[Path | None, typer.Option(help="Base folder of the paths in an images manifest.")]
-_PHRASES = Annotated[
-    Path | None, typer.Option(help="For objects: the phrases manifest, with --inputs and --root.")
-]
-_ENCODER = Annotated[
-    str | None, typer.Option(help="For --recompute with --inputs; default: from the record.")
-]
-_WEIGHTS = Annotated[
-    str | None, typer.Option(help="For --recompute with --inputs; default: from the record.")
-]
 
 
 @app.command()
 def verify(
     path: PATH,
-    recompute: Annotated[
-        int, typer.Option(min=0, help="Re-encode this many random rows and compare.")
-    ] = 0,
-    inputs: _INPUTS = None,
-    root: _ROOT = None,
-    phrases: _PHRASES = None,
-    encoder: _ENCODER = None,
-    weights: _WEIGHTS = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=MOST_SEED, help="Seed for the rows that --recompute samples.")
-    ] = 0,
     rows: Annotated[
         bool, typer.Option("--rows", help="Check every row against the index too.")
     ] = False,
-    device: DEVICE = "auto",
-    params: PARAMS = Path("params.yaml"),
     as_json: JSON = False,
 ) -> None:
     """Read every byte of the sets below a folder and report damage.
 
-    Checks sets of every kind; --recompute applies to features only. Exits with 1 if anything is
-    damaged.
+    Exits with 1 if anything is damaged. `sightline extract --check` encodes rows again.
 
     Example: sightline cache verify data
     """
-    from sightline.cache.record import FeatureSetRecord, read_record
     from sightline.cache.verify import rows_to_compute
     from sightline.cache.verify import verify as verify_set
 
-    named = {"inputs": inputs, "root": root, "phrases": phrases}
-    named |= {"encoder": encoder, "weights": weights}
-    if not recompute and any(named.values()):
-        options = ", ".join(f"--{name}" for name, value in named.items() if value)
-        raise typer.BadParameter(f"{options}: inputs and encoders are only used with --recompute N")
     results: dict[str, list[str]] = {}
     for folder in sets_below(path, lost=True):
         with _progress("verify", folder, rows=rows) as advance:
-            faults = results[folder.as_posix()] = verify_set(folder, advance, rows=rows)
-        if recompute and not faults and isinstance(read_record(folder), FeatureSetRecord):
-            from pipeline.recompute import NamedInputs, note_in_record
-            from pipeline.recompute import recompute as encode_again
-
-            imported = read_record(folder).provenance.imported
-            made_of = NamedInputs(inputs, root, phrases, encoder, weights, params)
-            found = encode_again(folder, recompute, seed, made_of, device)
-            faults += found.faults
-            where = sys.stderr if as_json else sys.stdout
-            print(f"{folder}: {found}", file=where)
-            if imported:
-                print(f"{folder}: set.json now says: {note_in_record(folder, found)}", file=where)
+            results[folder.as_posix()] = verify_set(folder, advance, rows=rows)
     if as_json:
         print_json(results)
     else:
@@ -139,28 +91,14 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
 
 @app.command()
-def compact(path: PATH, as_json: JSON = False) -> None:
-    """Rewrite sets into exactly the files of a clean run: full shards in key order.
-
-    Example: sightline cache compact data/features/scenes/image/clip
-    """
-    from sightline.cache.compact import compact as compact_set
-    from sightline.cache.record import read_record
-
-    results: dict[str, dict[str, int]] = {}
-    for folder in sets_below(path):
-        before, after = len(read_record(folder).shards), len(compact_set(folder).shards)
-        results[folder.as_posix()] = {"shards_before": before, "shards": after}
-        if not as_json:
-            shards = f"{counted(before, 'shard')} → {after}"
-            print(f"{folder}: {shards}; `sightline cache gc` removes the old ones")
-    if as_json:
-        print_json(results)
-
-
-@app.command()
 def gc(
     path: PATH,
+    compact: Annotated[
+        bool,
+        typer.Option(
+            "--compact", help="Rewrite shards too: exactly the files of a clean run, in key order."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be removed.")
     ] = False,
@@ -171,10 +109,15 @@ def gc(
     Example: sightline cache gc data --dry-run
     """
     from sightline.cache.compact import collect, garbage
+    from sightline.cache.compact import compact as compact_set
 
-    found = {
-        folder.as_posix(): (garbage if dry_run else collect)(folder) for folder in sets_below(path)
-    }
+    if compact and dry_run:
+        raise typer.BadParameter("not with --dry-run", param_hint="--compact")
+    found = {}
+    for folder in sets_below(path):
+        if compact:
+            compact_set(folder)
+        found[folder.as_posix()] = (garbage if dry_run else collect)(folder)
     if as_json:
         print_json({folder: asdict(each) for folder, each in found.items()})
         return
@@ -185,13 +128,9 @@ def gc(
     print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
-app.command()(diagnose.diagnose)
 app.command()(share.diff)
 app.command("export")(share.export_set)
 app.command("import")(share.import_set)
-app.command("import-mcse")(share.import_mcse)
-app.command("import-kdmcse")(share.import_kdmcse)
-app.command("export-mcse")(share.export_mcse)
 
 
 @contextmanager

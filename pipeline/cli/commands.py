@@ -1,90 +1,90 @@
-"""The commands of `sightline`, in one application. Heavy imports happen inside the commands."""
+"""The commands of `sightline`: a table, from which each is loaded when it is used."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import importlib
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from pipeline.cli import (
-    cache,
-    compare,
-    configure,
-    doctor,
-    evaluate,
-    extract,
-    gallery,
-    geometry,
-    ground,
-    neighbours,
-    phrase_tokens,
-    prepare,
-    repro,
-    runs,
-    stage,
-    text_tokens,
-    train,
-)
-from pipeline.cli.options import WORDS
-from pipeline.cli.paper.command import paper
 
-_ORDER = (
-    *("prepare", "extract", "ground", "tokens", "phrase-tokens", "train", "evaluate"),
-    *(
-        "compare",
-        "neighbours",
-        "geometry",
-        "gallery",
-        "paper",
-        "runs",
-        "configure",
-        "repro",
-        "stage",
-        "cache",
-        "doctor",
+class Entry(NamedTuple):
+    """A command: where it is, and the first line of its help."""
+
+    place: str
+    line: str
+    hidden: bool = False
+
+
+COMMANDS = {
+    "configure": Entry(
+        "configure:configure",
+        "Write params.yaml, the parameters of `dvc repro`, from configurations.",
     ),
-)
+    "prepare": Entry("prepare:app", "Turn a data set into manifests."),
+    "extract": Entry("extract:extract", "Run one frozen model and cache its features."),
+    "ground": Entry("ground:ground", "Find the phrases of captions, their boxes and masks."),
+    "tokens": Entry("tokens:tokens", "Tokenise training texts, or find the tokens of phrases."),
+    "train": Entry("train:train", "Fine-tune a student on cached features."),
+    "evaluate": Entry("evaluate:evaluate", "Score models on tasks."),
+    "compare": Entry("compare:compare", "Compare runs with each other and with the papers."),
+    "look": Entry("look:app", "Look at groundings, features, neighbours and embedding spaces."),
+    "cache": Entry("cache:app", "List, verify, repair and share the sets of the cache."),
+    "accept": Entry("accept:accept", "Keep finished runs after an edit that changes no numbers."),
+    "repro": Entry("repro:repro", "Run the stages that changed, side by side."),
+    "doctor": Entry("doctor:doctor", "Show what this machine has, and what is wrong with it."),
+    "stage": Entry("stage:stage", "Run one stage of the graph, as `dvc repro` does.", hidden=True),
+}
+"""Name → command, in the order of the work."""
 
 
-class _InOrder(TyperGroup):
-    """Lists commands and command groups in workflow order."""
+class _Lazy(TyperGroup):
+    """Loads a command when it is called; its own help needs none of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {
+            name: TyperCommand(name, help=entry.line, hidden=entry.hidden)
+            for name, entry in COMMANDS.items()
+        }
+        self._helping = False
 
     def list_commands(self, ctx: typer.Context | None) -> list[str]:
-        return sorted(self.commands, key=_ORDER.index)
+        return list(self.commands)
 
-    def make_context(self, info_name: str | None, args: list[str], **more: Any) -> Any:
-        """Note the words of the command, for workers that run it too."""
-        WORDS.set(tuple(args))
-        return super().make_context(info_name, args, **more)
+    def get_command(self, ctx: typer.Context | None, cmd_name: str) -> Any:
+        if self._helping or cmd_name not in COMMANDS:
+            return self.commands.get(cmd_name)
+        return load(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._helping = True
+        super().format_help(ctx, formatter)
+
+
+def load(name: str) -> Any:
+    """The command or group called ``name``."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    found = getattr(importlib.import_module(f"pipeline.cli.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False)
+        alone.command(name, hidden=COMMANDS[name].hidden)(found)
+        found = alone
+    loaded = get_command(found)
+    loaded.name = name
+    return loaded
 
 
 app = typer.Typer(
     name="sightline",
     help="Train sentence encoders that have seen what sentences talk about.",
-    cls=_InOrder,
+    cls=_Lazy,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(prepare.app, name="prepare")
-app.add_typer(extract.app, name="extract")
-app.add_typer(ground.app, name="ground")
-app.command("tokens")(text_tokens.tokens)
-app.command("phrase-tokens")(phrase_tokens.phrase_tokens)
-app.command("train")(train.train)
-app.command("evaluate", context_settings={"ignore_unknown_options": True})(evaluate.evaluate)
-app.add_typer(runs.app, name="runs")
-app.command("compare")(compare.compare)
-app.command("neighbours")(neighbours.neighbours)
-app.command("geometry")(geometry.geometry)
-app.command("gallery")(gallery.gallery)
-app.command("paper")(paper)
-app.command("configure")(configure.configure)
-app.add_typer(cache.app, name="cache")
-app.command("repro")(repro.repro)
-app.add_typer(stage.app, name="stage")
-app.command("doctor")(doctor.doctor)
 
 
 @app.callback()

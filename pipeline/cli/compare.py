@@ -1,4 +1,4 @@
-"""`sightline compare`: runs side by side, tested against a baseline."""
+"""`sightline compare`: runs side by side, or beside what a paper printed."""
 
 from __future__ import annotations
 
@@ -8,24 +8,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import FORMAT
+from pipeline.cli.options import FORMAT, print_json
 
 if TYPE_CHECKING:
     from train.evaluate.results import RunResult
     from train.report.comparison import RunComparison
     from train.report.curve import Curve
     from train.report.grid import Section
+    from train.report.render import Format
+
+LIST = "list"
+"""In place of a paper's table: show what there is."""
 
 
 def compare(
     runs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="RUN...",
             help="A run's name, a folder of result files (also MTEB's) or one file; NAME=RUN "
-            "renames it.",
+            "renames it. With --paper: folders of results; default: results.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE",
+            help="A table or figure of a paper, such as mcse:1 or mcse:figure-2, beside what was "
+            "measured; `list` shows all, `mcse` those of one paper.",
+        ),
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(help="Run to test the others against; default: the first.")
     ] = None,
@@ -40,18 +53,17 @@ def compare(
         str | None, typer.Option(help="Score of --curve; default: the average or the first.")
     ] = None,
     format_: FORMAT = "terminal",
-    geometry: Annotated[
+    space: Annotated[
         Path | None,
         typer.Option(
-            file_okay=False, help="Folder of sightline geometry; its figures, for --format html."
+            file_okay=False, help="Folder of sightline look space; its figures, for --format html."
         ),
     ] = None,
-    images_manifest: Annotated[
+    data: Annotated[
         Path | None,
-        typer.Option(dir_okay=False, help="With --root: photographs of neighbours on the page."),
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Base folder of that manifest's paths.")
+        typer.Option(
+            file_okay=False, help="Prepared data set: photographs of neighbours, for --format html."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write; default: print.")
@@ -63,10 +75,26 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Compare runs: mean and standard deviation over seeds, t-tests, per-subset differences.
+    """Compare runs with each other and with the papers.
+
+    Mean and standard deviation over seeds, t-tests, differences per subset. With --paper, what a
+    paper printed beside what was measured; the list has the configurations and commands of each
+    table and figure, and the data that is missing here.
 
     Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
     """
+    if paper is not None:
+        others = {"--baseline": baseline, "--published": published, "--curve": curve}
+        others |= {"--metric": metric, "--space": space, "--data": data, "--plot": plot}
+        if hint := " and ".join(option for option, value in others.items() if value):
+            raise typer.BadParameter("not with --paper", param_hint=hint)
+        if ":" in paper:
+            _compare_with(paper, [Path(run) for run in runs or ()], format_, out)
+        else:
+            _list_tables(paper, format_, out)
+        return
+    if not runs:
+        raise typer.BadParameter("name at least one, or give --paper", param_hint="RUN...")
     from pipeline import graph
     from sightline.extras import require
     from train.report.comparison import compare_runs, find_runs
@@ -84,24 +112,22 @@ def compare(
     if curve is not None and published:
         raise typer.BadParameter("a curve has no published rows", param_hint="--published")
     page = format_ == "html"
-    for option, given in (("--geometry", geometry), ("--root", root)):
-        if given is not None and (curve is not None or not page):
+    for option, value in (("--space", space), ("--data", data)):
+        if value is not None and (curve is not None or not page):
             raise typer.BadParameter("only the page of a comparison has it", param_hint=option)
-    if (images_manifest is None) != (root is None):
-        raise typer.BadParameter("give both or neither", param_hint="--images-manifest and --root")
     if page or plot is not None:
         require("matplotlib", "a chart")
     rows = select_published(published)
     found, reference = find_runs(runs, graph.results_folder(), baseline)
     if curve is None:
         shown = compare_runs(found, reference, rows)
-        included = _included(shown.results, geometry, images_manifest, root) if page else ()
+        included = _included(shown.results, space, data) if page else ()
         document = document_of(shown, included=included, page=page)
     else:
         shown = curve_of(found, curve, metric, reference if baseline else None)
         document = document_of_curve(shown, page=page)
     drawn = None if plot is None else _drawn(shown, plot.suffix)
-    show(document, format_, out, [p for p in (geometry, images_manifest, root) if p is not None])
+    show(document, format_, out, [path for path in (space, data) if path is not None])
     if plot is not None and drawn is not None:
         from sightline.output import write_file
         from train.report.charts import MARK
@@ -129,19 +155,63 @@ def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:
 
 
 def _included(
-    results: Sequence[RunResult], geometry: Path | None, manifest: Path | None, root: Path | None
+    results: Sequence[RunResult], space: Path | None, data: Path | None
 ) -> tuple[Section, ...]:
-    """What stands on the page besides scores: figures of the folder `geometry`, and neighbours."""
+    """What stands on the page besides scores: figures of the folder `space`, and neighbours."""
     from pipeline.grounding.pictures import photographs
+    from sightline.cache.prepared import PreparedDataset
     from train.report.neighbours import neighbours_in
     from train.report.space_page import geometry_section
 
-    figures = () if geometry is None else (geometry_section(geometry),)
-    if manifest is None or root is None:
+    figures = () if space is None else (geometry_section(space),)
+    if data is None:
         return (*figures, *neighbours_in(results))
+    dataset = PreparedDataset.open(data)
+    manifest, root = dataset.images_manifest, dataset.require_images()
     return (
         *figures,
         *neighbours_in(
             results, lambda _, image_ids, keys: photographs(manifest, root, image_ids, keys)
         ),
     )
+
+
+def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | None) -> None:
+    """What a table or figure of a paper printed beside what was measured of it."""
+    from pipeline import graph
+    from pipeline.papers import Recipes
+    from sightline.errors import SightlineError
+    from train.report.paper_table import compare_entry, document_of
+    from train.report.papers import find_entries
+    from train.report.render import show
+
+    if gone := [folder for folder in folders if not folder.is_dir()]:
+        raise SightlineError(f"{gone[0]}: no such folder; with --paper, name folders of results")
+    recipes, (entry,) = Recipes(), find_entries(table)
+    rows = compare_entry(entry, folders or [graph.results_folder()], recipes.expected)
+    if not rows and format_ == "terminal" and out is None:
+        print(f"{entry.id}: {entry.shows}")
+    show(document_of(entry, rows, **recipes.about(entry)), format_, out, folders)
+    if format_ == "terminal" and out is None:
+        print("\n".join(recipes.lines(entry)))
+
+
+def _list_tables(paper: str, format_: Format, out: Path | None) -> None:
+    """What produces the tables and figures of a paper, or of all; for `LIST`."""
+    from pipeline.papers import APART, Recipes
+    from train.report.papers import every_entry, find_entries
+
+    if format_ not in ("terminal", "json") or out is not None:
+        hint = "--format" if out is None else "--out"
+        raise typer.BadParameter("a list is printed, as text or as JSON", param_hint=hint)
+    recipes, entries = Recipes(), [*every_entry()] if paper == LIST else find_entries(paper)
+    if format_ == "json":
+        names = {"id", "kind", "shows"}
+        tables = [entry.model_dump(include=names) | recipes.about(entry) for entry in entries]
+        print_json({"entries": tables})
+        return
+    for entry in entries:
+        print(f"{entry.id} ({entry.kind}): {entry.shows}")
+        for line in recipes.lines(entry, short=True):
+            print(f"    {line}")
+    print(f"\n{APART}")

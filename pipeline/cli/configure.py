@@ -7,8 +7,13 @@ from typing import Annotated
 
 import typer
 
-_NAME = Annotated[
-    str | None, typer.Argument(help="A file in configs/, without suffix; omit to list them.")
+_NAMES = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NAME]...",
+        help="A configuration and parts that change it, in this order; omit to list them.",
+        show_default=False,
+    ),
 ]
 _OUT = Annotated[Path, typer.Option("--out", help="Parameter file to write.")]
 _DIFF = Annotated[bool, typer.Option("--diff", help="Show what would change; write nothing.")]
@@ -18,46 +23,59 @@ _OVERWRITE = Annotated[
 
 
 def configure(
-    name: _NAME = None,
+    names: _NAMES = None,
     out: _OUT = Path("params.yaml"),
     diff: _DIFF = False,
     overwrite: _OVERWRITE = False,
 ) -> None:
-    """Write params.yaml, the parameters of `dvc repro`, from a configuration.
+    """Write params.yaml, the parameters of `dvc repro`, from configurations.
 
-    Example: sightline configure flickr30k
+    Example: sightline configure flickr30k roberta
     """
-    from pipeline.configure import (
-        configuration,
-        configurations,
-        differences,
-        keeping_engine,
-        origin,
-        to_yaml,
-        without_engine,
-    )
+    from difflib import unified_diff
+
+    from pipeline.configure import configuration, edits, to_yaml
     from pipeline.params import ParamsError, read_yaml
     from sightline.files import write_bytes
 
-    if name is None:
-        described = configurations()
-        width = max(map(len, described), default=0)
-        for each, line in described.items():
-            print(f"{each:{width}}  {line}")
+    if not names:
+        _list()
         return
+    words = " ".join(names)
     old = read_yaml(out) if out.is_file() else {}
-    new = keeping_engine(configuration(name), old)
+    new = configuration(*names)
+    edited, machine = edits(out) if old else (False, None)
+    if machine:
+        new["machine"] = machine
+    if old == new:
+        print(f"{out}: already {words}")
+        return
+    text = to_yaml(new, names)
     if diff:
-        for line in differences(old, new) or [f"{out}: nothing differs from {name}"]:
+        before = out.read_text(encoding="utf-8") if old else ""
+        for line in unified_diff(
+            before.splitlines(), text.splitlines(), str(out), words, "", "", 1, ""
+        ):
             print(line)
         return
-    if old == new:
-        print(f"{out}: already {name}")
-        return
-    if old and not overwrite and origin(without_engine(old)) is None:
+    if edited and not overwrite:
         raise ParamsError(
-            f"{out}: you have edited this file, and this would overwrite your edits (`sightline "
-            f"configure {name} --diff` shows them); keep a copy, or pass --overwrite"
+            f"{out}: you have edited this file, and this would overwrite your edits (--diff shows "
+            "them); keep a copy, or pass --overwrite"
         )
-    write_bytes(out, to_yaml(new, name).encode())
-    print(f"{out}: {name}{', with the engine it had' if 'engine' in old else ''}")
+    write_bytes(out, text.encode())
+    print(f"{out}: {words}{', with the section `machine` it had' if machine else ''}")
+
+
+def _list() -> None:
+    from pipeline.configure import configurations, first_line, parts
+
+    whole, changes = configurations(), parts()
+    width = max(map(len, [*whole, *changes]), default=0)
+    for name, path in whole.items():
+        print(f"{name:{width}}  {first_line(path)}")
+    print(
+        "\nParts change the configuration before them: `sightline configure flickr30k roberta`.\n"
+    )
+    for name, path in changes.items():
+        print(f"{name:{width}}  {first_line(path)}")

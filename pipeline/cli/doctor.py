@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +20,27 @@ if TYPE_CHECKING:
     from sightline.hardware import Processor
 
 _LEAST_DISK = 1_000_000_000
-_CPU_GAIN = 1.2
-"""bf16 has to be this much faster than fp32 on a CPU to be worth its rounding."""
 _ALSO = ("sentence-transformers",)  # loads exported models; Sightline does not need it
 
 
-def doctor(as_json: JSON = False) -> None:
-    """Show processor, GPUs, memory, disk, versions, the model hub and DVC's remotes.
+@dataclass(frozen=True)
+class _Package:
+    """A package that Sightline uses; `extra` installs it, if the package itself does not."""
 
+    installed: str
+    supported: str
+    extra: str
+
+    def __str__(self) -> str:
+        extra = f", extra {self.extra}" if self.extra else ""
+        supported = f"supported: {self.supported}{extra}" if self.supported else ""
+        return f"{self.installed or 'not installed':14} {supported}".rstrip()
+
+
+def doctor(as_json: JSON = False) -> None:
+    """Show what this machine has, and what is wrong with it.
+
+    Processor, GPUs, memory, disk, versions, the model hub and DVC's remotes.
     Name the precision that suits the machine, measured for a second on a CPU, and list every
     problem last.
 
@@ -37,10 +48,24 @@ def doctor(as_json: JSON = False) -> None:
     """
     report = _examine()
     if as_json:
-        print_json(report)
+        print_json(_plain(report))
         return
-    for name, value in _lines(report):
-        print(f"{name:24} {value}".rstrip())
+    for name, value in report.items():
+        if isinstance(value, bool):
+            value = "yes" if value else "no (run in the root of a clone)"
+        several = value if isinstance(value, (list, dict)) else None
+        print(f"{name:24} {'' if several else value or 'none'}".rstrip())
+        for each in several or ():
+            print(f"  {each:22} {several[each]}" if isinstance(several, dict) else f"  {each}")
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _examine() -> dict[str, Any]:
@@ -49,106 +74,38 @@ def _examine() -> dict[str, Any]:
     from sightline import hardware
     from sightline.devices import pick_device
 
-    processor, gpus = hardware.processor(), _gpus()
-    driver, listed = hardware.driver_gpus()
+    cpu = replace(
+        hardware.processor(),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+    )
+    gpus, (driver, listed) = hardware.gpus(), hardware.driver_gpus()
     device = pick_device("auto").type
-    if any(gpu["problem"] for gpu in gpus[:1]):
+    if device == "cuda" and (not gpus or gpus[0].problem):
         device = "cpu"
-    precision, reason = choose_precision(device, gpus[0] if gpus else None)
     folder = Path("data").resolve() if Path("data").is_dir() else Path.cwd()
-    disk = shutil.disk_usage(folder)
-    threads = torch.get_num_threads()
-    usable = sum(not gpu["problem"] for gpu in gpus)
-    packages, outdated = _packages()
-    problems = [
-        *outdated,
-        *(f"GPU {i}, {g['name']}: {g['problem']}" for i, g in enumerate(gpus) if g["problem"]),
-        *_of_the_processor(processor, threads),
-        *_of_disk(folder, disk.free),
-    ]
-    if unused := why_unused(len(listed), len(gpus)):
-        problems.append(unused)
+    usage = shutil.disk_usage(folder)
+    packages, problems = _packages()
+    problems += [f"GPU {i}, {gpu.name}: {gpu.problem}" for i, gpu in enumerate(gpus) if gpu.problem]
+    problems += [*_of_the_processor(cpu), *_of_disk(folder, usage.free)]
+    problems += filter(None, [why_unused(len(listed), len(gpus))])
     return {
         "sightline": _version("sightline") or "not installed",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": {
-            **asdict(processor),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": threads,
-        },
-        "memory": asdict(hardware.memory()),
+        "cpu": cpu,
+        "memory": hardware.memory(),
+        "disk": hardware.Disk(str(folder), usage.total, usage.free),
         "gpus": gpus,
         "driver": driver,
-        "disk": {"folder": str(folder), "total": disk.total, "free": disk.free},
-        "device": device if usable or device != "cuda" else "cpu",
-        "precision": {"precision": precision, "reason": reason},
-        "packages": packages,
+        "device": device,
+        "precision": hardware.suited_precision(device, gpus[0] if gpus else None),
         "model hub": _hub(),
         "dvc repository": Path(".dvc").is_dir(),
         "dvc remotes": _remotes(),
+        "packages": packages,
         "problems": problems,
     }
-
-
-def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The report for people: name, value."""
-    yield "sightline", f"{report['sightline']}, Python {report['python']}, {report['system']}"
-    cpu, memory = report["cpu"], report["memory"]
-    limit = "" if cpu["quota"] is None else f"limited to {cpu['quota']:g} CPUs by its control group"
-    parts = (cpu["model"], cpu["instructions"], f"{cpu['usable']} cores", limit)
-    yield "cpu", "; ".join(filter(None, parts))
-    yield "threads", f"{cpu['threads']} used by PyTorch; OMP_NUM_THREADS sets another number"
-    free = f"{in_bytes(memory['free'])} of {in_bytes(memory['total'])} free"
-    if memory["limit"] is not None:
-        free += f", limited to {in_bytes(memory['limit'])} by its control group"
-    yield "memory", free
-    disk = report["disk"]
-    yield "disk", f"{in_bytes(disk['free'])} of {in_bytes(disk['total'])} free at {disk['folder']}"
-    for index, gpu in enumerate(report["gpus"]):
-        yield f"gpu {index}", _gpu_line(gpu, report["driver"])
-    if not report["gpus"]:
-        yield "gpu", "none"
-    choice = report["precision"]
-    yield "device", f"{report['device']} (chosen by `device: auto`)"
-    yield "precision", f"{choice['precision']} suits it: {choice['reason']}"
-    if choice["precision"] != "fp32":
-        yield "", f"(the default is fp32: set train.precision to {choice['precision']})"
-    yield "model hub", report["model hub"]
-    found = "yes" if report["dvc repository"] else "no (run in the root of a clone)"
-    yield "dvc repository", found
-    yield "dvc remotes", report["dvc remotes"]
-    yield "packages", ""
-    for name, about in report["packages"].items():
-        extra = f", extra {about['extra']}" if about["extra"] else ""
-        supported = f"supported: {about['supported']}{extra}" if about["supported"] else ""
-        yield f"  {name}", f"{about['installed'] or 'not installed':14} {supported}"
-    problems = report["problems"]
-    yield "problems", "" if problems else "none"
-    for problem in problems:
-        yield f"  {problem}", ""
-
-
-def _gpus() -> list[dict[str, Any]]:
-    """The GPUs that PyTorch lists, each tried with a small product; memory in bytes."""
-    import torch
-
-    found = []
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        free, problem = None, ""
-        try:
-            ones = torch.ones(8, 8, device=f"cuda:{index}")
-            (ones @ ones).sum().item()
-            free = torch.cuda.mem_get_info(index)[0]
-        except RuntimeError as error:  # no kernel for this GPU, no free memory, used exclusively …
-            problem = first_lines(error, 1)
-        capability = (about.major, about.minor)
-        gpu = {"name": about.name, "total": about.total_memory, "free": free}
-        gpu |= {"capability": capability, "problem": problem}
-        gpu["bf16"] = torch.version.hip is not None or capability >= (8, 0)
-        found.append(gpu)
-    return found
 
 
 def why_unused(listed: int, usable: int) -> str:
@@ -176,74 +133,10 @@ def why_unused(listed: int, usable: int) -> str:
     return f"the driver lists {listed} GPUs, PyTorch can use {usable}: {cause}"
 
 
-def choose_precision(device: str, gpu: Mapping[str, Any] | None = None) -> tuple[str, str]:
-    """The fastest precision that trains without risk on ``device``, and why, in one sentence.
-
-    Args:
-        device: ``cuda``, ``mps`` or ``cpu``.
-        gpu: the first of `_gpus`, where the device is ``cuda``.
-    """
-    if device == "cuda" and gpu is not None:
-        capability = ".".join(map(str, gpu["capability"]))
-        if gpu["bf16"]:
-            return "bf16", "this GPU has tensor cores for bf16, which has fp32's range"
-        if gpu["capability"] >= (7, 0):
-            return "fp16", f"capability {capability} has tensor cores for fp16, not bf16"
-        return "fp32", f"capability {capability} has no tensor cores"
-    if device == "mps":
-        return "fp32", "the others are not tested on MPS"
-    gain = bf16_gain()
-    measured = f"a layer of BERT trains in bf16 at {gain:.2f} times the speed of fp32, measured now"
-    return "bf16" if gain >= _CPU_GAIN else "fp32", measured
-
-
-def bf16_gain(seconds: float = 1.0) -> float:
-    """How many times faster bf16 autocast is than fp32 on this CPU, with PyTorch's threads.
-
-    A feed-forward layer of BERT-base (768 → 3072 → 768), 128 tokens, forward and backward. The
-    processor's flags do not tell: without matrix instructions bf16 is slower. Each is run in turn
-    for ``seconds`` in all, and the fastest of each counts, as other processes only slow it down.
-    """
-    import torch
-    from torch import nn
-
-    layer = nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768))
-    tokens = torch.randn(128, 768)
-    best = {False: math.inf, True: math.inf}
-
-    def step(low: bool) -> float:
-        start = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
-            loss = layer(tokens).float().square().mean()
-        loss.backward()
-        return time.perf_counter() - start
-
-    for low in best:
-        step(low)  # the first run of each sets it up
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or math.isinf(best[True]):
-        for low in best:
-            best[low] = min(best[low], step(low))
-    return best[False] / best[True]
-
-
-def _gpu_line(gpu: Mapping[str, Any], driver: str) -> str:
-    free = "" if gpu["free"] is None else f"{in_bytes(gpu['free'])} of "
-    parts = [
-        gpu["name"],
-        f"{free}{in_bytes(gpu['total'])}{' free' if free else ''}",
-        "compute capability {}.{}".format(*gpu["capability"]),
-        "bf16" if gpu["bf16"] else "no bf16",
-        f"driver {driver}" if driver else "",
-        "cannot be used, see problems" if gpu["problem"] else "",
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _of_the_processor(cpu: Processor, threads: int) -> Iterator[str]:
-    if cpu.quota is not None and threads > max(1, round(cpu.quota)):
+def _of_the_processor(cpu: Processor) -> Iterator[str]:
+    if cpu.quota is not None and (cpu.threads or 0) > max(1, round(cpu.quota)):
         yield (
-            f"PyTorch uses {threads} threads, but the control group allows {cpu.quota:g} CPUs: "
+            f"PyTorch uses {cpu.threads} threads, but the control group allows {cpu.quota:g} CPUs: "
             f"they wait for each other; set OMP_NUM_THREADS={max(1, round(cpu.quota))}"
         )
 
@@ -253,26 +146,19 @@ def _of_disk(folder: Path, free: int) -> Iterator[str]:
         yield f"{folder}: only {in_bytes(free)} free; features and checkpoints need more"
 
 
-def _packages() -> tuple[dict[str, dict[str, str]], list[str]]:
-    """Name → installed version, supported versions and extra; and what is missing or too old."""
-    found: dict[str, dict[str, str]] = {}
+def _packages() -> tuple[dict[str, _Package], list[str]]:
+    """Name → package; and what is missing or too old."""
+    packages: dict[str, _Package] = {}
     problems: list[str] = []
     for requirement, extra in _requirements():
         name, installed = requirement.name, _version(requirement.name)
-        supported = str(requirement.specifier)
-        found[name] = {"installed": installed, "supported": supported, "extra": extra}
+        packages[name] = _Package(installed, str(requirement.specifier), extra)
+        remedy = f"run: pip install '{name}{requirement.specifier}'"
         if installed and not requirement.specifier.contains(installed, prereleases=True):
-            problems.append(
-                f"{name} {installed} is not supported; "
-                f"run: pip install '{name}{requirement.specifier}'"
-            )
+            problems.append(f"{name} {installed} is not supported; {remedy}")
         elif not installed and not extra:
-            problems.append(
-                f"{name} is not installed; run: pip install '{name}{requirement.specifier}'"
-            )
-    for name in _ALSO:
-        found[name] = {"installed": _version(name), "supported": "", "extra": ""}
-    return found, problems
+            problems.append(f"{name} is not installed; {remedy}")
+    return packages | {name: _Package(_version(name), "", "") for name in _ALSO}, problems
 
 
 def _requirements() -> Iterator[tuple[Requirement, str]]:

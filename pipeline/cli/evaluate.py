@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.options import DEVICE, JSON, MODELS, POOLING, models_of, print_json
+from pipeline.cli.options import (
+    DEVICE,
+    JSON,
+    MODELS,
+    POOLING,
+    SET,
+    models_of,
+    pairs_of,
+    print_json,
+    typed,
+)
 from sightline.errors import SightlineError
+from sightline.settings import field_help
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+    from pydantic import BaseModel
 
     from train.evaluate.models import EvaluatedModel
     from train.evaluate.results import RunResult
@@ -21,35 +32,45 @@ if TYPE_CHECKING:
 LIST = "list"
 """In place of tasks: show what there is."""
 
-_TASKS = Annotated[
-    list[str], typer.Argument(help="Names of tasks; `list` shows them and their settings.")
-]
-_OUT = Annotated[
-    Path | None,
-    typer.Option(help="Folder for result files, which `sightline compare` reads."),
-]
-
 
 def evaluate(
-    tasks: _TASKS,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK]...", help="`list` shows them and their settings."),
+    ] = None,
     models: MODELS = None,
+    set_: SET = [],  # noqa: B006
     pooling: POOLING = None,
     device: DEVICE = "auto",
-    out: _OUT = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for result files, which `sightline compare` reads."),
+    ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RESULT", help="Without tasks: print the model card with the scores of a file."
+        ),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Score models on tasks. Each model encodes every distinct sentence once.
+    """Score models on tasks.
 
-    Settings of tasks are options too: --data PATH sets it for every task that has it, --sts.data
-    PATH for one task. Several seeds of a run make one row.
+    --set gives a setting of every task that has it: data=PATH; sts.data=PATH of one task. Each
+    model encodes every distinct sentence once. Several seeds of a run make one row.
 
-    Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --data senteval/downstream
+    Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --set data=senteval/downstream
     """
-    names, settings = _tasks_and_settings(tasks)
-    if names == [LIST]:
-        _list_tasks(settings, as_json)
+    names = tasks or []
+    if card is not None:
+        _print_card(names, models_of(models), card)
         return
-    given = _settings_of(names, settings)
+    if not names:
+        raise typer.BadParameter("name a task; `sightline evaluate list` shows them")
+    if names == [LIST]:
+        _list_tasks(set_, as_json)
+        return
+    given = _settings_of(names, set_)
     sources = models_of(models)
     from train.evaluate.evaluation import Evaluation, evaluate_model
     from train.evaluate.models import load_each, name_models
@@ -100,56 +121,48 @@ def _say_where(model: EvaluatedModel) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def _tasks_and_settings(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Names of tasks, and the values of ``--name value`` and ``--name=value`` between them."""
-    names: list[str] = []
-    settings: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            names.append(word)
-            continue
-        option, equals, value = word.partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("-"):
-                raise typer.BadParameter(f"{option} has no value")
-            value = rest.pop(0)
-        settings[option] = value
-    return names, settings
+def _print_card(tasks: Sequence[str], models: Sequence[str], results: Path) -> None:
+    from train.card import card_with_scores
+
+    if tasks or len(models) > 1:
+        raise typer.BadParameter("takes one --model and no task", param_hint="--card")
+    print(card_with_scores(Path(models[0]), results), end="")
 
 
-def _settings_of(names: Sequence[str], settings: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Task → its settings, from the values of the options."""
+def _settings_of(names: Sequence[str], given: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Task → its settings, from ``--set``; a name without a task is for all that have it."""
     from sightline.settings import unknown
     from train.evaluate.task import task_class
 
-    classes = {name: task_class(name) for name in names}
-    given: dict[str, dict[str, str]] = {name: {} for name in names}
-    options: list[str] = ["--model", "--pooling", "--device", "--out", "--json"]
-    for name, task in classes.items():
-        for key in task.Settings.model_fields:
-            of_all, of_one = f"--{key.replace('_', '-')}", f"--{name}.{key.replace('_', '-')}"
-            options += [of_all, of_one]
-            for option in (of_all, of_one):
-                if option in settings:
-                    given[name][key] = settings[option]
-    for option in settings:
-        if option not in options:
-            raise typer.BadParameter(unknown(option, dict.fromkeys(options), "option"))
-    for name, task in classes.items():
-        for key, field in task.Settings.model_fields.items():
-            if field.is_required() and key not in given[name]:
-                needs = task.needs if key == "data" else field.description
-                raise typer.BadParameter(f"{name} needs --{key.replace('_', '-')}: {needs}")
-    return given
+    classes = {name: task_class(name).Settings for name in names}
+    texts = pairs_of(given, "--set")
+    known = [
+        option
+        for name, model in classes.items()
+        for key in model.model_fields
+        for option in (key, f"{name}.{key}")
+    ]
+    for option in texts:
+        if option not in known:
+            raise typer.BadParameter(unknown(option, set(known), "setting"), param_hint="--set")
+    settings: dict[str, dict[str, Any]] = {}
+    for name, model in classes.items():
+        own = {key: texts.get(f"{name}.{key}", texts.get(key)) for key in model.model_fields}
+        settings[name] = typed(model, {key: text for key, text in own.items() if text is not None})
+    for name, model in classes.items():
+        for key, field in model.model_fields.items():
+            if field.is_required() and key not in settings[name]:
+                needs = task_class(name).needs if key == "data" else field.description
+                raise typer.BadParameter(f"{name} needs {key}=…: {needs}", param_hint="--set")
+    return settings
 
 
-def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
-    """What there is, and whether the data that params.yaml or --data names is here."""
+def _list_tasks(given: Sequence[str], as_json: bool) -> None:
+    """What there is, and whether the data that params.yaml or --set data=… names is here."""
     from pipeline.params import FILE_NAME, load_params
     from train.evaluate.task import TASKS, task_class
 
+    data = pairs_of(given, "--set").get("data")
     configured: dict[str, dict[str, dict[str, Any]]] = {}
     if Path(FILE_NAME).is_file():
         for name, entry in load_params().evaluation.tasks.items():
@@ -159,16 +172,14 @@ def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
     for name in TASKS:
         task = task_class(name)
         places = dict(configured.get(name, {}))
-        if "--data" in settings:
-            places["--data"] = {"data": settings["--data"]}
+        if data is not None:
+            places[f"data={data}"] = {"data": data}
         found[name] = {
             "about": task.about,
             "needs": task.needs,
             "settings": {
-                f"--{key.replace('_', '-')}": field.description
-                + (f" (default: {field.default})" if _has_default(field) else "")
-                for key, field in task.Settings.model_fields.items()
-                if key != "data" and field.description
+                key: about + (f" (default: {default})" if default is not None else "")
+                for key, about, default in _described(task.Settings)
             },
             "data": {where: _state(name, given) for where, given in places.items()},
         }
@@ -177,15 +188,19 @@ def _list_tasks(settings: Mapping[str, str], as_json: bool) -> None:
         return
     for name, about in found.items():
         print(f"{name}: {about['about']}")
-        print(f"    --data: {about['needs']}")
-        for option, what in about["settings"].items():
-            print(f"    {option}: {what}")
+        print(f"    data: {about['needs']}")
+        for key, what in about["settings"].items():
+            print(f"    {key}: {what}")
         for where, state in about["data"].items():
             print(f"    {where}: {state}")
 
 
-def _has_default(field: FieldInfo) -> bool:
-    return not field.is_required() and field.default is not None
+def _described(settings: type[BaseModel]) -> Iterator[tuple[str, str, Any]]:
+    """Name, help and default of every setting but `data`."""
+    for key, about in field_help(settings).items():
+        field = settings.model_fields[key]
+        if key != "data" and about:
+            yield key, about, None if field.is_required() else field.default
 
 
 def _state(name: str, settings: Mapping[str, Any]) -> str:

@@ -1,25 +1,25 @@
-"""Options shared by several commands, and printing of results."""
+"""Options: those that commands share, and those that are generated from a model's fields."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
-import os
-from collections.abc import Sequence
-from contextvars import ContextVar
-from enum import StrEnum
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
+from pydantic import BaseModel, ValidationError
 
-from sightline.errors import SightlineError
+from sightline.settings import FamilySettings, explain, field_help
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-    from pipeline.extract.engine import Engine
-    from pipeline.extract.runner import RunSettings
-    from sightline.cache.plan import Worker
+    from pipeline.check import Checked
+    from pipeline.extract.runner import SetSummary
+    from pipeline.extract.settings import Invocation
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -28,6 +28,10 @@ FORMAT = Annotated[
     typer.Option("--format", help="terminal, markdown, latex, json or html."),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+DATA = Annotated[
+    Path,
+    typer.Option("--data", help="Folder that `sightline prepare` wrote.", show_default=False),
+]
 MODELS = Annotated[
     list[str] | None,
     typer.Option(
@@ -41,124 +45,254 @@ POOLING = Annotated[
     str | None,
     typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
 ]
-MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
-PARAMS = Annotated[Path, typer.Option("--params", help="Parameter file of the graph.")]
-
-
-class Retry(StrEnum):
-    """Values of ``--retry``."""
-
-    FAILED = "failed"
-
-
-RETRY = Annotated[Retry | None, typer.Option("--retry", help="Recompute failed rows.")]
-
-
-WORKER = Annotated[
-    str | None,
+SET = Annotated[
+    list[str],
     typer.Option(
-        "--worker",
-        metavar="I/N",
-        help="Run as worker I (from 0) of N that fill one folder together; env: as srun or "
-        "torchrun numbers this process.",
+        "--set",
+        metavar="NAME=VALUE",
+        help="A parameter of what is chosen by name, in YAML unless it is text; repeatable.",
         show_default=False,
     ),
 ]
-THREADS = Annotated[
-    int | None,
-    typer.Option(min=1, help="Compute threads; part of the plan.", show_default="all"),
-]
+MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
-DEVICES = Annotated[
-    str | None,
-    typer.Option(
-        help="Run one worker on each of these devices, such as 0,1,2,3.", show_default=False
-    ),
-]
-ENGINE = Annotated[
-    str | None,
-    typer.Option(metavar="local|ray", help="Who runs the workers.", show_default="local"),
-]
-RAY_ADDRESS = Annotated[
-    str | None,
-    typer.Option(
-        help="HOST:PORT of the cluster's head, auto or local.", show_default="$RAY_ADDRESS or local"
-    ),
-]
-ACTORS = Annotated[
-    int | None,
-    typer.Option(min=1, help="Workers on the Ray cluster.", show_default="as many as have room"),
-]
+def takes(
+    parameter: str,
+    model: type[BaseModel],
+    *,
+    only: Collection[str] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command one option for each field of ``model``; its ``parameter`` is the model.
 
-
-DRY_RUN = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Say which rows are there and which are to do; write nothing."),
-]
-
-
-def worker_of(given: str | None) -> Worker | None:
-    """The worker of ``--worker``; misuse (exit code 2) for anything but I/N and env."""
-    from sightline.cache.plan import Worker
-
-    try:
-        if given == "env":
-            return Worker.of_environment(os.environ)
-        return None if given is None else Worker.parse(given)
-    except SightlineError as error:
-        raise typer.BadParameter(str(error), param_hint="--worker") from error
-
-
-def engine_of(
-    devices: str | None,
-    engine: str | None,
-    ray_address: str | None,
-    actors: int | None,
-    configured: Engine | None = None,
-) -> Engine:
-    """The engine of a command; misuse (exit code 2) if the options do not fit together.
+    A wrong value is misuse (exit code 2), in the words of the model.
 
     Args:
-        configured: the one in params.yaml; any option of the command replaces it.
+        only: these fields; None: all.
+        names: field → name of its option, where it differs.
     """
-    from pydantic import ValidationError
+    shown = [name for name in model.model_fields if only is None or name in only]
+    called = {name: (names or {}).get(name, name) for name in shown}
+    options = [_option(model, name, called[name]) for name in shown]
 
-    from pipeline.extract.engine import Engine
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(command, eval_str=True)
 
-    options = {"name": engine, "devices": devices, "ray_address": ray_address, "actors": actors}
-    given = {name: value for name, value in options.items() if value is not None}
-    if not given and configured is not None:
-        return configured
+        @functools.wraps(command)
+        def call(**values: Any) -> Any:
+            given = {name: values.pop(f"{parameter}_{name}") for name in shown}
+            words = {name: value for name, value in given.items() if value not in (None, [])}
+            return command(**values, **{parameter: from_words(model, words, called)})
+
+        kept = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in own.parameters.values()
+            if each.name != parameter
+        ]
+        added = [each.replace(name=f"{parameter}_{each.name}") for each in options]
+        call.__signature__ = own.replace(parameters=[*kept, *added])  # pyright: ignore
+        call.__annotations__ = {each.name: each.annotation for each in [*kept, *added]}
+        del call.__wrapped__  # pyright: ignore
+        return call
+
+    return decorate
+
+
+def _option(model: type[BaseModel], name: str, called: str) -> inspect.Parameter:
+    """The option of one field; a value is taken as text, and the model turns it into its type."""
+    field, flag = model.model_fields[name], f"--{called.replace('_', '-')}"
+    arms = _arms(field.annotation)
+    about = field_help(model)[name].replace("None:", "default:")
+    form, kind, repeatable = _metavar(arms), str | None, ""
+    if bool in arms:
+        kind, form = bool | None, None
+        flag = flag if not field.default else f"{flag}/--no-{flag[2:]}"
+    elif any(get_origin(arm) in (list, dict) for arm in arms):
+        kind, repeatable = list[str], "; repeatable"
+    default = field.get_default(call_default_factory=True)
+    told = "" if field.is_required() or default in (None, (), False, [], {}) else str(default)
+    option = typer.Option(
+        flag,
+        help=about[:1].upper() + about[1:].rstrip(".") + repeatable + ".",
+        metavar=form,
+        show_default=told.lower() if default is True else told or False,
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if field.is_required() else [] if repeatable else None,
+        annotation=Annotated[kind, option],
+    )
+
+
+def from_words(
+    model: type[Model], words: Mapping[str, Any], called: Mapping[str, str] | None = None
+) -> Model:
+    """``model`` from the text of its options; misuse (exit code 2) if it refuses them.
+
+    Args:
+        words: field → text, or texts of a repeatable option.
+        called: field → name of its option.
+    """
+    given: dict[str, Any] = {}
+    names = called or {}
+    for name, value in words.items():
+        flag = f"--{names.get(name, name).replace('_', '-')}"
+        arms = _arms(model.model_fields[name].annotation)
+        if any(get_origin(arm) is dict for arm in arms):
+            value = pairs_of(value, flag)
+        given[name] = value
     try:
-        return Engine.model_validate(given)
+        return model.model_validate(given)
     except ValidationError as error:
-        hint = first_mistake(error).replace("--name", "--engine")
-        raise typer.BadParameter(hint, param_hint="engine") from error
+        raise typer.BadParameter(_mistake(error, names)) from error
 
 
-WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
-"""The words of the command that is being run, after ``sightline``."""
+def _mistake(error: ValidationError, called: Mapping[str, str]) -> str:
+    """The first validation error, under the name of its option."""
+    first = error.errors()[0]
+    message, place = first["msg"].removeprefix("Value error, "), [str(p) for p in first["loc"]]
+    if not place:
+        return message
+    option, *rest = place
+    where = ".".join([f"--{called.get(option, option).replace('_', '-')}", *rest])
+    return f"{where}: {message}"
 
 
-def computing_here(how: RunSettings, engine: Engine, sets: Sequence[Path]) -> RunSettings | None:
-    """How this process computes; None if the engine's workers have, and printed the result.
+def set_values(model: type[BaseModel], given: Sequence[str]) -> dict[str, Any]:
+    """The parameters of ``--set NAME=VALUE``, for a model that checks them.
+
+    A VALUE is YAML, except where the model has text: there it is taken as it is. Dots lead into a
+    model within the model, such as ``rules.min_score=0.2``.
+
+    Raises:
+        typer.BadParameter: not NAME=VALUE, a name that appears twice, or not YAML.
+    """
+    tree: dict[str, Any] = {}
+    for name, text in pairs_of(given, "--set").items():
+        *above, last = name.split(".")
+        place = tree
+        for part in above:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise typer.BadParameter(f"{name}: {part} has a value", param_hint="--set")
+        if last in place:
+            raise typer.BadParameter(f"{name} appears twice", param_hint="--set")
+        place[last] = text
+    return typed(model, tree)
+
+
+def typed(model: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Field → value, of the texts in ``tree``; within another model, a tree of its own."""
+    families = vars(model).get("families")
+    if families is not None and tree.get("family") in families:
+        model = families.subclass(tree["family"], FamilySettings)
+    fields = model.model_fields
+    arms = {name: _arms(fields[name].annotation) if name in fields else [] for name in tree}
+    return {name: _value(arms[name], name, value) for name, value in tree.items()}
+
+
+def _value(arms: Sequence[Any], name: str, value: Any) -> Any:
+    """The value of a text, or of a tree of them, for a field of these types."""
+    if isinstance(value, Mapping):
+        for arm in arms:
+            if _is_model(arm):
+                return typed(arm, value)
+        inner = next((get_args(arm)[1] for arm in arms if get_origin(arm) is dict), Any)
+        return {key: _value(_arms(inner), f"{name}.{key}", text) for key, text in value.items()}
+    if NoneType in arms and value == "null":
+        return None
+    if _takes_text(arms):
+        return value
+    from sightline.outside import parse_yaml
+
+    try:
+        return parse_yaml(value)
+    except ValueError as error:
+        raise typer.BadParameter(f"{name}: {value!r} is not YAML", param_hint="--set") from error
+
+
+def checked(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """``model`` with the values of ``--set``; misuse (exit code 2) if it refuses them."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise typer.BadParameter("; ".join(explain(error)), param_hint="--set") from error
+
+
+def settings_help(model: type[BaseModel]) -> str:
+    """The fields of a model that ``--set`` takes, a paragraph each, for the help of a command."""
+    lines = []
+    for name, about in field_help(model).items():
+        field = model.model_fields[name]
+        default = field.get_default(call_default_factory=True)
+        end = " Required." if field.is_required() else f" Default: {default}." if default else ""
+        lines.append(f"--set {name}=…: {about.rstrip('.')}.{end}")
+    return "\n\n".join(lines)
+
+
+def _is_model(arm: Any) -> bool:
+    return isinstance(arm, type) and issubclass(arm, BaseModel)
+
+
+def _takes_text(arms: Sequence[Any]) -> bool:
+    return any(
+        arm in (str, Path) or (get_origin(arm) is Literal and isinstance(get_args(arm)[0], str))
+        for arm in arms
+    )
+
+
+def _arms(annotation: Any) -> list[Any]:
+    """The types of a union, without what annotates them."""
+    if get_origin(annotation) is Annotated:
+        return _arms(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [arm for each in get_args(annotation) for arm in _arms(each)]
+    return [annotation]
+
+
+def _metavar(arms: Sequence[Any]) -> str:
+    """What a value looks like, for help."""
+    words = {int: "<int>", float: "<float>", Path: "<path>"}
+    first = next(arm for arm in arms if arm is not NoneType)
+    if get_origin(first) is Literal:
+        return f"<{'|'.join(map(str, get_args(first)))}>"
+    if get_origin(first) is dict:
+        return "NAME=VALUE"
+    inner = get_args(first)[0] if get_origin(first) is list else first
+    return words.get(inner, "<str>")
+
+
+def computed_here(how: Invocation, sets: Sequence[Path]) -> bool:
+    """Whether this process computes; False if other workers have, and printed the result.
 
     Args:
         sets: the folders that this command fills.
     """
-    from dataclasses import replace
+    if not how.starts_workers or how.dry_run:
+        return True
+    from pipeline.extract.workers import run_workers
 
-    if engine.starts_workers and not how.dry_run:
-        from pipeline.extract.workers import run_workers
+    print(run_workers(sys.argv[1:], how, sets), end="")
+    return False
 
-        device = how.device or "auto"
-        printed = run_workers(
-            WORDS.get(), engine, sets, worker=how.worker, threads=how.threads, device=device
-        )
-        print(printed, end="")
-        return None
-    return replace(how, device=engine.devices[0]) if engine.devices else how
+
+def print_summary(summary: SetSummary, as_json: bool, **more: Any) -> None:
+    """What a command did to a set; ``more`` is for JSON alone."""
+    if as_json:
+        print_json({**summary.body(), **more})
+    else:
+        print(f"{summary.folder}: {summary}")
+
+
+def print_check(checked: Checked, out: Path) -> None:
+    """Say what was compared; exit code 1 if rows differ."""
+    print(f"{out}: {checked}")
+    if checked.faults:
+        raise typer.Exit(1)
 
 
 def models_of(given: list[str] | None) -> list[str]:
@@ -175,7 +309,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False))
 
 
-def pairs_of(given: list[str], option: str) -> dict[str, str]:
+def pairs_of(given: Sequence[str], option: str) -> dict[str, str]:
     """``NAME=VALUE`` options as a dictionary; misuse (exit code 2) for anything else."""
     pairs: dict[str, str] = {}
     for each in given:
@@ -186,11 +320,3 @@ def pairs_of(given: list[str], option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{name} appears twice", param_hint=option)
         pairs[name] = value
     return pairs
-
-
-def first_mistake(error: ValidationError) -> str:
-    """The first validation error, under the name of its option."""
-    first = error.errors()[0]
-    names = [part for part in first["loc"] if isinstance(part, str)]
-    where = "".join(f"--{name}: ".replace("_", "-") for name in names[-1:])
-    return where + first["msg"].removeprefix("Value error, ")

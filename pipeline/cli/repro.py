@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,15 +51,16 @@ def repro(
         bool, typer.Option("--dry", help="Print what `dvc repro` would run, and run nothing.")
     ] = False,
 ) -> None:
-    """Run the stages that changed, those that are ready side by side; otherwise as `dvc repro`.
+    """Run the stages that changed, side by side.
+
+    Those that are ready run at once, as many as there are GPUs or cores; otherwise as `dvc repro`.
 
     Example: sightline repro train-mcse-clip --jobs 2
     """
-    from pipeline.cli.stage import load_here
-    from pipeline.params import FILE_NAME
+    from pipeline.stages import load_here
     from sightline.extras import require
 
-    params = load_here(Path(FILE_NAME))
+    params = load_here()
     require("dvc", "`sightline repro`")
     from pipeline.dvc_project import Options, dry_run
     from pipeline.repro import repro as run_graph
@@ -78,17 +78,16 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
     from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
     from sightline.hardware import cores
 
-    gpus = visible_gpus()
-    if devices is not None:
-        gpus = _chosen(devices, gpus)
-    threads, engine = params.graph.threads, params.engine
+    machine, gpus = params.machine, visible_gpus()
+    gpus = machine.gpus(gpus) if devices is None else _chosen(devices, gpus)
+    threads = machine.threads
     count = given or jobs_here(gpus, threads)
     share = threads or int(os.environ.get(OMP) or max(1, cores() // count))
     whole = {JOBS: str(count)}
     if gpus:
         whole[VISIBLE] = ",".join(gpus)
     dividing = {"evaluate"}
-    if engine.devices or engine.name == "ray":
+    if machine.starts_workers:
         dividing |= {"ground", "image-features", "object-features", "text-features", "teachers"}
 
     def divides(command: str) -> bool:

@@ -6,15 +6,11 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.cli.options import JSON, print_json
-from sightline.wording import in_bytes
-
-if TYPE_CHECKING:
-    from sightline.cache.record import FeatureSetRecord, SetRecord
 
 _EXPECTED = "expected a set, or a folder of sets"
 _LOST = re.compile(r"(shard|index)-[0-9a-f]{32}\.\w+")
@@ -27,52 +23,51 @@ def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
 
     Example: sightline cache list data
     """
+    from pipeline.provenance import about
     from sightline.cache import CacheError
     from sightline.cache.record import read_record
 
-    found: list[tuple[Path, SetRecord]] = []
+    sets: list[dict[str, Any]] = []
     damaged: list[str] = []
     for folder in sets_below(path, lost=True):
         try:
-            found.append((folder, read_record(folder)))
+            sets.append(about(folder, read_record(folder)))
         except CacheError as error:  # still show the others
             damaged.append(str(error))
     if as_json:
-        print_json([_about(folder, record) for folder, record in found])
+        print_json(sets)
     else:
-        _print_sets(found)
+        _print_sets(sets)
     if damaged:
         raise CacheError("\n".join(damaged))
 
 
-def _print_sets(found: list[tuple[Path, SetRecord]]) -> None:
+def _print_sets(sets: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from sightline.cache.record import FeatureSetRecord
-
     table = Table("set", "kind", "rows", "failed", "dim", "size", "made by", "weights", box=None)
-    for folder, record in found:
-        about = _about(folder, record)
-        cells = [folder.as_posix(), record.spec.kind, f"{record.rows:,}", f"{record.failed:,}"]
-        if isinstance(record, FeatureSetRecord):
-            encoder = record.spec.encoder
-            untrained = " (untrained weights)" if encoder.untrained else ""
-            cells += [str(record.spec.dim), about["size"]]
-            imported = f" ({about['provenance']})" if record.provenance.imported else ""
-            cells += [encoder.name, f"{encoder.source}{untrained}{imported}"]
-        else:
-            cells += ["", about["size"], "", ""]
-        table.add_row(*map(Text, cells))  # untrusted names, which rich would parse as markup
+    for facts in sets:
+        cells = [facts["path"], facts["kind"], f"{facts['rows']:,}", f"{facts['failed']:,}"]
+        cells += [str(facts.get("dim", "")), facts["size"], facts.get("encoder", "")]
+        weights = facts.get("weights", "")
+        if facts.get("untrained"):
+            weights += " (untrained weights)"
+        if facts["imported"]:
+            weights += f" ({facts['provenance']})"
+        table.add_row(*map(Text, [*cells, weights]))  # untrusted names, not markup
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def info(
     path: SET,
-    captions: Annotated[
+    data: Annotated[
         Path | None,
-        typer.Option(help="Of a grounding: its captions manifest, to measure their coverage."),
+        typer.Option(
+            help="Of a grounding: its prepared data set, to measure how much of its captions "
+            "phrases cover."
+        ),
     ] = None,
     as_json: JSON = False,
 ) -> None:
@@ -82,23 +77,28 @@ def info(
 
     Example: sightline cache info data/features/scenes/image/clip
     """
-    from pipeline.grounding.stats import statistics
-    from pipeline.provenance import licence_note, paragraph
+    from pipeline import provenance
+    from pipeline.grounding import stats
+    from sightline.cache.prepared import PreparedDataset
     from sightline.cache.record import read_record
 
     record = read_record(path)
-    if captions is not None and record.spec.kind != "grounding":
+    grounding = record.spec.kind == "grounding"
+    if data is not None and not grounding:
         raise typer.BadParameter(
-            f"--captions is for a grounding; {path} is of kind {record.spec.kind}"
+            f"{path} is of kind {record.spec.kind}, not a grounding", param_hint="--data"
         )
-    licence = licence_note(path)
+    facts = provenance.about(path, record)
+    lines = {"Set": f"{facts['path']} ({facts['kind']})", **provenance.described(facts)}
+    if grounding:
+        captions = None if data is None else PreparedDataset.open(data).captions_manifest
+        facts["statistics"] = stats.statistics(path, captions)
+        lines |= stats.described(facts["statistics"])
     if as_json:
-        about = _about(path, record)
-        if record.spec.kind == "grounding":
-            about["statistics"] = statistics(path, captions)
-        print_json({**about, "bytes": record.size, "licence": licence})
+        print_json(facts)
         return
-    print(paragraph(path, record, licence, captions))
+    for name, value in lines.items():
+        print(f"{name + ':':21}{value}")
 
 
 def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
@@ -127,43 +127,3 @@ def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _about(path: Path, record: SetRecord) -> dict[str, Any]:
-    from sightline.cache.record import FeatureSetRecord, TableSetRecord
-
-    about: dict[str, Any] = {"path": path.as_posix(), "kind": record.spec.kind}
-    if isinstance(record, FeatureSetRecord):
-        about |= _about_features(record)
-    else:
-        assert isinstance(record, TableSetRecord)
-        about |= {
-            "description": record.spec.description,
-            "computed": sorted({str(shard.computed) for shard in record.shards if shard.computed}),
-        }
-    return about | {
-        "rows": record.rows,
-        "failed": record.failed,
-        "shards": len(record.shards),
-        "size": in_bytes(record.size),
-        "provenance": str(record.provenance),
-        "fingerprint": record.fingerprint,
-        "content_digest": record.content_digest,
-    }
-
-
-def _about_features(record: FeatureSetRecord) -> dict[str, Any]:
-    spec, encoder = record.spec, record.spec.encoder
-    return {
-        "encoder": encoder.name,
-        "weights": encoder.source,
-        "untrained": encoder.untrained,
-        "revision": encoder.revision,
-        "weights_sha256": encoder.weights_sha256,
-        "preprocessing": spec.preprocessing,
-        "precision": spec.precision,
-        "dtype": spec.dtype,
-        "normalised": spec.normalised,
-        "dim": spec.dim,
-        "computed": sorted({str(shard.computed) for shard in record.shards}),
-    }

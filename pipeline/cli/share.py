@@ -1,42 +1,34 @@
-"""`sightline cache`: diff, export and import sets, and convert formats."""
+"""`sightline cache`: diff, export and import sets, also in the formats of other tools."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from pipeline.cli.options import JSON, OUT, print_json
+from pipeline.cli.options import JSON, OUT, print_json, takes
 from pipeline.cli.sets import SET
+from pipeline.interchange.import_rows import ImportOptions
 from sightline.wording import counted, in_bytes
 
-_FILE = Annotated[Path, typer.Option("--out", help="File to write.", show_default=False)]
-_TEXTS = Annotated[Path, typer.Option(help="Captions, one per line, aligned with the rows.")]
-_MANIFESTS = Annotated[
-    Path, typer.Option("--dataset", help="Folder for (or of) its manifests.", show_default=False)
-]
-_SOURCE = Annotated[
-    str, typer.Option(help="What computed the rows; stored as the record's source.")
-]
-
-
-class Format(StrEnum):
-    """Values of ``cache export --format``."""
-
-    TAR = "tar"
-    PARQUET = "parquet"
-    NPY = "npy"
-
-
-class ImportKind(StrEnum):
-    """Values of ``cache import --kind``."""
-
-    IMAGE = "image"
-    TEXT = "text"
-    TEACHER = "teacher"
+_TOOLS, _TAR = "the files of other tools", "a tar"
+_FOR_HUBS = ("--data", "--normalise", "--licence")
+_EXPORT_TAKES = {
+    "tar": (),
+    "parquet": _FOR_HUBS,
+    "npy": _FOR_HUBS,
+    "mcse": ("--data", "--texts", "--split"),
+}
+_IMPORT_TAKES = {
+    _TAR: (),
+    _TOOLS: ("--data", "--kind", "--features", "--names", "--source", "--allow-missing"),
+    "mcse": ("--data", "--texts", "--source"),
+    "kdmcse": ("--data", "--source"),
+}
+"""Format → the options that it has besides --out."""
 
 
 def diff(a: SET, b: SET, as_json: JSON = False) -> None:
@@ -50,33 +42,32 @@ def diff(a: SET, b: SET, as_json: JSON = False) -> None:
     if as_json:
         print_json(asdict(found))
         return
-    for line in found.why:
-        print(f"  {line}")
-    print(
-        f"{found.added:,} added, {found.gone:,} removed, {found.changed:,} changed, "
-        f"{found.same:,} unchanged"
-    )
-    if found.changed:
-        print(f"largest cosine change {found.largest_change:.3g}, key {found.changed_most}")
-    if found.added_failures or found.gone_failures:
-        print(f"failed rows: {found.added_failures:,} added, {found.gone_failures:,} removed")
+    print("\n".join(found.lines()))
 
 
 def export_set(
     path: SET,
     out: Annotated[
-        Path, typer.Option("--out", help="File (tar) or folder to write.", show_default=False)
+        Path,
+        typer.Option("--out", help="File (tar, mcse) or folder to write.", show_default=False),
     ],
     form: Annotated[
-        Format,
+        Literal["tar", "parquet", "npy", "mcse"],
         typer.Option(
             "--format",
-            help="tar: any set, one file. The others: features, a folder for other tools and hubs.",
+            help="tar: any set, one file. parquet, npy: features, a folder for other tools and "
+            "hubs. mcse: image features, an HDF5 file beside --texts.",
         ),
-    ] = Format.TAR,
-    dataset: Annotated[
+    ] = "tar",
+    data: Annotated[
         Path | None,
-        typer.Option(help="Prepared data set; adds image_path or caption to the rows."),
+        typer.Option(help="Prepared data set; it names the rows, or holds the captions for mcse."),
+    ] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="For mcse: file of captions to write, one per line.")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="For mcse: split of the captions.", show_default="train")
     ] = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Divide every row by its length.")
@@ -86,172 +77,117 @@ def export_set(
         typer.Option(help="Licence of the features for the card, such as cc-by-4.0."),
     ] = None,
 ) -> None:
-    """Write a set for others: as a tar, or features as Parquet or npy.
+    """Write a set for others: as a tar, or features as Parquet, npy or in MCSE's format.
 
     Example: sightline cache export data/features/scenes/image/clip --format parquet
     --out clip-of-scenes
     """
-    from sightline.cache.archive import export_set as export
+    given = {"--data": data, "--texts": texts, "--split": split}
+    _only(form, _EXPORT_TAKES[form], given | {"--normalise": normalise, "--licence": licence})
+    if form == "tar":
+        from sightline.cache.archive import export_set as export
 
-    if form is Format.TAR:
-        _only_with("another --format", dataset=dataset, normalise=normalise, licence=licence)
         print(f"{out}: {in_bytes(export(path, out))}")
-        return
-    from pipeline.interchange.export import export_features
-    from pipeline.provenance import described, licence_note
+    elif form == "mcse":
+        from pipeline.interchange.mcse import export_mcse
 
-    note = licence_note(path)
-    done = export_features(
-        path,
-        out,
-        "parquet" if form is Format.PARQUET else "npy",
-        lambda record: described(record, note),
-        dataset=dataset,
-        normalise=normalise,
-        licence=licence,
-    )
-    parts = counted(done.rows, "row"), counted(done.files, "file"), in_bytes(done.bytes)
-    print(f"{out}: {', '.join(parts)}")
-    if done.unnamed:
-        print(f"{done.unnamed:,} rows are not in {dataset}; their name is empty")
+        data, texts = _needed(data, "--data"), _needed(texts, "--texts")
+        rows = export_mcse(data, path, out, texts, split or "train")
+        print(f"{out}: {rows:,} rows and lines")
+    else:
+        from pipeline.interchange.export import export_features
+        from pipeline.provenance import about, described
+
+        done = export_features(
+            path,
+            out,
+            form,
+            lambda record: described(about(path, record)),
+            dataset=data,
+            normalise=normalise,
+            licence=licence,
+        )
+        parts = counted(done.rows, "row"), counted(done.files, "file"), in_bytes(done.bytes)
+        print(f"{out}: {', '.join(parts)}")
+        if done.unnamed:
+            print(f"{done.unnamed:,} rows are not in {data}; their name is empty")
 
 
+@takes("options", ImportOptions)
 def import_set(
     source: Annotated[
         Path,
         typer.Argument(help="A tar, a folder or a file; see below.", show_default=False),
     ],
     out: OUT,
-    images: Annotated[
-        Path | None, typer.Option(help="Images that the metadata names: folder or manifest.")
+    form: Annotated[
+        Literal["mcse", "kdmcse"] | None,
+        typer.Option(
+            "--format",
+            help="mcse: an HDF5 file beside --texts. kdmcse: a JSON file, which becomes the sets "
+            "image/clip and text/clip below --out.",
+            show_default="recognised",
+        ),
     ] = None,
-    kind: Annotated[ImportKind | None, typer.Option(help="What the rows describe.")] = None,
-    features: Annotated[
-        str | None, typer.Option(help="Array of an .npz, or column of a table, of the features.")
+    texts: Annotated[
+        Path | None, typer.Option(help="For mcse: captions, one per line, aligned with the rows.")
     ] = None,
-    names: Annotated[
-        str | None, typer.Option(help="Column that names the images, or holds the texts.")
-    ] = None,
-    source_note: Annotated[
-        str | None, typer.Option("--source", help="What computed the rows, for the record.")
-    ] = None,
-    allow_missing: Annotated[
-        bool, typer.Option("--allow-missing", help="Leave out rows whose image is not there.")
-    ] = False,
+    *,
+    options: ImportOptions,
 ) -> None:
     """Make a set from a tar of `cache export`, or from features in the files of other tools.
 
     Recognises tars, clip-retrieval's folders, DataComp's .npz beside .parquet, and Parquet or Arrow
-    tables with a column of features.
+    tables with a column of features. The files of MCSE and KDMCSE become a data set as well.
 
-    Example: sightline cache import embeddings --images photos --out features/clip
+    Example: sightline cache import embeddings --data photos --out features/clip
     """
     from pipeline.interchange.foreign import SUFFIXES
-    from pipeline.interchange.import_rows import ImportOptions, import_rows
 
     archive = source.suffix == ".tar" or (source.is_file() and source.suffix not in SUFFIXES)
-    options = ImportOptions(
-        images=images,
-        kind=None if kind is None else kind.value,
-        features=features,
-        names=names,
-        source=source_note,
-        allow_missing=allow_missing,
-    )
-    if archive:
-        _only_with("the files of other tools", **asdict(options))
-        _import_archive(source, out)
-        return
-    found = import_rows(source, out, options)
-    spec = found.record.spec
-    length = "normalised" if spec.normalised else "not normalised"
-    print(
-        f"{out}: {counted(found.record.rows, 'row')} of {spec.dim:,} {spec.dtype}, "
-        f"kind {spec.kind}, {length}, from {found.form}; {found.record.provenance}"
-    )
-    if found.missing:
-        print(f"{counted(found.missing, 'row')} left out: their {spec.kind} is missing")
-    if found.trimmed:
-        print(f"white space around {counted(found.trimmed, 'text')} left out, as in every data set")
-    if found.repeated:
+    what = form or (_TAR if archive else _TOOLS)
+    data, note = options.data, options.source
+    given = {f"--{name.replace('_', '-')}": value for name, value in options}
+    given["--texts"] = texts
+    _only(what, _IMPORT_TAKES[what], given)
+    if form == "mcse":
+        from pipeline.interchange.mcse import import_mcse
+
+        note, dataset = note or "an HDF5 file in MCSE's form", _needed(data, "--data")
+        record, report = import_mcse(source, _needed(texts, "--texts"), dataset, out, note)
+        print(f"{out}: {counted(record.rows, 'image')}\n{dataset}: {report.summary()}")
+    elif form == "kdmcse":
+        from pipeline.interchange.kdmcse import import_kdmcse
+
+        note, dataset = note or "a JSON file in KDMCSE's form", _needed(data, "--data")
+        images, captions = out / "image/clip", out / "text/clip"
+        one, other, report = import_kdmcse(source, dataset, images, captions, note)
         print(
-            f"{counted(found.repeated, 'row')} left out: an earlier row describes the same "
-            f"{spec.kind}; {found.contradicting:,} of them hold other numbers than it"
+            f"{images}: {counted(one.rows, 'image')}\n{captions}: {counted(other.rows, 'caption')}"
         )
-    if found.record.failed:
-        print(f"{counted(found.record.failed, 'row')} without a value")
-    print(f"check it: sightline cache verify {out} --recompute 20 --inputs … --encoder …")
+        print(f"{dataset}: {report.summary()}")
+    elif archive:
+        from sightline.cache.archive import import_set as unpack
+        from sightline.cache.record import NAMES
+
+        record = unpack(source, out)
+        parts = NAMES[record.spec.kind], counted(len(record.files), "file"), in_bytes(record.size)
+        print(f"{out}: {', '.join(parts)}")
+    else:
+        from pipeline.interchange.import_rows import import_rows
+
+        print("\n".join(import_rows(source, out, options).lines(out)))
+        print(f"check it: sightline extract … --out {out} --check 20")
 
 
-def _import_archive(archive: Path, out: Path) -> None:
-    from sightline.cache.archive import import_set as unpack
-    from sightline.cache.record import NAMES
-
-    record = unpack(archive, out)
-    size = in_bytes(record.size)
-    print(f"{out}: {NAMES[record.spec.kind]}, {counted(len(record.files), 'file')}, {size}")
+def _only(what: str, takes: tuple[str, ...], given: Mapping[str, object]) -> None:
+    """Misuse (exit code 2) of options that are for another format."""
+    if used := [option for option, value in given.items() if value and option not in takes]:
+        has = f"has {', '.join(takes)}" if takes else "has no such options"
+        raise typer.BadParameter(f"{what} {has}", param_hint=" and ".join(used))
 
 
-def _only_with(what: str, **given: object) -> None:
-    """Misuse (exit code 2) of options that are for something else."""
-    used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
-    if used:
-        raise typer.BadParameter(f"{', '.join(used)}: only used with {what}")
-
-
-def import_mcse(
-    features: Annotated[
-        Path, typer.Argument(help="MCSE's file, such as flickr.hdf5.", show_default=False)
-    ],
-    texts: _TEXTS,
-    dataset: _MANIFESTS,
-    out: OUT,
-    source: _SOURCE = "an HDF5 file in MCSE's form",
-) -> None:
-    """Make manifests and a feature set from MCSE's HDF5 file and captions.
-
-    Example: sightline cache import-mcse flickr.hdf5 --texts flickr_random_captions.txt
-    --dataset data/datasets/mcse --out data/features/mcse/image/resnet50
-    """
-    from pipeline.interchange.mcse import import_mcse as import_features
-
-    record, report = import_features(features, texts, dataset, out, source)
-    print(f"{out}: {counted(record.rows, 'image')}")
-    print(f"{dataset}: {report.summary()}")
-
-
-def import_kdmcse(
-    path: Annotated[Path, typer.Argument(help="KDMCSE's file, such as flickr30k_ViT_L14.json.")],
-    dataset: _MANIFESTS,
-    images: Annotated[Path, typer.Option(help="Image feature set to write.")],
-    texts: Annotated[Path, typer.Option(help="Caption feature set to write.")],
-    source: _SOURCE = "a JSON file in KDMCSE's form",
-) -> None:
-    """Make manifests and two feature sets from KDMCSE's JSON, read one image at a time.
-
-    Example: sightline cache import-kdmcse flickr30k_ViT_L14.json --dataset data/datasets/kdmcse
-    --images data/features/kdmcse/image/clip --texts data/features/kdmcse/text/clip
-    """
-    from pipeline.interchange.kdmcse import import_kdmcse as import_features
-
-    pictures, captions, report = import_features(path, dataset, images, texts, source)
-    print(f"{images}: {counted(pictures.rows, 'image')}")
-    print(f"{texts}: {counted(captions.rows, 'caption')}")
-    print(f"{dataset}: {report.summary()}")
-
-
-def export_mcse(
-    path: SET,
-    dataset: _MANIFESTS,
-    out: _FILE,
-    texts: Annotated[Path, typer.Option(help="Text file to write, one caption per line.")],
-    split: Annotated[str, typer.Option(help="Split of the captions.")] = "train",
-) -> None:
-    """Write an image feature set and its captions in MCSE's format.
-
-    Example: sightline cache export-mcse data/features/scenes/image/clip
-    --dataset data/datasets/scenes --out scenes.hdf5 --texts scenes_captions.txt
-    """
-    from pipeline.interchange.mcse import export_mcse as export_features
-
-    print(f"{out}: {export_features(dataset, path, out, texts, split):,} rows and lines")
+def _needed(value: Path | None, option: str) -> Path:
+    if value is None:
+        raise typer.BadParameter("this format needs it", param_hint=option)
+    return value

@@ -47,18 +47,22 @@ _FILE = TypeAdapter(_File)
 
 
 class CocoSource(Source):
-    """COCO captions.
+    """MS COCO captions, COCO's own or with Karpathy's splits.
 
     Attributes:
         images: the folder that contains ``train2017``, ``val2017`` etc., or one folder of images.
         folders: subfolders of ``images`` to search, ``[train2017, val2017]``; default: all.
-        captions: the file of each split, ``{train: captions_train2017.json, val: …}``.
-        karpathy: ``dataset_coco.json``; instead of ``captions``. Its splits train, val and test
-            have 82,783 (those of train2014), 5,000 and 5,000 images.
+        captions: for each split, train or val, its file, such as ``captions_train2017.json``.
+        karpathy: his ``dataset_coco.json``; instead of ``captions``. Its splits train, val and
+            test have 82,783 (those of train2014), 5,000 and 5,000 images.
         restval: train on Karpathy's 30,504 further images as well; they are left out otherwise.
         strict: treat problems such as captions without image or images without caption as errors.
     """
 
+    example: ClassVar[str] = (
+        "sightline prepare coco --set images=coco --set captions.train=captions_train2017.json "
+        "--out data/coco"
+    )
     licence: ClassVar[str] = (
         "MS COCO: annotations under CC BY 4.0; photographs under the terms of Flickr"
     )

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -44,7 +44,7 @@ _COMMIT = "commit"
 
 
 class HuggingFaceSource(Source):
-    """A data set on disk or on the hub.
+    """A Hugging Face data set with a column of images and one of captions.
 
     Attributes:
         path: folder of `save_to_disk`, folder of Parquet or Arrow files, or one such file; in
@@ -59,6 +59,11 @@ class HuggingFaceSource(Source):
         images: folder that a column of paths starts from; default: that of the data set.
         strict: treat problems such as images without caption as errors.
     """
+
+    example: ClassVar[str] = (
+        "sightline prepare huggingface --set path=flickr30k --set caption=captions "
+        "--out data/flickr30k"
+    )
 
     path: Path = Path()
     name: str | None = Field(default=None, min_length=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,20 +22,31 @@ from pipeline.datasets.source import (
     Source,
 )
 from sightline.cache.manifest import CAPTIONS, IMAGES, read_manifest
-from sightline.cache.prepared import HUB_DATASET, LICENCE, dataset_facts, hub_datasets
+from sightline.cache.prepared import (
+    HUB_DATASET,
+    LICENCE,
+    PreparedDataset,
+    dataset_facts,
+    hub_datasets,
+)
 
 
 class JoinedSource(Source):
-    """Data sets to join.
+    """Several prepared data sets of pairs as one.
 
     Attributes:
-        parts: name → folder of a data set's manifests. Ids of images and captions are prefixed
-            with the name, as in ``coco/COCO_train2014_000000000009.jpg``.
-        images: name → base folder of that data set's image paths.
+        parts: name → folder of a prepared data set. Ids of images and captions are prefixed with
+            the name, as in ``coco/COCO_train2014_000000000009.jpg``.
+        images: name → base folder of that data set's image paths; default: where it was prepared.
     """
 
+    example: ClassVar[str] = (
+        "sightline prepare joined --set parts.flickr=data/flickr30k --set parts.coco=data/coco "
+        "--out data/flickr30k-coco"
+    )
+
     parts: dict[str, Path]
-    images: dict[str, Path]
+    images: dict[str, Path] = {}
 
     @field_validator("parts")
     @classmethod
@@ -45,8 +57,16 @@ class JoinedSource(Source):
             raise ValueError(f"{odd[0]!r} cannot name a part: use one word without a slash")
         return parts
 
+    @property
+    def image_folders(self) -> dict[str, Path]:
+        """Name → base folder of its image paths, of every part."""
+        return self.images or {
+            name: PreparedDataset.open(folder).require_images()
+            for name, folder in self.parts.items()
+        }
+
     def image_root(self, prepared: Path) -> Path:
-        return common_root(self.images.values())
+        return common_root(self.image_folders.values())
 
 
 def common_root(folders: Iterable[Path]) -> Path:
@@ -65,17 +85,17 @@ def prepare(
     Raises:
         DatasetError: a part has no captions or no image folder, or two parts hold the same image.
     """
-    if source.parts.keys() != source.images.keys():
-        odd = sorted(source.parts.keys() ^ source.images.keys())[0]
-        raise DatasetError(f"part {odd!r}: give both its manifests and its image folder")
-    root = common_root(source.images.values())
+    folders = source.image_folders
+    if odd := sorted(source.parts.keys() ^ folders.keys()):
+        raise DatasetError(f"part {odd[0]!r}: give both its manifests and its image folder")
+    root = common_root(folders.values())
     images, captions = [], []
     for name, part in source.parts.items():
         pictures = read_manifest(part / "images.parquet", IMAGES)
         said = read_manifest(part / "captions.parquet", CAPTIONS)
         if not len(said):
             raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
-        below = PurePosixPath(os.path.relpath(source.images[name], root))
+        below = PurePosixPath(os.path.relpath(folders[name], root))
         paths = pa.array([str(below / path) for path in pictures["path"].to_pylist()], pa.string())
         images.append(_named(pictures, name, "image_id").set_column(1, "path", paths))
         captions.append(_named(said, name, "image_id", "caption_id"))

@@ -21,16 +21,20 @@ from pipeline.datasets.source import (
 
 
 class PairsSource(Source):
-    """Images and their captions.
+    """Any folder of images with their captions, and splits from lists or Karpathy's JSON.
 
     Attributes:
         images: folder of images, searched with its subfolders.
-        captions: ``name.jpg#k<TAB>caption``, or CSV, TSV or JSONL with a header; without it, the
-            captions come from ``karpathy``.
+        captions: file of lines ``name.jpg#k<TAB>caption``, or CSV, TSV or JSONL with a header;
+            without it, the captions come from ``karpathy``.
         splits: for each split, a file of image names, one per line.
         karpathy: Karpathy's JSON, such as ``dataset_flickr30k.json``; instead of ``splits``.
         strict: treat problems such as captions without image or images without caption as errors.
     """
+
+    example: ClassVar[str] = (
+        "sightline prepare pairs --set images=photos --set captions=captions.csv --out data/mine"
+    )
 
     images: ImageFolder
     captions: Path | None = None
@@ -54,6 +58,10 @@ class Flickr30kSource(PairsSource):
     which contain image names without suffix, or Karpathy's.
     """
 
+    example: ClassVar[str] = (
+        "sightline prepare flickr30k --set images=flickr30k-images "
+        "--set karpathy=dataset_flickr30k.json --out data/flickr30k"
+    )
     licence: ClassVar[str] = (
         "Flickr30k: photographs under the terms of Flickr and their authors, for "
         "non-commercial research and education only; do not pass on the photographs"

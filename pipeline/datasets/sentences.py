@@ -11,8 +11,15 @@ from sightline.outside import read_lines
 
 
 class SentencesSource(Source):
-    """A UTF-8 text file, one sentence per line."""
+    """Plain sentences, such as Wiki1M.
 
+    Attributes:
+        path: a UTF-8 text file, one sentence per line.
+    """
+
+    example: ClassVar[str] = (
+        "sightline prepare sentences --set path=wiki1m_for_simcse.txt --out data/wiki"
+    )
     has_pairs: ClassVar[bool] = False
 
     path: Path = Path()

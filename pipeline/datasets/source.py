@@ -37,10 +37,12 @@ class Source(Settings):
 
     Attributes:
         has_pairs: whether it has images with captions; a source of plain sentences has none.
+        example: a command that prepares such a data set, for its help.
         licence: what is known about the data's licence; shown by `sightline cache info`.
     """
 
     has_pairs: ClassVar[bool] = True
+    example: ClassVar[str] = ""
     licence: ClassVar[str] = LICENCE_UNKNOWN
 
     def image_root(self, prepared: Path) -> Path:

@@ -42,7 +42,9 @@ _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
 
 class WebDatasetSource(Source):
-    """Tar files whose members belong together by the part of their name before the first dot.
+    """WebDataset shards, as img2dataset writes them; nothing is unpacked.
+
+    The members of a tar file belong together by the part of their name before the first dot.
 
     Attributes:
         images: folder of the shards; in `params.yaml` by default `source` itself.
@@ -55,6 +57,10 @@ class WebDatasetSource(Source):
         strict: treat problems such as captions without image or images without caption as errors.
     """
 
+    example: ClassVar[str] = (
+        "sightline prepare webdataset --set images=cc12m --set 'shards={00000..00099}.tar' "
+        "--out data/cc12m"
+    )
     licence: ClassVar[str] = (
         "not known here; images from the web belong to their authors, and the terms of the data "
         "set that lists them apply"

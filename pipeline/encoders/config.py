@@ -240,6 +240,18 @@ EncoderKind = Literal["image", "text", "teacher"]
 RESNETS = ("resnet18", "resnet50", "resnet101", "resnet152")
 
 
+def encoder_class(name: str, kind: EncoderKind = "image") -> type[EncoderConfig]:
+    """The configuration's class of the encoder called ``name``, as for `named_encoder`."""
+    return EncoderConfig.families.subclass(_family_and_model(name, kind)[0], EncoderConfig)
+
+
+def _family_and_model(name: str, kind: EncoderKind) -> tuple[str, str]:
+    family, colon, model = name.partition(":")
+    if colon and family in EncoderConfig.families:
+        return family, model
+    return _family_of(name, kind), name
+
+
 def named_encoder(
     name: str, weights: str, kind: EncoderKind = "image", **parameters: Any
 ) -> EncoderConfig:
@@ -251,21 +263,16 @@ def named_encoder(
             name.
         weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
         parameters: of its family, such as ``pooling`` and ``max_length`` of a teacher, or
-            ``compile``; None and False mean the default.
+            ``compile``.
 
     Raises:
         SightlineError: unknown name (lists the available ones and suggests the nearest), invalid
             weights, or an option that does not apply to this encoder.
     """
-    family, colon, model = name.partition(":")
-    if not colon or family not in EncoderConfig.families:
-        family, model = _family_of(name, kind), name
-    chosen = {
-        key: value for key, value in parameters.items() if value is not None and value is not False
-    }
+    family, model = _family_and_model(name, kind)
     try:
         return EncoderConfig.model_validate(
-            {"family": family, "model": model, "weights": weights, **chosen}
+            {"family": family, "model": model, "weights": weights, **parameters}
         )
     except ValidationError as error:
         raise SightlineError(f"{name}: {'; '.join(explain(error))}") from error

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sightline.cache.record import EncoderRecord
 
 if TYPE_CHECKING:
@@ -66,3 +69,14 @@ class TextEncoder:
     encode: Callable[[Sequence[str], int], Tensor]
     casts_weights: bool = False
     options: tuple[str, ...] = ()
+
+    def encode_all(self, texts: Sequence[str], batch_size: int = 64) -> NDArray[np.float32]:
+        """Features of any number of texts, not normalised: [n, dim]."""
+        rows = np.empty((len(texts), self.dim), dtype=np.float32)
+        lengths = np.array(self.lengths(texts))
+        for length in np.unique(lengths).tolist():
+            same = np.flatnonzero(lengths == length)
+            for start in range(0, len(same), batch_size):
+                some = same[start : start + batch_size]
+                rows[some] = self.encode([texts[int(i)] for i in some], length).numpy()
+        return rows

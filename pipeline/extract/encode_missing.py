@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import tee
 from pathlib import Path
@@ -26,8 +25,9 @@ from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec, SetWriter
 from sightline.cache.keys import KeyTable, as_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.record import Kind, refuse_other_kinds, set_output
-from sightline.devices import check_precision, pick_device
+from sightline.devices import pick_device
 from sightline.errors import SightlineError
+from sightline.files import model_paths
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -70,22 +70,9 @@ def extract_features(
     Raises:
         SightlineError: the images are missing, or as `extract`.
     """
-    from sightline.cache.prepared import PreparedDataset
-
-    root = None
-    if not isinstance(data, PreparedDataset):
-        path = Path(data)
-        if kind == "object":
-            raise SightlineError(f"{path}: features of objects need a prepared data set")
-    elif kind in ("text", "teacher"):
-        path = data.captions_manifest
-    else:
-        path = data.images_manifest
-        root = data.require_images() if cutouts is None else data.image_root
-    inputs = inputs_of(kind, path, root, phrases=phrases, rules=rules, cutouts=cutouts)
-    folder = data.folder if isinstance(data, PreparedDataset) else path
-    how = replace(settings, device=device, inputs=(*settings.inputs, folder))
-    extract(inputs, encoder, Path(out), how)
+    data = Path(data) if isinstance(data, str) else data
+    inputs = inputs_of(kind, data, phrases=phrases, rules=rules, cutouts=cutouts)
+    extract(inputs, encoder, Path(out), settings.on(device))
     return FeatureSet.open(out)
 
 
@@ -97,19 +84,15 @@ def extract(
     Raises:
         SightlineError: the device is not available, the encoder cannot be built; or as `encode`.
     """
-    named = [Path(config.model), Path(config.weights.removeprefix("file:"))]
-    settings = replace(
-        settings,
-        precision=check_precision(settings.precision),
-        inputs=(*settings.inputs, *named, *inputs.paths),
-    )
+    named = model_paths(config.model, config.weights.removeprefix("file:"))
+    settings = settings.but(inputs=(*settings.inputs, *named, *inputs.paths))
     refuse_other_kinds(out, inputs.kind)
     set_output(out, settings.inputs, str(settings.worker or "")).check_place()
     config.require_files()
-    device = pick_device(settings.device or "cpu")
+    device = pick_device(settings.device)
     build = config.build_text if inputs.are_texts else config.build_image
     encoder = build(device, settings.precision)
-    return encode(inputs, encoder, out, replace(settings, device=str(device)))
+    return encode(inputs, encoder, out, settings.on(str(device)))
 
 
 def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings) -> SetSummary:

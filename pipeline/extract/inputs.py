@@ -14,16 +14,15 @@ import pyarrow as pa
 from pydantic import Field
 
 from sightline.cache import (
-    IMAGES,
     Place,
     key_column,
     keys_of_texts,
     places_of,
-    read_manifest,
 )
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import Keys, as_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
+from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
@@ -108,8 +107,7 @@ class FeatureInputs:
 
 def inputs_of(
     kind: Kind,
-    path: Path,
-    root: Path | None = None,
+    data: PreparedDataset | Path,
     *,
     phrases: Path | None = None,
     rules: CutoutRules | None = None,
@@ -118,77 +116,79 @@ def inputs_of(
     """Read what a feature set of this kind is made of.
 
     Args:
-        path: of images: a folder or images manifest; of objects: the images manifest; of texts: as
-            `texts_in`.
-        root: base folder of a manifest's image paths.
-        phrases: of objects: as `objects_of_phrases`.
+        data: a prepared data set or its folder; a folder of images; or, for texts, as `texts_in`.
+        phrases: of objects: phrases manifest, or the records of a grounding.
         rules: of objects; None: the defaults.
-        cutouts: of objects: folder of stored cut-outs.
+        cutouts: of objects: folder of stored cut-outs, which stand in for the photographs.
 
     Raises:
-        SightlineError: as the functions named here and `image_entries_of`.
+        SightlineError: there is nothing of this kind, images are missing, or a manifest is missing
+            or damaged.
     """
+    if isinstance(data, Path) and (data / RECORD).is_file():
+        data = PreparedDataset.open(data)
+    place = data.folder if isinstance(data, PreparedDataset) else data
+    entries: Sequence[Any]
     stored = None
-    if kind == "image":
-        entries: Sequence[Any] = image_entries_of(path, root)
-    elif kind != "object":
-        entries = texts_in(path)
+    if kind in ("text", "teacher"):
+        entries = texts_in(data.captions_manifest if isinstance(data, PreparedDataset) else data)
+    elif kind == "image":
+        entries = (
+            image_entries_of(data) if isinstance(data, PreparedDataset) else images_below(data)
+        )
     elif phrases is None:
         raise SightlineError("features of objects need `phrases`: the records of a grounding")
+    elif not isinstance(data, PreparedDataset):
+        raise SightlineError(f"{data}: no prepared data set, which features of objects need")
     else:
         from pipeline.extract.objects import StoredCutouts
 
         stored = None if cutouts is None else StoredCutouts(cutouts)
-        entries = objects_of_phrases(phrases, path, root, stored)
-    paths = tuple(filter(None, (path, root, phrases, cutouts)))
+        entries = objects_of_phrases(phrases, data, stored)
+    root = data.image_root if isinstance(data, PreparedDataset) else None
+    paths = tuple(filter(None, (place, root, phrases, cutouts)))
     return FeatureInputs(kind, entries, rules or CutoutRules(), stored, paths)
 
 
-def image_entries_of(images: Path, root: Path | None = None) -> list[ImageEntry]:
-    """The images of a folder and its subfolders, or of a manifest.
-
-    Args:
-        images: a folder, or an images manifest (Parquet).
-        root: base folder of a manifest's paths.
+def images_below(folder: Path) -> list[ImageEntry]:
+    """The images of a folder and its subfolders.
 
     Raises:
-        SightlineError: nothing there, no image in the folder; or a manifest without a root, of the
-            wrong kind or with a row that has an invalid place.
+        SightlineError: no such folder, or no image in it.
     """
-    if images.is_dir():
-        from pipeline.datasets.images import scan_images
-        from pipeline.datasets.source import PrepareReport
+    from pipeline.datasets.images import scan_images
+    from pipeline.datasets.source import PrepareReport
 
-        found = scan_images(images, PrepareReport("images"))
-        files = zip(found.paths, found.keys, strict=True)
-        return [ImageEntry(Place(images / path), key.tobytes()) for path, key in files]
-    if not images.exists():
-        raise SightlineError(f"{images}: no such folder or manifest")
-    if root is None:
-        raise SightlineError(
-            f"{images}: the manifest's paths are relative to its image folder; pass it with --root"
-        )
-    table = read_manifest(images, IMAGES)
-    if not root.is_dir():
-        raise SightlineError(f"{root}: no such image folder; check the path")
-    places, keys = places_of(images, table), table["key"].to_pylist()
+    if not folder.is_dir():
+        raise SightlineError(f"{folder}: no such folder of images, nor a prepared data set")
+    images = scan_images(folder, PrepareReport("images"))
+    files = zip(images.paths, images.keys, strict=True)
+    return [ImageEntry(Place(folder / path), key.tobytes()) for path, key in files]
+
+
+def image_entries_of(data: PreparedDataset) -> list[ImageEntry]:
+    """The images of a prepared data set.
+
+    Raises:
+        SightlineError: its images are not here, or its manifest has an invalid place.
+    """
+    root, table = data.require_images(), data.images
+    places, keys = places_of(data.images_manifest, table), table["key"].to_pylist()
     return [ImageEntry(place.below(root), key) for place, key in zip(places, keys, strict=True)]
 
 
 def objects_of_phrases(
-    phrases: Path, images: Path, root: Path | None, stored: StoredCutouts | None = None
+    phrases: Path, data: PreparedDataset, stored: StoredCutouts | None = None
 ) -> list[CutoutEntry]:
     """The distinct objects of a phrases manifest, each with the place of its picture.
 
     Args:
         phrases: phrases manifest, or the records of a grounding.
-        images: images manifest of the same data set.
-        root: base folder of the paths in ``images``; these two are read only for objects that are
-            not ``stored``.
+        data: the data set of the same images, read only for objects that are not ``stored``.
 
     Raises:
-        SightlineError: a manifest is missing or of the wrong kind, ``root`` is not a folder, or a
-            phrase belongs to an image that ``images`` does not have.
+        SightlineError: a manifest is missing or of the wrong kind, images are needed and not here,
+            or a phrase belongs to an image that ``data`` does not have.
     """
     table = read_phrases(phrases)
     objects = key_column(table["cutout_key"])
@@ -201,7 +201,7 @@ def objects_of_phrases(
     if kept.all():
         return entries
     try:
-        places = {entry.key: entry.place for entry in image_entries_of(images, root)}
+        places = {entry.key: entry.place for entry in image_entries_of(data)}
     except SightlineError as error:
         if stored is None:
             raise
@@ -234,8 +234,8 @@ def cutout_entries(
             strange = set(columns[1]) - places.keys()
             raise SightlineError(
                 f"{phrases}: its phrases belong to {counted(len(strange), 'image')} that the "
-                f"images manifest does not have (such as {min(strange).hex()[:16]}); make phrases "
-                "for these images, or pass the matching manifest"
+                f"data set does not have (such as {min(strange).hex()[:16]}); make phrases "
+                "for these images, or give the data set that they belong to"
             ) from None
         height, width = mask["size"]
         entries.append(CutoutEntry(place, key, image_key, (height, width), mask["counts"]))

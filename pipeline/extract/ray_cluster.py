@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.extract.engine import Engine
+from pipeline.extract.settings import Machine
 from pipeline.extract.workers import DEATHS, LEAVE, Child, Ended, Watch, of_worker, stop
 from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
@@ -37,7 +37,7 @@ class Killed(Exception):
 
 
 def on_ray(
-    command: Sequence[str], engine: Engine, device: str, threads: int, watch: Watch
+    command: Sequence[str], machine: Machine, threads: int, watch: Watch
 ) -> Generator[Ended | None]:
     """Run ``command`` as workers on a cluster; a worker whose node or process dies runs again.
 
@@ -48,9 +48,10 @@ def on_ray(
             worker.
     """
     ray = _imported()
-    with _connected(ray, engine.ray_address or os.environ.get("RAY_ADDRESS") or "local"):
-        resources, device, room = _room(ray, device, threads)
-        count = min(engine.actors or room, room)
+    address, most = machine.ray
+    with _connected(ray, address or os.environ.get("RAY_ADDRESS") or "local"):
+        resources, device, room = _room(ray, machine.device, threads)
+        count = min(most or room, room)
         task = ray.remote(max_retries=DEATHS, retry_exceptions=[Killed], **resources)(_worker)
         given = {k: v for k, v in os.environ.items() if k.startswith(_HANDED_DOWN)}
         names = {}
@@ -173,8 +174,8 @@ def _check_address(address: str) -> None:
 def _no_answer(address: str, reason: str) -> SightlineError:
     return SightlineError(
         f"no Ray cluster answers at {address}: {reason}. Start it (`ray start --head`), give the "
-        "head's host:port with --ray-address or RAY_ADDRESS, and run the command on one of its "
-        "nodes; nothing has been computed"
+        "head's host:port with --engine ray@HOST:PORT or RAY_ADDRESS, and run the command on one "
+        "of its nodes; nothing has been computed"
     )
 
 

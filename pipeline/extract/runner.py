@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pipeline.encoders.preprocessing import MAX_PIXELS
+from pipeline.extract.settings import RunSettings
 from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure
-from sightline.cache.plan import Batch, Worker
-from sightline.cache.record import DTypeName, SetRecord
+from sightline.cache.plan import Batch
+from sightline.cache.record import FeatureSetRecord, SetRecord
 from sightline.cache.writer import SetWriter
-from sightline.devices import device_name, threads_here, using_threads
+from sightline.devices import device_name, pick_device, threads_here, using_threads
 from sightline.errors import BusyError, SightlineError
 from sightline.hardware import cpu_warning
 from sightline.progress import progress, to_stderr
@@ -49,47 +49,6 @@ class Computed(NamedTuple):
 Advance = Callable[[int], None]
 Compute = Callable[[Iterator[Batch], Advance], Iterable[Computed]]
 """Batches, pulled on demand, and a progress callback for finished rows → results."""
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """How to run, as opposed to what to compute; a run reads those that concern it.
-
-    Attributes:
-        retry_failed: recompute failed rows.
-        threads: CPU threads; None: PyTorch's default.
-        worker: this worker among several that share the output; None: the only one.
-        device: device of the models; None: as configured, else the CPU.
-        dry_run: only say what there is to do; write nothing.
-        max_failed: fraction of rows that may fail before the run ends with an error.
-        inputs: files and folders that the run reads; its output must not touch them.
-        batch_size: rows per batch of an encoder, which pads the last one; captions, and images, per
-            call of a grounder, halved if memory runs out.
-        workers: decode processes (0 decodes in this one), or threads of a grounding.
-        dtype: storage dtype.
-        precision: compute precision, ``fp32``, ``bf16`` or ``fp16``.
-        max_pixels: images that declare more are rejected.
-        copy_from: folder of other feature sets; rows with the same fingerprint are copied.
-        block_rows: of a grounding and its cut-outs: rows that are finished together, of which a
-            kill loses at most so many; None: as many as usual.
-        shard_rows: rows per shard; None: as in `SetWriter`.
-    """
-
-    retry_failed: bool = False
-    threads: int | None = None
-    worker: Worker | None = None
-    device: str | None = None
-    dry_run: bool = False
-    max_failed: float = 0.01
-    inputs: tuple[Path, ...] = ()
-    batch_size: int = 64
-    workers: int = 2
-    dtype: DTypeName = "float16"
-    precision: str = "fp32"
-    max_pixels: int = MAX_PIXELS
-    copy_from: Path | None = None
-    block_rows: int | None = None
-    shard_rows: int | None = None
 
 
 class HalvingCalls:
@@ -256,14 +215,28 @@ class SetSummary:
     to_do: int | None = None
     bytes_to_write: int | None = None
 
-    def of_a_dry_run(self) -> dict[str, Any]:
-        """What there is to do, as a JSON object."""
-        return {
-            "out": self.folder.as_posix(),
-            "to_do": self.to_do,
-            "copied": self.copied,
-            "bytes_to_write": self.bytes_to_write,
+    def body(self) -> dict[str, Any]:
+        """The summary as a JSON object; of a dry run, what there is to do."""
+        body: dict[str, Any] = {"out": self.folder.as_posix(), "copied": self.copied}
+        if self.to_do is not None:
+            return body | {"to_do": self.to_do, "bytes_to_write": self.bytes_to_write}
+        body |= {
+            "published": self.record is not None,
+            "computed": self.computed,
+            "resumed": self.resumed,
+            "failed": self.failed,
+            "halved_to": self.halved_to,
+            "seconds": round(self.seconds, 3),
         }
+        if self.record is not None:
+            body |= {
+                "rows": self.record.rows,
+                "fingerprint": self.record.fingerprint,
+                "content_digest": self.record.content_digest,
+            }
+        if isinstance(self.record, FeatureSetRecord):
+            body["untrained"] = self.record.spec.encoder.untrained
+        return body
 
     def __str__(self) -> str:
         parts = [self.holds] if self.holds else []
@@ -380,7 +353,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
         to_stderr(f"  {line}")
     if not batches:
         return 0
-    device = settings.device or "cpu"
+    device = str(pick_device(settings.device))
     if warning := cpu_warning(device):
         to_stderr(f"{writer.folder}: warning: {warning}")
     about = {**described(device), "threads": writer.shape.threads}

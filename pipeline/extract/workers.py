@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipeline.extract.engine import Engine
+from pipeline.extract.settings import Invocation
 from sightline.cache.plan import Worker
 from sightline.cache.writer import rows_done
 from sightline.devices import threads_here
@@ -33,7 +33,7 @@ LEAVE = 60.0
 """Seconds that stopped workers have for saving."""
 _POLL = 0.5  # seconds
 _GRACE = 10.0  # seconds in which workers that fail for one reason do so
-_OWN = ("--worker", "--devices", "--engine", "--ray-address", "--actors", "--threads")
+_OWN = ("--worker", "--devices", "--engine", "--threads")
 """Options of which each worker has its own values."""
 _ERROR = "error: "
 
@@ -67,25 +67,17 @@ class Ended:
 
 
 def run_workers(
-    words: Sequence[str],
-    engine: Engine,
-    sets: Sequence[Path],
-    *,
-    worker: Worker | None = None,
-    threads: int | None = None,
-    device: str = "auto",
-    module: str = "pipeline.cli",
+    words: Sequence[str], how: Invocation, sets: Sequence[Path], *, module: str = "pipeline.cli"
 ) -> str:
-    """Run one command once for each worker of ``engine``, all at the same time.
+    """Run one command once for each worker that ``how`` asks for, all at the same time.
 
     A signal is passed on to all. A worker that is killed is started again.
 
     Args:
         words: of the `sightline` command, which takes `--worker`: ``["extract", "image", …]``.
+        how: the devices or the cluster, and the CPU threads of each worker; if this process itself
+            is worker i of n, its k are workers i·k to i·k + k − 1 of n·k.
         sets: the folders that it fills, for the progress.
-        worker: this process itself is worker i of n: its k are workers i·k to i·k + k − 1 of n·k.
-        threads: CPU threads of each; None: as many as one process would use.
-        device: of workers on a Ray cluster: auto, cpu or cuda.
         module: which takes the words, if it is not `sightline`.
 
     Returns:
@@ -96,19 +88,19 @@ def run_workers(
             device is absent; the cluster does not answer.
         Stopped: by a signal, after the workers have saved.
     """
-    threads = threads or threads_here()
+    threads = how.threads or threads_here()
     command = [module, *_without_options(words), "--threads", str(threads)]
-    if engine.name == "ray" and worker is not None:
+    if how.on_cluster and how.worker is not None:
         raise SightlineError(
-            f"{worker}: Ray numbers its own workers; leave out --worker, or use --engine local"
+            f"{how.worker}: Ray numbers its own workers; leave out --worker, or use --engine local"
         )
     watch = Watch(sets)
-    if engine.name == "ray":
+    if how.on_cluster:
         from pipeline.extract.ray_cluster import on_ray
 
-        every = watch.until_all_ended(on_ray(command, engine, device, threads, watch))
+        every = watch.until_all_ended(on_ray(command, how, threads, watch))
     else:
-        ends = _on_devices(command, engine.devices, worker or Worker(0, 1), watch)
+        ends = _on_devices(command, how.devices, how.worker or Worker(0, 1), watch)
         every = watch.until_all_ended(ends)
     failed = list(dict.fromkeys(each.error for each in every if each.error))
     if not failed:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pipeline.grounding.protocols import Caption
 from pipeline.grounding.settings import CaptionChoice
-from sightline.cache import CAPTIONS, IMAGES, Place, key_of_text, places_of, read_manifest
+from sightline.cache import Place, key_of_text, places_of
+from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 
 
@@ -35,13 +35,12 @@ class Unit:
         return hashlib.sha256(self.key + texts).digest()
 
 
-def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) -> list[Unit]:
-    """The images of two manifests with the captions to ground; skips images without captions.
+def units_of(data: PreparedDataset, choice: CaptionChoice) -> list[Unit]:
+    """The images of a data set with the captions to ground; skips images without captions.
 
     Files with equal content count as one image with the captions of all of them.
 
     Args:
-        root: base folder of the paths in ``images``.
         choice: every caption, or the longest of each image as chosen in training.
 
     Raises:
@@ -50,21 +49,19 @@ def units_of(images: Path, captions: Path, root: Path, choice: CaptionChoice) ->
     """
     from sightline.cache.caption_choice import choose_captions
 
-    if not root.is_dir():
-        raise SightlineError(f"{root}: no such image folder; check the path")
+    root, table = data.require_images(), data.images
     units: dict[bytes, Unit] = {}
     by_id: dict[str, Unit] = {}
-    table = read_manifest(images, IMAGES)
-    for row, place in zip(table.to_pylist(), places_of(images, table), strict=True):
+    for row, place in zip(table.to_pylist(), places_of(data.images_manifest, table), strict=True):
         unit = Unit(place.below(root), row["key"], row["height"], row["width"])
         by_id[row["image_id"]] = units.setdefault(row["key"], unit)
-    table = read_manifest(captions, CAPTIONS)
+    table = data.captions
     image_ids, texts = table["image_id"].to_pylist(), table["text"].to_pylist()
     absent = [image_id for image_id in image_ids if image_id not in by_id]
     if absent:
         raise SightlineError(
-            f"{images}: {len(absent)} captions of {captions} belong to images that are not in it, "
-            f"such as {absent[0]!r}; the two manifests must come from one `sightline prepare`"
+            f"{data.images_manifest}: {len(absent)} captions of {data.captions_manifest} belong to "
+            f"images that are not in it, such as {absent[0]!r}; prepare the data set again"
         )
     for row in choose_captions(image_ids, texts, choice, 0):
         unit = by_id[image_ids[row]]

@@ -17,7 +17,8 @@ import pyarrow as pa
 from pipeline.extract.decode import ImageError
 from pipeline.extract.inputs import CutoutEntry, cutout_entries
 from pipeline.extract.objects import SPEC, Cutter, to_png
-from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
+from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
+from pipeline.extract.settings import RunSettings
 from sightline.cache import Place
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import KeyTable, unique_sorted

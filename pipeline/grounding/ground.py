@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
-from pipeline.extract.runner import Advance, Computed, Job, RunSettings, SetSummary, run
+from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.protocols import Grounder, Segmenter
 from pipeline.grounding.settings import GroundingSettings, Rules
@@ -33,33 +34,19 @@ _FORMAT = "grounding/1"
 _BLOCK = 256  # images that are finished together
 
 
-@dataclass(frozen=True)
-class GroundPaths:
-    """Input and output paths of a grounding.
-
-    Attributes:
-        images, captions: manifests of one data set.
-        root: base folder of the paths in ``images``.
-        out: folder of the records.
-        cutouts: folder of the cut-outs; None: make none.
-    """
-
-    images: Path
-    captions: Path
-    root: Path
-    out: Path
-    cutouts: Path | None
-
-
 def ground_dataset(
-    paths: GroundPaths,
+    data: PreparedDataset,
     settings: GroundingSettings,
+    out: Path,
+    cutouts: Path | None = None,
     how: RunSettings = RunSettings(),  # noqa: B008  (frozen)
 ) -> SetSummary:
     """Ground the captions of a data set and cut out their objects.
 
     Args:
-        how: the device (None: ``auto``), precision and so on; its inputs and batches are set here.
+        out: folder of the records.
+        cutouts: folder of the cut-outs; None: make none.
+        how: the device, precision and so on; its inputs and batches are set here.
             The worker that publishes the records continues with the cut-outs; workers that start
             then share those.
 
@@ -67,40 +54,40 @@ def ground_dataset(
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
             another run is writing here.
     """
-    inputs = (paths.images, paths.captions, paths.root)
-    if paths.cutouts is not None:
-        check_apart(paths.cutouts, inputs)
-        if paths.cutouts.resolve() == paths.out.resolve():
+    inputs = (data.images_manifest, data.captions_manifest, data.require_images())
+    if cutouts is not None:
+        check_apart(cutouts, inputs)
+        if cutouts.resolve() == out.resolve():
             raise SightlineError(
-                f"{paths.cutouts}: is given for both the grounding and its cut-outs; they are two "
+                f"{cutouts}: is given for both the grounding and its cut-outs; they are two "
                 "sets, so give two folders"
             )
-    units = units_of(paths.images, paths.captions, paths.root, settings.captions)
-    refuse_other_kinds(paths.out, "grounding")
-    set_output(paths.out, inputs, str(how.worker or "")).check_place()
+    units = units_of(data, settings.captions)
+    refuse_other_kinds(out, "grounding")
+    set_output(out, inputs, str(how.worker or "")).check_place()
     settings.grounder.require_files()
     settings.segmenter.require_files()
     from pipeline.extract.objects import SPEC
     from pipeline.grounding.cutouts import write_cutouts
     from sightline.devices import computing, pick_device
 
-    where = pick_device(how.device or "auto")
+    where = pick_device(how.device)
     grounder = settings.grounder.build(where, how.precision)
     segmenter = settings.segmenter.build(where, how.precision)
-    how = replace(how, device=str(where), inputs=inputs, copy_from=None)
-    grounding = replace(how, batch_size=settings.batch_size, block_rows=settings.block_images)
+    how = how.on(str(where)).but(inputs=inputs, copy_from=None)
+    grounding = how.but(batch_size=settings.batch_size, block_rows=settings.block_images)
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(where, "fp32"):
-        summary = ground(units, grounder, segmenter, settings.rules, paths.out, grounding)
-    if paths.cutouts is None or not (summary.record is not None or summary.to_do == 0):
+        summary = ground(units, grounder, segmenter, settings.rules, out, grounding)
+    if cutouts is None or not (summary.record is not None or summary.to_do == 0):
         return summary
     if settings.cutouts:
         places = {unit.key: unit.place for unit in units}
-        cut = write_cutouts(paths.out, places, paths.cutouts, how)
+        cut = write_cutouts(out, places, cutouts, how)
         if how.dry_run:
-            summary = replace(summary, remarks=(*summary.remarks, f"{paths.cutouts}: {cut}"))
+            summary = replace(summary, remarks=(*summary.remarks, f"{cutouts}: {cut}"))
     elif not how.dry_run:
-        write_rows(paths.cutouts, SPEC, as_keys([]), CUTOUTS.empty_table())
+        write_rows(cutouts, SPEC, as_keys([]), CUTOUTS.empty_table())
     return summary
 
 
@@ -130,15 +117,10 @@ def ground_captions(
             settings = GroundingSettings.model_validate(settings)
         except ValidationError as error:
             raise SightlineError(f"grounding: {'; '.join(explain(error))}") from error
-    paths = GroundPaths(
-        data.images_manifest,
-        data.captions_manifest,
-        data.require_images(),
-        Path(out),
-        None if cutouts is None else Path(cutouts),
-    )
-    ground_dataset(paths, settings, RunSettings(device=device, precision=precision))
-    return paths.out
+    folder = None if cutouts is None else Path(cutouts)
+    how = RunSettings.model_validate({"devices": device, "precision": precision})
+    ground_dataset(data, settings, Path(out), folder, how)
+    return Path(out)
 
 
 def ground(

@@ -6,12 +6,10 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from pipeline.encoders.config import Weights, parse_weights
-from sightline.errors import SightlineError
-from sightline.outside import read_yaml
-from sightline.settings import FamilySettings, Registry, Settings, explain
+from sightline.settings import FamilySettings, Registry, Settings
 
 if TYPE_CHECKING:
     import torch
@@ -252,20 +250,3 @@ class GroundingSettings(Settings):
     batch_size: int = Field(default=16, ge=1, le=4096)
     block_images: int = Field(default=256, ge=1, le=65_536)
     cutouts: bool = True
-
-
-def read_settings(path: Path) -> GroundingSettings:
-    """Read and check ``path``, with the same content as `grounding` in params.yaml.
-
-    Raises:
-        SightlineError: no such file, not YAML, or an invalid key or value.
-    """
-    if not path.is_file():
-        raise SightlineError(
-            f"{path}: no such file; expected YAML with a `grounder` (see docs/grounding.md)"
-        )
-    try:
-        return GroundingSettings.model_validate(read_yaml(path))
-    except ValidationError as error:
-        lines = [f"{path}: {line}" for line in explain(error)]
-        raise SightlineError("\n".join(lines)) from error

@@ -126,7 +126,7 @@ def names_in(dataset: Path, features: FeatureSet) -> dict[str, pa.Array]:
     if kind == "object":
         raise SightlineError(
             f"{features.path}: its rows are objects, which have no path of their own; leave out "
-            "--dataset"
+            "--data"
         )
     names: list[str | None] = [None] * len(features)
     if kind == "image":

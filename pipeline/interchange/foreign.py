@@ -207,19 +207,19 @@ def _array_of(path: Path, name: str | None) -> str:
 
 def _list_column(path: Path, name: str | None) -> str:
     with _readable(path):
-        schema = _schema(path)
-    fixed = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
+        kinds = {field.name: field.type for field in _schema(path)}
+    fixed = [column for column, kind in kinds.items() if pa.types.is_fixed_size_list(kind)]
     if name is None and len(fixed) == 1:
         name = fixed[0]
-    if name is None and FEATURES in schema.names:
+    if name is None and FEATURES in kinds:
         name = FEATURES
-    if name is None or name not in schema.names:
-        columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+    if name is None or name not in kinds:
+        columns = ", ".join(f"{column}: {kind}" for column, kind in kinds.items())
         raise SightlineError(
             f"{path}: has {columns[:500]}; name the column of features, lists of numbers, with "
             "--features"
         )
-    kind = schema.field(name).type
+    kind = kinds[name]
     if not hasattr(kind, "value_type") or str(kind.value_type) not in ("halffloat", "float"):
         raise SightlineError(
             f"{path}: column {name!r} is {kind}, expected lists of float16 or float32; convert it "

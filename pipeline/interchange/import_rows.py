@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,18 +21,14 @@ from pipeline.datasets.match import ImageNames
 from pipeline.interchange.foreign import Foreign, Part, find, is_key
 from pipeline.interchange.imported import foreign_spec, write_rows
 from pipeline.interchange.rows import KEY, are_unit
-from sightline.cache import (
-    IMAGES,
-    FeatureSetRecord,
-    key_column,
-    key_of_file,
-    key_of_text,
-    read_manifest,
-)
+from sightline.cache import FeatureSetRecord, key_column, key_of_file, key_of_text
 from sightline.cache.keys import KEY_BYTES, Keys, unique_sorted
+from sightline.cache.prepared import PreparedDataset, read_dataset_record
 from sightline.cache.record import DTypeName, Kind
 from sightline.errors import SightlineError
 from sightline.progress import progress
+from sightline.settings import Settings
+from sightline.wording import counted
 
 _DTYPE: dict[str, DTypeName] = {"float16": "float16", "float32": "float32"}
 _SAMPLE = 1000
@@ -39,19 +36,21 @@ _Names = Sequence[str | None]
 _KeysOf = Callable[[_Names], list[bytes | None]]
 
 
-@dataclass(frozen=True)
-class ImportOptions:
+class ImportOptions(Settings):
     """What the files do not say.
 
     Attributes:
-        images: folder of the images that the metadata names, or their manifest.
-        kind, features, names: as for `pipeline.interchange.foreign.find`.
+        data: the images that the metadata names, a folder or a prepared data set; of MCSE's and
+            KDMCSE's files the data set to write.
+        kind: what the rows describe.
+        features: array of an .npz, or column of a table, of the features.
+        names: column that names the images, or holds the texts.
         source: what computed the rows, for the record.
         allow_missing: leave out rows whose image is not there.
     """
 
-    images: Path | None = None
-    kind: Kind | None = None
+    data: Path | None = None
+    kind: Literal["image", "text", "teacher"] | None = None
     features: str | None = None
     names: str | None = None
     source: str | None = None
@@ -76,6 +75,28 @@ class Imported:
     repeated: int = 0
     contradicting: int = 0
     trimmed: int = 0
+
+    def lines(self, out: Path) -> list[str]:
+        """What became of the rows, in words."""
+        record, spec = self.record, self.record.spec
+        length = "normalised" if spec.normalised else "not normalised"
+        lines = [
+            f"{out}: {counted(record.rows, 'row')} of {spec.dim:,} {spec.dtype}, "
+            f"kind {spec.kind}, {length}, from {self.form}; {record.provenance}"
+        ]
+        if self.missing:
+            lines.append(f"{counted(self.missing, 'row')} left out: their {spec.kind} is missing")
+        if self.trimmed:
+            texts = counted(self.trimmed, "text")
+            lines.append(f"white space around {texts} left out, as in every data set")
+        if self.repeated:
+            lines.append(
+                f"{counted(self.repeated, 'row')} left out: an earlier row describes the same "
+                f"{spec.kind}; {self.contradicting:,} of them hold other numbers than it"
+            )
+        if record.failed:
+            lines.append(f"{counted(record.failed, 'row')} without a value")
+        return lines
 
 
 def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
@@ -116,7 +137,7 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
         options.source or f"imported from {foreign.form}",
         {**foreign.known, "normalised": normalised},
     )
-    inputs = [source] if options.images is None else [source, options.images]
+    inputs = [source] if options.data is None else [source, options.data]
     blocks = (
         (keys[here][wanted[here]], rows[wanted[here]]) for here, rows in _blocks(every, "import")
     )
@@ -143,7 +164,7 @@ def _keys(
             texts = cleaned(pa.array(names, pa.string())).to_pylist()
             trimmed += sum(text != name for text, name in zip(texts, names, strict=True))
             names = texts
-        keys_of = keys_of or _reading(source, foreign.kind, part, names, options.images)
+        keys_of = keys_of or _reading(source, foreign.kind, part, names, options.data)
         of_part = keys_of(names)
         if None in of_part and not lost:
             row = of_part.index(None)
@@ -152,7 +173,7 @@ def _keys(
         counts.append(len(names))
     known = np.array([key is not None for key in keys], dtype=bool)
     if lost and not (options.allow_missing and known.any()):
-        where = f"not in {options.images}" if foreign.kind == "image" else "empty"
+        where = f"not in {options.data}" if foreign.kind == "image" else "empty"
         remedy = "; --allow-missing leaves these rows out" if known.any() else ""
         raise SightlineError(
             f"{source}: {int((~known).sum()):,} of {len(keys):,} rows have no key, because their "
@@ -162,7 +183,7 @@ def _keys(
     return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), known, counts, trimmed
 
 
-def _reading(source: Path, kind: Kind, part: Part, names: _Names, images: Path | None) -> _KeysOf:
+def _reading(source: Path, kind: Kind, part: Part, names: _Names, data: Path | None) -> _KeysOf:
     """How names become keys."""
     if part.names == KEY and all(map(is_key, names)):
         return lambda some: [
@@ -170,13 +191,13 @@ def _reading(source: Path, kind: Kind, part: Part, names: _Names, images: Path |
         ]
     if kind != "image":
         return lambda texts: [key_of_text(text) if text else None for text in texts]
-    if images is None:
+    if data is None:
         example = next((f"{name!r:.80}" for name in names if name), "none")
         raise SightlineError(
             f"{source}: a row's key is the SHA-256 of its image, and these rows name images such "
-            f"as {example}; give the folder of these images, or their manifest, with --images"
+            f"as {example}; give their folder, or a prepared data set, with --data"
         )
-    return _ImageKeys(images, names).of
+    return _ImageKeys(data, names).of
 
 
 class _ImageKeys:
@@ -186,24 +207,24 @@ class _ImageKeys:
     sample share is taken away.
 
     Args:
-        images: a folder, whose named images are hashed, or an images manifest, whose images were.
+        data: a folder, whose named images are hashed, or a prepared data set, whose images were.
         sample: some of the names.
 
     Raises:
         SightlineError: neither, or a folder without images.
     """
 
-    def __init__(self, images: Path, sample: _Names) -> None:
-        self._root = images
+    def __init__(self, data: Path, sample: _Names) -> None:
+        self._root = data
         self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
-        if images.is_file():
-            table = read_manifest(images, IMAGES)
+        if read_dataset_record(data) is not None:
+            table = PreparedDataset.open(data).images
             self._paths = table["image_id"].to_pylist()
             self._keys = dict(enumerate(key.tobytes() for key in key_column(table["key"])))
-        elif images.is_dir():
-            self._paths = sorted(image_files(images, images)[0])
+        elif data.is_dir():
+            self._paths = sorted(image_files(data, data)[0])
         else:
-            raise SightlineError(f"{images}: no such folder or manifest of images")
+            raise SightlineError(f"{data}: expected a folder of images, or a prepared data set")
         self._names = ImageNames(self._paths)
         self._beginning = self._choose([name for name in sample[:_SAMPLE] if name])
 

@@ -51,7 +51,9 @@ def export_set(folder: Path, archive: Path) -> int:
         _add(tar, FILE_NAME, to_bytes(record))
         for file in record.files:
             if file.bytes >= _MOST_PER_FILE:
-                raise CacheError(f"{folder / file.name}: too large for a tar; run `cache compact`")
+                raise CacheError(
+                    f"{folder / file.name}: too large for a tar; run `sightline cache gc --compact`"
+                )
             with (folder / file.name).open("rb") as source:
                 tar.addfile(_header(file.name, file.bytes), source)
         _add(tar, SUMS, _sums(folder, record))

@@ -39,6 +39,21 @@ class Difference:
     gone_failures: int
     why: tuple[str, ...]
 
+    def lines(self) -> list[str]:
+        """The differences in words."""
+        lines = [f"  {line}" for line in self.why]
+        lines.append(
+            f"{self.added:,} added, {self.gone:,} removed, {self.changed:,} changed, "
+            f"{self.same:,} unchanged"
+        )
+        if self.changed:
+            change = f"{self.largest_change:.3g}"
+            lines.append(f"largest cosine change {change}, key {self.changed_most}")
+        if self.added_failures or self.gone_failures:
+            gone = f"{self.gone_failures:,} removed"
+            lines.append(f"failed rows: {self.added_failures:,} added, {gone}")
+        return lines
+
 
 def compare(a: Path, b: Path) -> Difference:
     """Compare the sets in folders ``a`` and ``b`` by the digests of their rows.

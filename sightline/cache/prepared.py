@@ -101,9 +101,10 @@ class PreparedDataset:
             )
         if images is not None and not Path(images).is_dir():
             raise SightlineError(f"{images}: no such image folder; check the path")
-        recorded = Path(os.path.normpath(folder / (record.images or "images")))
-        root = Path(images) if images is not None else recorded if recorded.is_dir() else None
-        return cls(folder, root)
+        if images is not None:
+            return cls(folder, Path(images))
+        root = cls(folder)._recorded_root()
+        return cls(folder, root if root.is_dir() else None)
 
     @property
     def images_manifest(self) -> Path:
@@ -150,13 +151,16 @@ class PreparedDataset:
         """The image folder.
 
         Raises:
-            SightlineError: it is not known.
+            SightlineError: it is not there.
         """
-        if self.image_root is None:
-            recorded = dataset_facts(self.folder).images or "images"
+        if self.image_root is None or not self.image_root.is_dir():
             raise SightlineError(
-                f"{self.folder}: its images are not here: its record names the folder "
-                f"{os.path.normpath(self.folder / recorded)}. Prepare the data set again with the "
+                f"{self.folder}: its images are not here: there is no folder "
+                f"{self.image_root or self._recorded_root()}. Prepare the data set again with the "
                 "folder where they are, or in Python: PreparedDataset.open(folder, images=…)"
             )
         return self.image_root
+
+    def _recorded_root(self) -> Path:
+        recorded = dataset_facts(self.folder).images or "images"
+        return Path(os.path.normpath(self.folder / recorded))

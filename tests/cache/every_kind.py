@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -23,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "grounding"))
 
 from ground_data import SETTINGS, DataSet, WordGrounder, run_ground
 
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.cutouts import write_cutouts
 from sightline.cache import (
     FeatureSet,
@@ -62,9 +61,7 @@ def photographs(world: Path, count: int = 7) -> DataSet:
 def make_grounding(
     data: DataSet, folder: Path, block_images: int = 2, grounder: WordGrounder | None = None
 ) -> None:
-    settings = dataclasses.replace(
-        SETTINGS, block_rows=block_images, shard_rows=block_images, max_failed=0.01
-    )
+    settings = SETTINGS.but(block_rows=block_images, shard_rows=block_images, max_failed=0.01)
     run_ground(data, folder, grounder, settings=settings)
 
 

@@ -84,7 +84,7 @@ def written(folder: Path, form: str, rows: list[tuple[str, str]]) -> list[object
             {"id": k, "image_id": IMAGES.index(i), "caption": t} for k, (i, t) in enumerate(rows)
         ]
         file.write_text(json.dumps({"images": images, "annotations": annotations}), "utf-8")
-        return ["coco", "--captions", f"train={file}"]
+        return ["coco", f"--set=captions.train={file}"]
     elif form == "karpathy.json":
         entries = [
             {
@@ -95,8 +95,8 @@ def written(folder: Path, form: str, rows: list[tuple[str, str]]) -> list[object
             for name in IMAGES
         ]
         file.write_text(json.dumps({"images": entries}), "utf-8")
-        return ["flickr30k", "--karpathy", file]
-    return ["pairs", "--captions", file]
+        return ["flickr30k", f"--set=karpathy={file}"]
+    return ["pairs", f"--set=captions={file}"]
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "token", "jsonl", "coco.json", "karpathy.json"])
@@ -107,7 +107,12 @@ def test_captions_are_refused_or_read_as_they_are_written(
 ) -> None:
     folder = tmp_path_factory.mktemp("case")
     outcome = run(
-        capsys, "prepare", *written(folder, form, rows), "--images", photos, "--out", folder / "out"
+        capsys,
+        "prepare",
+        *written(folder, form, rows),
+        f"--set=images={photos}",
+        "--out",
+        folder / "out",
     )
     texts = [text for _, text in rows]
     unsafe = any(map(CONTROL.search, texts))
@@ -149,11 +154,11 @@ def test_any_bytes_as_captions(data, suffix, photos, tmp_path_factory, capsys) -
     file = folder / f"captions.{suffix}"
     file.write_bytes(data)
     words = (
-        ["coco", "--captions", f"train={file}"]
+        ["coco", f"--set=captions.train={file}"]
         if suffix == "json"
-        else ["pairs", "--captions", file]
+        else ["pairs", f"--set=captions={file}"]
     )
-    outcome = run(capsys, "prepare", *words, "--images", photos, "--out", folder / "out")
+    outcome = run(capsys, "prepare", *words, f"--set=images={photos}", "--out", folder / "out")
     if outcome.code:
         outcome.refused(file)
         assert not (folder / "out").exists()
@@ -165,7 +170,7 @@ def test_any_bytes_as_sentences(data, tmp_path_factory, capsys) -> None:
     folder = tmp_path_factory.mktemp("case")
     (folder / "text").write_bytes(data)
     outcome = run(
-        capsys, "prepare", "sentences", "--path", folder / "text", "--out", folder / "out"
+        capsys, "prepare", "sentences", f"--set=path={folder / 'text'}", "--out", folder / "out"
     )
     if outcome.code:
         outcome.refused(folder / "text")
@@ -210,11 +215,11 @@ def test_any_json(kind, value, photos, tmp_path_factory, capsys) -> None:
     file = folder / ("c.jsonl" if kind == "jsonl" else "c.json")
     file.write_text(json.dumps(value))
     words = {
-        "coco": ["coco", "--captions", f"train={file}"],
-        "karpathy": ["flickr30k", "--karpathy", file],
-        "jsonl": ["pairs", "--captions", file],
+        "coco": ["coco", f"--set=captions.train={file}"],
+        "karpathy": ["flickr30k", f"--set=karpathy={file}"],
+        "jsonl": ["pairs", f"--set=captions={file}"],
     }[kind]
-    run(capsys, "prepare", *words, "--images", photos, "--out", folder / "out").refused(file)
+    run(capsys, "prepare", *words, f"--set=images={photos}", "--out", folder / "out").refused(file)
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "dangling", "device", "nothing"])
@@ -235,9 +240,9 @@ def test_things_that_are_no_files(what, option, photos, tmp_path, capsys) -> Non
     outcome = run(
         capsys,
         *("prepare", "pairs"),
-        *("--captions", odd if option == "captions" else tmp_path / "c.token"),
-        *("--images", tmp_path / "more" if option == "image" else photos),
-        *(("--splits", f"train={odd}") if option == "split" else ()),
+        *("--set", f"captions={odd if option == 'captions' else tmp_path / 'c.token'}"),
+        *("--set", f"images={tmp_path / 'more' if option == 'image' else photos}"),
+        *(("--set", f"splits.train={odd}") if option == "split" else ()),
         *("--out", odd if option == "out" else tmp_path / "out"),
     )
     if option in ("captions", "split"):

@@ -444,7 +444,7 @@ def test_contradicting_parameters_are_refused(given, message):
 
 
 def test_the_command_counts_what_each_file_holds(saved, out, capsys):
-    words = ["--path", str(saved), "--splits", "train=train", "--out", str(out)]
+    words = ["--set", f"path={saved}", "--set", "splits.train=train", "--out", str(out)]
     assert sightline("prepare", "huggingface", *words) == 0
     said = capsys.readouterr().out
     assert "2 files, 5 images, 5 captions, 5 images train" in said

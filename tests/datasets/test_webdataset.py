@@ -13,6 +13,7 @@ import pytest
 from command_line import sightline
 from pydantic import ValidationError
 from shards import picture, sample, write_tar
+from small_inputs import write_clip
 
 from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
@@ -70,7 +71,7 @@ def test_each_shard_is_counted_in_the_record_and_on_the_terminal(root, capsys):
     for shard in range(2):
         samples = [sample(f"{n:03}", 10 * shard + n) for n in range(shard + 1)]
         write_tar(root / f"{shard:05}.tar", [each for some in samples for each in some])
-    words = ["--images", str(root), "--out", str(out_of(root))]
+    words = ["--set", f"images={root}", "--out", str(out_of(root))]
     assert sightline("prepare", "webdataset", *words) == 0
     said = capsys.readouterr().out
     assert "2 shards, 3 images, 3 captions" in said
@@ -429,13 +430,6 @@ def test_a_shard_that_changed_gives_no_other_bytes(root):
     assert error.value.code == "outside"
 
 
-CLIP = {
-    "embed_dim": 8,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
-
-
 def test_features_equal_those_of_the_unpacked_images(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("loose").mkdir()
@@ -450,14 +444,14 @@ def test_features_equal_those_of_the_unpacked_images(root, tmp_path, monkeypatch
                 Path("loose", member.name).write_bytes(file.read())
     lines = [f"{path.stem}.png\t{path.read_text()}" for path in sorted(Path("loose").glob("*.txt"))]
     Path("c.tsv").write_text("\n".join(["image\tcaption", *lines]) + "\n")
-    Path("clip.json").write_text(json.dumps(CLIP))
+    write_clip(Path())
     commands = (
-        "prepare webdataset --images shards --out packed",
-        "prepare pairs --images loose --captions c.tsv --out pairs",
+        "prepare webdataset --set images=shards --out packed",
+        "prepare pairs --set images=loose --set captions=c.tsv --out pairs",
         *(
-            f"extract image --images {name}/images.parquet --root {images} --encoder clip.json "
-            f"--weights random:0 --out {name}.features --batch-size 2 --workers 1"
-            for name, images in (("packed", "shards"), ("pairs", "loose"))
+            f"extract image --data {name} --encoder clip.json --weights random:0 "
+            f"--out {name}.features --batch-size 2 --workers 1"
+            for name in ("packed", "pairs")
         ),
     )
     for command in commands:

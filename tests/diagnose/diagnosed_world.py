@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sightline.cache import (
 )
 from sightline.cache.index import read_index
 from sightline.cache.manifest import whole_files
+from sightline.cache.prepared import RECORD, SCHEMA
 from sightline.cache.record import FILE_NAME, to_bytes
 
 DIM = 12
@@ -106,6 +108,7 @@ class DiagnosedWorld:
         )
         write_manifest(self.images_manifest, images, IMAGES)
         write_manifest(self.captions_manifest, captions, CAPTIONS)
+        (self.root / RECORD).write_text(json.dumps({"schema": SCHEMA}))
         write_set(self.image_set, "image", self.image_rows)
         write_set(self.text_set, "text", self.text_rows)
         return self

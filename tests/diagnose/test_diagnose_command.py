@@ -1,4 +1,4 @@
-"""`sightline cache diagnose` as a user sees it: the summary, the JSON, the page, the errors."""
+"""`sightline look features` as a user sees it: the summary, the JSON, the page, the errors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from demo_params import demo_params_text
 from diagnosed_world import DiagnosedWorld
 
 from sightline.cache import key_of_text
+from sightline.cache.prepared import RECORD
 
 ROOT = Path(__file__).parents[2]
 SETS = "data/features/scenes/image/clip", "data/features/scenes/text/clip"
@@ -24,12 +25,11 @@ def world(tmp_path, monkeypatch) -> DiagnosedWorld:
 
 
 def diagnose(*words: object) -> int:
-    return sightline("cache", "diagnose", *words)
+    return sightline("look", "features", *words)
 
 
 def inputs(world: DiagnosedWorld) -> list[object]:
-    manifests = ["--captions", world.captions_manifest, "--images", world.images_manifest]
-    return [world.image_set, world.text_set, *manifests]
+    return [world.image_set, world.text_set, "--data", world.root]
 
 
 def with_hostile_text(world: DiagnosedWorld) -> DiagnosedWorld:
@@ -96,7 +96,7 @@ def test_a_repository_provides_manifests_and_thresholds(world, capsys):
         Path(target).parent.mkdir(parents=True)
         source.rename(target)
     Path("data/datasets/scenes").mkdir(parents=True)
-    for path in (world.captions_manifest, world.images_manifest):
+    for path in (world.captions_manifest, world.images_manifest, world.root / RECORD):
         path.rename(Path("data/datasets/scenes") / path.name)
     params = demo_params_text()
     own = "{image: clip, text: clip, weight: 2.0, image_threshold: 0.4, caption: longest}"
@@ -133,7 +133,7 @@ def test_a_mistake_is_one_line(world, capsys):
     world.write()
     assert diagnose(world.image_set, world.text_set) == 1
     said = capsys.readouterr()
-    assert "give --captions and --images" in said.err
+    assert "give --data, the data set" in said.err
     assert "Traceback" not in said.err + said.out
     assert diagnose("nowhere") == 1
     assert "nowhere" in capsys.readouterr().err

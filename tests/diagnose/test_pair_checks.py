@@ -252,7 +252,7 @@ def broken(world: DiagnosedWorld, how: str) -> tuple[list, object, object]:
         ("no caption", "other: holds none of the 90 training captions of .*captions.parquet"),
         ("no image", "other: holds none of the images"),
         ("swapped", "captions.parquet: not a manifest of kind images"),
-        ("no manifests", "give --captions and --images"),
+        ("no manifests", "give --data, the data set"),
         ("three", "found 3 feature sets"),
         ("no set", "world: "),
     ],

@@ -20,8 +20,8 @@ from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import ImageError, decode_image
 from pipeline.extract.encode_missing import encode
-from pipeline.extract.inputs import FeatureInputs, ImageEntry, image_entries_of
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.inputs import FeatureInputs, ImageEntry, images_below
+from pipeline.extract.settings import RunSettings
 from sightline.cache import EncoderRecord, FeatureSet, Place, key_of_file
 
 SIDE = 8
@@ -349,7 +349,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureSet:
     out = tmp_path_factory.mktemp("features") / "set"
-    entries = image_entries_of(folder)
+    entries = images_below(folder)
     assert len(entries) == len(FILES)
     others = (folder / "gone.png", folder, folder / "plain.png", loop(folder))
     entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]

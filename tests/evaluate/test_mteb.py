@@ -456,7 +456,7 @@ def test_the_command_line_scores_a_folder_and_compares_it(tmp_path, monkeypatch,
     for part in make_encoder():
         part.save_pretrained("student")
     cached(tmp_path / "cache", "mteb/sts12-sts", STS12, rows_of(PAIRS))
-    given = "--tasks STS12,Pairs --data cache --model student --pooling cls --out scores"
+    given = "--set tasks=STS12,Pairs --set data=cache --model student --pooling cls --out scores"
     shown = sightline(f"evaluate mteb {given}")
     assert "MTEB STS12" in shown
     scores = load_result(tmp_path / "scores/student/result.json").scores

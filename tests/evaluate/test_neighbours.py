@@ -1,4 +1,4 @@
-"""Nearest neighbours against plain loops; `sightline neighbours`, its page and its errors."""
+"""Nearest neighbours against plain loops; `sightline look neighbours`, its page and its errors."""
 
 from __future__ import annotations
 
@@ -228,11 +228,10 @@ def place(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def sightline(said):
-    return partial(said, "neighbours", "--pooling", "mean", "--device", "cpu")
+    return partial(said, "look", "neighbours", "--pooling", "mean", "--device", "cpu")
 
 
-MODELS = ("--model", "small", "--model", "broad=wide", "--captions", "set/captions.parquet")
-PICTURES = ("--images-manifest", "set/images.parquet", "--root", "set/images")
+MODELS = ("--model", "small", "--model", "broad=wide", "--data", "set")
 
 
 def test_the_command_compares_models_of_different_widths(place, sightline):
@@ -258,7 +257,7 @@ def test_the_command_compares_models_of_different_widths(place, sightline):
 
 def test_the_page_shows_pictures_and_problems_and_is_replaced(place, sightline):
     Path("set/images/b.png").unlink()
-    words = ("a dog", "--sample", 3, *MODELS, *PICTURES, "--out", "n.html")
+    words = ("a dog", "--sample", 3, *MODELS, "--out", "n.html")
     assert sightline(*words)[0] == 0
     page = Path("n.html").read_bytes()
     assert page.count(b'url("data:image/png') == 3
@@ -279,26 +278,25 @@ def test_an_image_that_the_manifest_lacks_is_reported(place, sightline):
 
     table = pq.read_table("set/images.parquet")
     write_manifest(Path("set/images.parquet"), table.slice(1), IMAGES)
-    assert sightline("a dog", *MODELS, *PICTURES, "--k", 99, "--out", "n.html")[0] == 0
+    assert sightline("a dog", *MODELS, "--k", 99, "--out", "n.html")[0] == 0
     assert "a.png: not in images.parquet" in Path("n.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("a", "--captions", "set/captions.parquet"), 2, "--model"),
+        (("a", "--data", "set"), 2, "--model"),
+        (("a", "--model", "small"), 2, "Missing option '--data'"),
         (MODELS, 2, "give a sentence, --queries FILE or --sample N"),
-        (("a", *MODELS, "--root", "set/images"), 2, "--images-manifest"),
-        (("a", *MODELS, "--to-images"), 2, "--images-manifest"),
         (
             ("a", *MODELS, "--split", "x"),
             1,
             "no caption is of the split 'x', found 'test', 'train'",
         ),
-        (("a", "--model", "small", "--captions", "no.parquet"), 1, "no.parquet: no such manifest"),
+        (("a", "--model", "small", "--data", "no"), 1, "no: no prepared data set here"),
         (("a", *MODELS, "--model", "small"), 1, "two models are called 'small'"),
         (
-            ("a", *MODELS, "--to-images", "--images-manifest", "set/images.parquet"),
+            ("a", *MODELS, "--to-images"),
             1,
             "no model can find images (small: it is not a training run of Sightline",
         ),

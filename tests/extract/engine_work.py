@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -19,9 +19,9 @@ import torch
 from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 
 from pipeline.extract.encode_missing import encode
-from pipeline.extract.engine import Engine
 from pipeline.extract.inputs import FeatureInputs
-from pipeline.extract.runner import RunSettings, SetSummary
+from pipeline.extract.runner import SetSummary
+from pipeline.extract.settings import Invocation, RunSettings
 from pipeline.extract.workers import run_workers
 from sightline.cache import writer
 from sightline.cache.plan import Worker
@@ -53,15 +53,17 @@ class StubWork:
     log: Path | None = None
     meet: int = 0
 
-    def start(self, engine: Engine, threads: int = 1, **more: Any) -> str:
-        """Do it with the workers of ``engine``; returns what the last of them printed."""
+    def start(self, how: Invocation, threads: int = 1, **more: Any) -> str:
+        """Do it with the workers of ``how``; returns what the last of them printed."""
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-        given = {"threads": threads, "module": "engine_work", "device": "cpu", **more}
-        return run_workers([repr(self)], engine, [self.out], **given)
+        how = how.model_copy(
+            update={"threads": threads, "devices": how.devices or ("cpu",), **more}
+        )
+        return run_workers([repr(self)], how, [self.out], module="engine_work")
 
     def __call__(self, how: RunSettings) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
-        settings = replace(how, batch_size=self.batch, max_failed=0.2)
+        settings = how.but(batch_size=self.batch, max_failed=0.2)
         texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
         return encode(texts, stub_encoder(_Broken(self, how), self.weights), self.out, settings)
 
@@ -108,7 +110,7 @@ def main() -> None:
     given = parser.parse_args()
     work = eval(given.work, {"StubWork": StubWork, "PosixPath": PosixPath})
     worker = None if given.worker is None else Worker.parse(given.worker)
-    how = RunSettings(threads=int(given.threads), worker=worker, device=given.devices)
+    how = RunSettings(threads=int(given.threads), worker=worker, devices=given.devices)
     commands.app = lambda: print(work(how))
     cli.console()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_inputs import write_clip
 from stage_server import BATCH, BLOCK, Outcome, StageServer
 
 from sightline.cache import FeatureSet, verify
@@ -93,11 +93,8 @@ def image_words(folder: Path, count: int) -> list[str]:
     for i in range(count):
         pixels = rng.integers(0, 256, (200, 200 + i, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
-    vision = {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16}
-    text = {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
-    clip = folder / "clip.json"
-    clip.write_text(json.dumps({"embed_dim": 8, "vision_cfg": vision, "text_cfg": text}))
-    words = ["extract", "image", "--images", str(folder / "photos"), "--encoder", str(clip)]
+    clip = write_clip(folder)
+    words = ["extract", "image", "--data", str(folder / "photos"), "--encoder", str(clip)]
     return [*words, "--weights", "random:0", "--batch-size", "4", "--workers", "2", "--out"]
 
 

@@ -68,6 +68,7 @@ from pathlib import Path
 from pipeline import cli
 from pipeline.cli import commands
 from sightline.cache import FeatureSet, verify, writer
+from pipeline.extract.settings import RunSettings
 from pipeline.extract import encode_missing as run
 from pipeline.extract.inputs import FeatureInputs
 from stage_server import stub_encoder, stub_rows, without_torch
@@ -78,7 +79,7 @@ without_torch()
 def stage(count=3000, encode=stub_rows):
     encoder = stub_encoder(encode)
     texts = FeatureInputs("text", [f"text {i}" for i in range(count)])
-    settings = run.RunSettings(max_failed=0.2)
+    settings = RunSettings(max_failed=0.2)
     out = Path(sys.argv[1])
     commands.app = lambda: run.encode(texts, encoder, out, settings)
     cli.main()

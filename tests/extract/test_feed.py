@@ -16,7 +16,7 @@ from pipeline.extract.batches import Feed, ImageReader, decode_batch
 from pipeline.extract.encode_missing import encode
 from pipeline.extract.inputs import CutoutRules, FeatureInputs, ImageEntry
 from pipeline.extract.objects import CutoutPreprocessing
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from sightline.cache import FeatureSet, Place
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ def test_options_are_part_of_plan_and_record(
 
 def settings(workers: int = 0, device: str = "cpu") -> RunSettings:
     return RunSettings(
-        batch_size=4, workers=workers, threads=1, max_failed=0.5, dtype="float32", device=device
+        batch_size=4, workers=workers, threads=1, max_failed=0.5, dtype="float32", devices=device
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipeline.encoders.encoder import TextEncoder
 from pipeline.extract.encode_missing import encode
 from pipeline.extract.inputs import FeatureInputs
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from sightline.cache import EncoderRecord, FeatureSet, keys_of_texts, verify
 from sightline.errors import SightlineError
 

@@ -13,7 +13,7 @@ from interrupted import wait_until
 from ray_nodes import RayNodes
 from test_engines import command, numbers, without_lock
 
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 
 pytestmark = pytest.mark.slow
 HOW = RunSettings(threads=2)
@@ -54,7 +54,7 @@ def batches(work: StubWork) -> int:
 
 def on_ray(work: StubWork, address: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(work, f"name='ray', ray_address={address!r}", 2),
+        command(work, f"engine='ray@{address}'", 2),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -82,7 +82,7 @@ def test_prepare_leaves_existing_files(
     real: StageServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    words = ["prepare", "sentences", "--path", str(tmp_path / "a.txt"), "--out"]
+    words = ["prepare", "sentences", "--set", f"path={tmp_path / 'a.txt'}", "--out"]
     out = tmp_path / "data"
     assert real.run(out, words=[*words, str(out)]).code == 0
     before = {path.name: path.read_bytes() for path in out.iterdir()}
@@ -103,7 +103,7 @@ def test_tokens_leave_existing_files(real: StageServer, tmp_path: Path) -> None:
     )
     (student / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "a.txt").write_text("a boat\n")
-    words = ["tokens", "--texts", str(tmp_path / "a.txt"), "--student", str(student), "--out"]
+    words = ["tokens", "--data", str(tmp_path / "a.txt"), "--student", str(student), "--out"]
     out = tmp_path / "tokens"
     stopped = real.run(
         out, words=[*words, str(out)], act="signal", at="before sync folder 1", number=15

@@ -118,7 +118,8 @@ class Runs:
             {
                 "run": name,
                 "student": {"name": "student", "model": str(student), "max_length": MAX_LENGTH},
-                "train": {**train, "device": "cpu"},
+                "train": train,
+                "device": "cpu",
                 "objective": system,
                 "parameters": parameters,
                 "pairs": {**pairs, "tokens": tokens},

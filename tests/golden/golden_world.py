@@ -29,7 +29,10 @@ from transformers import (
     GroundingDinoForObjectDetection,
 )
 
-from pipeline import (
+from pipeline.extract.inputs import CutoutRules
+from pipeline.extract.settings import RunSettings
+from pipeline.tokenize_phrases import tokenize_phrases
+from sightline import (
     EncoderConfig,
     FeatureSet,
     PreparedDataset,
@@ -40,9 +43,6 @@ from pipeline import (
     read_phrases,
     tokenize,
 )
-from pipeline.extract.inputs import CutoutRules
-from pipeline.extract.runner import RunSettings
-from pipeline.tokenize_phrases import tokenize_phrases
 from sightline.cache import (
     PHRASES,
     EncoderRecord,

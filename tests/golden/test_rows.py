@@ -11,7 +11,7 @@ from golden_world import World, encoder_cases, phrases_of
 from numpy.typing import NDArray
 from pinned import pinned, same_transformers
 
-from pipeline import FeatureSet
+from sightline import FeatureSet
 
 FILE = "rows.json"
 TOLERANCE = 2e-3  # of a row's length: that of stored float16, and of other orders of its sums

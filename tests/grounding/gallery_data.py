@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 
 from sightline.cache import CAPTIONS, IMAGES, key_of_file, key_of_text, write_manifest
 from sightline.cache.keys import as_keys
+from sightline.cache.prepared import RECORD, SCHEMA
 from sightline.cache.record import TableSpec
 from sightline.cache.rle import encode_mask
 from sightline.cache.sets import write_rows
@@ -35,10 +37,8 @@ class Files:
     @property
     def options(self) -> list[str]:
         return [
-            *("--phrases", str(self.phrases)),
-            *("--captions", str(self.captions)),
-            *("--images-manifest", str(self.images)),
-            *("--root", str(self.root)),
+            str(self.phrases),
+            *("--data", str(self.captions.parent)),
         ]
 
 
@@ -115,6 +115,7 @@ class Builder:
         images, captions = self.folder / "images.parquet", self.folder / "captions.parquet"
         write_manifest(images, pa.Table.from_pylist(self.images, schema=IMAGES), IMAGES)
         write_manifest(captions, pa.Table.from_pylist(self.captions, schema=CAPTIONS), CAPTIONS)
+        (self.folder / RECORD).write_text(json.dumps({"schema": SCHEMA}))
         grounding = self.folder / "grounding"
         grounding.mkdir()
         grounded = [

@@ -11,14 +11,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 from PIL import Image
+from prepared_data import as_prepared
 from torch import Tensor
 
-from pipeline.extract.runner import RunSettings, SetSummary
+from pipeline.extract.runner import SetSummary
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.settings import CaptionChoice, Rules
 from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
+from sightline.cache.prepared import PreparedDataset
 
 SETTINGS = RunSettings(batch_size=4, workers=2, block_rows=3, shard_rows=3, max_failed=1.0)
 
@@ -53,7 +56,7 @@ class DataSet:
         return data
 
     def write(self) -> None:
-        """Write both manifests."""
+        """Write both manifests and the record."""
         rows = []
         for name in self.captions:
             path = self.folder / "images" / name
@@ -73,12 +76,12 @@ class DataSet:
         columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
         table = pa.table(columns, schema=CAPTIONS)
         write_manifest(self.folder / "captions.parquet", table, CAPTIONS)
+        as_prepared(self.folder)
 
     def units(self, choice: CaptionChoice = "all") -> list[Unit]:
         """Write the manifests and read the units to ground."""
         self.write()
-        images, captions = self.folder / "images.parquet", self.folder / "captions.parquet"
-        return units_of(images, captions, self.folder / "images", choice)
+        return units_of(PreparedDataset(self.folder, self.folder / "images"), choice)
 
 
 class WordGrounder:

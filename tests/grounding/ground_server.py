@@ -7,7 +7,6 @@ at), each line on stdout what became of it.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -21,19 +20,20 @@ import torchvision.ops  # noqa: F401  (once, for all forks)
 from fault_layer import FaultLayer
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
 
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.cutouts import write_cutouts
 from pipeline.grounding.ground import ground
 from pipeline.grounding.settings import Rules
 from sightline.cache.plan import Worker
+from sightline.cache.prepared import PreparedDataset
 
 
 def run(data: Path, out: Path, cutouts: Path, given: str) -> None:
     """Both outputs, as the stage makes them."""
     worker = Worker.parse(given) if given else None
-    settings = dataclasses.replace(SETTINGS, worker=worker)
-    units = units_of(data / "images.parquet", data / "captions.parquet", data / "images", "all")
+    settings = SETTINGS.but(worker=worker)
+    units = units_of(PreparedDataset(data, data / "images"), "all")
     rules = Rules(duplicate_iou=None)
     if ground(units, WordGrounder(), BoxSegmenter(), rules, out, settings).record is None:
         return

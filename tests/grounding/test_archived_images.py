@@ -11,20 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from archived_images import archive, write_rows
-from command_line import sightline
+from command_line import set_words, sightline
 from flat_tables import rows_with_keys
 from ground_data import DataSet, files_of, run_ground
+from prepared_data import as_prepared
+from small_inputs import write_clip
 
 from sightline.cache import IMAGES, PHRASES, FeatureSet, read_manifest, write_manifest
 from sightline.cache.groundings import read_phrases
 
-CLIP = {
-    "embed_dim": 8,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
 COUNT = 5
 SETS = ("features", "grounding", "cutouts", "objects")
 
@@ -35,16 +31,11 @@ class Data:
     def __init__(self, folder: Path, captions: Path, annotations: Path) -> None:
         self.folder = folder
         self.captions = captions
-        settings = {
-            "captions": "all",
-            "grounder": {"family": "annotations", "path": str(annotations)},
-            "segmenter": {"family": "annotations"},
-            "rules": {"duplicate_iou": None},
-        }
-        self.settings = folder / "grounding.yaml"
-        self.settings.write_text(yaml.safe_dump(settings))
-        self.encoder = folder / "clip.json"
-        self.encoder.write_text(json.dumps(CLIP))
+        self.annotations = annotations
+        if captions.parent != folder:
+            shutil.copy(captions, folder)
+        as_prepared(folder)
+        self.encoder = write_clip(folder)
 
     def run(self, *words: str, code: int = 0, **options: object) -> str:
         """Run a command; returns its output."""
@@ -56,27 +47,26 @@ class Data:
         return said.getvalue()
 
     def extract_images(self, code: int = 0, **options: object) -> str:
-        named = {"images": self.folder / "images.parquet", "root": self.folder / "images"}
-        return self._extract("image", "features", code, **named, **options)
+        return self._extract("image", "features", code, **options)
 
     def extract_objects(self, code: int = 0, **options: object) -> str:
-        named = {"phrases": self.folder / "grounding", **self._images}
-        return self._extract("object", "objects", code, **named, **options)
+        phrases = self.folder / "grounding"
+        return self._extract("object", "objects", code, phrases=phrases, **options)
 
     def ground(self, code: int = 0, **options: object) -> str:
         outputs = {"out": self.folder / "grounding", "cutouts": self.folder / "cutouts"}
-        named = {"settings": self.settings, "captions": self.captions, **self._images}
-        return self.run("ground", "run", code=code, **named, **outputs, **options)
+        settings = {
+            "captions": "all",
+            "grounder": {"family": "annotations", "path": self.annotations},
+            "segmenter": {"family": "annotations"},
+            "rules": {"duplicate_iou": None},
+        }
+        words = ["ground", *set_words(settings)]
+        return self.run(*words, code=code, data=self.folder, **outputs, **options)
 
     def gallery(self, code: int = 0) -> str:
-        named = {"phrases": self.folder / "grounding", "captions": self.captions}
-        out = self.folder / "page.html"
-        return self.run("gallery", code=code, **named, **self._images, out=out)
-
-    def verify_again(self, name: str, **options: object) -> str:
-        named = {"inputs": self.folder / "images.parquet", "root": self.folder / "images"}
-        options |= {"recompute": 4, "encoder": self.encoder}
-        return self.run("cache", "verify", str(self.folder / name), **named, **options)
+        words = "look", "grounding", str(self.folder / "grounding")
+        return self.run(*words, code=code, data=self.folder, out=self.folder / "page.html")
 
     def failures(self, name: str) -> dict[str, dict[str, str]]:
         """Failed rows of an output, by code."""
@@ -87,14 +77,10 @@ class Data:
     def rows(self) -> list[dict[str, Any]]:
         return read_manifest(self.folder / "images.parquet", IMAGES).to_pylist()
 
-    @property
-    def _images(self) -> dict[str, object]:
-        folder = self.folder
-        return {"images_manifest": folder / "images.parquet", "root": folder / "images"}
-
     def _extract(self, kind: str, name: str, code: int, **options: object) -> str:
         fixed = {"encoder": self.encoder, "weights": "random:0", "batch_size": 4, "workers": 0}
-        return self.run("extract", kind, code=code, out=self.folder / name, **{**fixed, **options})
+        places = {"data": self.folder, "out": self.folder / name}
+        return self.run("extract", kind, code=code, **{**places, **fixed, **options})
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +104,7 @@ def packed(loose: Data, tmp_path) -> Data:
     """The same images in tar files; none of them is a separate file."""
     folder = tmp_path / "packed"
     archive(loose.folder / "images.parquet", loose.folder / "images", folder)
-    annotations = yaml.safe_load(loose.settings.read_text())["grounder"]["path"]
-    return Data(folder, loose.captions, Path(annotations))
+    return Data(folder, loose.captions, loose.annotations)
 
 
 def same(loose: Data, packed: Data, name: str) -> bool:
@@ -168,13 +153,12 @@ def test_rows_from_files_are_reused_for_archives(loose, packed):
     assert "nothing to compute" in packed.extract_images()
 
 
-def test_rows_are_recomputed_from_archives(loose, packed):
+def test_rows_are_encoded_again_from_archives(loose, packed):
     packed.extract_images()
     packed.ground()
     packed.extract_objects()
-    for name, options in (("features", {}), ("objects", {"phrases": packed.folder / "grounding"})):
-        said = packed.verify_again(name, **options)
-        assert "4 rows re-encoded: 4 with identical bytes" in said
+    for extract in (packed.extract_images, packed.extract_objects):
+        assert "4 rows encoded again: 4 with identical bytes" in extract(check=4)
 
 
 def test_files_and_archives_in_one_manifest(loose, packed):

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from command_line import set_words, sightline
 from flat_tables import flat
 from ground_data import DataSet
 from PIL import Image
-from typer.testing import CliRunner
 
-from pipeline.cli.commands import app
 from sightline.cache import key_of_file
 from sightline.cache.groundings import read_grounding
 
@@ -114,19 +112,8 @@ def done(tmp_path_factory) -> dict[str, Any]:
         "grounder": {"family": "annotations", "path": str(folder / "entities")},
         "segmenter": {"family": "box"},
     }
-    (folder / "grounding.yaml").write_text(yaml.safe_dump(settings))
-    options = {
-        "settings": folder / "grounding.yaml",
-        "images-manifest": data.folder / "images.parquet",
-        "captions": data.folder / "captions.parquet",
-        "root": data.folder / "images",
-        "out": folder / "out",
-        "cutouts": folder / "cut",
-        "max-failed": 1,
-    }
-    arguments = ["ground", "run", *(f"--{name}={value}" for name, value in options.items())]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    paths = ["--data", data.folder, "--out", folder / "out", "--cutouts", folder / "cut"]
+    assert sightline("ground", *paths, *set_words(settings), "--max-failed", 1) == 0
     failures = (folder / "out.run/failures.jsonl").read_text().splitlines()
     return {
         "keys": {name: key_of_file(data.folder / "images" / f"{name}.png") for name in CASES},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from flat_tables import rows_with_keys
 from ground_data import DataSet, files_of, run_ground
 from PIL import Image
 
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.cutouts import write_cutouts
 from sightline.cache.groundings import read_phrases
 from sightline.cache.record import FILE_NAME
@@ -128,7 +127,7 @@ def test_a_missing_image_is_named_with_what_to_do(data, tmp_path):
     (data.folder / "images/0.png").unlink()
     with pytest.raises(SightlineError, match=r"6 of \d+ objects failed(.|\n)*0\.png: no such file"):
         write_cutouts(tmp_path / "out", paths, tmp_path / "cut", SMALL)
-    with pytest.raises(SightlineError, match="images that the images manifest does not have"):
+    with pytest.raises(SightlineError, match="images that the data set does not have"):
         write_cutouts(tmp_path / "out", {}, tmp_path / "other", SMALL)
 
 
@@ -137,9 +136,7 @@ def test_a_photograph_that_cannot_be_read_costs_its_own_cutouts(data, tmp_path):
     paths = {unit.key: unit.place for unit in data.units()}
     photograph = data.folder / "images/0.png"
     photograph.rename(tmp_path / "away.png")
-    lenient, again = (
-        dataclasses.replace(SMALL, max_failed=1.0, retry_failed=retry) for retry in (False, True)
-    )
+    lenient, again = (SMALL.but(max_failed=1.0, retry_failed=retry) for retry in (False, True))
     summary = write_cutouts(tmp_path / "out", paths, tmp_path / "cut", lenient)
     assert (summary.failed, summary.record.rows) == (6, 24)
     assert write_cutouts(tmp_path / "out", paths, tmp_path / "cut", lenient).computed == 0

@@ -229,12 +229,14 @@ def test_files_that_do_not_belong_together(tmp_path):
 def test_the_command(tmp_path, capsys):
     files = small_grounding(tmp_path)
     out = tmp_path / "look.html"
-    assert sightline("gallery", *files.options, "--out", out, "--limit", 2) == 0
+    assert sightline("look", "grounding", *files.options, "--out", out, "--limit", 2) == 0
     assert "2 of 3 images" in capsys.readouterr().out
-    missing = [*files.options, "--out", out]
-    missing[1] = str(tmp_path / "nowhere.parquet")
-    assert sightline("gallery", *missing) == 1
+    missing = [tmp_path / "nowhere.parquet", *files.options[1:], "--out", out]
+    assert sightline("look", "grounding", *missing) == 1
     assert "nowhere.parquet: no such manifest" in capsys.readouterr().err
+    files.root.rename(tmp_path / "elsewhere")
+    assert sightline("look", "grounding", *files.options, "--out", out) == 1
+    assert "its images are not here" in capsys.readouterr().err
 
 
 def test_a_manifest_without_phrases(tmp_path, capsys):
@@ -242,6 +244,6 @@ def test_a_manifest_without_phrases(tmp_path, capsys):
     build.image("x.png", 9, 9, ["x"])
     files = build.write()
     out = tmp_path / "look.html"
-    assert sightline("gallery", *files.options, "--out", out) == 1
+    assert sightline("look", "grounding", *files.options, "--out", out) == 1
     assert "contains no phrases" in capsys.readouterr().err
     assert not out.exists()

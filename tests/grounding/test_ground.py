@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -131,9 +130,7 @@ def test_different_rules_reground_everything(data, tmp_path):
 
 def test_batch_size_and_workers_change_no_byte_of_a_table(data, tmp_path):
     run_ground(data, tmp_path / "a")
-    run_ground(
-        data, tmp_path / "b", settings=dataclasses.replace(SETTINGS, batch_size=1, workers=1)
-    )
+    run_ground(data, tmp_path / "b", settings=SETTINGS.but(batch_size=1, workers=1))
     a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
     before, after = json.loads(a.pop(FILE_NAME)), json.loads(b.pop(FILE_NAME))
     assert a == b
@@ -184,6 +181,7 @@ def test_killed_at_any_write_and_run_again_it_leaves_the_same_bytes(data, tmp_pa
 
 
 DYING = """
+from sightline.cache.prepared import PreparedDataset
 import os, signal, sys
 from pathlib import Path
 from ground_data import SETTINGS, BoxSegmenter, WordGrounder
@@ -196,7 +194,7 @@ def die(captions):
         os.kill(os.getpid(), signal.SIGKILL)
 
 folder, grounder = Path(sys.argv[1]), WordGrounder(die)
-units = units_of(folder / "images.parquet", folder / "captions.parquet", folder / "images", "all")
+units = units_of(PreparedDataset(folder, folder / "images"), "all")
 ground(units, grounder, BoxSegmenter(), Rules(duplicate_iou=None), Path(sys.argv[2]), SETTINGS)
 """
 
@@ -303,7 +301,7 @@ def test_one_bad_image_is_one_error_row(data, tmp_path):
 
 def test_too_many_failures_are_an_error_after_the_good_ones_are_published(data, tmp_path):
     (data.folder / "images/0.png").write_bytes(b"x")
-    strict = dataclasses.replace(SETTINGS, max_failed=0.1)
+    strict = SETTINGS.but(max_failed=0.1)
     with pytest.raises(SightlineError, match=r"1 of 7 images failed.*\n.*0\.png"):
         run_ground(data, tmp_path / "out", settings=strict)
     assert read_phrases(tmp_path / "out").num_rows == 6 * 7
@@ -352,7 +350,7 @@ def test_empty_and_small_masks_are_drops(data, tmp_path):
 
 
 def test_boxes_without_masks_need_a_segmenter(data, tmp_path):
-    strict = dataclasses.replace(SETTINGS, max_failed=0.0)
+    strict = SETTINGS.but(max_failed=0.0)
     with pytest.raises(SightlineError, match="choose a segmenter"):
         ground(data.units(), WordGrounder(), None, Rules(), tmp_path / "out", strict)
 

@@ -1,4 +1,4 @@
-"""`sightline ground run` and the stage `ground`, with explicit paths and in the graph's folders."""
+"""`sightline ground` and the stage `ground`, with explicit paths and in the graph's folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import sightline
+from command_line import set_words, sightline, unboxed
 from demo_params import demo_params
 from flat_tables import rows_with_keys
 from ground_data import DataSet, run_ground
@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from pipeline import graph, stages
 from pipeline.cli.commands import app
-from pipeline.extract.runner import RunSettings
-from pipeline.grounding.settings import read_settings
+from pipeline.extract.settings import Invocation
+from pipeline.grounding.settings import GroundingSettings
 from pipeline.grounding.stats import statistics
 from pipeline.params import Params, ParamsError, load_params
 from sightline.cache import PHRASES, verify, write_manifest
@@ -48,17 +48,10 @@ def settings_of(data: DataSet, **changes) -> dict:
 
 
 def command(data: DataSet, tmp_path: Path, settings: dict) -> list[str]:
-    path = tmp_path / "grounding.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    options = {
-        "settings": path,
-        "images-manifest": data.folder / "images.parquet",
-        "captions": data.folder / "captions.parquet",
-        "root": data.folder / "images",
-        "out": tmp_path / "out",
-        "cutouts": tmp_path / "cut",
-    }
-    return ["ground", "run", *(f"--{name}={value}" for name, value in options.items())]
+    data.write()
+    options = {"data": data.folder, "out": tmp_path / "out", "cutouts": tmp_path / "cut"}
+    paths = [f"--{name}={value}" for name, value in options.items()]
+    return ["ground", *paths, *set_words(settings)]
 
 
 def test_the_command_writes_records_and_cutouts(data, tmp_path):
@@ -115,31 +108,23 @@ def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, tmp_path):
         ({"grounder": "florence2"}, "grounder: found str, expected a mapping with a `family`"),
         (
             {"segmenter": {"family": "annotations", "x": 1}},
-            r"segmenter: unknown key 'x' \(available: family\)",
+            "segmenter: unknown key 'x' (available: family)",
         ),
         ({"segmenter": {"family": "sam3"}}, "segmenter: unknown segmenter 'sam3'; did you"),
         ({"rules": {"min_score": 2}}, "min_score"),
         ({"captions": "some"}, "captions"),
     ],
 )
-def test_invalid_settings_are_named_with_their_key(data, tmp_path, changes, says):
-    path = tmp_path / "grounding.yaml"
-    path.write_text(yaml.safe_dump(settings_of(data, **changes)))
-    with pytest.raises(SightlineError, match=says):
-        read_settings(path)
-    path.write_text("a: [")
-    with pytest.raises(SightlineError, match="not YAML"):
-        read_settings(path)
-    with pytest.raises(SightlineError, match="no such file"):
-        read_settings(tmp_path / "nothing.yaml")
+def test_invalid_settings_are_named_with_their_key(data, tmp_path, capsys, changes, says):
+    assert sightline(*command(data, tmp_path, settings_of(data, **changes))) == 2
+    assert says in unboxed(capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
-def test_the_default_segmenter_is_sam_2_of_the_package(data, tmp_path):
-    path = tmp_path / "grounding.yaml"
-    given = settings_of(data)
-    del given["segmenter"]
-    path.write_text(yaml.safe_dump(given))
-    segmenter = read_settings(path).segmenter
+def test_the_default_segmenter_is_sam_2_of_the_package(data):
+    segmenter = GroundingSettings.model_validate(
+        {"grounder": settings_of(data)["grounder"]}
+    ).segmenter
     assert (segmenter.family, segmenter.model) == ("sam2", "sam2.1-hiera-large")
     assert segmenter.weights == "pretrained"
 
@@ -151,7 +136,7 @@ def test_failed_images_are_reground_on_request(data, tmp_path):
     assert "1 failed" in CliRunner().invoke(app, arguments).stdout
     (tmp_path / "away").rename(good)
     assert "1 failed" in CliRunner().invoke(app, arguments).stdout
-    again = CliRunner().invoke(app, [*arguments, "--retry", "failed", "--json"])
+    again = CliRunner().invoke(app, [*arguments, "--retry-failed", "--json"])
     assert again.exit_code == 0, again.output
     found = json.loads(again.stdout)
     assert (found["computed"], found["counts"]["failed"], found["halved_to"]) == (1, 0, {})
@@ -198,7 +183,9 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(
     assert len(pictures) > 0
     assert None not in pictures
     shutil.rmtree(graph.cutouts_folder("mine"))
-    with pytest.raises(SightlineError, match="images: no such image folder"):
+    with pytest.raises(
+        SightlineError, match=r"its images are not here: there is no folder .*images"
+    ):
         graph.feature_inputs(params, "mine", "object")
 
 
@@ -210,7 +197,7 @@ def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):
     with pytest.raises(SightlineError, match="1 of 3 images failed"):
         stages.ground(params, "mine")
     (tmp_path / "away").rename(good)
-    assert stages.ground(params, "mine", RunSettings(retry_failed=True)).failed == 0
+    assert stages.ground(params, "mine", how=Invocation(retry_failed=True)).failed == 0
 
 
 @pytest.mark.parametrize("folder", [graph.grounding_folder, graph.cutouts_folder])
@@ -262,13 +249,13 @@ def test_parameters_of_grounding_are_checked(data):
 def test_two_devices_ground_like_one(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     params = params_of(data, settings_of(data, block_images=1))
-    stages.ground(params, "mine", RunSettings(threads=1))
+    stages.ground(params, "mine", how=Invocation(threads=1))
     sets = [graph.grounding_folder("mine"), graph.cutouts_folder("mine")]
     alone = [{path.name: path.read_bytes() for path in each.iterdir()} for each in sets]
     for each in sets:
         shutil.rmtree(each)
     written = yaml.safe_load((data.folder / "params.yaml").read_text())
-    written["engine"] = {"devices": "cpu,cpu"}
+    written["machine"] = {"devices": "cpu,cpu"}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(written))
     (tmp_path / ".dvc").mkdir()
     assert sightline("stage", "ground", "mine", "--threads", "1") == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from ground_data import SETTINGS, DataSet, files_of, run_ground
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.cutouts import write_cutouts
 from sightline.cache import CacheError, verify
 from sightline.cache.compact import collect, compact, garbage
@@ -79,7 +78,7 @@ _KIND = {"out": "grounding", "cut": "cutouts"}
 
 
 def test_many_small_shards_are_merged(data, tmp_path):
-    large = dataclasses.replace(SETTINGS, shard_rows=100)
+    large = SETTINGS.but(shard_rows=100)
     everything, data.captions = data.captions, {}
     for count in range(MAX_SMALL_SHARDS + 2):
         name = f"{count % 12}.png"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from flat_tables import flat
 from ground_data import SETTINGS, DataSet, Killed, WordGrounder, files_of, run_ground
@@ -11,7 +9,7 @@ from ground_data import SETTINGS, DataSet, Killed, WordGrounder, files_of, run_g
 from pipeline.grounding.protocols import GroundingError
 from sightline.cache.groundings import grounding_counts, read_phrases
 
-RETRY = dataclasses.replace(SETTINGS, retry_failed=True)
+RETRY = SETTINGS.but(retry_failed=True)
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_captions_of_another_data_set(files, tmp_path):
 
 
 def test_cache_info_shows_them(files, capsys):
-    words = ["cache", "info", files.phrases, "--captions", files.captions]
+    words = ["cache", "info", files.phrases, "--data", files.captions.parent]
     assert sightline(*words) == 0
     shown = capsys.readouterr().out
     assert "2.00 per image (MCSEO on Flickr30k: 4.2)" in shown
@@ -60,7 +60,8 @@ def test_cache_info_shows_them(files, capsys):
     assert found == json.loads(json.dumps(statistics(files.phrases, files.captions)))
 
 
-def test_captions_are_for_groundings_only(files, tmp_path, capsys):
+def test_a_data_set_is_for_groundings_only(files, tmp_path, capsys):
     write_rows(tmp_path / "cutouts", SPEC, as_keys([]), CUTOUTS.empty_table())
-    assert sightline("cache", "info", tmp_path / "cutouts", "--captions", files.captions) == 2
-    assert "--captions is for a grounding" in capsys.readouterr().err
+    assert sightline("cache", "info", tmp_path / "cutouts", "--data", files.captions.parent) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "is of kind cutouts, not a grounding" in said

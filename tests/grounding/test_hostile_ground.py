@@ -9,22 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from command_line import set_words
 from ground_data import DataSet
 from hostile_files import MANY, Change, hostile_tables, run, write_hostile
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared_data import as_prepared
+from small_inputs import write_clip
 
 from sightline.cache import CAPTIONS, IMAGES, key_of_file, key_of_text
 from sightline.cache.manifest import PHRASES, SENTENCES
 from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
 
 pytestmark = pytest.mark.slow
-CLIP = {
-    "embed_dim": 8,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
 TEXT = "a dog runs"
 XML = (
     "<annotation><size><width>24</width><height>16</height></size><object><name>1</name>"
@@ -97,42 +94,37 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(2):
             suffix = "txt" if part == "Sentences" else "xml"
             (entities / part / f"{number}.{suffix}").write_text(text)
-    (folder / "clip.json").write_text(json.dumps(CLIP))
+    write_clip(folder)
     return folder
 
 
-def ground_words(sound: Path, folder: Path, **changed: Path) -> list[object]:
-    """The words of `ground run`, with masks of the manifest or boxes of Entities."""
-    annotations = changed.pop("annotations", sound / "phrases.parquet")
-    given: dict[str, Any] = {"grounder": {"family": "annotations", "path": str(annotations)}}
-    given["segmenter"] = {"family": "box" if annotations.is_dir() else "annotations"}
-    (folder / "settings.yaml").write_text(yaml.safe_dump(given))
-    options = {
-        "settings": folder / "settings.yaml",
-        "images-manifest": sound / "images.parquet",
-        "captions": sound / "captions.parquet",
-        "root": sound / "images",
-        "out": folder / "out",
-        "cutouts": folder / "cut",
-        **{name.replace("_", "-"): path for name, path in changed.items()},
-    }
-    return ["ground", "run", *(f"--{name}={value}" for name, value in options.items())]
+def with_manifest(sound: Path, folder: Path, name: str) -> Path:
+    """A data set of the images of ``sound``, of which the manifest ``name`` is still to write."""
+    for other in {"images", "captions"} - {name}:
+        (folder / f"{other}.parquet").symlink_to(sound / f"{other}.parquet")
+    as_prepared(folder, sound / "images")
+    return folder / f"{name}.parquet"
 
 
-def extract_words(sound: Path, folder: Path, kind: str, **changed: Path) -> list[object]:
-    options: dict[str, object] = {
-        "encoder": sound / "clip.json",
-        **{"weights": "random:0", "out": folder / "out", "batch-size": 4},
+def ground_words(data: Path, folder: Path, annotations: Path) -> list[object]:
+    """The words of `ground`, with masks of the manifest or boxes of Entities."""
+    family = "box" if annotations.is_dir() else "annotations"
+    settings = {
+        "grounder": {"family": "annotations", "path": annotations},
+        "segmenter": {"family": family},
     }
-    if kind == "text":
-        options["texts"] = sound / "captions.parquet"
-    else:
-        options |= {"root": sound / "images", "workers": 0}
-        options["images" if kind == "image" else "images-manifest"] = sound / "images.parquet"
-        if kind == "object":
-            options["phrases"] = sound / "phrases.parquet"
-    options |= changed
-    return ["extract", kind, *(f"--{name}={value}" for name, value in options.items())]
+    paths = ["--data", data, "--out", folder / "out", "--cutouts", folder / "cut"]
+    return ["ground", *paths, *set_words(settings)]
+
+
+def extract_words(
+    sound: Path, folder: Path, kind: str, data: Path | None = None, phrases: Path | None = None
+) -> list[object]:
+    words = ["extract", kind, "--data", data or sound, "--encoder", sound / "clip.json"]
+    words += ["--weights", "random:0", "--out", folder / "out", "--batch-size", 4, "--workers", 0]
+    return (
+        [*words, "--phrases", phrases or sound / "phrases.parquet"] if kind == "object" else words
+    )
 
 
 def check(outcome, folder: Path, file: Path, fault: str | None) -> None:
@@ -146,8 +138,8 @@ def test_sound_files_are_accepted(sound, tmp_path, capsys) -> None:
     """Else the sweeps below would prove nothing."""
     for number, words_in in enumerate(
         (
-            lambda folder: ground_words(sound, folder),
-            lambda folder: ground_words(sound, folder, annotations=sound / "entities"),
+            lambda folder: ground_words(sound, folder, sound / "phrases.parquet"),
+            lambda folder: ground_words(sound, folder, sound / "entities"),
             *(
                 lambda folder, k=k: extract_words(sound, folder, k)
                 for k in ("image", "object", "text")
@@ -191,7 +183,7 @@ def test_phrases(command: str, change: Change, sound, tmp_path_factory, capsys) 
     file = folder / "phrases.parquet"
     fault = write_hostile(file, PHRASES, phrases_of(sound), change)
     words = (
-        ground_words(sound, folder, annotations=file)
+        ground_words(sound, folder, file)
         if command == "ground"
         else extract_words(sound, folder, "object", phrases=file)
     )
@@ -203,14 +195,12 @@ def test_phrases(command: str, change: Change, sound, tmp_path_factory, capsys) 
 @given(change=IMAGE_CHANGES)
 def test_images(command: str, change: Change, sound, tmp_path_factory, capsys) -> None:
     folder = tmp_path_factory.mktemp("case")
-    file = folder / "images.parquet"
+    file = with_manifest(sound, folder, "images")
     fault = write_hostile(file, IMAGES, images_of(sound), change)
     if command == "ground":
-        words = ground_words(sound, folder, images_manifest=file)
-    elif command == "image":
-        words = extract_words(sound, folder, "image", images=file)
+        words = ground_words(folder, folder, sound / "phrases.parquet")
     else:
-        words = extract_words(sound, folder, "object", **{"images-manifest": file})
+        words = extract_words(sound, folder, command, folder)
     check(run(capsys, *words), folder, file, fault)
 
 
@@ -219,12 +209,12 @@ def test_images(command: str, change: Change, sound, tmp_path_factory, capsys) -
 @given(change=CAPTION_CHANGES)
 def test_captions(command: str, change: Change, sound, tmp_path_factory, capsys) -> None:
     folder = tmp_path_factory.mktemp("case")
-    file = folder / "captions.parquet"
+    file = with_manifest(sound, folder, "captions")
     fault = write_hostile(file, CAPTIONS, CAPTION_ROWS, change)
     if command == "ground":
-        words = ground_words(sound, folder, captions=file)
+        words = ground_words(folder, folder, sound / "phrases.parquet")
     else:
-        words = extract_words(sound, folder, "text", texts=file)
+        words = extract_words(sound, folder, "text", folder)
         fault = fault if fault and "text" in fault else None  # the only column that is read
     check(run(capsys, *words), folder, file, fault)
 
@@ -235,7 +225,7 @@ def test_sentences(change: Change, sound, tmp_path_factory, capsys) -> None:
     folder = tmp_path_factory.mktemp("case")
     file = folder / "sentences.parquet"
     fault = write_hostile(file, SENTENCES, [{"text": "one"}, {"text": "two"}], change)
-    check(run(capsys, *extract_words(sound, folder, "text", texts=file)), folder, file, fault)
+    check(run(capsys, *extract_words(sound, folder, "text", file)), folder, file, fault)
 
 
 MARKUP = st.one_of(
@@ -268,7 +258,7 @@ def test_entities(xml: str, sentence: str, sound, tmp_path_factory, capsys) -> N
         (folder / part).mkdir()
         (folder / part / f"0.{suffix}").write_bytes(text.encode("utf-8", "surrogatepass"))
         (folder / part / f"1.{suffix}").write_text(good)
-    words = [*ground_words(sound, folder, annotations=folder), "--max-failed=1"]
+    words = [*ground_words(sound, folder, folder), "--max-failed=1"]
     outcome = run(capsys, *words)
     assert outcome.code == 0, outcome.err
     failures = folder / "out.run/failures.jsonl"
@@ -276,40 +266,44 @@ def test_entities(xml: str, sentence: str, sound, tmp_path_factory, capsys) -> N
 
 
 SETTINGS = st.one_of(
-    st.binary(max_size=40),
-    st.text(max_size=40).map(str.encode),
+    st.tuples(st.just("grounder"), st.text(min_size=1, max_size=40)),
     st.sampled_from(
         [
-            b"grounder: &a [*a]",
-            b"grounder: 2020-13-45",
-            b"grounder: {family: annotations, path: " + b"9" * 5000 + b"}",
-            b"? [a]: b",
-            b"[" * 5000,
-            b"grounder: !!python/object/apply:os.system [ls]",
-            b"a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\n"
-            b"c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\n"
-            b"e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\n"
-            b"g: &g [*f,*f,*f,*f,*f,*f,*f,*f,*f]\ngrounder: [*g,*g,*g,*g,*g,*g,*g,*g,*g]",
-            b"grounder: {family: [annotations], path: x}",
-            b'grounder: {family: annotations, path: "\\0"}',
-            b'grounder: {family: annotations, path: "\\ud800"}',
-            b"grounder: {family: annotations, path: .}\nrules: {min_score: .nan}",
-            b"grounder: {family: annotations, path: .}\nrules: {max_pairs: 1e400}",
-            b"grounder: {family: annotations, path: .}\nrules: {min_area: -.inf}",
-            b"",
-            b"null",
+            ("grounder", "&a [*a]"),
+            ("grounder", "2020-13-45"),
+            ("grounder", "{family: annotations, path: " + "9" * 5000 + "}"),
+            ("grounder", "? [a]: b"),
+            ("grounder", "[" * 5000),
+            ("grounder", "!!python/object/apply:os.system [ls]"),
+            (
+                "grounder",
+                "[&a [x,x,x,x,x,x,x,x,x], &b [*a,*a,*a,*a,*a,*a,*a,*a,*a], "
+                "&c [*b,*b,*b,*b,*b,*b,*b,*b,*b], &d [*c,*c,*c,*c,*c,*c,*c,*c,*c], "
+                "&e [*d,*d,*d,*d,*d,*d,*d,*d,*d], &f [*e,*e,*e,*e,*e,*e,*e,*e,*e], "
+                "&g [*f,*f,*f,*f,*f,*f,*f,*f,*f], [*g,*g,*g,*g,*g,*g,*g,*g,*g]]",
+            ),
+            ("grounder", "{family: [annotations], path: x}"),
+            ("grounder", '{family: annotations, path: "\\0"}'),
+            ("grounder", '{family: annotations, path: "\\ud800"}'),
+            ("rules.min_score", ".nan"),
+            ("rules.max_pairs", "1e400"),
+            ("rules.min_area", "-.inf"),
+            ("grounder", "null"),
+            ("grounder", ""),
         ]
     ),
 )
 
 
 @MANY
-@given(text=SETTINGS)
-def test_settings(text: bytes, sound, tmp_path_factory, capsys) -> None:
+@given(setting=SETTINGS)
+def test_settings(setting: tuple[str, str], sound, tmp_path_factory, capsys) -> None:
     folder = tmp_path_factory.mktemp("case")
-    words = ground_words(sound, folder)
-    (folder / "settings.yaml").write_bytes(text)
-    run(capsys, *words).refused()
+    name, value = setting
+    words = ground_words(sound, folder, sound / "phrases.parquet")
+    if name == "grounder":
+        words = [word for word in words if "grounder." not in str(word)]
+    assert run(capsys, *words, f"--set={name}={value}").code in (1, 2)
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "device", "dangling", "empty", "text", "cut"])
@@ -329,9 +323,9 @@ def test_an_image_that_is_none_costs_its_row(what, command, sound, tmp_path, cap
     else:
         odd.write_bytes({"empty": b"", "text": b"no image", "cut": data[:-20]}[what])
     words = (
-        ground_words(sound, tmp_path, root=folder / "images")
+        ground_words(folder, tmp_path, sound / "phrases.parquet")
         if command == "ground"
-        else extract_words(sound, tmp_path, command, root=folder / "images")
+        else extract_words(sound, tmp_path, command, folder)
     )
     outcome = run(capsys, *words, "--max-failed=1")
     assert outcome.code == 0, outcome.err

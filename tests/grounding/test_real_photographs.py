@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
-from pipeline.extract.runner import RunSettings
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.ground import ground
@@ -27,6 +27,7 @@ from pipeline.grounding.settings import (
 )
 from sightline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
+from sightline.cache.prepared import PreparedDataset
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, c
         model = str(tmp_path / "model")
         settings = Sam2HfSettings(family="sam2-hf", model=model, weights="random:0")
     segmenter = settings.build(torch.device("cpu"), "fp32")
-    units = units_of(folder / "images.parquet", folder / "captions.parquet", images, "longest")
+    units = units_of(PreparedDataset(folder, images), "longest")
     units = units[:count]
     rules, how = Rules(boxes="union", duplicate_iou=None), RunSettings(batch_size=16, max_failed=0)
     summary = ground(units, PhraseGrounder(), segmenter, rules, tmp_path / "out", how)
@@ -113,7 +114,7 @@ def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, c
 @pytest.mark.parametrize("count", COUNTS)
 def test_photographs_without_a_failure(photographs, grounder, tmp_path, count):
     folder, images = photographs
-    units = units_of(folder / "images.parquet", folder / "captions.parquet", images, "longest")
+    units = units_of(PreparedDataset(folder, images), "longest")
     units = units[:count]
     settings = RunSettings(batch_size=32, max_failed=0)
     summary = ground(units, grounder, BoxSegmenter(), Rules(), tmp_path / "out", settings)

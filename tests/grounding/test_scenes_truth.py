@@ -18,11 +18,12 @@ from pipeline.datasets.scenes.scene import random_scene, stream
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.extract.inputs import CutoutRules, objects_of_phrases
 from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
-from pipeline.extract.runner import RunSettings
-from pipeline.grounding.ground import GroundPaths, ground_dataset
+from pipeline.extract.settings import RunSettings
+from pipeline.grounding.ground import ground_dataset
 from pipeline.grounding.settings import GroundingSettings
 from sightline.cache import CAPTIONS, PHRASES, key_of_bytes, key_of_text, read_manifest
 from sightline.cache.groundings import grounding_counts, read_phrases
+from sightline.cache.prepared import PreparedDataset
 from sightline.cache.rle import decode_mask
 
 FILL = (124, 116, 104)
@@ -62,14 +63,8 @@ def drawn(tmp_path_factory) -> Drawn:
             "block_images": 7,
         }
     )
-    paths = GroundPaths(
-        data / "images.parquet",
-        data / "captions.parquet",
-        data / "images",
-        folder / "out",
-        folder / "cut",
-    )
-    summary = ground_dataset(paths, settings, RunSettings(device="cpu", max_failed=0))
+    prepared, how = PreparedDataset(data, data / "images"), RunSettings(max_failed=0)
+    summary = ground_dataset(prepared, settings, folder / "out", folder / "cut", how)
     assert grounding_counts(summary.folder)["dropped"] == {}
     assert grounding_counts(summary.folder)["images"] == COUNT
     return Drawn(folder)
@@ -119,7 +114,7 @@ def test_cutouts_on_the_fill_colour_are_the_rendered_objects_pixel_for_pixel(dra
 def test_what_an_encoder_sees_is_the_rendered_object_on_its_mean_colour(drawn):
     rows = {row["cutout_key"]: row for row in records(drawn)}
     data = drawn.folder / "data"
-    for entry in objects_of_phrases(drawn.folder / "out", data / "images.parquet", data / "images"):
+    for entry in objects_of_phrases(drawn.folder / "out", PreparedDataset(data, data / "images")):
         row = rows[entry.key]
         x0, y0, x1, y1 = map(int, row["box"])
         edge = max(x1 - x0, y1 - y0)  # no resize: an input of the object's own size

@@ -8,11 +8,11 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
 import h5py
 import numpy as np
 import pyarrow.parquet as pq
-import yaml
 from invented_results import write_results
 from stage_server import Outcome, StageServer
 from tiny_scenes import TINY
@@ -37,7 +37,8 @@ class Command:
 
     Attributes:
         line: the command line. ``@`` begins a path among the inputs; ``OUT`` is the output,
-            ``PLOT`` and ``TEXTS`` are it with another suffix; `PARTS` are written out.
+            ``PLOT`` and ``TEXTS`` are it with another suffix; ``MADE`` is the folder of the inputs;
+            `PARTS` are written out. The stage `report` writes there through a link.
         names: some of the names it writes below its output; empty for a single file.
         maker: command that makes the set that this one modifies in place.
     """
@@ -54,6 +55,7 @@ class Command:
             line = line.replace(part, words)
         return [
             word.replace("@", f"{made}/")
+            .replace("MADE", str(made))
             .replace("OUT", str(out))
             .replace("PLOT", str(out if out.is_dir() else out.with_suffix(".png")))
             .replace("TEXTS", str(out.with_suffix(".txt")))
@@ -63,6 +65,8 @@ class Command:
     def inputs(self, made: Path) -> list[Path]:
         """The files and folders that it reads."""
         words = self.words(made, Path("/x"))
+        if words[0] == "stage":
+            return [made / "graph/params.yaml"]
         return [path for path in map(Path, words) if path.is_absolute() and path.exists()]
 
     def __str__(self) -> str:
@@ -72,48 +76,51 @@ class Command:
 PARTS = {
     "CLIP": "--encoder @scenes/encoders/clip.json --weights random:0",
     "IMAGES": "--images-manifest @scenes/images.parquet --root @scenes/images",
+    "DATA": "--data @scenes",
     "CAPTIONS": "--captions @scenes/captions.parquet",
     "STUDENT": "--student @scenes/student",
     "MODEL": "--model @scenes/student --pooling cls",
     "PHRASES": "--phrases @scenes/phrases.parquet",
 }
 """What several command lines share."""
-EXTRACT_IMAGE = "extract image --images @scenes/images CLIP --batch-size 8 --workers 0 --out OUT"
-EXPORT = "cache export @features --dataset @scenes --out OUT --format"
+EXTRACT_IMAGE = "extract image --data @scenes/images CLIP --batch-size 8 --workers 0 --out OUT"
+EXPORT = "cache export @features --data @scenes --out OUT --format"
 
 FOLDERS = [
     Command(
         "prepare pairs",
-        "prepare pairs --images @scenes/images --captions @captions.tsv --out OUT",
+        "prepare pairs --set images=@scenes/images --set captions=@captions.tsv --out OUT",
         ("dataset.json", "images.parquet", "captions.parquet", "sentences.parquet"),
     ),
     Command(
         "prepare sentences",
-        "prepare sentences --path @texts.txt --out OUT",
+        "prepare sentences --set path=@texts.txt --out OUT",
         ("dataset.json", "sentences.parquet"),
     ),
     Command("extract image", EXTRACT_IMAGE, ("set.json", "set.json.next")),
-    Command("extract text", "extract text --texts @texts.txt CLIP --out OUT", ("set.json",)),
+    Command("extract text", "extract text --data @texts.txt CLIP --out OUT", ("set.json",)),
     Command(
         "extract object",
-        "extract object PHRASES IMAGES CLIP --batch-size 8 --workers 0 --out OUT",
+        "extract object PHRASES --data @scenes CLIP --batch-size 8 --workers 0 --out OUT",
         ("set.json",),
     ),
     Command(
         "extract teacher",
-        "extract teacher --texts @texts.txt --encoder @scenes/student --out OUT",
+        "extract teacher --data @texts.txt --encoder @scenes/student --out OUT",
         ("set.json",),
     ),
     Command(
-        "ground run",
-        "ground run --settings @grounding.yaml IMAGES CAPTIONS --out OUT --cutouts OUT-cutouts",
+        "ground",
+        "ground --data @scenes --set grounder.family=annotations --set block_images=5 "
+        "--set grounder.path=MADE/scenes/phrases.parquet --set segmenter.family=annotations "
+        "--out OUT --cutouts OUT-cutouts",
         ("set.json", "set.json.next"),
     ),
-    Command("tokens", "tokens --texts @texts.txt STUDENT --out OUT", ("set.json",)),
-    Command("phrase-tokens", "phrase-tokens PHRASES CAPTIONS STUDENT --out OUT", ("set.json",)),
+    Command("tokens", "tokens --data @texts.txt STUDENT --out OUT", ("set.json",)),
+    Command("phrase tokens", "tokens --data @scenes PHRASES STUDENT --out OUT", ("set.json",)),
     Command(
         "train",
-        "train --objective simcse STUDENT --tokens @tokens --sentences @scenes/sentences.parquet "
+        "train simcse STUDENT --tokens @tokens --text @scenes "
         "--dev @scenes/similarity/dev.tsv --max-steps 2 --eval-steps 1 --batch-size 4 --out OUT",
         ("run.json", "heads.safetensors", "model/config.json", "best.safetensors"),
     ),
@@ -133,28 +140,28 @@ FOLDERS = [
     ),
     Command(
         "cache import of clip-retrieval",
-        "cache import @clip-retrieval --images @scenes/images --out OUT",
+        "cache import @clip-retrieval --data @scenes/images --out OUT",
         ("set.json",),
     ),
     Command(
-        "cache import-mcse",
-        "cache import-mcse @mcse.hdf5 --texts @mcse.txt --dataset OUT --out OUT-features",
+        "cache import mcse",
+        "cache import @mcse.hdf5 --format mcse --texts @mcse.txt --data OUT --out OUT-features",
         ("dataset.json", "images.parquet", "captions.parquet"),
     ),
     Command(
-        "cache import-kdmcse",
-        "cache import-kdmcse @kdmcse.json --dataset OUT --images OUT-images --texts OUT-texts",
+        "cache import kdmcse",
+        "cache import @kdmcse.json --format kdmcse --data OUT --out OUT-features",
         ("dataset.json", "images.parquet", "captions.parquet"),
     ),
     Command(
         "stage report",
-        "stage report --params @graph/params.yaml --out OUT",
+        "stage report",
         ("report.json", "report.html", "report.md", "report.txt", "scores.png"),
     ),
     Command(
-        "geometry",
-        "geometry MODEL --data @scenes/similarity/dev.tsv --limit 12 --clusters 2 --perplexity 3 "
-        "--out OUT",
+        "look space",
+        "look space MODEL --pairs @scenes/similarity/dev.tsv --limit 12 --clusters 2 "
+        "--perplexity 3 --out OUT",
         ("geometry.json", "geometry.html", "plane.svg", "map.png"),
     ),
 ]
@@ -162,20 +169,20 @@ FOLDERS = [
 
 IN_PLACE = [
     Command(f"cache {verb}", f"cache {verb} OUT", maker="extract image")
-    for verb in ("compact", "gc", "repair")
+    for verb in ("gc --compact", "gc", "repair")
 ]
 """Commands that change a feature set in place."""
 
 COMPARE = "compare @graph/results/simcse @graph/results/mcse"
 FILES = [
-    Command("gallery", "gallery PHRASES IMAGES CAPTIONS --limit 2 --out OUT"),
-    Command("neighbours", "neighbours --sample 2 MODEL IMAGES CAPTIONS --out OUT"),
+    Command("look grounding", "look grounding @scenes/phrases.parquet DATA --limit 2 --out OUT"),
+    Command("look neighbours", "look neighbours --sample 2 MODEL DATA --out OUT"),
     Command("compare --out", f"{COMPARE} --format markdown --out OUT"),
     Command("compare --plot", f"{COMPARE} --plot PLOT"),
     Command("cache export", "cache export @features --out OUT"),
     Command(
-        "cache export-mcse",
-        "cache export-mcse @features --dataset @scenes --out OUT --texts TEXTS",
+        "cache export mcse",
+        "cache export @features --format mcse --data @scenes --out OUT --texts TEXTS",
     ),
 ]
 """Commands whose output is a file."""
@@ -188,17 +195,26 @@ class OutputWorld:
 
     def __init__(self, folder: Path) -> None:
         self.server = StageServer(*SERVER_OPTIONS)
-        self.made = folder / "made"
+        self.made, self._graphs = folder / "made", folder / "graphs"
+        self._graphs.mkdir()
         self._make()
 
     def run(self, command: Command, out: Path, **request: object) -> Outcome:
         """The outcome of a command that writes to ``out``."""
         words = command.words(self.made, out)
-        folder = self.made / "graph" if words[0] == "stage" else self.made
+        folder = self._graph_of(out) if words[0] == "stage" else self.made
         return self.server.run(out, words=words, folder=str(folder), **request)
 
     def close(self) -> None:
         self.server.close()
+
+    def _graph_of(self, report: Path) -> Path:
+        """A working folder of the graph whose folder ``report`` is a link to that one."""
+        folder = Path(mkdtemp(dir=self._graphs))
+        for name in ("params.yaml", "results", ".dvc"):
+            (folder / name).symlink_to(self.made / "graph" / name)
+        (folder / "report").symlink_to(report)
+        return folder
 
     def _make(self) -> None:
         made = self.made
@@ -208,9 +224,6 @@ class OutputWorld:
         lines = ["image\tcaption", *(f"{row['image_id']}\t{row['text']}" for row in rows)]
         (made / "captions.tsv").write_text("\n".join(lines) + "\n")
         (made / "texts.txt").write_text("\n".join(row["text"] for row in rows[:20]) + "\n")
-        drawn = {"family": "annotations", "path": str(made / "scenes/phrases.parquet")}
-        settings = {"grounder": drawn, "segmenter": {"family": "annotations"}, "block_images": 5}
-        (made / "grounding.yaml").write_text(yaml.safe_dump(settings))
         features = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
         with h5py.File(made / "mcse.hdf5", "w") as file:
             file.create_dataset("features", data=features)
@@ -218,7 +231,7 @@ class OutputWorld:
         image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
         (made / "kdmcse.json").write_text(json.dumps({"a.jpg": image}))
         write_results(made / "graph")
-        self._must("tokens --texts @scenes/sentences.parquet STUDENT --out OUT", "tokens")
+        self._must("tokens --data @scenes/sentences.parquet STUDENT --out OUT", "tokens")
         self._must(EXTRACT_IMAGE, "features")
         self._must("cache export @features --out OUT", "set.tar")
         for name in ("exported", "clip-retrieval"):

@@ -87,7 +87,7 @@ def test_a_foreign_file_is_not_replaced(
 def test_a_file_of_ours_is_replaced(world: OutputWorld, tmp_path: Path, command: Command) -> None:
     out = tmp_path / "page.html"
     codes = [world.run(command, out).code for _ in range(2)]
-    again = 1 if command.name == "cache export-mcse" else 0  # its form has no room for a mark
+    again = 1 if command.name == "cache export mcse" else 0  # its form has no room for a mark
     assert codes == [0, again]
 
 
@@ -176,7 +176,7 @@ def test_a_linked_folder_below_the_output_is_not_written_through(
 
 @pytest.mark.parametrize(
     ("command", "number"),
-    [("prepare pairs", errno.ENOSPC), ("train", errno.ENOSPC), ("gallery", errno.EROFS)],
+    [("prepare pairs", errno.ENOSPC), ("train", errno.ENOSPC), ("look grounding", errno.EROFS)],
 )
 def test_a_full_or_read_only_disk(
     world: OutputWorld, tmp_path: Path, command: str, number: int
@@ -204,7 +204,7 @@ def broken(world: OutputWorld, command: Command, folder: Path, **how: object) ->
     base = folder / "base"
     base.mkdir(parents=True)
     make(world, command, base / "out")
-    if not command.maker and command.name not in ("cache import", "cache export-mcse"):
+    if not command.maker and command.name not in ("cache import", "cache export mcse"):
         assert world.run(command, base / "out").code == 0
     ours = set(everything(base))
     write_notes(base, {"notes.txt": "why"} if single else NOTES)
@@ -222,7 +222,7 @@ def broken(world: OutputWorld, command: Command, folder: Path, **how: object) ->
         assert "Traceback" not in done.said, f"{point}: {done.said}"
         assert changed(notes, everything(place)) == [], point
         again = world.run(command, place / "out")
-        there = command.name in ("cache import", "cache export-mcse") and "already" in again.said
+        there = command.name in ("cache import", "cache export mcse") and "already" in again.said
         assert again.code == 0 or there, f"{point}: {again.said}"
         assert changed(notes, everything(place)) == [], point
         left = list(place.rglob("*.json.next"))

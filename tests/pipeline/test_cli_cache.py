@@ -9,31 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import sightline
-from PIL import Image
+from small_inputs import write_clip, write_photos
 
-from sightline.cache import FeatureSet, verify
-
-CLIP = {
-    "embed_dim": 8,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
+from sightline.cache import FeatureSet, keys_of_texts, verify
+from sightline.cache.prepared import SCHEMA, PreparedDataset
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """A folder with photos, the config of a tiny CLIP, texts, and a feature set of each."""
     folder = tmp_path_factory.mktemp("made")
-    (folder / "photos").mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(6):
-        pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
-    (folder / "clip.json").write_text(json.dumps(CLIP))
+    write_photos(folder / "photos", 6)
+    write_clip(folder)
     (folder / "texts.txt").write_text("a red bird\na boat on a lake\nnothing at all\n")
     encoder = ["--encoder", folder / "clip.json", "--weights", "random:0"]
-    images = ["--images", folder / "photos", "--out", folder / "image", "--workers", 0]
-    texts = ["--texts", folder / "texts.txt", "--out", folder / "text"]
+    images = ["--data", folder / "photos", "--out", folder / "image", "--workers", 0]
+    texts = ["--data", folder / "texts.txt", "--out", folder / "text"]
     for words in (["image", *images], ["text", *texts]):
         assert sightline("extract", *words, *encoder) == 0
     return folder
@@ -81,7 +72,7 @@ def test_the_licence_of_a_data_set_in_the_graph_is_shown(monkeypatch, capsys, wo
     monkeypatch.chdir(world)
     shutil.copytree("image", "data/features/mine/image/clip")
     Path("data/datasets/mine").mkdir(parents=True)
-    record = {"kind": "flickr30k", "licence": "for non-commercial research"}
+    record = {"schema": SCHEMA, "kind": "flickr30k", "licence": "for non-commercial research"}
     Path("data/datasets/mine/dataset.json").write_text(json.dumps(record))
     assert sightline("cache", "info", "data/features/mine/image/clip") == 0
     assert "non-commercial research" in capsys.readouterr().out
@@ -99,7 +90,7 @@ def test_damage_is_named_repaired_and_recomputed(capsys, world):
     assert verify(world / "image") == []
     assert sightline("cache", "repair", world / "image", "--json") == 0
     assert list(json.loads(capsys.readouterr().out).values()) == [[]]
-    words = ["--images", world / "photos", "--out", world / "image", "--workers", 0, "--json"]
+    words = ["--data", world / "photos", "--out", world / "image", "--workers", 0, "--json"]
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
     assert sightline("extract", "image", *words, *encoder) == 0
     assert json.loads(capsys.readouterr().out)["computed"] == 6
@@ -112,60 +103,6 @@ def test_a_damaged_set_hides_no_other(capsys, world):
     said = capsys.readouterr()
     assert [each["path"] for each in json.loads(said.out)] == [(world / "text").as_posix()]
     assert "set.json: truncated or not JSON" in said.err
-
-
-@pytest.mark.parametrize(("kind", "inputs"), [("image", "photos"), ("text", "texts.txt")])
-def test_rows_can_be_re_encoded_and_compared(capsys, world, kind, inputs):
-    words = ["cache", "verify", world / kind, "--recompute", 2, "--inputs", world / inputs]
-    words += ["--encoder", world / "clip.json"]
-    assert sightline(*words) == 0
-    assert "2 rows re-encoded: 2 with identical bytes" in capsys.readouterr().out
-
-
-def test_rows_that_the_encoder_does_not_reproduce_are_found(capsys, world):
-    from sightline.cache import SetWriter
-
-    features = FeatureSet.open(world / "image")
-    spec, keys = features.record.spec, np.array(features.keys)
-    with SetWriter(world / "forged", spec) as writer:
-        for batch in writer.plan(keys, batch_size=64):
-            rows = np.random.default_rng(1).standard_normal((len(batch.keys), spec.dim))
-            computed = features.record.shards[0].computed
-            writer.add(batch.keys, rows.astype(np.float32), computed=computed)
-        writer.publish()
-    assert verify(world / "forged") == []
-    words = ["--recompute", 6, "--inputs", world / "photos", "--encoder", world / "clip.json"]
-    assert sightline("cache", "verify", world / "forged", *words) == 1
-    said = capsys.readouterr().out
-    assert "6 faults" in said
-    assert "0.png" in said
-
-
-def test_an_encoder_that_differs_from_the_record_is_refused(capsys, world):
-    words = ["--recompute", 2, "--inputs", world / "photos", "--encoder", world / "clip.json"]
-    words += ["--weights", "random:1"]
-    assert sightline("cache", "verify", world / "image", *words) == 1
-    said = capsys.readouterr().err
-    assert "differs from its record" in said
-    assert "encoder.source: random:0 → random:1" in said
-
-
-def test_without_inputs_it_says_what_to_pass(capsys, world):
-    assert sightline("cache", "verify", world / "image", "--recompute", 2) == 1
-    assert "--inputs" in capsys.readouterr().err
-
-
-def test_a_custom_encoder_must_be_passed(capsys, world):
-    words = ["--recompute", 2, "--inputs", world / "photos"]
-    assert sightline("cache", "verify", world / "image", *words) == 1
-    said = capsys.readouterr().err
-    assert "was made from a custom model config; pass that file with --encoder" in said
-
-
-def test_inputs_without_recompute_are_a_mistake(capsys, world):
-    words = ["--inputs", world / "photos", "--weights", "random:0"]
-    assert sightline("cache", "verify", world / "image", *words) == 2
-    assert "--inputs, --weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["verify", "list"])
@@ -193,7 +130,7 @@ def test_markup_in_a_name_is_shown_verbatim(monkeypatch, capsys, world):
     assert "[red]clip[/]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["list", "verify", "repair", "compact", "gc"])
+@pytest.mark.parametrize("command", ["list", "verify", "repair", "gc"])
 def test_a_path_that_is_not_a_folder_is_named(capsys, world, command):
     assert sightline("cache", command, world / "nowhere") == 1
     assert "nowhere: no such folder; expected a set" in capsys.readouterr().err
@@ -219,7 +156,7 @@ def test_an_import_that_is_refused_leaves_nothing(capsys, world):
 
 def test_features_of_a_different_kind_are_not_replaced(capsys, world):
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
-    words = ["--texts", world / "texts.txt", "--out", world / "image"]
+    words = ["--data", world / "texts.txt", "--out", world / "image"]
     assert sightline("extract", "text", *words, *encoder) == 1
     assert (
         "holds a feature set of kind image, but this is a feature set of kind text"
@@ -230,7 +167,7 @@ def test_features_of_a_different_kind_are_not_replaced(capsys, world):
 
 def test_a_folder_to_copy_from_must_be_there(capsys, world):
     encoder = ["--encoder", world / "clip.json", "--weights", "random:0"]
-    words = ["--texts", world / "texts.txt", "--out", world / "new", "--copy-from", world / "no"]
+    words = ["--data", world / "texts.txt", "--out", world / "new", "--copy-from", world / "no"]
     assert sightline("extract", "text", *words, *encoder) == 2
     assert "--copy-from" in capsys.readouterr().err
     assert not (world / "new").exists()
@@ -253,11 +190,7 @@ def test_gc_reports_what_it_would_free_and_frees_it(capsys, world):
     assert (world / "image" / f"shard-{'1' * 32}.h5").read_bytes() == b"somebody else's"
 
 
-def test_compact_export_import_and_diff(capsys, world):
-    assert sightline("cache", "compact", world / "image") == 0
-    assert "1 shard → 1" in capsys.readouterr().out
-    assert sightline("cache", "compact", world / "image", "--json") == 0
-    assert list(json.loads(capsys.readouterr().out).values()) == [{"shards_before": 1, "shards": 1}]
+def test_export_import_and_diff(capsys, world):
     assert sightline("cache", "export", world / "image", "--out", world / "a.tar") == 0
     assert sightline("cache", "import", world / "a.tar", "--out", world / "b") == 0
     capsys.readouterr()
@@ -274,11 +207,73 @@ def test_mcse_through_the_commands(capsys, tmp_path):
         file["features"] = np.arange(12, dtype=np.float32).reshape(3, 4)
     (tmp_path / "in.txt").write_text("one\ntwo\nthree\n")
     data, features = tmp_path / "data", tmp_path / "set"
-    words = [tmp_path / "in.hdf5", "--texts", tmp_path / "in.txt", "--dataset", data]
-    assert sightline("cache", "import-mcse", *words, "--out", features) == 0
+    words = [tmp_path / "in.hdf5", "--format", "mcse", "--data", data]
+    words += ["--texts", tmp_path / "in.txt"]
+    assert sightline("cache", "import", *words, "--out", features) == 0
     out = ["--out", tmp_path / "out.hdf5", "--texts", tmp_path / "out.txt"]
-    assert sightline("cache", "export-mcse", features, "--dataset", data, *out) == 0
+    assert sightline("cache", "export", features, "--format", "mcse", "--data", data, *out) == 0
     assert (tmp_path / "out.txt").read_text() == "one\ntwo\nthree\n"
     (tmp_path / "in.txt").write_text("one\ntwo\n")
-    assert sightline("cache", "import-mcse", *words, "--out", tmp_path / "other") == 1
+    assert sightline("cache", "import", *words, "--out", tmp_path / "other") == 1
     assert "2 lines" in capsys.readouterr().err
+
+
+def test_kdmcse_through_the_command(capsys, tmp_path):
+    image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
+    (tmp_path / "in.json").write_text(json.dumps({"a.jpg": image}))
+    words = ["--format", "kdmcse", "--data", tmp_path / "data", "--out", tmp_path / "sets"]
+    assert sightline("cache", "import", tmp_path / "in.json", *words) == 0
+    said = capsys.readouterr().out
+    assert f"{tmp_path / 'sets/image/clip'}: 1 image\n{tmp_path / 'sets/text/clip'}: 1 cap" in said
+    text = FeatureSet.open(tmp_path / "sets/text/clip")
+    assert text.take(keys_of_texts(["a dog"])).tolist() == [[3, 4]]
+    assert text.record.spec.encoder.source == "a JSON file in KDMCSE's form"
+    assert PreparedDataset.open(tmp_path / "data").captions["text"].to_pylist() == ["a dog"]
+
+
+def test_gc_compacts_shards_and_removes_the_old_ones(capsys, world):
+    words = ["extract", "image", "--data", world / "photos", "--out", world / "new"]
+    words += ["--workers", 0, "--encoder", world / "clip.json", "--weights", "random:0"]
+    (world / "photos/5.png").rename(world / "5.png")
+    assert sightline(*words) == 0
+    (world / "5.png").rename(world / "photos/5.png")
+    assert sightline(*words) == 0
+    shards = {path.name for path in (world / "new").glob("shard-*")}
+    assert len(shards) == 2
+    assert sightline("cache", "gc", world / "new", "--compact", "--dry-run") == 2
+    assert "--compact: not with --dry-run" in message(capsys)
+    assert sightline("cache", "gc", world / "new") == 0
+    assert {path.name for path in (world / "new").glob("shard-*")} == shards
+    capsys.readouterr()
+    assert sightline("cache", "gc", world / "new", "--compact", "--json") == 0
+    (freed,) = json.loads(capsys.readouterr().out).values()
+    assert shards < freed["files"].keys()  # the index too
+    assert len(list((world / "new").glob("shard-*"))) == 1
+    assert verify(world / "new") == []
+    assert FeatureSet.open(world / "new").record.rows == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "image", "--licence", "cc0"], "--licence: tar has no such options"),
+        (["export", "image", "--format", "npy", "--split", "dev"], "--split: npy has --data, "),
+        (["export", "image", "--format", "mcse", "--texts", "t"], "--data: this format needs it"),
+        (["export", "image", "--format", "mcse", "--data", "d"], "--texts: this format needs it"),
+        (["import", "a.tar", "--data", "photos"], "--data: a tar has no such options"),
+        (["import", "photos", "--texts", "t"], "--texts: the files of other tools has --data"),
+        (["import", "a.json", "--format", "kdmcse"], "--data: this format needs it"),
+        (
+            ["import", "a.json", "--format", "kdmcse", "--kind", "image", "--texts", "t"],
+            "--kind and --texts: kdmcse has --data, --source",
+        ),
+    ],
+)
+def test_options_of_another_format_are_misuse(capsys, words, said):
+    assert sightline("cache", *words, "--out", "out") == 2
+    assert said in message(capsys)
+
+
+def message(capsys: pytest.CaptureFixture[str]) -> str:
+    """What is said of misuse, without its frame."""
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import sightline
+from command_line import sightline, unboxed
 from PIL import Image
+from small_inputs import write_clip
 
 from sightline.cache import FeatureSet, key_of_file, key_of_text, verify
-
-CLIP = {
-    "embed_dim": 8,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
+from sightline.files import model_paths
 
 
 @pytest.fixture
@@ -35,13 +31,11 @@ def photos(tmp_path) -> Path:
 
 @pytest.fixture
 def clip(tmp_path) -> Path:
-    path = tmp_path / "clip.json"
-    path.write_text(json.dumps(CLIP))
-    return path
+    return write_clip(tmp_path)
 
 
 def image_words(photos: Path, clip: Path, out: Path, **options: object) -> list[object]:
-    words: list[object] = ["extract", "image", "--images", photos, "--encoder", clip]
+    words: list[object] = ["extract", "image", "--data", photos, "--encoder", clip]
     words += ["--weights", "random:0", "--out", out, "--batch-size", 4, "--workers", 0]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", value]
@@ -95,6 +89,24 @@ def test_a_second_run_computes_nothing_and_a_new_image_computes_one(capsys, phot
         assert sightline(*words) == 0
         computed.append(json.loads(capsys.readouterr().out)["computed"])
     assert computed == [7, 0, 1]
+
+
+def test_an_output_may_have_the_name_of_the_model(capsys, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["extract", "image", "--data", photos, "--encoder", "resnet18", "--workers", 0]
+    words += ["--weights", "random:0", "--out", "resnet18", "--json"]
+    for computed in (None, 0):
+        assert sightline(*words) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert computed is None or said["computed"] == computed
+
+
+def test_a_model_of_this_machine_is_an_input_and_a_set_is_no_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, file in (("encoder", "config.json"), ("set", "set.json"), ("run", "run.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    assert model_paths("encoder", "set", "run", "on/a-hub") == [Path("encoder")]
 
 
 def test_unreadable_files_cost_a_row_and_pipes_are_ignored(capsys, photos, clip, tmp_path):
@@ -179,7 +191,7 @@ def test_a_fixed_bad_image_is_a_new_image(capsys, photos, clip, tmp_path):
 
 def test_texts_of_a_file(clip, tmp_path):
     (tmp_path / "texts.txt").write_text("a red bird\n\na boat\na red bird\n")
-    words = ["extract", "text", "--texts", tmp_path / "texts.txt", "--encoder", clip]
+    words = ["extract", "text", "--data", tmp_path / "texts.txt", "--encoder", clip]
     words += ["--weights", "random:0", "--out", tmp_path / "out", "--dtype", "float32"]
     assert sightline(*words) == 0
     features = FeatureSet.open(tmp_path / "out")
@@ -203,15 +215,18 @@ def test_a_full_disk_is_reported_before_anything_starts(
         ({"--encoder": "resnet5"}, "did you mean resnet50"),
         ({"--encoder": "resnet5"}, "ViT-B-32"),
         ({"--weights": "lucky:7"}, "random:SEED"),
-        ({"--images": "nowhere"}, "nowhere: no such folder or manifest"),
-        ({"--device": "cuda"}, "'cuda' was requested"),
-        ({"--precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"--data": "nowhere"}, "nowhere: no such folder of images, nor a prepared data set"),
+        ({"--devices": "cuda"}, "'cuda' was requested"),
+        (
+            {"--precision": "fp8"},
+            "--precision: input should be 'fp32', 'bf16' or 'fp16'; found 'fp8'",
+        ),
     ],
 )
 def test_impossible_requests_are_one_clear_error(capsys, photos, clip, tmp_path, change, message):
     import torch
 
-    if "--device" in change and torch.cuda.is_available():
+    if "--devices" in change and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     words = image_words(photos, clip, tmp_path / "out")
     for option, value in change.items():
@@ -219,8 +234,8 @@ def test_impossible_requests_are_one_clear_error(capsys, photos, clip, tmp_path,
             words[words.index(option) + 1] = value
         else:
             words += [option, value]
-    assert sightline(*words) == 1
-    said = capsys.readouterr().err
+    assert sightline(*words) == (2 if "--precision" in change else 1)
+    said = unboxed(capsys.readouterr().err)
     assert message in said
     assert "Traceback" not in said
 
@@ -245,7 +260,7 @@ def test_failed_rows_are_retried_on_request(capsys, photos, clip, tmp_path):
     bad.write_bytes(b"nothing")
     words = [*image_words(photos, clip, tmp_path / "out", max_failed=1), "--json"]
     computed = []
-    for more in ([], [], ["--retry", "failed"]):
+    for more in ([], [], ["--retry-failed"]):
         assert sightline(*words, *more) == 0
         computed.append(json.loads(capsys.readouterr().out)["computed"])
     assert computed == [8, 0, 1]
@@ -272,7 +287,7 @@ def test_rows_of_another_set_are_copied_with_other_workers(capsys, photos, clip,
 def test_an_invalid_worker_is_misuse(capsys, photos, clip, tmp_path, given, said):
     words = image_words(photos, clip, tmp_path / "out", worker=given)
     assert sightline(*words) == 2
-    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said in unboxed(capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
@@ -340,8 +355,8 @@ def test_a_damaged_set_is_neither_exported_nor_compared_nor_read(capsys, photos,
         ["cache", "export", out, "--out", tmp_path / "set.tar"],
         ["cache", "export", out, "--out", tmp_path / "folder", "--format", "parquet"],
         ["cache", "diff", out, out],
-        ["cache", "compact", out],
-        ["cache", "diagnose", out],
+        ["cache", "gc", "--compact", out],
+        ["look", "features", out],
     ):
         capsys.readouterr()
         assert sightline(*words) == 1, words

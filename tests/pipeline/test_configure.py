@@ -1,4 +1,4 @@
-"""`sightline configure`: extension, the complete resulting file, and preserved edits."""
+"""`sightline configure`: composition, the complete resulting file, and preserved edits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from composed import COMPOSED
 from typer.testing import CliRunner
 
 from pipeline.cli.commands import app
-from pipeline.configure import configuration, configurations, differences
-from pipeline.params import ParamsError, load_params
+from pipeline.configure import configuration, configurations, edits, parts
+from pipeline.graph import run_spec
+from pipeline.params import ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
 
 ROOT = Path(__file__).parents[2]
@@ -34,12 +36,15 @@ def run(*words: str) -> tuple[int, str]:
     return ended.exit_code, ended.output
 
 
-def test_later_layers_win_and_null_removes_a_key(folder: Path) -> None:
+def test_later_layers_win_and_what_is_to_remove_is_gone(folder: Path) -> None:
     (folder / "mine.yaml").write_text(
         "# Mine\n"
-        "extends: [scenes, parts/mcse-only]\n"
-        "train: {batch_size: 16, max_steps: null, epochs: 2}\n"
-        "systems: {mcse-clip: {parameters: {weight: 0.5}, runs: {mcse-shuffled: null}}}\n"
+        "extends: [scenes, mcse-only]\n"
+        "remove: [train.max_steps, systems.mcse-clip.runs, evaluation.tasks.none, report.title]\n"
+        "train: {batch_size: 16, epochs: 2}\n"
+        "systems:\n"
+        "  dalr: {train: {epochs: 9}}\n"
+        "  mcse-clip: {parameters: {weight: 0.5}, runs: {mcse-clip: {label: Mine}}}\n"
         "report: {control: null}\n"
     )
     found, scenes = configuration("mine"), configuration("scenes")
@@ -50,43 +55,94 @@ def test_later_layers_win_and_null_removes_a_key(folder: Path) -> None:
     }
     clip = found["systems"]["mcse-clip"]
     assert clip["parameters"] == {"image": "clip", "weight": 0.5, "caption": "all"}
-    assert list(clip["runs"]) == ["mcse-clip"]
-    assert found["systems"]["dalr"] == {"runs": {}}
+    assert clip["runs"] == {"mcse-clip": {"label": "Mine"}}
+    assert found["systems"]["dalr"] == {"runs": {}}  # all that dvc.yaml needs
     assert "grounding" not in found
     assert found["encoders"] == scenes["encoders"]
-    assert configurations()["mine"] == "Mine"
+    assert validate_params(found, "mine").report.title == "Comparison of runs"
 
 
-def test_null_is_a_value_of_a_parameter(folder: Path) -> None:
+def test_null_is_a_value_everywhere(folder: Path) -> None:
     (folder / "mine.yaml").write_text(
-        "extends: [scenes]\n"
+        "extends: [scenes]\ngrounding: {rules: {duplicate_iou: null}}\n"
+        "report: {control: null}\n"
         "systems: {kdmcse: {parameters: {image_threshold: null}, runs: {open: {parameters: "
         "{teacher_text_threshold: null}}}}}\n"
     )
-    system = configuration("mine")["systems"]["kdmcse"]
+    found = configuration("mine")
+    system = found["systems"]["kdmcse"]
     assert system["parameters"]["image_threshold"] is None
     assert system["runs"]["open"]["parameters"] == {"teacher_text_threshold": None}
+    assert run("mine") == (0, "params.yaml: mine\n")
+    written = load_params("params.yaml")
+    assert written.grounding is not None
+    assert written.grounding.rules.duplicate_iou is None
+    assert written.report.control is None
+    (folder / "parts/none.yaml").write_text("extends: [without-objects]\ngrounding: null\n")
+    assert run("mine", "none", "--overwrite")[0] == 0
+    assert "\ngrounding: null\n" in Path("params.yaml").read_text()
+    assert load_params("params.yaml").grounding is None
 
 
-def test_a_configuration_in_a_folder_has_its_path_as_name_and_parts_have_none(folder: Path) -> None:
-    found = configurations()
-    assert found["studies/margin"].startswith("Study on scenes: KDMCSE against its margin")
-    assert not any(name.startswith("parts") for name in found)
-    assert run("studies/margin") == (0, "params.yaml: studies/margin\n")
-    assert "studies/margin" in run()[1]
-    assert "did you mean 'studies/margin'" in run("studies/margn")[1]
+def test_names_are_merged_in_their_order_and_are_the_title(folder: Path) -> None:
+    (folder / "parts/fast.yaml").write_text("extends: [papers]\ntrain: {epochs: 1}\n")
+    (folder / "parts/slow.yaml").write_text("train: {epochs: 9}\n")
+    assert configuration("flickr30k", "fast", "slow")["train"]["epochs"] == 9
+    assert configuration("flickr30k", "slow", "fast")["train"]["epochs"] == 1
+    again = configuration("flickr30k-alone", "fast")["systems"]["mcse-clip"]
+    assert again["parameters"]["weight"] == 0.05, "what two extend is merged once, before both"
+    assert run("flickr30k", "roberta", "fast") == (0, "params.yaml: flickr30k roberta fast\n")
+    written = load_params("params.yaml")
+    assert (written.student.name, written.train.epochs) == ("roberta-base", 1)
+    assert written.report.title == "flickr30k + roberta + fast"
+    assert configuration("flickr30k")["report"]["title"] == "Wikipedia and Flickr30k, BERT"
+    assert run("flickr30k", "roberta", "fast")[1] == "params.yaml: already flickr30k roberta fast\n"
 
 
-def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
+def test_a_part_follows_the_configuration_that_it_changes(folder: Path) -> None:
+    code, said = run("roberta")
+    assert code == 1
+    assert said == (
+        "roberta: a part, which changes the configuration named before it: `sightline configure "
+        "NAME roberta` (`sightline configure` lists both)"
+    )
+    assert (
+        "`sightline configure coco studies/terms roberta`"
+        in run("studies/terms", "coco", "roberta")[1]
+    )
+    assert not Path("params.yaml").exists()
+
+
+def test_parts_are_listed_apart_each_with_its_first_line(folder: Path) -> None:
+    (folder / "parts/draft.yaml").write_bytes(b"# caf\xe9 {broken: [\n")
+    whole, changes = run()[1].split("\n\nParts change the configuration before them")
+    assert [line.split()[0] for line in whole.splitlines()] == list(configurations())
+    listed = changes.partition("\n\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == list(parts())
+    assert any("studies/margin" in each and "KDMCSE against the margin" in each for each in listed)
+    assert not configurations().keys() & parts().keys()
+    assert len(list(Path("configs").rglob("*.yaml"))) <= 36  # with the draft
+
+
+@pytest.mark.parametrize(
+    ("study", "names"),
+    [
+        ("", "study"),
+        ("margin", "scenes three-seeds studies/margin"),
+        ("weight", "scenes three-seeds studies/weight-scenes"),
+    ],
+)
+def test_make_runs_a_study_in_a_folder_of_its_own(study: str, names: str) -> None:
     shown = subprocess.run(
-        ["make", "-n", "study", "STUDY=margin"],
+        ["make", "-n", "study", f"STUDY={study}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert "cd study-margin && sightline configure studies/margin\n" in shown
-    assert "cd study-margin && sightline repro report\n" in shown
+    place = f"study-{study}" if study else "study"
+    assert f"cd {place} && sightline configure {names}\n" in shown
+    assert f"cd {place} && sightline repro report\n" in shown
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "/study-*/" in ignored
 
@@ -99,14 +155,14 @@ def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path)
         "temperature": ("student_temperature", [0.0225, 0.05, 0.1, 0.2, 0.45, 1.0]),
         "teachers": ("teachers", None),  # DALR table 9: other names on other data
     }
-    varied = [name for name in configurations() if name.startswith("studies/")]
+    varied = [name for name in COMPOSED if "studies/" in name]
     assert len(varied) == 17
     for name in varied:
-        study = name.removeprefix("studies/").split("-")[0]
+        study = name.partition("studies/")[2].split("-")[0]
         if study == "terms":
             continue
         parameter, values = expected[study]
-        for system in configuration(name)["systems"].values():
+        for system in configuration(*name.split())["systems"].values():
             runs = [each.get("parameters", {}) for each in system["runs"].values()]
             if len(runs) < 2:
                 continue
@@ -115,18 +171,28 @@ def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path)
             if values is None:
                 assert len(runs) == 3
             else:
-                assert [*values, *([1.0, 2.0] if name == "studies/weight" else [])] == found
+                assert [*values, *([1.0, 2.0] if name.endswith("weight-scenes") else [])] == found
 
 
-def test_a_study_on_the_papers_data_trains_the_runs_of_the_one_on_scenes(folder: Path) -> None:
+def test_a_study_trains_the_same_runs_on_any_data(folder: Path) -> None:
     for study in ("pairs", "weight", "margin", "temperature", "terms"):
-        drawn = configuration(f"studies/{study}")["systems"]
-        flickr = configuration(f"studies/{study}-flickr30k")["systems"]
-        for more in ("weight-1", "weight-2"):  # up to the demo's λ
-            drawn["mcse-resnet"]["runs"].pop(more, None)
+        drawn = configuration("scenes", f"studies/{study}")["systems"]
+        flickr = configuration("flickr30k", f"studies/{study}")["systems"]
         for name, system in flickr.items():
-            if name != "simcse" or study == "pairs":
-                assert system["runs"] == drawn[name]["runs"]
+            assert system["runs"] == drawn[name]["runs"]
+
+
+def test_own_photographs_need_no_data_of_others(folder: Path) -> None:
+    params = validate_params(configuration("own"), "own")
+    assert {run.objective for run in params.runs.values()} == {"simcse", "mcse"}
+    assert params.graph.grounded == params.graph.teachers == params.graph.text_encoders == []
+    assert list(params.datasets) == ["own"]
+    read = [params.evaluation.dev, *(task.data for task in params.evaluation.tasks.values())]
+    for run_name in params.runs:
+        spec = run_spec(params, run_name, 0)
+        assert (spec.text, spec.pairs is None) == (None, False)
+        read += spec.features.values()
+    assert all(Path("data/raw/own") in path.parents or "own" in path.parts for path in read)
 
 
 def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder: Path) -> None:
@@ -140,7 +206,28 @@ def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder: Pat
     ("content", "message"),
     [
         ("extends: [mine]", r"mine\.yaml: extends itself \(mine → mine\)"),
-        ("extends: [scnes]", r"mine\.yaml: extends 'scnes', but .*scnes\.yaml does not exist"),
+        (
+            "extends: [scnes]",
+            r"mine\.yaml: extends: unknown configuration 'scnes'; did you mean 'sc",
+        ),
+        (
+            "remove: [sytems.dalr]",
+            r"mine\.yaml: remove: unknown section 'sytems'; did you mean 'sy",
+        ),
+        (
+            "remove: systems.dalr",
+            r"mine\.yaml: remove: found 'systems\.dalr', expected a list of n",
+        ),
+        (
+            "extends: [scenes]\nsystems: null",
+            r"mine\.yaml: systems: input should be a valid dictio",
+        ),
+        (
+            "extends: [scenes]\nsystems: {dalr: null}",
+            r"mine\.yaml: systems\.dalr: input should be a",
+        ),
+        ("extends: [scenes]\nsystems: {dalr: {runs: null}}", r"systems\.dalr\.runs: .*found None"),
+        ("extends: [scenes]\nsystems: {dalr: {parms: {}}}", r"systems\.dalr: unknown key 'parms'"),
         ("extends: scenes", r"mine\.yaml: extends: found 'scenes', expected a list of names"),
         ("- a", r"mine\.yaml: found list, expected a mapping"),
         ("a: [", r"mine\.yaml: not YAML"),
@@ -156,6 +243,7 @@ def test_a_mistake_in_a_configuration_is_named(folder: Path, content: str, messa
 
 def test_an_unknown_name_and_a_missing_folder(folder: Path) -> None:
     assert "did you mean 'flickr30k'" in run("flikr30k")[1]
+    assert "did you mean 'studies/margin'" in run("flickr30k", "studies/margn")[1]
     shutil.rmtree(folder)
     assert "configs: no such folder; run this in the root of a clone" in run("scenes")[1]
 
@@ -175,6 +263,7 @@ def test_edits_are_kept_without_overwrite(folder: Path) -> None:
     file = Path("params.yaml")
     edited = file.read_text().replace("batch_size: 64", "batch_size: 48")
     file.write_text(edited)
+    assert edits(file)[0]
     code, said = run("study")
     assert (code, file.read_text()) == (1, edited)
     assert "params.yaml: you have edited this file" in said
@@ -182,15 +271,43 @@ def test_edits_are_kept_without_overwrite(folder: Path) -> None:
     assert load_params("params.yaml").graph.seeds == [0, 1, 2, 3, 4]
 
 
-def test_the_engine_of_this_machine_is_kept(folder: Path) -> None:
+def test_a_broken_file_stops_only_those_who_name_it(folder: Path) -> None:
+    run("flickr30k", "roberta")
+    for draft in ("a-draft.yaml", "parts/a-part.yaml"):
+        (folder / draft).write_text("extends: [nothing]\n{")
+    (folder / ".#scenes.yaml").symlink_to(folder / "nowhere")  # as Emacs locks a file
+    assert edits(Path("params.yaml")) == (False, None)
+    assert run("coco") == (0, "params.yaml: coco\n")
+    assert run()[0] == 0
+    code, said = run("a-draft")
+    assert (code, "a-draft.yaml: not YAML" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "# as `sightline configure gone` wrote it", "# as `sightline configure a-draft`"]
+)
+def test_a_file_whose_configuration_is_not_known_counts_as_edited(folder: Path, line: str) -> None:
+    run("scenes")
+    (folder / "a-draft.yaml").write_text("{")
+    file = Path("params.yaml")
+    file.write_text("\n".join([line, *file.read_text().splitlines()[1:]]))
+    assert edits(file)[0]
+    assert "you have edited this file" in run("coco")[1]
+
+
+def test_the_edited_machine_is_kept_and_is_no_edit_of_the_rest(folder: Path) -> None:
     run("scenes")
     file = Path("params.yaml")
-    file.write_text(file.read_text() + "\nengine: {devices: [0, 1]}\n")
-    assert run("scenes") == (0, "params.yaml: already scenes\n")
-    assert not any("engine" in line for line in run("study", "--diff")[1].splitlines())
-    assert run("study") == (0, "params.yaml: study, with the engine it had\n")
-    written = yaml.safe_load(file.read_text())
-    assert written == {**configuration("study"), "engine": {"devices": [0, 1]}}
+    assert run("study")[0] == run("scenes")[0] == 0
+    file.write_text(file.read_text().replace("devices: auto", "devices: [0, 1]"))
+    assert "devices" not in run("study", "--diff")[1]
+    assert run("study") == (0, "params.yaml: study, with the section `machine` it had\n")
+    machine = {"devices": [0, 1], "threads": 1, "workers": 0}
+    assert yaml.safe_load(file.read_text()) == {**configuration("study"), "machine": machine}
+    file.unlink()
+    run("flickr30k")
+    run("scenes")
+    assert yaml.safe_load(file.read_text()) == configuration("scenes")
 
 
 def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:
@@ -198,17 +315,14 @@ def test_diff_shows_what_would_change_and_writes_nothing(folder: Path) -> None:
     before = Path("params.yaml").read_bytes()
     code, said = run("study", "--diff")
     assert code == 0
-    assert "~ graph.seeds: [0] → [0, 1, 2, 3, 4]" in said.splitlines()
-    assert any(
-        line.startswith("+ systems.dalr.runs.dalr-shuffled: {label:") for line in said.split("\n")
-    )
+    lines = said.splitlines()
+    assert lines[:2] == ["--- params.yaml", "+++ study"]
+    assert {"-  seeds: [0]", "+  seeds: [0, 1, 2, 3, 4]", "+      dalr-shuffled:"} < set(lines)
     assert Path("params.yaml").read_bytes() == before
-    assert run("scenes", "--diff")[1] == "params.yaml: nothing differs from scenes\n"
-
-
-def test_differences_list_added_removed_and_changed_keys() -> None:
-    old, new = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4, "e": 5}}
-    assert differences(old, new) == ["- a: 1", "~ b.c: 2 → 4", "- b.d: 3", "+ b.e: 5"]
+    assert run("scenes", "--diff")[1] == "params.yaml: already scenes\n"
+    Path("params.yaml").unlink()
+    assert "+  seeds: [0]" in run("scenes", "--diff")[1].splitlines()
+    assert not Path("params.yaml").exists()
 
 
 def test_a_run_has_a_name_that_dvc_can_follow(folder: Path) -> None:
@@ -221,6 +335,6 @@ def test_a_run_has_a_name_that_dvc_can_follow(folder: Path) -> None:
 
 def test_the_page_on_studies_names_every_study() -> None:
     page = (ROOT / "docs/studies.md").read_text()
-    for name in configurations(ROOT / "configs"):
-        if name.startswith("studies/"):
-            assert f"`{name.removeprefix('studies/')}`" in page, name
+    for name in parts(ROOT / "configs"):
+        if name.startswith("studies/") and name != "studies/dalr-only":
+            assert f"`{name}`" in page, name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ MEMINFO += "".join(f"{n}: 0 kB\n" for n in ("Buffers", "Cached", "Shmem", "Activ
 
 
 def run_doctor(monkeypatch, capsys, *words: str) -> str:
-    monkeypatch.setattr(doctor, "bf16_gain", lambda: 0.5)
+    monkeypatch.setattr(hardware, "bf16_gain", lambda: 0.5)
     assert sightline("doctor", *words) == 0
     return capsys.readouterr().out
 
@@ -51,8 +52,8 @@ def system(folder: Path, groups: str = "", **files: str) -> Path:
     return folder
 
 
-def gpu(capability: tuple[int, int], bf16: bool = False) -> dict:
-    return {"capability": capability, "bf16": bf16}
+def gpu(capability: tuple[int, int], bf16: bool = False) -> hardware.Gpu:
+    return hardware.Gpu("a GPU", 8 * GIB, None, capability, "", bf16)
 
 
 def test_the_processor_and_memory_of_a_machine_without_limits(tmp_path, monkeypatch):
@@ -112,14 +113,15 @@ def test_a_system_without_these_files(tmp_path):
     ],
 )
 def test_the_precision_that_suits_a_device(monkeypatch, device, of, gain, precision, said):
-    monkeypatch.setattr(doctor, "bf16_gain", lambda: gain)
-    chosen, reason = doctor.choose_precision(device, of)
-    assert chosen == precision
-    assert said in reason
+    monkeypatch.setattr(hardware, "bf16_gain", lambda: gain)
+    chosen = hardware.suited_precision(device, of)
+    assert chosen.precision == precision
+    assert said in chosen.reason
+    assert ("set train.precision to" in str(chosen)) == (precision != "fp32")
 
 
 def test_the_probe_measures_both_precisions():
-    assert 0 < doctor.bf16_gain(seconds=0) < math.inf
+    assert 0 < hardware.bf16_gain(seconds=0) < math.inf
 
 
 def test_gpus_that_the_driver_lists_and_pytorch_does_not_use(monkeypatch):
@@ -204,10 +206,16 @@ def test_missing_and_outdated_packages_are_problems(monkeypatch, capsys, tmp_pat
 
 
 def test_more_threads_than_cpus_and_a_full_disk_are_problems():
-    limited = hardware.Processor("", usable=64, quota=3.5)
-    (said,) = doctor._of_the_processor(limited, threads=64)
+    limited = hardware.Processor("a CPU", usable=64, quota=3.5, threads=64)
+    (said,) = doctor._of_the_processor(limited)
     assert said.endswith("set OMP_NUM_THREADS=4")
-    assert list(doctor._of_the_processor(limited, threads=4)) == []
+    assert list(doctor._of_the_processor(replace(limited, threads=4))) == []
+    assert str(limited) == (
+        "a CPU; 64 cores; limited to 3.5 CPUs by its control group; "
+        "PyTorch uses 64 threads (OMP_NUM_THREADS)"
+    )
+    limits = "4.3 GB of 8.6 GB free, limited to 8.6 GB by its control group"
+    assert str(hardware.Memory(8 * GIB, 4 * GIB, 8 * GIB)) == limits
     (said,) = doctor._of_disk(Path("/cache"), free=500_000_000)
     assert said.startswith("/cache: only 500.0 MB free")
 

@@ -10,33 +10,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from command_line import sightline
 from PIL import Image
+from small_inputs import write_clip, write_photos
 
 from sightline import hardware
 from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
 from sightline.wording import in_bytes
 
-CLIP = {
-    "embed_dim": 8,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
-
 
 @pytest.fixture
 def place(tmp_path_factory, monkeypatch) -> Path:
     """A folder with images, texts and a model; temporary files go to ``tmp`` in it."""
     tmp_path = tmp_path_factory.mktemp("p")  # short, for the sockets of decode processes
-    (tmp_path / "photos").mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(10):
-        pixels = rng.integers(0, 256, (40 + i, 50, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
-    (tmp_path / "clip.json").write_text(json.dumps(CLIP))
+    write_photos(tmp_path / "photos", 10)
+    write_clip(tmp_path)
     (tmp_path / "texts.txt").write_text("".join(f"a boat{' of wood' * i}\n" for i in range(6)))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -48,23 +38,13 @@ def place(tmp_path_factory, monkeypatch) -> Path:
 
 
 def images(*more: object) -> list[object]:
-    words = ["extract", "image", "--images", "photos", "--encoder", "clip.json"]
-    return [
-        *words,
-        "--weights",
-        "random:0",
-        "--out",
-        "out",
-        "--batch-size",
-        4,
-        "--workers",
-        1,
-        *more,
-    ]
+    words = ["extract", "image", "--data", "photos", "--encoder", "clip.json"]
+    words += ["--weights", "random:0", "--out", "out", "--batch-size", 4, "--workers", 1]
+    return [*words, *more]
 
 
 def texts(*more: object) -> list[object]:
-    words = ["extract", "text", "--texts", "texts.txt", "--encoder", "clip.json"]
+    words = ["extract", "text", "--data", "texts.txt", "--encoder", "clip.json"]
     return [*words, "--weights", "random:0", "--out", "out", "--batch-size", 2, *more]
 
 

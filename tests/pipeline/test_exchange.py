@@ -133,9 +133,9 @@ def test_the_page_trains_a_student_on_a_teacher(tmp_path, monkeypatch):
     for part in make_encoder():
         part.save_pretrained(tmp_path / "bert")
     (tmp_path / "s.txt").write_text("".join(f"text {i}\n" for i in range(ROWS)))
-    assert sightline("prepare", "sentences", "--path", "s.txt", "--out", "data") == 0
+    assert sightline("prepare", "sentences", "--set", "path=s.txt", "--out", "data") == 0
     write_set(tmp_path / "set", "float16", "teacher")
-    words = ["--format", "parquet", "--dataset", "data", "--out", "teacher-of-mine"]
+    words = ["--format", "parquet", "--data", "data", "--out", "teacher-of-mine"]
     assert sightline("cache", "export", "set", *words) == 0
     page = (Path(__file__).parents[2] / "docs/exchange.md").read_text()
     _, block = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -190,21 +190,21 @@ def clip_retrieval(folder: Path, names: list[str] = NAMES) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("naming", ["as they are", "elsewhere", "stems", "manifest"])
+@pytest.mark.parametrize("naming", ["as they are", "elsewhere", "stems", "prepared"])
 def test_clip_retrieval_is_imported(tmp_path, photos, naming):
     names, images = NAMES, photos
     if naming == "elsewhere":
         names = [f"/home/somebody/photos/{name}" for name in NAMES]
     elif naming == "stems":
         names = [Path(name).stem for name in NAMES]
-    elif naming == "manifest":
+    elif naming == "prepared":
         captions = tmp_path / "captions.csv"
         captions.write_text("image,caption\n" + "".join(f"{name},a dog\n" for name in NAMES))
-        words = ["--images", photos, "--captions", captions, "--out", tmp_path / "data"]
+        words = [f"--set=images={photos}", f"--set=captions={captions}", "--out", tmp_path / "data"]
         assert sightline("prepare", "pairs", *words) == 0
-        images = tmp_path / "data/images.parquet"
+        images = tmp_path / "data"
     values = clip_retrieval(tmp_path / "emb", names)
-    options = ImportOptions(images, "image", source="open_clip ViT-B-32")
+    options = ImportOptions(data=images, kind="image", source="open_clip ViT-B-32")
     found = import_rows(tmp_path / "emb", tmp_path / "set", options)
     assert (found.record.rows, found.repeated, found.contradicting) == (5, 1, 1)
     assert found.record.spec.normalised is True
@@ -250,9 +250,9 @@ def datacomp(folder: Path, names: list[str] = NAMES, save=np.savez) -> np.ndarra
 def test_datacomp_is_imported(tmp_path, photos, save):
     values = datacomp(tmp_path / "meta", [Path(name).stem for name in NAMES], save)
     with pytest.raises(SightlineError, match=r"'l14_img'.*--features"):
-        import_rows(tmp_path / "meta", tmp_path / "set", ImportOptions(photos))
+        import_rows(tmp_path / "meta", tmp_path / "set", ImportOptions(data=photos))
     for array, kind in {"l14_img": "image", "b32_txt": "text"}.items():
-        options = ImportOptions(photos, features=array, allow_missing=True)
+        options = ImportOptions(data=photos, features=array, allow_missing=True)
         found = import_rows(tmp_path / "meta", tmp_path / array, options)
         assert found.record.spec.kind == kind
         assert found.record.spec.preprocessing["array"] == array
@@ -282,7 +282,9 @@ def test_a_column_of_lists_is_imported(tmp_path, photos, layout, dtype):
     else:
         pq.write_table(table, folder / "a.parquet", store_schema=layout != "list")
     features = "embedding" if layout == "list" else None
-    found = import_rows(folder, tmp_path / "set", ImportOptions(photos, "image", features))
+    found = import_rows(
+        folder, tmp_path / "set", ImportOptions(data=photos, kind="image", features=features)
+    )
     assert found.record.spec.normalised is False
     assert found.record.spec.dtype == dtype
     keys = [key_of_file(photos / name) for name in NAMES[:5]]
@@ -299,10 +301,10 @@ def test_an_object_array_is_never_unpickled(tmp_path, photos):
     bomb = np.array([[Bomb()] * DIM] * 4, dtype=object)
     np.save(tmp_path / "emb/img_emb/img_emb_0.npy", bomb, allow_pickle=True)
     with pytest.raises(SightlineError, match=r"Python objects|allow_pickle=False"):
-        import_rows(tmp_path / "emb", tmp_path / "set", ImportOptions(photos, "image"))
+        import_rows(tmp_path / "emb", tmp_path / "set", ImportOptions(data=photos, kind="image"))
     datacomp(tmp_path / "meta")
     np.savez(tmp_path / "meta/00ab.npz", l14_img=bomb)
-    options = ImportOptions(photos, features="l14_img")
+    options = ImportOptions(data=photos, features="l14_img")
     with pytest.raises(SightlineError, match=r"Python objects|allow_pickle=False"):
         import_rows(tmp_path / "meta", tmp_path / "set", options)
     assert not (tmp_path / "exploded").exists()
@@ -317,7 +319,7 @@ def _without(table: Path, column: str) -> None:
 
 
 MISTAKES = {
-    "no images": (lambda f: None, {"images": None}, "SHA-256 of its image.*'0.png'.*--images"),
+    "no images": (lambda f: None, {"data": None}, "SHA-256 of its image.*'0.png'.*--data"),
     "both kinds": (lambda f: None, {"kind": None}, "img_emb and text_emb"),
     "no metadata": (lambda f: shutil.rmtree(f / "metadata"), {}, "metadata_0.parquet is missing"),
     "a part without metadata": (
@@ -366,12 +368,21 @@ MISTAKES = {
 }
 
 
+def test_a_damaged_name_of_a_column_is_one_clear_error(tmp_path):
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(8, np.float32)), 4)
+    pq.write_table(pa.table({"embedded": lists}), tmp_path / "a.parquet", store_schema=False)
+    damaged = (tmp_path / "a.parquet").read_bytes().replace(b"embedded", b"embed\xf5ed")
+    (tmp_path / "a.parquet").write_bytes(damaged)
+    with pytest.raises(SightlineError, match=r"a\.parquet: damaged, or not such a file"):
+        import_rows(tmp_path / "a.parquet", tmp_path / "set", ImportOptions(kind="image"))
+
+
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_is_one_clear_error_and_writes_nothing(tmp_path, photos, case):
     change, options, message = MISTAKES[case]
     clip_retrieval(tmp_path / "emb")
     change(tmp_path / "emb")
-    given = {"images": photos, "kind": "image", **options}
+    given = {"data": photos, "kind": "image", **options}
     with pytest.raises(SightlineError, match=message):
         import_rows(tmp_path / "emb", tmp_path / "set", ImportOptions(**given))
     assert not (tmp_path / "set").exists()
@@ -396,7 +407,7 @@ def test_cells_of_a_column_are_checked(tmp_path, photos, cell):
     ]
     kind = pa.list_(pa.float32()) if cell == "short" else pa.list_(pa.float32(), 3)
     pq.write_table(pa.table({"path": NAMES, "x": pa.array(values, kind)}), tmp_path / "a.parquet")
-    options = ImportOptions(photos, "image", "x")
+    options = ImportOptions(data=photos, kind="image", features="x")
     if cell == "NaN":
         found = import_rows(tmp_path / "a.parquet", tmp_path / "set", options)
         assert FeatureSet.open(tmp_path / "set").failed == {
@@ -422,10 +433,10 @@ def _sources(folder: Path, photos: Path) -> dict[str, ImportOptions]:
     for name, make in {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}.items():
         with make(folder / f"arrow-{name}/a.arrow", table.schema) as writer:
             writer.write_table(table)
-    images = ImportOptions(photos, "image")
+    images = ImportOptions(data=photos, kind="image")
     names = ("clip-retrieval", "table", "arrow-file", "arrow-stream")
     found = dict.fromkeys(names, images)
-    return {**found, "datacomp": ImportOptions(photos, features="l14_img", allow_missing=True)}
+    return {**found, "datacomp": ImportOptions(data=photos, features="l14_img", allow_missing=True)}
 
 
 def _spoil(path: Path, random: Random) -> None:
@@ -475,7 +486,7 @@ import resource, sys
 from pathlib import Path
 from pipeline.interchange.import_rows import ImportOptions, import_rows
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-found = import_rows(Path(sys.argv[1]), Path(sys.argv[2]), ImportOptions(None, "text"))
+found = import_rows(Path(sys.argv[1]), Path(sys.argv[2]), ImportOptions(kind="text"))
 print(found.record.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -504,7 +515,7 @@ def scenes(tmp_path_factory) -> Path:
     """Drawn scenes with an encoder, and features extracted with it."""
     folder = tmp_path_factory.mktemp("scenes")
     prepare("scenes", ScenesSource.model_validate(TINY), folder / "data")
-    words = ["extract", "image", "--images", folder / "data/images", "--out", folder / "set"]
+    words = ["extract", "image", "--data", folder / "data", "--out", folder / "set"]
     assert sightline(*words, *encoder(folder), "--batch-size", 8, "--workers", 0) == 0
     return folder
 
@@ -525,16 +536,14 @@ def others(scenes: Path, out: Path, change=lambda rows: rows) -> None:
     pq.write_table(table, out / "metadata/metadata_0.parquet")
 
 
-def recompute(scenes: Path, folder: Path, count: int = 5, seed: int = 0, rows: int = 0) -> int:
-    return sightline(
-        *("cache", "verify", folder, "--recompute", count, "--inputs", scenes / "data/images"),
-        *(*encoder(scenes, seed), "--seed", rows),
-    )
+def recompute(scenes: Path, folder: Path, count: int = 5, seed: int = 0) -> int:
+    words = ["extract", "image", "--data", scenes / "data", "--out", folder]
+    return sightline(*words, *encoder(scenes, seed), "--check", count)
 
 
 def imported(scenes: Path, tmp_path: Path, change=lambda rows: rows) -> Path:
     others(scenes, tmp_path / "emb", change)
-    words = ["--images", scenes / "data/images", "--out", tmp_path / "set"]
+    words = ["--data", scenes / "data/images", "--out", tmp_path / "set"]
     assert sightline("cache", "import", tmp_path / "emb", *words) == 0
     return tmp_path / "set"
 
@@ -546,7 +555,7 @@ def test_equal_rows_are_recorded(scenes, tmp_path, capsys):
     assert before.provenance.doubt == "imported, not checked"
     assert recompute(scenes, folder) == 0
     said = capsys.readouterr().out
-    assert "5 rows re-encoded" in said
+    assert "5 rows encoded again" in said
     assert "largest difference" in said
     after = read_features(folder)
     assert after.provenance.recomputed == 5
@@ -559,7 +568,7 @@ def test_equal_rows_are_recorded(scenes, tmp_path, capsys):
         assert "5 rows recomputed" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("change", [lambda rows: rows * np.float16(2), lambda rows: rows[::-1]])
+@pytest.mark.parametrize("change", [lambda rows: rows * np.float16(2), lambda rows: -rows])
 def test_rows_that_differ_are_recorded_and_no_later_sample_hides_them(
     scenes, tmp_path, capsys, change
 ):
@@ -577,16 +586,12 @@ def test_rows_that_differ_are_recorded_and_no_later_sample_hides_them(
     capsys.readouterr()
 
 
-def test_another_encoder_is_a_difference(scenes, tmp_path, capsys):
+def test_another_encoder_is_a_difference(scenes, tmp_path):
     folder = imported(scenes, tmp_path)
     assert recompute(scenes, folder, seed=1) == 1
     assert "5 of 5 recomputed rows differ" in str(read_features(folder).provenance)
     assert recompute(scenes, folder) == 0
     assert read_features(folder).provenance.doubt == ""
-    words = ["--recompute", 2, "--inputs", scenes / "data/images"]
-    capsys.readouterr()
-    assert sightline("cache", "verify", folder, *words) == 1
-    assert "give it with --encoder and --weights" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("normalise", [[], ["--normalise"]])
@@ -613,7 +618,7 @@ def test_imported_rows_are_not_passed_off_as_computed_here(scenes, tmp_path):
     for path in sorted((scenes / "data/images").iterdir())[:3]:
         shutil.copy(path, some)
     Image.new("RGB", (64, 64), "teal").save(some / "new.png")
-    words = ["extract", "image", "--images", some, *encoder(scenes), "--workers", 0]
+    words = ["extract", "image", "--data", some, *encoder(scenes), "--workers", 0]
     words += ["--batch-size", 8, "--copy-from", tmp_path / "features", "--out"]
     assert sightline(*words, tmp_path / "mine") == 0
     mine = read_features(tmp_path / "mine")

@@ -64,8 +64,8 @@ def test_mcse_round_trips(mcse, tmp_path):
 
 def test_pictures_with_one_row_are_one_image_named_by_its_first_line(mcse, tmp_path, capsys):
     mcse[1].write_text("\n".join([*TEXTS[:5], f" {TEXTS[5]} "]))
-    words = ["--dataset", tmp_path / "data", "--out", tmp_path / "set"]
-    assert sightline("cache", "import-mcse", mcse[0], "--texts", mcse[1], *words) == 0
+    words = ["--format", "mcse", "--data", tmp_path / "data", "--out", tmp_path / "set"]
+    assert sightline("cache", "import", mcse[0], "--texts", mcse[1], *words) == 0
     said = capsys.readouterr().out
     assert "5 images, 6 captions" in said.replace("mcse: ", "")
     assert "white space around 1 captions left out" in said

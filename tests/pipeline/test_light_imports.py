@@ -30,11 +30,10 @@ MODULES = (
 """Nothing heavy is imported with these."""
 
 DATA = "data/datasets/scenes"
-TOKENS = f"tokens --student {DATA}/student --out data/new --texts"
-EXTRACT = f"extract text --encoder {DATA}/encoders/clip.json --texts"
+TOKENS = f"tokens --student {DATA}/student --out data/new --data"
+EXTRACT = f"extract text --encoder {DATA}/encoders/clip.json --data"
 TEACHER = "extract teacher --out data/new --encoder"
 FILE = f"--weights file:{DATA}/encoders/clip.safetensors --out data/new"
-PHRASES = f"phrase-tokens --student {DATA}/student --out data/new --captions"
 MISSING = {
     "stage ground scenes": f"{DATA}/phrases.parquet",
     "stage image-features scenes resnet": f"{DATA}/encoders/resnet.safetensors",
@@ -49,11 +48,11 @@ MISSING = {
     "stage evaluation-data similarity": f"{DATA}/similarity/test.tsv",
     "stage evaluate": "runs/simcse/seed-0/run.json",
     "stage report": "results/simcse",
-    f"{EXTRACT} {DATA}/captions.parquet {FILE}": f"{DATA}/encoders/clip.safetensors",
+    f"{EXTRACT} {DATA} {FILE}": f"{DATA}/encoders/clip.safetensors",
     f"{EXTRACT} {DATA}/sentences.parquet {FILE}": f"{DATA}/sentences.parquet",
-    f"{TEACHER} {DATA}/encoders/teacher --texts {DATA}/captions.parquet": f"{DATA}/encoders",
-    f"{TOKENS} {DATA}/captions.parquet": f"{DATA}/captions.parquet",
-    f"{PHRASES} {DATA}/captions.parquet --phrases data/objects/scenes": f"{DATA}/captions.parquet",
+    f"{TEACHER} {DATA}/encoders/teacher --data {DATA}": f"{DATA}/encoders",
+    f"{TOKENS} {DATA}": f"{DATA}/captions.parquet",
+    f"{TOKENS} {DATA} --phrases data/objects/scenes": f"{DATA}/captions.parquet",
     "compare results/simcse results/mcse-clip": "results/simcse",
     "cache info data/features/scenes/image/clip": "data/features/scenes/image/clip",
 }
@@ -70,7 +69,7 @@ NOTHING_TO_DO = {
     "compare results/simcse results/mcse-clip": set(),
     "cache info data/features/scenes/image/clip": set(),
     "cache verify data": set(),
-    "runs accept": set(),
+    "accept": set(),
     "doctor --help": set(),
     "stage report": DRAWING,
     "stage tokens": {*DRAWING, "torch", "transformers"},

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from command_line import sightline
+from command_line import sightline, unboxed
 from PIL import Image
+from prepared_data import as_prepared
+from small_inputs import write_clip
 
 from pipeline.extract import objects
 from pipeline.grounding.cutouts import write_cutouts
@@ -25,14 +27,10 @@ from sightline.cache import (
     whole_files,
     write_manifest,
 )
+from sightline.cache.prepared import PreparedDataset
 from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
 from sightline.errors import SightlineError
 
-CLIP = {
-    "embed_dim": 8,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 16, "head_width": 8, "patch_size": 16},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
-}
 OBJECTS = 3  # of each image
 
 
@@ -77,12 +75,10 @@ class Photos:
         """Run the command on the current phrases; returns its exit code."""
         table = pa.Table.from_pylist(self.rows, schema=PHRASES)
         write_manifest(self.folder / "phrases.parquet", table, PHRASES)
-        (self.folder / "clip.json").write_text(json.dumps(CLIP))
         words = {
+            "data": as_prepared(self.folder, self.folder / "photos"),
             "phrases": self.folder / "phrases.parquet",
-            "images-manifest": self.folder / "images.parquet",
-            "root": self.folder / "photos",
-            "encoder": self.folder / "clip.json",
+            "encoder": write_clip(self.folder),
             "weights": "random:0",
             "out": self.folder / out,
             "batch-size": 4,
@@ -127,8 +123,8 @@ def test_a_row_is_the_encoding_of_its_own_cut_out(photos):
     encoder = config.build_image(torch.device("cpu"), "fp32")
     read = objects.ObjectReader(CutoutPreprocessing(encoder.preprocessing, CutoutRules()))
     features = FeatureSet.open(photos.folder / "out")
-    manifests = photos.folder / "phrases.parquet", photos.folder / "images.parquet"
-    for entry in objects_of_phrases(*manifests, photos.folder / "photos"):
+    data = PreparedDataset(photos.folder, photos.folder / "photos")
+    for entry in objects_of_phrases(photos.folder / "phrases.parquet", data):
         alone = encoder.encode(read.preprocessing.normalised(read(entry)).unsqueeze(0))[0]
         np.testing.assert_allclose(features.take([entry.key])[0], alone, rtol=1e-4, atol=1e-5)
 
@@ -243,10 +239,11 @@ def test_objects_that_are_not_stored_are_cut_out_of_their_photographs(capsys, ph
     np.testing.assert_array_equal(both.take(cut.keys), cut.take(cut.keys))
     assert both.find([new])[0] >= 0
     capsys.readouterr()
-    assert photos.extract("no-photographs", cutouts=cutouts, root=photos.folder / "gone") == 1
+    (photos.folder / "photos").rename(photos.folder / "away")
+    assert photos.extract("no-photographs", cutouts=cutouts) == 1
     said = capsys.readouterr().err
     assert "cutouts: lacks 1 of 16 objects" in said
-    assert "gone: no such image folder" in said
+    assert f"its images are not here: there is no folder {photos.folder / 'photos'}" in said
 
 
 def test_damaged_cutouts_are_not_encoded_but_refused_with_the_command_that_repairs_them(
@@ -360,8 +357,8 @@ def test_a_huge_object_is_refused(photos):
     photos.write_images()
     strip = photos.name(5, encode_mask(np.ones((1, 400), dtype=bool)))
     assert photos.extract() == 0
-    manifests = photos.folder / "phrases.parquet", photos.folder / "images.parquet"
-    entries = objects_of_phrases(*manifests, photos.folder / "photos")
+    data = PreparedDataset(photos.folder, photos.folder / "photos")
+    entries = objects_of_phrases(photos.folder / "phrases.parquet", data)
     image = ImagePreprocessing((8, 8), (8, 8), "bilinear", (0.5,) * 3, (0.5,) * 3)
     read = objects.ObjectReader(CutoutPreprocessing(image, CutoutRules()), max_pixels=480**2 - 1)
     (entry,) = [entry for entry in entries if entry.key == strip]
@@ -372,32 +369,28 @@ def test_a_huge_object_is_refused(photos):
 
 def test_an_unknown_background(capsys, photos):
     assert photos.extract(background="grey") == 2
-    said = " ".join(capsys.readouterr().err.replace("│", "").split())
+    said = unboxed(capsys.readouterr().err)
     assert all(name in said for name in ("mean", "white", "black", "keep"))
 
 
-def verify_again(photos: Photos, out: str = "out", **options: object) -> int:
-    """`sightline cache verify --recompute`; its exit code."""
-    words = {"recompute": 4, "encoder": photos.folder / "clip.json", **options}
-    line = [str(word) for name, value in words.items() for word in (f"--{name}", value)]
-    path = str(photos.folder / out)
-    return sightline("cache", "verify", path, *line)
+def test_objects_without_phrases_are_refused(capsys, photos):
+    words = ["--encoder", "clip.json", "--weights", "random:0", "--out", photos.folder / "out"]
+    data = as_prepared(photos.folder, photos.folder / "photos")
+    assert sightline("extract", "object", "--data", data, *words) == 1
+    assert "features of objects need `phrases`" in capsys.readouterr().err
 
 
-def named(photos: Photos) -> dict[str, object]:
-    """The options for the inputs of the objects."""
-    folder = photos.folder
-    inputs = folder / "images.parquet"
-    return {"phrases": folder / "phrases.parquet", "inputs": inputs, "root": folder / "photos"}
+def test_objects_are_encoded_again_with_the_rules_of_their_record(capsys, photos):
+    rules = {"margin": 0.3, "background": "white"}
+    assert photos.extract(**rules) == 0
+    assert photos.extract(check=4, **rules) == 0
+    assert "4 rows encoded again: 4 with identical bytes" in capsys.readouterr().out
+    assert photos.extract(check=4, background="white") == 1
+    said = capsys.readouterr().err
+    assert "the encoder differs from its record:\n  preprocessing.margin: 0.3 → 0.1" in said
 
 
-def test_objects_are_re_encoded_with_the_rules_of_their_record(capsys, photos):
-    assert photos.extract(margin=0.3, background="white") == 0
-    assert verify_again(photos, **named(photos)) == 0
-    assert "4 rows re-encoded: 4 with identical bytes" in capsys.readouterr().out
-
-
-def test_objects_that_the_encoder_does_not_reproduce_are_found(capsys, photos):
+def test_objects_that_the_encoder_does_not_reproduce_are_named(capsys, photos):
     assert photos.extract() == 0
     features = FeatureSet.open(photos.folder / "out")
     with SetWriter(photos.folder / "forged", features.record.spec) as writer:
@@ -405,23 +398,15 @@ def test_objects_that_the_encoder_does_not_reproduce_are_found(capsys, photos):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), features.dim))
             writer.add(batch.keys, rows.astype(np.float32), computed={"batch_size": 4})
         writer.publish()
-    assert verify_again(photos, "forged", **named(photos)) == 1
-    assert "4 faults" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("missing", ["phrases", "inputs", "root"])
-def test_missing_inputs_for_re_encoding_objects_are_named(capsys, photos, missing):
-    assert photos.extract() == 0
-    given = {name: value for name, value in named(photos).items() if name != missing}
-    assert verify_again(photos, **given) == 1
-    said = capsys.readouterr().err
-    assert "--phrases, --inputs (the images manifest) and --root" in said
+    capsys.readouterr()
+    assert photos.extract("forged", check=4) == 1
+    assert capsys.readouterr().out.count("has cosine") == 4
 
 
 def test_an_object_whose_photograph_is_missing_is_named(capsys, photos):
     assert photos.extract() == 0
     (photos.folder / "photos" / "1.png").unlink()
-    assert verify_again(photos, **named(photos), seed=0, recompute=15) == 1
+    assert photos.extract(check=15) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "3 of the sampled rows cannot be re-encoded" in said
+    assert "3 rows cannot be encoded again" in said
     assert "1.png is missing; give the inputs that the set was made from" in said

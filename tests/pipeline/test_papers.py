@@ -1,4 +1,4 @@
-"""docs/papers.md, `sightline paper`: a published row has a configuration with its numbers."""
+"""docs/papers.md, `compare --paper list`: a published row has a configuration with its numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import yaml
 from command_line import sightline
 from shown_commands import check_command
 
-from pipeline.cli.paper.page import page
-from pipeline.cli.paper.plan import SIZES, Plans
-from pipeline.configure import configuration, configurations
+from pipeline.configure import configuration
 from pipeline.graph import run_spec
+from pipeline.papers import Recipes, page
 from pipeline.params import Params, validate_params
 from train.objectives import make_objective
 from train.report.papers import Entry, every_entry, load_papers, published_rows
@@ -92,7 +91,7 @@ STREAMS = {  # data → pairs, text
 def rows() -> dict[tuple[str, str], tuple[str, str]]:
     """(model, data) → (configuration, command) of the page's table."""
     page = (ROOT / "docs/papers.md").read_text().split("## What the configurations contain")[0]
-    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (?:`([\w-]+)`|–) \| `([^`]+)` \|$", page, re.M)
+    found = re.findall(r"^\| ([^|]+) \| ([^|]+) \| (?:`([\w -]+)`|–) \| `([^`]+)` \|$", page, re.M)
     return {(model, data): (name, command) for model, data, name, command in found}
 
 
@@ -121,7 +120,7 @@ def test_every_row_of_every_published_table_is_on_the_page():
 
 def params_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Params:
     monkeypatch.chdir(ROOT)
-    return validate_params(configuration(name), name)
+    return validate_params(configuration(*name.split()), name)
 
 
 @pytest.mark.parametrize(("model", "data"), TRAINED, ids=str)
@@ -217,17 +216,15 @@ each_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES
 @each_entry
 def test_every_entry_has_commands_or_a_reason(entry, monkeypatch):
     monkeypatch.chdir(ROOT)
-    plans = Plans()
-    commands = plans.commands(entry)
+    recipes = Recipes()
+    commands = recipes.commands(entry)
     assert bool(commands) != bool(entry.reason)
     assert entry.kind != "illustration" or entry.reason
     assert all(row.configuration or row.command or row.reason for row in entry.rows)
     for command in commands:
         check_real(command)
-    known = configurations()
-    assert set(plans.configurations(entry)) <= known.keys()
     for name, run in entry.trainings:
-        plans.params(name).run(run)
+        recipes.params(name).run(run)
 
 
 def check_real(command: str) -> None:
@@ -236,7 +233,7 @@ def check_real(command: str) -> None:
         check_command(command)
         words = shlex.split(command)
         if words[1] == "configure":
-            assert words[2] in configurations()
+            configuration(*(word for word in words[2:] if not word.startswith("--")))
         return
     words = command.split()
     assert words[:3] == ["dvc", "repro", "--pull"]
@@ -246,9 +243,9 @@ def check_real(command: str) -> None:
 @each_entry
 def test_settings_of_the_papers_are_those_of_the_configurations(entry, monkeypatch):
     monkeypatch.chdir(ROOT)
-    plans = Plans()
+    recipes = Recipes()
     for row in entry.rows if entry.kind == "settings" else ():
-        found = plans.expected(row.configuration, row.run).parameters
+        found = recipes.expected(row.configuration, row.run).parameters
         for column in entry.columns:
             if column.name in row.scores:
                 part, _, key = column.metric.partition(".")
@@ -257,11 +254,11 @@ def test_settings_of_the_papers_are_those_of_the_configurations(entry, monkeypat
 
 def test_an_ablation_runs_what_its_row_names(monkeypatch):
     monkeypatch.chdir(ROOT)
-    plans = Plans()
+    recipes = Recipes()
 
     def changed(entry: str, model: str) -> dict:
         row = next(each for each in ENTRIES[entry].rows if each.model == model)
-        return dict(plans.params(row.configuration).run(row.run).parameters)
+        return dict(recipes.params(row.configuration).run(row.run).parameters)
 
     assert changed("kdmcse:table-3", "KDMCSE-BERT without AdapACSE")["margin"] == 0.0
     assert changed("dalr:table-8", "DALR-BERT w/o L_Info")["image_weight"] == 0.0
@@ -301,52 +298,39 @@ def scores_of(row: dict, shared: dict) -> list[float]:
     return row.get("scores", [])
 
 
-def test_every_configured_data_set_has_a_size(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    plans = Plans()
-    for entry in every_entry():
-        for name, run in entry.trainings:
-            assert set(plans.expected(name, run).data.values()) <= SIZES.keys()
-
-
-def test_the_cost_is_that_of_the_schedule(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    cost = Plans().cost(ENTRIES["mcse:table-8"])  # SimCSE and MCSE, 6 epochs of 466 batches
-    assert (cost.runs, cost.trainings, cost.steps) == (2, 10, 10 * 6 * 466)
-    assert Plans().cost(ENTRIES["dalr:table-7"]).minutes == {
-        "flickr30k kdmcse": 290,
-        "coco kdmcse": 440,
-        "flickr30k dalr": 245,
-        "coco dalr": 370,
-    }
-    assert Plans().cost(ENTRIES["mcse:table-3"]).runs == 0
-
-
 def test_missing_data_is_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no configs/ here: those of the clone count
     entry = ENTRIES["kdmcse:figure-5"]
-    assert Plans().missing(entry) == ["data/raw/flickr30k"]
+    assert Recipes().missing(entry) == ["data/raw/flickr30k"]
     images = tmp_path / "data/raw/flickr30k/images"
     images.mkdir(parents=True)
-    assert "data/raw/flickr30k/images" not in Plans().missing(entry)
-    assert "data/raw/flickr30k/train.txt" in Plans().missing(entry)
-    assert Plans().missing(ENTRIES["mcse:table-3"]) == []
-    assert "data/senteval/downstream" in Plans().missing(ENTRIES["mcse:table-8"])
+    assert "data/raw/flickr30k/images" not in Recipes().missing(entry)
+    assert "data/raw/flickr30k/train.txt" in Recipes().missing(entry)
+    assert Recipes().missing(ENTRIES["mcse:table-3"]) == []
+    assert "data/senteval/downstream" in Recipes().missing(ENTRIES["mcse:table-8"])
 
 
 def test_the_list_shows_every_entry(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert sightline("paper") == 0
+    assert sightline("compare", "--paper", "list") == 0
     listed = capsys.readouterr().out
     for entry in every_entry():
         assert f"\n{entry.id} ({entry.kind}): {entry.shows}\n" in f"\n{listed}"
     assert "not produced: an illustration" in listed
-    assert sightline("paper", "list", "--json") == 0
+    assert sightline("compare", "--paper", "list", "--format", "json") == 0
     found = json.loads(capsys.readouterr().out)["entries"]
     assert [each["id"] for each in found] == list(ENTRIES)
     assert all(bool(each["commands"]) != bool(each["reason"]) for each in found)
-    assert sightline("paper", "mcseo") == 0
+    assert sightline("compare", "--paper", "mcseo") == 0
     assert capsys.readouterr().out.startswith("mcseo:figure-1")
+
+
+def test_several_configurations_are_kept_apart(tmp_path, monkeypatch, said):
+    monkeypatch.chdir(tmp_path)
+    hint = "`sightline compare --paper mcse:1 one/results other/results`"
+    for table, several in {"mcse:1": True, "mcse:8": False, "mcse:3": False}.items():
+        _, out, _ = said("compare", "--paper", table)
+        assert (hint in out) == several, table  # mcse:3 trains nothing
 
 
 @pytest.mark.parametrize(
@@ -354,10 +338,10 @@ def test_the_list_shows_every_entry(tmp_path, monkeypatch, capsys):
     [("mcse:tabel-1", "mcse:table-1"), ("mcse:77", "mcse:table-7"), ("dalrr", "dalr")],
 )
 def test_an_unknown_entry_names_the_nearest(given, nearest, capsys):
-    assert sightline("paper", given) == 1
+    assert sightline("compare", "--paper", given) == 1
     said = capsys.readouterr().err
     assert f"did you mean '{nearest}'?" in said
-    assert "sightline paper list" in said
+    assert "sightline compare --paper list" in said
 
 
 def test_papers_are_checked_by_a_schema():

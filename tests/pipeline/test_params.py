@@ -8,6 +8,8 @@ import pytest
 import yaml
 from demo_params import demo_params, demo_params_text
 
+from pipeline import stages
+from pipeline.extract.settings import Invocation, Machine
 from pipeline.graph import run_spec
 from pipeline.params import ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
@@ -53,14 +55,26 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
             "openclip",
             "encoders.text.clip: unknown encoder family 'openclip'; did you mean 'open_c",
         ),
-        ("datasets.scenes.kind", "scense", "scenes.kind: unknown kind of data set 'scense'; did"),
-        ("datasets.scenes.kind", None, "scenes.kind: is missing; choose one of scenes, pairs"),
-        ("datasets.scenes.source", None, "scenes.source: found None, expected the folder"),
-        ("datasets.scenes", 3, "datasets: scenes: found int, expected a mapping"),
+        (
+            "datasets.scenes.kind",
+            "scense",
+            "datasets.scenes: kind: unknown kind of data set 'scense'; did",
+        ),
+        (
+            "datasets.scenes.kind",
+            None,
+            "datasets.scenes: kind: is missing; choose one of scenes, pairs",
+        ),
+        (
+            "datasets.scenes.source",
+            None,
+            "datasets.scenes: source: found None, expected the folder",
+        ),
+        ("datasets.scenes", 3, "datasets.scenes: found int, expected a mapping"),
         (
             "datasets.scenes.scnes",
             3,
-            "datasets: scenes: unknown key 'scnes'; did you mean 'scenes'",
+            "datasets.scenes: unknown key 'scnes'; did you mean 'scenes'",
         ),
         (
             "joined.both",
@@ -71,6 +85,32 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
             "joined.scenes",
             {"first": "scenes", "second": "scenes"},
             "is also a name under `datasets`",
+        ),
+        (
+            "joined",
+            {"a": {"first": "b", "second": "scenes"}, "b": {"first": "scenes", "second": "a"}},
+            "joined.a → joined.b → joined.a: a data set cannot be a part of itself",
+        ),
+        ("joined.a", {"first": "a", "second": "scenes"}, "joined.a → joined.a: a data set cannot"),
+        (
+            "joined.a",
+            {"first": "scenes", "second": "scenes"},
+            "joined.a.first and joined.a.second: both are 'scenes'",
+        ),
+        ("graph.seeds", [3, 0, 3], "graph.seeds: found 3 twice, as entries 1 and 3; remove one"),
+        ("graph.teachers", ["similarity"] * 2, "graph.teachers: found 'similarity' twice, as"),
+        ("graph.image_encoders", ["clip", "clip"], "graph.image_encoders: found 'clip' twice"),
+        ("graph.grounded", ["scenes", "scenes"], "graph.grounded: found 'scenes' twice"),
+        (
+            "systems.kdmcse.runs.kdmcse.label",
+            "MCSE (CLIP)",
+            "systems.kdmcse.runs.kdmcse and systems.mcse-clip.runs.mcse-clip: reports would call "
+            "both 'MCSE (CLIP)'; change the `label`",
+        ),
+        (
+            "systems.kdmcse.runs.KDMCSE",
+            {},
+            "systems.kdmcse.runs.KDMCSE and systems.kdmcse.runs.kdmcse: reports would call both",
         ),
         ("grounding.captoins", "all", "grounding: unknown key 'captoins'; did you mean 'captions'"),
         (
@@ -89,6 +129,7 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ("extract.cutouts.background", "grey", "found 'grey'"),
         ("graph.pairs", "flickr", "graph.pairs: unknown name 'flickr'"),
         ("graph.grounded", [], "add scenes to graph.grounded"),
+        ("grounding", None, "graph.grounded: needs a section `grounding`"),
         ("report.baseline", "simsce", "did you mean 'simcse'"),
         ("systems.simcse.train", {"lerning_rate": 1}, "systems.simcse.train: unknown key"),
         ("systems.simcse.objective", None, "systems.simcse.objective: is missing"),
@@ -99,13 +140,18 @@ def changed(tmp_path: Path, keys: str, value: object) -> Path:
         ),
         ("systems.simcse.runs.simcse.parms", {}, "did you mean 'parameters'"),
         (
+            "systems.simcse.runs.simcse.train",
+            {"batch_size": 1},
+            "params.yaml: systems.simcse.runs.simcse.train.batch_size: input should be greater",
+        ),
+        (
             "systems.kdmcse.runs.simcse",
             {},
             "systems.simcse.runs.simcse: kdmcse has a run of this name",
         ),
         ("train.learning_rate", "fast", "found 'fast'"),
         ("train.batch_size", 1, "train.batch_size: input should be greater than or equal to 2"),
-        ("train.max_steps", None, "neither of epochs and max_steps"),
+        ("train.epochs", 3, "both of epochs and max_steps given"),
         ("student", None, "student: is missing"),
         ("extract.dtype", "float64", "found 'float64'"),
     ],
@@ -114,6 +160,20 @@ def test_a_mistake_is_named(tmp_path, keys, value, message):
     with pytest.raises(ParamsError) as caught:
         load_params(changed(tmp_path, keys, value))
     assert message in str(caught.value)
+
+
+def test_a_data_set_is_joined_once_into_one_of_several(tmp_path):
+    given = demo_params()
+    scenes = given["datasets"]["scenes"]
+    given["datasets"] |= {"x": scenes, "y": scenes}
+    given["joined"] = {
+        "three": {"first": "two", "second": "scenes"},
+        "two": {"first": "x", "second": "y"},
+    }
+    assert list(validate_params(given, "params.yaml").joined) == ["three", "two"]
+    given["joined"]["three"]["second"] = "y"
+    with pytest.raises(ParamsError, match=r"joined\.three\.second: both are 'y' or contain it"):
+        validate_params(given, "params.yaml")
 
 
 def test_every_mistake_is_reported_at_once(tmp_path):
@@ -136,9 +196,9 @@ def test_no_file_no_yaml_no_mapping(tmp_path):
 
 def test_a_run_may_have_its_own_training(tmp_path):
     params = load_params(changed(tmp_path, "systems.simcse.train", {"epochs": 2, "batch_size": 8}))
-    own = params.train_of("simcse")
+    own = params.run("simcse").train
     assert (own.epochs, own.max_steps, own.batch_size) == (2, None, 8)
-    assert params.train_of("mcse-clip").batch_size == 64
+    assert params.run("mcse-clip").train.batch_size == 64
 
 
 def test_a_run_overrides_its_system(tmp_path):
@@ -148,10 +208,10 @@ def test_a_run_overrides_its_system(tmp_path):
     given["systems"]["mcse-clip"]["runs"]["lighter"] = own
     path.write_text(yaml.safe_dump(given))
     params = load_params(path)
-    run, training = params.run("lighter"), params.train_of("lighter")
+    run = params.run("lighter")
     assert (run.system, run.label, run.objective) == ("mcse-clip", "lighter", "mcse")
     assert run.parameters == {"image": "clip", "weight": 0.5, "caption": "all"}
-    assert (training.max_steps, training.epochs, training.batch_size) == (9, None, 8)
+    assert (run.train.max_steps, run.train.epochs, run.train.batch_size) == (9, None, 8)
 
 
 def test_without_its_text_stream_a_run_reads_only_pairs(tmp_path):
@@ -165,13 +225,25 @@ def test_without_its_text_stream_a_run_reads_only_pairs(tmp_path):
         RunSpec.model_validate({**alone.model_dump(), "text": sentences})
 
 
-def test_the_engine_is_one_line_that_no_stage_depends_on(tmp_path: Path) -> None:
+def test_the_machine_is_a_section_that_no_stage_depends_on(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     text = demo_params_text()
-    path.write_text(text + "\nengine: {devices: [0, 1]}\n")
-    assert load_params(path).engine.devices == ("cuda:0", "cuda:1")
-    assert validate_params(demo_params(), "params.yaml").engine.devices == ()
-    assert "engine" not in (ROOT / "dvc.yaml").read_text()
-    path.write_text(text + "\nengine: {devices: [0, 0]}\n")
-    with pytest.raises(ParamsError, match=r"engine\.devices: cuda:0 appears twice"):
+    path.write_text(text + "\nmachine: {devices: [0, 1]}\n")
+    assert load_params(path).machine.devices == ("cuda:0", "cuda:1")
+    assert validate_params(demo_params(), "params.yaml").machine.devices == ()
+    assert "machine" not in (ROOT / "dvc.yaml").read_text()
+    path.write_text(text + "\nmachine: {devices: [0, 0]}\n")
+    with pytest.raises(ParamsError, match=r"machine\.devices: cuda:0 appears twice"):
         load_params(path)
+
+
+def test_devices_or_an_engine_of_the_command_replace_those_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    ours = demo_params()
+    ours["machine"] = {"engine": "ray@head:1", "threads": 1, "workers": 3}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(ours))
+    here = stages.load_here(Invocation(devices="cpu,cpu")).machine
+    assert here == Machine(devices=("cpu", "cpu"), threads=1, workers=3)
+    assert stages.load_here(Invocation(engine="ray,2")).machine.ray == ("", 2)
+    assert stages.load_here(Invocation(workers=0)).machine.ray == ("head:1", None)

@@ -426,7 +426,7 @@ def jobs_of(monkeypatch, changes: dict, gpus: int = 0, **options) -> Jobs:
 
 
 def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
-    free = {"graph": {"threads": None}}
+    free = {"machine": {"threads": None}}
     assert jobs_of(monkeypatch, {}).slots == [{OMP: "1"}] * 8
     assert jobs_of(monkeypatch, free, given=3).slots == [{OMP: "2"}] * 3
     two = [{OMP: "4", VISIBLE: "0"}, {OMP: "4", VISIBLE: "1"}]
@@ -442,7 +442,7 @@ def test_stages_that_divide_the_machine_run_alone(monkeypatch):
     alone = jobs_of(monkeypatch, {}).alone
     assert alone("sightline stage evaluate")
     assert not alone("sightline stage ground scenes")
-    divided = jobs_of(monkeypatch, {"engine": {"devices": [0, 1]}}).alone
+    divided = jobs_of(monkeypatch, {"machine": {"devices": [0, 1]}}, gpus=2).alone
     assert divided("sightline stage ground scenes")
     assert divided("sightline stage image-features scenes clip")
     assert not divided("sightline stage train dalr 0")

@@ -1,4 +1,4 @@
-"""`sightline geometry`: its figures, its page, its numbers, and what it refuses."""
+"""`sightline look space`: its figures, its page, its numbers, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from captioned import CAPTIONS_OF, write_captioned
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from small_senteval import write_senteval
@@ -194,7 +195,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def sightline(said):
-    return partial(said, "geometry", "--pooling", "mean", "--device", "cpu")
+    return partial(said, "look", "space", "--pooling", "mean", "--device", "cpu")
 
 
 MODELS = ("--model", "bert", "--model", "other=roberta")
@@ -202,7 +203,7 @@ SMALL = ("--clusters", 3, "--perplexity", 5, "--limit", 30)
 
 
 def test_the_command_writes_a_folder_and_the_same_bytes_again(place, sightline):
-    words = (*MODELS, "--data", "pairs.tsv", *SMALL, "--out", "out")
+    words = (*MODELS, "--pairs", "pairs.tsv", *SMALL, "--out", "out")
     code, out, err = sightline(*words)
     assert code == 0, err
     assert "other" in out
@@ -219,7 +220,7 @@ def test_the_command_writes_a_folder_and_the_same_bytes_again(place, sightline):
 
 
 def test_the_map_can_have_its_own_sentences_with_gold_groups(place, sightline):
-    words = (*MODELS, "--data", "pairs.tsv", *SMALL, "--sentences", "groups.tsv", "--out", "out")
+    words = (*MODELS, "--pairs", "pairs.tsv", *SMALL, "--sentences", "groups.tsv", "--out", "out")
     code, out, _ = sightline(*words, "--json")
     assert code == 0
     found = json.loads(out)
@@ -230,8 +231,17 @@ def test_the_map_can_have_its_own_sentences_with_gold_groups(place, sightline):
     assert "gold groups" in Path("out/geometry.html").read_text()
 
 
+def test_the_map_can_be_of_a_data_set(place, sightline):
+    write_captioned(Path("set"))
+    small = ("--clusters", 2, "--perplexity", 2, "--out", "out")
+    code, out, _ = sightline(*MODELS, "--pairs", "pairs.tsv", *small, "--data", "set", "--json")
+    assert code == 0
+    captions = {text for texts in CAPTIONS_OF.values() for text in texts}
+    assert set(json.loads(out)["map"]["texts"]) == captions
+
+
 def test_splits_of_sts_b(place, sightline):
-    small = ("--model", "bert", "--clusters", 2, "--perplexity", 2, "--data", "downstream")
+    small = ("--model", "bert", "--clusters", 2, "--perplexity", 2, "--pairs", "downstream")
     counts = {}
     for split in ((), ("--split", "test"), ("--split", "all")):
         code, out, err = sightline(*small, *split, "--out", "out", "--json")
@@ -243,20 +253,25 @@ def test_splits_of_sts_b(place, sightline):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--data", "pairs.tsv", "--out", "out"), 2, "--model"),
-        ((*MODELS, "--data", "pairs.tsv", "--split", "dev", "--out", "o"), 2, "has no splits"),
-        ((*MODELS, "--data", "no.tsv", "--out", "o"), 1, "no.tsv: no such dev set"),
-        ((*MODELS, "--data", "pairs.tsv", "--out", "pairs.tsv"), 1, "is a file, not a folder"),
-        ((*MODELS, "--data", "pairs.tsv", "--out", "."), 1, "contains the input pairs.tsv"),
+        (("--pairs", "pairs.tsv", "--out", "out"), 2, "--model"),
+        ((*MODELS, "--pairs", "pairs.tsv", "--split", "dev", "--out", "o"), 2, "has no splits"),
+        ((*MODELS, "--pairs", "no.tsv", "--out", "o"), 1, "no.tsv: no such dev set"),
+        ((*MODELS, "--pairs", "pairs.tsv", "--out", "pairs.tsv"), 1, "is a file, not a folder"),
+        ((*MODELS, "--pairs", "pairs.tsv", "--out", "."), 1, "contains the input pairs.tsv"),
         (
-            (*MODELS, "--data", "pairs.tsv", "--out", "o", "--clusters", 80),
+            (*MODELS, "--pairs", "pairs.tsv", "--out", "o", "--clusters", 80),
             1,
             "pairs: 80 distinct sentences; 80 clusters",
         ),
         (
-            (*MODELS, "--data", "pairs.tsv", "--out", "o", "--sentences", "no.tsv"),
+            (*MODELS, "--pairs", "pairs.tsv", "--out", "o", "--sentences", "no.tsv"),
             1,
             "no such file",
+        ),
+        (
+            (*MODELS, "--pairs", "pairs.tsv", "--out", "o", "--sentences", "g", "--data", "d"),
+            2,
+            "--data and --sentences: give one of them",
         ),
     ],
 )
@@ -270,7 +285,7 @@ def test_a_mistake_gets_one_clear_error(place, sightline, words, code, message):
 def test_foreign_files_are_kept(place, sightline):
     Path("out").mkdir()
     Path("out/plane.png").write_text("mine")
-    words = ("--model", "no-such-model", "--data", "pairs.tsv", *SMALL, "--out", "out")
+    words = ("--model", "no-such-model", "--pairs", "pairs.tsv", *SMALL, "--out", "out")
     code, _, err = sightline(*words)
     assert code == 1
     assert "plane.png" in err  # before any model is loaded

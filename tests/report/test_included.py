@@ -1,4 +1,4 @@
-"""Figures of `sightline geometry`, and neighbours, in the page of a comparison."""
+"""Figures of `sightline look space`, and neighbours, in the page of a comparison."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def space(name: str) -> ModelSpace:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
-    """Results with neighbours, their photographs, and a folder of `sightline geometry`."""
+    """Results with neighbours, their photographs, and a folder of `sightline look space`."""
     monkeypatch.chdir(tmp_path)
     write_invented(tmp_path / "results")
     texts = tuple(f"s{i}" for i in range(50))
@@ -82,7 +82,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 WORDS = ("simcse", "mcse", "--format", "html", "--out", "page.html")
-PHOTOGRAPHS = ("--images-manifest", "set/images.parquet", "--root", "set/images")
+PHOTOGRAPHS = ("--data", "set")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def compare(said):
 
 
 def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
-    words = ("--geometry", "geometry", *PHOTOGRAPHS)
+    words = ("--space", "geometry", *PHOTOGRAPHS)
     assert compare(*words) == (0, "", "")
     page = Path("page.html").read_text()
     for section in ("scores", "subsets", "embedding-spaces", "neighbours"):
@@ -112,7 +112,7 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
 
 
 def test_a_browser_shows_them_and_fetches_nothing(place, compare, browser):
-    compare("--geometry", "geometry", *PHOTOGRAPHS)
+    compare("--space", "geometry", *PHOTOGRAPHS)
     browser.open(place / "page.html")
     assert browser.messages == []
     assert [url for url in browser.requests if not url.startswith("data:")] == [
@@ -131,7 +131,7 @@ def test_a_browser_shows_them_and_fetches_nothing(place, compare, browser):
 
 
 def test_a_folder_without_figures_is_one_error(place, compare):
-    code, out, err = compare("--geometry", "set")
+    code, out, err = compare("--space", "set")
     assert (code, out) == (1, "")
     assert "set: no figure here, such as plane.svg" in err
     assert not Path("page.html").exists()
@@ -141,19 +141,23 @@ def test_a_figure_of_a_folder_runs_nothing(place, compare, browser):
     Path("geometry/plane.svg").write_text(
         '<svg xmlns="http://www.w3.org/2000/svg"><script>top.hacked = 1</script></svg>'
     )
-    assert compare("--geometry", "geometry") == (0, "", "")
+    assert compare("--space", "geometry") == (0, "", "")
     browser.open(place / "page.html")
     assert browser.run("window.hacked") is None
 
 
 def test_only_a_page_has_them(place, said):
-    for words in (("--geometry", "geometry"), PHOTOGRAPHS):
+    for words in (("--space", "geometry"), PHOTOGRAPHS):
         code, _, err = said("compare", "simcse", "mcse", *words)
         assert code == 2
         assert "only the page of a comparison has it" in " ".join(err.replace("│", " ").split())
-    code, _, err = said("compare", *WORDS, "--root", "set/images")
-    assert code == 2
-    assert "give both or neither" in err
+
+
+def test_photographs_must_be_there_if_they_are_asked_for(place, compare):
+    Path("set/images").rename("elsewhere")
+    code, _, err = compare(*PHOTOGRAPHS)
+    assert code == 1
+    assert "set: its images are not here" in err
 
 
 def test_a_curve_has_a_page_too(place, said):

@@ -1,4 +1,4 @@
-"""`sightline paper ID`: measured beside published rows, and what keeps them from being compared."""
+"""`compare --paper`: measured beside published rows, and what keeps them from being compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from command_line import sightline
 from invented_runs import UNTRAINED
 from made_results import made_result, untrained_result
 
-from pipeline.cli.paper.plan import Plans
+from pipeline.papers import Recipes
 from train.evaluate.results import EvaluationSet, save_result
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.report.paper_table import ComparedRow, ExpectedRun, compare_entry, document_of
@@ -24,7 +24,7 @@ STUDENT = {"name": "bert", "model": "bert", "pooling": "cls"}
 SETTINGS = {
     "objective": {"weight": 0.01},
     "student": STUDENT,
-    "train": {"batch_size": 64, "learning_rate": 3e-5, "device": "auto"},
+    "train": {"batch_size": 64, "learning_rate": 3e-5, "device_cache": 0.25},
 }
 DATA = {"pairs": "flickr30k", "text": "wiki"}
 ENTRY = Entry.model_validate(
@@ -138,7 +138,7 @@ def test_of_two_folders_the_one_with_the_row_s_settings_counts(tmp_path):
 
 
 def test_the_device_makes_no_difference(tmp_path):
-    train = {**SETTINGS["train"], "device": "cuda"}
+    train = {**SETTINGS["train"], "device_cache": 0.5}
     write(tmp_path, parameters={**SETTINGS, "train": train})
     assert compared(tmp_path)[0].marks == ()
 
@@ -241,21 +241,59 @@ def test_the_formats_have_the_same_figures(tmp_path):
 def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (entry,) = find_entries("dalr:table-3")
-    expected = Plans().expected("studies/terms-flickr30k", "dalr-no-cml")
+    expected = Recipes().expected("flickr30k studies/terms", "dalr-no-cml")
     scores = {**dict.fromkeys(EXPECTED_PAIRS, 78.0), "Avg": 78.0, "transfer Avg": 85.0}
     sources = {s: SOURCES[s].format(name) for s, name in expected.data.items()}
     more = {"parameters": expected.parameters, "scores": scores, "training": {"data": sources}}
     write(tmp_path / "results", 5, "dalr-no-cml", **more)
-    assert sightline("paper", entry.id) == 0
+    assert sightline("compare", "--paper", entry.id) == 0
     said = capsys.readouterr().out
     assert sum(line.strip().startswith("not run") for line in said.splitlines()) == 8
     assert "-0.16 within" in said
     assert "-0.72 within" in said
-    assert "sightline configure studies/terms-flickr30k\n" in said
+    assert "sightline configure flickr30k studies/terms\n" in said
     assert "missing here: data/raw/flickr30k" in said
-    assert sightline("paper", entry.id, "--json", "--results", "elsewhere") == 0
+    (tmp_path / "empty").mkdir()
+    assert sightline("compare", "--paper", entry.id, "--format", "json", "empty") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["why_not"] for row in rows} == {"not run"}
+
+
+def test_the_folders_that_are_named_count_and_must_be_there(tmp_path, said):
+    (entry,) = find_entries("mcse:1")
+    write(tmp_path / "one", run="simcse")
+    _, out, _ = said("compare", tmp_path / "one", "--paper", entry.id, "--format", "markdown")
+    assert "not run; other training found" in out
+    code, out, err = said("compare", "simcse", "--paper", entry.id)
+    assert (code, out) == (1, "")
+    assert "simcse: no such folder" in err
+
+
+def test_a_table_is_written_to_a_file(tmp_path, said):
+    words = ("compare", "--paper", "mcse:1", "--format", "latex", "--out", tmp_path / "table.tex")
+    assert said(*words) == said(*words) == (0, "", "")  # and replaces its own
+    assert (tmp_path / "table.tex").read_text().startswith("% sightline.paper/2\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["mcse:1", "--baseline", "simcse"], "--baseline: not with --paper"),
+        (["mcse:1", "--curve", "margin", "--metric", "STS12"], "--curve and --metric: not with"),
+        (["list", "--format", "html"], "--format: a list is printed"),
+        (["mcse", "--out", "list.txt"], "--out: a list is printed"),
+    ],
+)
+def test_options_that_a_paper_does_not_have_are_misuse(said, words, hint):
+    code, _, err = said("compare", "--paper", *words)
+    assert code == 2
+    assert hint in " ".join(err.replace("│", " ").split())
+
+
+def test_nothing_to_compare_is_misuse(said):
+    code, _, err = said("compare")
+    assert code == 2
+    assert "name at least one, or give --paper" in " ".join(err.replace("│", " ").split())
 
 
 def test_a_damaged_result_is_the_error_of_every_report(tmp_path, monkeypatch, capsys):
@@ -263,7 +301,7 @@ def test_a_damaged_result_is_the_error_of_every_report(tmp_path, monkeypatch, ca
     file = tmp_path / "results/mcse-resnet/seed-0.json"
     file.parent.mkdir(parents=True)
     file.write_text('{"schema": ')
-    assert sightline("paper", "mcse:1") == 1
+    assert sightline("compare", "--paper", "mcse:1") == 1
     assert "seed-0.json: truncated or not JSON" in capsys.readouterr().err
 
 

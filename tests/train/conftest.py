@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from sightline.cache import (
     write_manifest,
     write_tokens,
 )
+from sightline.cache.prepared import RECORD, SCHEMA
 from train.records import RunSummary
 from train.run_spec import RunSpec
 
@@ -59,9 +61,9 @@ class World:
                 "max_steps": 6,
                 "eval_steps": 2,
                 "logging_steps": 1,
-                "device": "cpu",
                 **changes.pop("train", {}),
             },
+            "device": "cpu",
             "objective": objective,
             "pairs": {
                 "captions": self.root / "captions.parquet",
@@ -138,6 +140,7 @@ def make_world(root: Path, failed: int = 0) -> World:
     ]
     write_manifest(root / "images.parquet", pa.Table.from_pylist(images, IMAGES), IMAGES)
     write_manifest(root / "captions.parquet", pa.Table.from_pylist(captions, CAPTIONS), CAPTIONS)
+    (root / RECORD).write_text(json.dumps({"schema": SCHEMA}))
     rows = [{"text": text} for text in sentences]
     write_manifest(root / "sentences.parquet", pa.Table.from_pylist(rows, SENTENCES), SENTENCES)
     student = _write_student(root / "student", [c["text"] for c in captions] + sentences)

@@ -147,8 +147,8 @@ def test_scores_of_another_training_are_refused(trained, world, tmp_path, capsys
     file = tmp_path / "result.json"
     result = evaluate_model(EvaluatedModel.load(str(out)), tasks)
     save_result(result, file)
-    assert sightline("runs", "card", str(out), "--results", str(file)) == 0
+    assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 0
     assert capsys.readouterr().out == model_card(summary, MCSE.source, "cls", result)
     save_result(result.model_copy(update={"run_sha256": "0" * 64}), file)
-    assert sightline("runs", "card", str(out), "--results", str(file)) == 1
+    assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 1
     assert "its scores are of another training" in " ".join(capsys.readouterr().err.split())

@@ -180,7 +180,8 @@ def test_features_reach_the_objective_at_the_width_of_their_set(world: World) ->
     assert load(world).dims == {"image-tiny-cnn": IMAGE_DIM}
 
 
-@pytest.mark.parametrize("given", [{}, {"epochs": 1, "max_steps": 5}])
-def test_exactly_one_of_epochs_and_steps(given: dict) -> None:
-    with pytest.raises(ValidationError, match="set exactly one"):
-        TrainConfig(**given)
+def test_a_run_has_epochs_or_steps() -> None:
+    assert TrainConfig().epochs == 3
+    assert TrainConfig(max_steps=5).epochs is None
+    with pytest.raises(ValidationError, match="set only one of them"):
+        TrainConfig(epochs=1, max_steps=5)

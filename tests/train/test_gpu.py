@@ -28,7 +28,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SYSTEMS = list(GIVEN)
 BOUNDS: dict[Precision, tuple[float, float]] = {"fp32": (0.99999, 1e-4), "bf16": (0.999, 0.1)}
 """Smallest cosine of an embedding to the CPU's in fp32; largest relative difference of a loss."""
-STEPS = {"device": "cuda", "max_steps": 12, "eval_steps": 6, "logging_steps": 4}
+STEPS = {"max_steps": 12, "eval_steps": 6, "logging_steps": 4}
 SAME: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2}
 """Bound on the weights of two runs; see `assert_alike`."""
 

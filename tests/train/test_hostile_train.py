@@ -25,14 +25,14 @@ ROWS = {
 
 def train_words(world, out: Path, **changed: object) -> list[object]:
     options: dict[str, object] = {
-        **{"objective": "mcse", "student": world.student, "tokens": world.root / "tokens"},
-        **{name: world.root / f"{name}.parquet" for name in SCHEMAS},
+        **{"student": world.student, "tokens": world.root / "tokens"},
+        **{"data": world.root, "text": world.root},
         **{"set": "image=tiny-cnn", "features": f"image-tiny-cnn={world.root / 'features'}"},
         **{"max-steps": 1, "batch-size": 4, "device": "cpu", "dev": world.root / "dev.tsv"},
         **{"out": out, "max-length": 16},
         **{name.replace("_", "-"): value for name, value in changed.items()},
     }
-    return ["train", *(f"--{name}={value}" for name, value in options.items())]
+    return ["train", "mcse", *(f"--{name}={value}" for name, value in options.items())]
 
 
 def test_sound_files_are_trained_on(world, tmp_path, capsys) -> None:
@@ -46,9 +46,12 @@ def test_manifests(name: str, data, world, tmp_path_factory, capsys) -> None:
     change: Change = data.draw(hostile_tables(SCHEMAS[name], [ROWS[name]] * 2))
     folder = tmp_path_factory.mktemp("case")
     rows = read_manifest(world.root / f"{name}.parquet", SCHEMAS[name]).to_pylist()
+    for other in SCHEMAS:
+        (folder / f"{other}.parquet").symlink_to(world.root / f"{other}.parquet")
     file = folder / f"{name}.parquet"
+    file.unlink()
     fault = write_hostile(file, SCHEMAS[name], rows, change)
-    outcome = run(capsys, *train_words(world, folder / "out", **{name: file}))
+    outcome = run(capsys, *train_words(world, folder / "out", data=folder, text=folder))
     if fault is not None:
         outcome.refused(file, fault)
 

@@ -161,7 +161,7 @@ def project(world: World, features: Features, tmp_path_factory: pytest.TempPathF
 
 def params_of(**retrieval: Any) -> Params:
     """The demo's parameters with three runs; retrieval is on the split train."""
-    given = configuration("scenes", ROOT / "configs", ROOT / "dvc.yaml")
+    given = configuration("scenes", folder=ROOT / "configs", graph_file=ROOT / "dvc.yaml")
     kept = {"simcse": ["simcse"], "mcse-clip": ["mcse-clip", "mcse-shuffled"]}
     for name, system in given["systems"].items():
         system["runs"] = {run: system["runs"][run] for run in kept.get(name, [])}
@@ -195,7 +195,7 @@ def test_a_result_keeps_its_neighbours_and_the_report_shows_them(project, monkey
     assert not any("already scored" in line for line in lines)
     assert load_result("results/mcse-clip/seed-0.json").tasks["neighbours"].neighbours == first
     assert all("already scored" in line for line in stages.evaluate(with_tasks(**both)))
-    page = stages.report(with_tasks(**both), Path("neighbours-report")).read_text()
+    page = stages.report(with_tasks(**both)).read_text()
     assert page.count('<section id="neighbours">') == 1
     assert first.queries[0] in page
     assert "Photographs are not shown" in page  # the tiny world has none
@@ -238,7 +238,7 @@ def test_the_stages_put_retrieval_and_its_references_into_the_report(project, mo
     lines = list(stages.evaluate(params))
     assert len(lines) == 3
     assert "I2T R@1 not defined" in lines[0]
-    page = stages.report(params, Path("report"))
+    page = stages.report(params)
     body = json.loads(Path("report/report.json").read_text())
     rows = {row["name"]: row for row in body["table"]["rows"]}
     assert list(rows)[-2:] == ["clip (frozen)", CHANCE]
@@ -281,8 +281,8 @@ def test_references_of_scores_that_are_kept_are_kept(project, monkeypatch):
 
 def test_the_command_scores_runs_and_models_in_one_table(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
-    words = "evaluate retrieval --data data/datasets/scenes --features data/features/scenes"
-    words += " --split train --frozen clip --device cpu --out out"
+    words = "evaluate retrieval --set data=data/datasets/scenes --set features=data/features/scenes"
+    words += " --set split=train --set frozen=clip --device cpu --out out"
     words += " --model runs/mcse-clip/seed-0 --model runs/mcse-clip/seed-0/model"
     monkeypatch.setattr("sys.argv", ["sightline", *words.split()])
     monkeypatch.setenv("COLUMNS", "140")
@@ -306,8 +306,8 @@ def by_hand_of(project: Path, scores: dict[str, float | None]) -> list[float | N
 
 def test_a_failing_task_or_model_leaves_the_other_scores(project, monkeypatch, said):
     monkeypatch.chdir(project)
-    words = "evaluate similarity retrieval --similarity.data data/datasets/scenes/dev.tsv"
-    words += " --retrieval.data data/datasets/scenes --features nowhere --split train"
+    words = "evaluate similarity retrieval --set similarity.data=data/datasets/scenes/dev.tsv"
+    words += " --set retrieval.data=data/datasets/scenes --set features=nowhere --set split=train"
     words += " --device cpu --pooling mean --out kept --model runs/mcse-clip/seed-0"
     code, out, err = said(*words.split(), "--model", "gone", "--model", "runs/simcse/seed-0/model")
     assert code == 1
@@ -324,7 +324,7 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, monkeypatch, s
     assert "such as one of mcse, kdmcse or dalr" in other.reasons["I2T R@1"]
     before = Path("kept/mcse-clip/seed-0.json").read_bytes()
     alone = words.replace(
-        "similarity retrieval --similarity.data data/datasets/scenes/dev.tsv", "retrieval"
+        "similarity retrieval --set similarity.data=data/datasets/scenes/dev.tsv", "retrieval"
     )
     code, _, err = said(*alone.split())
     assert code == 1
@@ -338,12 +338,18 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, monkeypatch, s
 
 def test_a_mistake_in_the_settings_is_one_line(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
-    base = "evaluate retrieval --data data/datasets/scenes --model runs/simcse/seed-0"
+    base = "evaluate retrieval --set data=data/datasets/scenes --model runs/simcse/seed-0"
     for more, message in (
-        ("", "retrieval needs --features: folder with its feature sets"),
-        ("--features none --split test", "no caption in the split 'test'; found 'train' (54)"),
-        ("--features none --split train --frozen clip", "`sightline stage image-features scenes"),
-        ("--features none --fold 5", "--fold"),
+        ("", "retrieval needs features=…: folder with its feature sets"),
+        (
+            "--set features=none --set split=test",
+            "no caption in the split 'test'; found 'train' (54)",
+        ),
+        (
+            "--set features=none --set split=train --set frozen=clip",
+            "`sightline stage image-features scenes",
+        ),
+        ("--set features=none --set fold=5", "'fold'"),
     ):
         monkeypatch.setattr("sys.argv", ["sightline", *base.split(), *more.split()])
         with pytest.raises(SystemExit) as ended:

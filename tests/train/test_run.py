@@ -271,7 +271,7 @@ def test_several_seeds_of_a_run_make_one_row_of_the_command(
         spec = world.spec(tmp_path / f"{seed}", seed=seed, train={"max_steps": 2, "eval_steps": 1})
         train_run(spec, say=silent)
         models += ["--model", str(tmp_path / f"{seed}")]
-    words = ["evaluate", "similarity", "--data", str(spec.dev), "--device", "cpu"]
+    words = ["evaluate", "similarity", "--set", f"data={spec.dev}", "--device", "cpu"]
     code, out, err = said(*words, *models, "--out", tmp_path / "results")
     assert code == 0, err
     assert re.search(r"simcse +0, 1 ", out)
@@ -324,7 +324,6 @@ def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(
 
 def test_settings_of_the_machine_keep_a_finished_run(world: World, tmp_path: Path) -> None:
     others = {
-        "device": "auto",
         "device_cache": 0.1,
         "eval_batch_size": 7,
         "logging_steps": 2,
@@ -334,8 +333,8 @@ def test_settings_of_the_machine_keep_a_finished_run(world: World, tmp_path: Pat
     spec = world.spec(tmp_path / "run", train={"max_steps": 2})
     first = train_run(spec, say=silent)
     moved = shutil.copytree(world.student, tmp_path / "elsewhere" / "student")
-    for train, student in ((others, {}), ({}, {"model": str(moved)})):
-        changes = {"train": {"max_steps": 2, **train}, "student": student}
+    for changed in ({"train": others}, {"student": {"model": str(moved)}}, {"device": "auto"}):
+        changes = {**changed, "train": {"max_steps": 2, **changed.get("train", {})}}
         assert train_run(world.spec(tmp_path / "run", **changes), say=silent) == first
     for train in ({"chunk": 4}, {"compile": "on"}, {"precision": "bf16"}):
         changed = RunInputs.open(world.spec(tmp_path / "run", train={"max_steps": 2, **train}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,10 +94,9 @@ def test_failed_images_are_left_out(tmp_path: Path) -> None:
 def test_the_command_finds_images(
     world: World, runs: Path, said: Callable[..., tuple[int, str, str]]
 ) -> None:
-    words = ["neighbours", "a red circle", "--json", "--k", "20", "--to-images"]
+    words = ["look", "neighbours", "a red circle", "--json", "--k", "20", "--to-images"]
     words += ["--model", str(runs / "simcse"), "--model", str(runs / "mcse"), "--device", "cpu"]
-    words += ["--captions", str(world.root / "captions.parquet")]
-    words += ["--images-manifest", str(world.root / "images.parquet")]
+    words += ["--data", str(world.root)]
     words += ["--features", str(world.root / "features")]
     code, out, err = said(*words)
     assert code == 0, err
@@ -118,3 +118,19 @@ def test_the_command_finds_images(
     norms = np.linalg.norm(grounded, axis=1) * np.linalg.norm(text)
     expected = np.sort(grounded @ text / norms)[::-1]
     assert [each["cosine"] for each in images] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_run_of_an_older_version_is_one_clear_error(
+    world: World, runs: Path, tmp_path: Path, said: Callable[..., tuple[int, str, str]]
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(runs / "mcse", old)
+    summary = json.loads((old / "run.json").read_text())
+    summary["features"] = {"image": summary["features"].pop("image-tiny-cnn")}
+    (old / "run.json").write_text(json.dumps(summary))
+    words = ["look", "neighbours", "a red circle", "--to-images", "--model", str(old)]
+    words += ["--data", str(world.root), "--features", str(world.root / "features")]
+    code, out, err = said(*words, "--device", "cpu")
+    assert (code, out) == (1, "")
+    assert f"{old}: its objective reads image-tiny-cnn, but the run learned from image" in err
+    assert "train it again" in err

@@ -74,7 +74,7 @@ def write_photo(folder: Path) -> Path:
 
 
 def extract_words(folder: Path) -> list[object]:
-    words: list[object] = ["extract", "image", "--images", write_photo(folder), "--encoder"]
+    words: list[object] = ["extract", "image", "--data", write_photo(folder), "--encoder"]
     return [*words, folder / "clip.json", "--weights", "random:0", "--out", folder / "features"]
 
 
@@ -92,15 +92,14 @@ def write_runs(folder: Path) -> list[str]:
 
 
 def test_training_through_the_command_line(world: World, tmp_path: Path) -> None:
-    words: list[object] = ["train", "--objective", "mcse", "--set", "image=tiny-cnn"]
+    words: list[object] = ["train", "mcse", "--set", "image=tiny-cnn"]
     words += [
         "--features",
         f"image-tiny-cnn={world.root / 'features'}",
         "--dev",
         world.root / "dev.tsv",
     ]
-    for name in ("captions", "images", "sentences"):
-        words += [f"--{name}", world.root / f"{name}.parquet"]
+    words += ["--data", world.root, "--text", world.root]
     words += ["--tokens", world.root / "tokens", "--student", world.student, "--max-length", 16]
     words += ["--batch-size", 8, "--max-steps", 2, "--device", "cpu", "--out", tmp_path / "run"]
     ended = sightline(tmp_path, *words)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
+from sightline import settings
 from sightline.cache import CAPTIONS, IMAGES, FeatureSet, key_column, keys_of_texts, read_manifest
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.keys import Keys
@@ -27,6 +29,8 @@ from train.diagnose.pairs import (
     text_text_scores,
 )
 from train.diagnose.thresholds import THRESHOLDS, Filter, Terms, check_filter
+from train.objectives.kdmcse import KDMCSEParams
+from train.run_spec import RunSpec
 
 SCHEMA = "sightline.diagnosis/2"
 NEAR = 0.98
@@ -35,38 +39,68 @@ NEAR = 0.98
 _TEXTS = ("text", "teacher")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(settings.Settings):
     """How to look at the sets.
 
     Attributes:
-        batch_size, batches: of the negatives that a threshold is tried on.
-        caption: which captions of an image a training would read.
+        batch_size: rows per batch that a threshold is tried on; by default 64, or as configured.
+        batches: number of such batches.
+        caption: captions of an image that a training would read, random, longest or all; by default
+            all, or as configured.
         data_seed: of that choice.
         seed: of the run whose batches are drawn, and of every sample.
-        thresholds: to try; empty tries `THRESHOLDS`.
-        sample: rows compared with all others, for ranks and neighbours; None: what time allows.
+        thresholds: to try; by default 0.1, 0.15 … 0.95.
+        sample: rows compared with all others, for ranks and neighbours; None: what 5e11
+            multiplications allow.
         near: cosine from which two rows are near-duplicates.
         configured: thresholds of the configuration.
         run: the run of params.yaml that batch size, captions and thresholds are from; None:
             defaults.
     """
 
-    batch_size: int = 64
-    batches: int = 100
+    batch_size: int = Field(default=64, ge=2)
+    batches: int = Field(default=100, ge=1)
     caption: CaptionPolicy = "all"
     data_seed: int = 0
-    seed: int = 0
-    thresholds: tuple[float, ...] = ()
-    sample: int | None = None
-    near: float = NEAR
-    configured: Terms = field(default_factory=Terms)
+    seed: int = Field(default=0, ge=0, lt=1 << 32)
+    thresholds: list[float] = []
+    sample: int | None = Field(default=None, ge=2)
+    near: float = Field(default=NEAR, ge=0, le=1)
+    configured: Terms = Terms()
     run: str | None = None
 
     @property
     def whose(self) -> str:
         """Of the thresholds in `configured`: a run's, or KDMCSE's own."""
         return "default" if self.run is None else "configured"
+
+
+def kdmcse_settings(params: KDMCSEParams | None = None) -> Settings:
+    """Captions and thresholds as KDMCSE has them, by its defaults or with ``params``."""
+    own = params or KDMCSEParams(weight=0)  # reads no encoder, so that none has to be named
+    terms = Terms(own.image_threshold, own.teacher_text_threshold, own.variant == "released")
+    return Settings(configured=terms, caption=own.caption, data_seed=own.data_seed)
+
+
+def settings_of_runs(
+    sets: Sequence[Path], objectives: Mapping[str, str], spec_of: Callable[[str], RunSpec]
+) -> Settings | None:
+    """Batch size, captions and thresholds of the first run of KDMCSE that reads ``sets``.
+
+    Args:
+        objectives: run → its objective.
+        spec_of: run → what it trains; asked only for runs of KDMCSE.
+
+    Returns:
+        None if no run does.
+    """
+    wanted = {path.resolve() for path in sets}
+    for run in (name for name, objective in objectives.items() if objective == "kdmcse"):
+        spec = spec_of(run)
+        if wanted <= {path.resolve() for path in spec.features.values()}:
+            own = kdmcse_settings(KDMCSEParams.model_validate(spec.parameters))
+            return own.model_copy(update={"batch_size": spec.train.batch_size, "run": run})
+    return None
 
 
 @dataclass(frozen=True)
@@ -250,7 +284,7 @@ def _check_kinds(opened: Sequence[FeatureSet], captions: Path | None, images: Pa
     if captions is None or images is None:
         raise SightlineError(
             f"{one.path}, {other.path}: which caption belongs to which image is unknown; give "
-            "--captions and --images, the manifests that `sightline prepare` wrote"
+            "--data, the data set that `sightline prepare` wrote"
         )
 
 

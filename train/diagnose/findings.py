@@ -86,8 +86,8 @@ def _of_set(checks: SetChecks) -> Iterator[Said]:
     elif doubt:
         yield (
             "notice",
-            "The rows were imported and never recomputed. `sightline cache verify --recompute 20` "
-            "encodes some again and compares.",
+            "The rows were imported and never recomputed. `sightline extract … --check 20` encodes "
+            "some again and compares.",
         )
     if checks.spec.normalised:
         yield (

@@ -37,6 +37,11 @@ class CaptionPool:
         row = self.row_of.get(text)
         return () if row is None else self.images[row]
 
+    def captions_of_images(self) -> dict[str, str]:
+        """Image id → one of its captions, the first in the order here."""
+        texts = zip(reversed(self.texts), reversed(self.images), strict=True)
+        return {image: text for text, images in texts for image in images}
+
     def sample(self, count: int, seed: int) -> list[str]:
         """``count`` of the texts (or all), drawn without replacement, in their order here."""
         drawn = np.random.default_rng(seed).permutation(len(self))[:count]

@@ -108,7 +108,14 @@ class EvaluatedModel:
 
         file = folder / HEADS_FILE
         objective = make_objective(summary.objective, summary.parameters)
-        dims = {need.name: summary.features[need.name].dim for need in objective.features}
+        names = {need.name for need in objective.features}
+        if missing := sorted(names - summary.features.keys()):
+            raise SightlineError(
+                f"{folder}: its objective reads {', '.join(missing)}, but the run learned from "
+                f"{', '.join(sorted(summary.features)) or 'no features'}: it is of another version "
+                "of Sightline; train it again"
+            )
+        dims = {name: summary.features[name].dim for name in names}
         modules = objective.heads(self.embedder.dim, dims)
         try:
             modules.load_state_dict(load_file(file))

@@ -1,6 +1,6 @@
 """The tasks of MTEB, evaluated by the package `mteb`; names, means and test sets of its scores.
 
-sightline evaluate mteb --model PATH --tasks 'MTEB(eng, v2)'
+sightline evaluate mteb --model PATH --set tasks='MTEB(eng, v2)'
 """
 
 from __future__ import annotations

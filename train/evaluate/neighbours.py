@@ -1,13 +1,14 @@
 """Captions and images nearest to sentences, and how often they share an image (T2T R@1).
 
-sightline evaluate neighbours --model RUN --data data/flickr30k --features data/features/flickr30k
+sightline evaluate neighbours --model RUN --set data=data/flickr30k
+--set features=data/features/flickr30k
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -98,6 +99,7 @@ def find_images(
     features: Callable[[ImageSpace], FeatureSet],
     k: int,
     encoder: str | None = None,
+    captions: Mapping[str, str] | None = None,
 ) -> Found:
     """The ``k`` nearest images in the grounded space; a model without heads says why it has none.
 
@@ -105,6 +107,7 @@ def find_images(
         own: of each query, the images that it is a caption of.
         features: opens those that the run's head understands.
         encoder: which image features, for a run with heads for several.
+        captions: as for `found_images`.
 
     Raises:
         NoDirectionError: an embedding is zero or not finite.
@@ -120,7 +123,31 @@ def find_images(
     rows, kept = rows_of_images(features(space), pool.keys)
     sentences = project(space.sentences, model.encode(queries))
     found = nearest(sentences, project(space.images, rows), k)
-    return found_images(found, [pool.ids[i] for i in kept], own)
+    return found_images(found, [pool.ids[i] for i in kept], own, captions)
+
+
+def find_images_of_encoder(
+    queries: np.ndarray,
+    own: Sequence[tuple[str, ...]],
+    pool: ImagePool,
+    features: FeatureSet,
+    k: int,
+    captions: Mapping[str, str] | None = None,
+) -> Found:
+    """The ``k`` nearest images in the space of a frozen encoder with two towers, such as CLIP.
+
+    Args:
+        queries: float [q, d], by its text tower.
+        own, captions: as for `found_images`.
+        features: of the images, by its image tower: d wide.
+
+    Raises:
+        As `find_images`.
+    """
+    from train.evaluate.models import rows_of_images
+
+    rows, kept = rows_of_images(features, pool.keys)
+    return found_images(nearest(queries, rows, k), [pool.ids[i] for i in kept], own, captions)
 
 
 def recall_of_captions(model: EvaluatedModel, pool: CaptionPool) -> float | None:
@@ -175,15 +202,23 @@ def found_captions(
 
 
 def found_images(
-    neighbours: Neighbours, image_ids: Sequence[str], own: Sequence[tuple[str, ...]]
+    neighbours: Neighbours,
+    image_ids: Sequence[str],
+    own: Sequence[tuple[str, ...]],
+    captions: Mapping[str, str] | None = None,
 ) -> Found:
-    """Rows of ``image_ids`` as images; ``own`` as for `found_captions`."""
-    answers = []
+    """Rows of ``image_ids`` as images.
+
+    Args:
+        own: as for `found_captions`.
+        captions: image id → the caption to show with it; None shows none.
+    """
+    captions, answers = captions or {}, []
     for images, rows, values in zip(own, neighbours.rows, neighbours.cosines, strict=True):
         nearest = zip((image_ids[int(row)] for row in rows), values, strict=True)
         answers.append(
             tuple(
-                Neighbour("", (), (image,), float(cosine), image in images)
+                Neighbour(captions.get(image, ""), (), (image,), float(cosine), image in images)
                 for image, cosine in nearest
             )
         )

@@ -49,7 +49,7 @@ class Neighbour:
     """One neighbour of a sentence.
 
     Attributes:
-        text: the caption; empty if the neighbour is an image.
+        text: the caption; of an image one of its captions, or empty.
         captions: ids of the captions that read so.
         images: ids of the images that it describes, or of the image that it is.
         own: whether one of them is an image of the query.
@@ -84,9 +84,9 @@ class ModelNeighbours:
     Attributes:
         queries: q sentences.
         images: of each query, the images that it is a caption of; often empty.
-        pool: what the captions were found among, in words.
+        pool: what the neighbours were found among, in words.
         k: neighbours asked for.
-        captions: nearest captions.
+        captions: nearest captions; None if only images were asked for.
         pictures: nearest images; None if none were asked for.
         keys: id → SHA-256 (hex) of the images that are named, by which pages know a photograph.
     """
@@ -95,7 +95,7 @@ class ModelNeighbours:
     images: tuple[tuple[str, ...], ...]
     pool: str
     k: int
-    captions: Found
+    captions: Found | None = None
     pictures: Found | None = None
     keys: dict[str, Sha256] = field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """The embedding spaces of several models on the same sentences: cosines, spectrum, clusters, map.
 
-    sightline geometry MODEL … --pairs STSB --sentences captions.parquet --out geometry
+    sightline look space --model MODEL --pairs STSB --data data/datasets/flickr30k --out space
 
 Clusters, silhouettes and maps are of directions (`train.evaluate.vectors.unit_rows`), which is what
 cosines compare.

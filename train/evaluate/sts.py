@@ -155,6 +155,28 @@ def load_dev_set(path: Path) -> GradedPairs:
     return load_pairs(path)
 
 
+def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
+    """The pairs of a similarity TSV; or of STS-B, from SentEval's `downstream` folder.
+
+    Args:
+        split: of STS-B: `train`, `dev` or `test`; `all` joins them.
+
+    Raises:
+        SightlineError: neither exists.
+    """
+    if split == "dev" or not path.is_dir():
+        return load_dev_set(path)
+    if split != "all":
+        return load_sts_benchmark(path, split)
+    parts = [load_sts_benchmark(path, each) for each in STS_BENCHMARK_FILES]
+    return GradedPairs(
+        "STS-B",
+        tuple(text for part in parts for text in part.first),
+        tuple(text for part in parts for text in part.second),
+        np.concatenate([part.gold for part in parts]),
+    )
+
+
 def load_sick(folder: str | Path, split: str) -> GradedPairs:
     """SICK relatedness, `train`, `dev` (its "trial") or `test` (4500, 500, 4927 pairs)."""
     file = Path(folder) / "SICK" / _split_file(SICK_FILES, split)

@@ -133,9 +133,9 @@ def notes_of(models: Models) -> list[str]:
     notes = [f"Among {first.pool}, by cosine; equal cosines in the order of the file."]
     if any(first.images):
         notes.append(
-            "A caption equal to the query is left out. "
-            f"{OWN} marks a caption of the query's own image"
-            f"{', or that image' if _found(models, 'pictures') else ''}."
+            ("A caption equal to the query is left out. " if first.captions else "")
+            + f"{OWN} marks a caption of the query's own image"
+            + f"{', or that image' if _found(models, 'pictures') else ''}."
         )
     for name, what in (("captions", "captions"), ("images", "pictures")):
         for model, answers in _found(models, what).items():
@@ -166,17 +166,18 @@ def _answers(models: Models, place: int, what: str) -> tuple[Grid, ...]:
     rows = []
     for rank in range(max(map(len, rows_of.values()))):
         answers = (own[rank] if rank < len(own) else None for own in rows_of.values())
-        rows.append(GridRow(str(rank + 1), tuple(map(_cell, answers))))
+        rows.append(GridRow(str(rank + 1), tuple(_cell(answer, what) for answer in answers)))
     header = ("", *map(printable, rows_of))
     runs = ("", *rows_of)
     return (Grid(printable(title), header, tuple(rows), left=len(header), runs=runs),)
 
 
-def _cell(neighbour: Neighbour | None) -> GridCell:
+def _cell(neighbour: Neighbour | None, what: str) -> GridCell:
     if neighbour is None:
         return GridCell(("",))
     own = f" {OWN}" if neighbour.own else ""
-    text = printable(neighbour.text or neighbour.images[0])
+    name = neighbour.images[0] if what == "pictures" else ""
+    text = printable(": ".join(filter(None, (name, neighbour.text))))
     return GridCell((f"{number(neighbour.cosine, '.3f')}{own} {text}",), bold=neighbour.own)
 
 

@@ -242,7 +242,7 @@ def find_entries(name: str) -> list[Entry]:
     if not entries:
         known = [*load_papers(), *(entry.id for entry in every_entry())]
         message = unknown(full, known, "table or figure").partition(" (available")[0]
-        raise SightlineError(f"{message}; `sightline paper list` shows all of them")
+        raise SightlineError(f"{message}; `sightline compare --paper list` shows all of them")
     return entries
 
 

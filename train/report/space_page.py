@@ -147,7 +147,7 @@ def geometry_section(folder: Path) -> Section:
             f"{folder}: no figure here, such as plane.svg; expected a folder that `sightline "
             "geometry` wrote"
         )
-    note = f"From {folder.name}, written by `sightline geometry`; its page has the numbers."
+    note = f"From {folder.name}, written by `sightline look space`; its page has the numbers."
     return Section("Embedding spaces", drawings=drawings, notes=(note,))
 
 

@@ -16,7 +16,7 @@ Steps = Annotated[int, Field(ge=0)]
 
 
 class ScenesSource(Source):
-    """Drawn scenes, their captions, a similarity test, and the models of the demo.
+    """The built-in demo data: drawn scenes with captions, and small encoders trained on them.
 
     params.yaml has the demo's parameters.
 
@@ -35,6 +35,7 @@ class ScenesSource(Source):
         student_hidden: its hidden size, a multiple of its 4 attention heads.
     """
 
+    example: ClassVar[str] = "sightline prepare scenes --set scenes=200 --out data/scenes"
     licence: ClassVar[str] = "drawn by Sightline itself; no rights of others"
 
     scenes: Annotated[int, Field(ge=20)] = 3000  # fewer may leave a split empty

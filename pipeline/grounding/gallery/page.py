@@ -32,7 +32,7 @@ def write_gallery(
     contents: Contents,
     root: Path,
     out: Path,
-    title: str,
+    title: str = "Phrases and objects",
     side: int = 384,
     advance: Callable[[int], None] = lambda count: None,
     inputs: Sequence[Path] = (),

@@ -1,0 +1,217 @@
+"""Encode a few rows of a feature set again and compare them, to check what its maker claims.
+
+The result for an imported set is kept in its record.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.extract.encode_missing import WEIGHTS_CAST, extract
+from pipeline.extract.inputs import FeatureInputs
+from pipeline.extract.settings import RunSettings
+from pipeline.interchange.rows import unit_rows
+from sightline.cache import CacheError, FeatureSet
+from sightline.cache.diff import cosines
+from sightline.cache.keys import KeyTable, as_keys
+from sightline.cache.record import (
+    FILE_NAME,
+    FeatureSpec,
+    Provenance,
+    Recheck,
+    read_features,
+    set_output,
+    write_record,
+)
+from sightline.errors import SightlineError
+from sightline.wording import counted
+
+if TYPE_CHECKING:
+    from pipeline.encoders.config import EncoderConfig
+
+SAME = 0.9999
+"""Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
+SAME_LENGTH = 0.01
+"""Largest relative difference between the lengths of such rows, which a cosine does not see."""
+
+
+@dataclass
+class Checked:
+    """The result.
+
+    Attributes:
+        rows: number of rows that were encoded again.
+        equal: number of rows with identical bytes.
+        smallest_cosine: cosine of the row that differs most.
+        largest_difference: of two numbers at the same place, absolute.
+        made: what encoded them again.
+        faults: one line for each row that differs: by `SAME` or `SAME_LENGTH`.
+        note: what the record of an imported set now says; None for one of our own.
+    """
+
+    rows: int
+    equal: int
+    smallest_cosine: float
+    largest_difference: float
+    made: FeatureSpec
+    faults: list[str] = field(default_factory=list)
+    note: Provenance | None = None
+
+    @property
+    def recheck(self) -> Recheck:
+        """The result as the record of an imported set keeps it."""
+        encoder = self.made.encoder
+        return Recheck(
+            rows=self.rows,
+            differing=len(self.faults),
+            smallest_cosine=round(self.smallest_cosine, 8),
+            largest_difference=float(f"{self.largest_difference:.6g}"),
+            encoder=f"{encoder.name}, weights {encoder.source}"[:1000],
+            fingerprint=self.made.fingerprint,
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{counted(self.rows, 'row')} encoded again: {self.equal} with identical bytes, "
+            f"smallest cosine {self.smallest_cosine:.6f}, largest difference "
+            f"{self.largest_difference:.3g}"
+        ]
+        lines += [f"set.json now says: {self.note}"] if self.note else []
+        return "\n".join([*lines, *self.faults])
+
+
+def check(
+    inputs: FeatureInputs, config: EncoderConfig, folder: Path, settings: RunSettings
+) -> Checked:
+    """Encode ``settings.check`` rows of the set in ``folder`` again; that number also draws them.
+
+    Raises:
+        SightlineError: the encoder cannot be built or does not match the record, or no input
+            matches a row.
+        BusyError: a run is writing there.
+    """
+    features = FeatureSet.open(folder)
+    keys = [key.tobytes() for key in inputs.keys]
+    by_key = dict(zip(keys, inputs.entries, strict=True))
+    rows = _drawn(folder, features, by_key, settings.check)
+    with tempfile.TemporaryDirectory() as scratch:
+        drawn = replace(inputs, entries=[by_key[key] for key in rows])
+        again = _encode(features, drawn, config, settings, Path(scratch) / "set")
+        _require_the_same_encoder(folder, features, again)
+        _require_every_row(folder, again, by_key)
+        old, new = features.take(rows), again.take(rows)
+    if features.record.spec.normalised:
+        new = unit_rows(new)
+    new = new.astype(old.dtype)
+    cosine, off = cosines(old, new), _length_differences(old, new)
+    faults = [
+        f"{folder}: row {features.find([rows[i]])[0]} ({_name(by_key[rows[i]])}) has "
+        f"cosine {cosine[i]:.6f}, expected at least {SAME}, and its length differs by "
+        f"{off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
+        for i in np.flatnonzero(~((cosine >= SAME) & (off <= SAME_LENGTH)))
+    ]
+    equal = int((old.view(np.uint8) == new.view(np.uint8)).all(axis=1).sum())
+    largest = float(np.abs(old.astype(np.float64) - new.astype(np.float64)).max())
+    checked = Checked(len(rows), equal, float(cosine.min()), largest, again.record.spec, faults)
+    if features.record.provenance.imported:
+        checked.note = _note_in_record(folder, checked)
+    return checked
+
+
+def _note_in_record(folder: Path, checked: Checked) -> Provenance:
+    """Keep the result for an imported set in its record."""
+    with set_output(folder) as output:
+        record = read_features(folder)
+        provenance = record.provenance.checked(checked.recheck)
+        if provenance != record.provenance:
+            write_record(output, record.model_copy(update={"provenance": provenance}))
+    return provenance
+
+
+def _length_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
+    """Relative difference of the lengths of each pair of rows, [n, dim] each: float64 [n]."""
+    one, two = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (first, second))
+    return np.abs(one - two) / np.maximum(np.maximum(one, two), np.finfo(np.float64).tiny)
+
+
+def _drawn(folder: Path, features: FeatureSet, by_key: dict[bytes, Any], count: int) -> list[bytes]:
+    """Random keys of the set whose input is available."""
+    here = as_keys(sorted(by_key))
+    known = here[KeyTable(features.keys).find(here) >= 0]
+    if not len(known):
+        raise CacheError(f"{folder}: none of its {len(features):,} rows matches these inputs")
+    picked = np.random.default_rng(count).choice(len(known), min(count, len(known)), replace=False)
+    return [known[i].tobytes() for i in sorted(picked)]
+
+
+def _encode(
+    features: FeatureSet,
+    drawn: FeatureInputs,
+    config: EncoderConfig,
+    settings: RunSettings,
+    out: Path,
+) -> FeatureSet:
+    """Encode the same inputs with the precision, batch shape and threads of the record."""
+    spec = features.record.spec
+    foreign = spec.is_foreign
+    settings = settings.but(
+        batch_size=_recorded(features, "batch_size") or settings.batch_size,
+        threads=_recorded(features, "threads") or settings.threads,
+        max_failed=1.0,
+        dtype="float32" if foreign else spec.dtype,
+        precision="fp32" if foreign else spec.precision.removesuffix(WEIGHTS_CAST),
+        copy_from=None,
+        worker=None,
+    )
+    try:
+        extract(drawn, config, out, settings)
+    except SightlineError:
+        if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
+            raise
+    return FeatureSet.open(out)
+
+
+def _recorded(features: FeatureSet, name: str) -> int | None:
+    """A setting from the first shard whose rows were all computed with a single value of it."""
+    found = (shard.computed.get(name) for shard in features.record.shards)
+    return next((number for number in found if isinstance(number, int)), None)
+
+
+def _require_the_same_encoder(folder: Path, features: FeatureSet, again: FeatureSet) -> None:
+    spec, made = features.record.spec, again.record.spec
+    if spec.is_foreign:
+        if made.dim != spec.dim:
+            raise SightlineError(
+                f"{folder}: its rows have {spec.dim:,} numbers, but {made.encoder.name} makes "
+                f"{made.dim:,}; give the encoder that made them"
+            )
+        return
+    if spec.normalised:  # an export of our own rows, of which the encoder knows nothing
+        rest = {name: v for name, v in spec.preprocessing.items() if name != "normalised"}
+        spec = spec.model_copy(update={"preprocessing": rest})
+    if made.fingerprint != spec.fingerprint:
+        lines = made.differences(spec)
+        raise SightlineError(
+            f"{folder}: the encoder differs from its record:\n  "
+            + "\n  ".join(lines)
+            + "\n  give the one that made it"
+        )
+
+
+def _require_every_row(folder: Path, again: FeatureSet, by_key: dict[bytes, Any]) -> None:
+    if again.failed:
+        key, code = min(again.failed.items())
+        raise CacheError(
+            f"{folder}: {counted(len(again.failed), 'row')} cannot be encoded again: "
+            f"{_name(by_key[key])} is {code}; give the inputs that the set was made from"
+        )
+
+
+def _name(entry: Any) -> str:
+    return repr(entry) if isinstance(entry, str) else str(entry.place)

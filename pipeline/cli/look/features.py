@@ -1,0 +1,108 @@
+"""`sightline look features`: features before training on them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import JSON, takes
+from train.diagnose.diagnosis import Settings
+
+if TYPE_CHECKING:
+    from sightline.cache.prepared import PreparedDataset
+
+_PARAMS = Path("params.yaml")
+
+
+@takes(
+    "chosen",
+    Settings,
+    only=Settings.model_fields.keys() - {"data_seed", "configured", "run"},
+    names={"thresholds": "threshold"},
+)
+def features(
+    sets: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SET...",
+            help="A feature set; or an image set and a text set of one model, such as CLIP.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prepared data set that says which caption belongs to which image; default: the "
+            "one of sets below data/features."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", dir_okay=False, help="HTML page to write.")
+    ] = None,
+    as_json: JSON = False,
+    *,
+    chosen: Settings,
+) -> None:
+    """Look at features before training: matches, ranks, thresholds, duplicates, rank, columns.
+
+    For sets below data/features, the data set follows from the path, and batch size and thresholds
+    come from params.yaml; the options override them.
+
+    Example: sightline look features data/features/scenes/image/clip data/features/scenes/text/clip
+    --out features.html
+    """
+    from sightline.cache.prepared import PreparedDataset
+    from sightline.extras import require
+    from sightline.output import check_output_file
+    from sightline.progress import PhaseProgress
+    from train.diagnose.diagnosis import SCHEMA, diagnose
+    from train.diagnose.sections import document_of
+    from train.report.render import show
+
+    dataset = _dataset_of(sets) if data is None else PreparedDataset.open(data)
+    captions = images = None
+    if dataset is not None:
+        manifests = dataset.captions_manifest, dataset.images_manifest
+        captions, images = (path if path.is_file() else None for path in manifests)
+    given = {name: getattr(chosen, name) for name in chosen.model_fields_set}
+    settings = _configured(sets).model_copy(update=given)
+    inputs = [*sets, *(path for path in (captions, images) if path is not None)]
+    if out is not None:
+        require("matplotlib", "a page with charts")
+        check_output_file(out, SCHEMA.encode(), inputs)
+    diagnosis = diagnose(sets, captions, images, settings, PhaseProgress())
+    show(document_of(diagnosis), "json" if as_json else "terminal")
+    if out is not None:
+        show(document_of(diagnosis, page=True), "html", out, inputs)
+        print(f"{out}: written", file=sys.stderr)
+
+
+def _dataset_of(sets: list[Path]) -> PreparedDataset | None:
+    """The data set that all ``sets`` below data/features belong to, if it is one."""
+    from pipeline import graph
+    from sightline.cache.prepared import PreparedDataset, read_dataset_record
+
+    places = [graph.below_features(path) for path in sets]
+    names = {place[0] if len(place) == 3 else "" for place in places}
+    folder = graph.dataset_folder(names.pop()) if len(names) == 1 and all(names) else None
+    if folder is None or read_dataset_record(folder) is None:
+        return None
+    return PreparedDataset.open(folder)
+
+
+def _configured(sets: list[Path]) -> Settings:
+    """As the runs of params.yaml read ``sets``; the defaults where there is no such file."""
+    from pipeline import graph
+    from pipeline.params import load_params
+    from train.diagnose.diagnosis import kdmcse_settings, settings_of_runs
+
+    if not _PARAMS.is_file() or not all(map(graph.below_features, sets)):
+        return kdmcse_settings()
+    params = load_params(_PARAMS)
+    objectives = {name: str(params.run(name).objective) for name in params.runs}
+    seed = params.graph.seeds[0]
+    settings = settings_of_runs(sets, objectives, lambda name: graph.run_spec(params, name, seed))
+    return settings or kdmcse_settings().model_copy(update={"batch_size": params.train.batch_size})

@@ -1,0 +1,223 @@
+"""`sightline look neighbours`: the nearest captions and images of sentences."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.options import DATA, DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of
+from sightline.errors import SightlineError
+
+if TYPE_CHECKING:
+    from train.evaluate.caption_pool import CaptionPool
+    from train.evaluate.models import NamedModel
+    from train.evaluate.neighbours import ImagePool
+    from train.evaluate.results import ModelNeighbours
+
+_TITLE = "Nearest neighbours"
+_SIDE = 160  # of a photograph on the page, in pixels
+
+
+def neighbours(
+    data: DATA,
+    sentences: Annotated[
+        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="Sentences to start from.")
+    ] = None,
+    models: MODELS = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --model: the frozen encoder of --features, whose text tower encodes "
+            "the sentences, such as ViT-B-32."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Of --encoder: pretrained:TAG, file:PATH or random:SEED.")
+    ] = None,
+    queries: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="File with a sentence on each line.")
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Also start from this many captions, drawn at random.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of --sample.")] = 0,
+    split: Annotated[
+        str | None, typer.Option(help="Only captions and images of this split; default: all.")
+    ] = None,
+    k: Annotated[int, typer.Option("--k", min=1, help="Neighbours of each sentence.")] = 5,
+    to_images: Annotated[
+        bool,
+        typer.Option("--to-images", help="Also the nearest images, by the heads of each run."),
+    ] = False,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="Image features: one set, or the folder that holds those of each run.",
+            show_default="data/features",
+        ),
+    ] = None,
+    pooling: POOLING = None,
+    device: DEVICE = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", dir_okay=False, help="HTML file to write as well.")
+    ] = None,
+    no_photographs: Annotated[
+        bool, typer.Option("--no-photographs", help="Leave the photographs off the page.")
+    ] = False,
+    as_json: JSON = False,
+) -> None:
+    """Find the captions nearest to a sentence under several models, side by side.
+
+    With --encoder, find the images nearest to it by cached features, without a trained run.
+
+    Example: sightline look neighbours "a dog runs" --model runs/simcse/seed-0 --model
+    runs/mcse-clip/seed-0 --data data/datasets/scenes
+    """
+    if encoder is None:
+        if weights is not None:
+            raise typer.BadParameter("give it with --encoder", param_hint="--weights")
+        models = models_of(models)
+    elif models or pooling or to_images:
+        hint = "a frozen encoder needs no --model, --pooling or --to-images"
+        raise typer.BadParameter(hint, param_hint="--encoder")
+    elif features is None or weights is None:
+        raise typer.BadParameter("needs --features SET and --weights", param_hint="--encoder")
+    if not sentences and queries is None and not sample:
+        raise typer.BadParameter("give a sentence, --queries FILE or --sample N")
+    from pipeline.grounding.pictures import thumbnails
+    from sightline.cache.prepared import PreparedDataset
+    from sightline.output import check_output_file, write_file
+    from train.evaluate.caption_pool import read_pool, read_queries
+    from train.evaluate.models import name_models
+    from train.evaluate.neighbours import read_images
+    from train.evaluate.results import ModelNeighbours
+    from train.report.neighbours import SCHEMA, document_of, shown_images
+    from train.report.render import show, to_file
+
+    dataset, named = PreparedDataset.open(data), name_models(models or [])
+    captions, manifest = dataset.captions_manifest, dataset.images_manifest
+    inputs = [path for path in (captions, manifest, queries, features) if path is not None]
+    inputs += [Path(model.source) for model in named]
+    if out is not None:
+        check_output_file(out, SCHEMA.encode(), inputs)
+    pool = read_pool(captions, split)
+    asked = [*read_queries(sentences or [], queries), *pool.sample(sample, seed)]
+    asked = tuple(dict.fromkeys(asked))
+    where = dataset.folder.name + ("" if split is None else f", split {split!r}")
+    own = tuple(map(pool.images_of, asked))
+    if encoder is None:
+        question = ModelNeighbours(asked, own, f"{len(pool):,} distinct captions of {where}", k)
+        images = read_images(manifest, split) if to_images else None
+        found = _of_runs(named, question, pool, images, features, pooling, device)
+    else:
+        assert features is not None  # checked above
+        assert weights is not None
+        images = read_images(manifest, split)
+        question = ModelNeighbours(asked, own, f"{len(images.ids):,} images of {where}", k)
+        found = _of_encoder(encoder, weights, question, pool, images, features, device)
+    show(document_of(found, _TITLE), "json" if as_json else "terminal")
+    if out is not None:
+        shown = None
+        if dataset.image_root is not None and not no_photographs:
+            shown = thumbnails(manifest, dataset.image_root, shown_images(found), side=_SIDE)
+        page = to_file(document_of(found, _TITLE, shown), "html")
+        write_file(out, page, SCHEMA.encode(), inputs)
+        print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)
+
+
+def _of_runs(
+    named: list[NamedModel],
+    question: ModelNeighbours,
+    pool: CaptionPool,
+    images: ImagePool | None,
+    features: Path | None,
+    pooling: str | None,
+    device: str,
+) -> dict[str, ModelNeighbours]:
+    """The nearest captions by each model, and the nearest ``images`` by its heads."""
+    from pipeline import graph
+    from sightline.progress import progress
+    from train.evaluate.models import load_each, open_features
+    from train.evaluate.neighbours import find_captions, find_images
+
+    found: dict[str, ModelNeighbours] = {}
+    reasons: list[str] = []
+    with progress("neighbours", len(named), "models") as advance:
+        for names, model in load_each(named, pooling, device):
+            answers = replace(
+                question, captions=find_captions(model, question.queries, pool, question.k)
+            )
+            if images is not None:
+                pictures = find_images(
+                    model,
+                    question.queries,
+                    question.images,
+                    images,
+                    partial(open_features, model=model, place=features or graph.FEATURES),
+                    question.k,
+                    captions=pool.captions_of_images(),
+                )
+                reasons += [f"{names.name}: {pictures.reason}"] if pictures.reason else []
+                answers = replace(answers, pictures=pictures)
+            found[names.name] = answers
+            advance(1)
+    if len(reasons) == len(named):
+        raise SightlineError(
+            f"--to-images: no model can find images ({'; '.join(reasons)}); give the folder of a "
+            "finished run that learned from images, such as runs/mcse-clip/seed-0, or leave the "
+            "option out"
+        )
+    return found
+
+
+def _of_encoder(
+    encoder: str,
+    weights: str,
+    question: ModelNeighbours,
+    pool: CaptionPool,
+    images: ImagePool,
+    features: Path,
+    device: str,
+) -> dict[str, ModelNeighbours]:
+    """The nearest images by a frozen encoder, whose image tower made ``features``."""
+    from pipeline.encoders.config import named_encoder
+    from sightline.cache import FeatureSet
+    from sightline.devices import pick_device
+    from train.evaluate.neighbours import find_images_of_encoder
+
+    opened = FeatureSet.open(features)
+    spec, config = opened.record.spec, named_encoder(encoder, weights, "text")
+    if spec.kind != "image":
+        raise SightlineError(f"{features}: features of kind {spec.kind}, expected kind image")
+    config.require_files()
+    tower = config.build_text(pick_device(device), "fp32")
+    warning = None
+    if spec.is_foreign:
+        warning = f"{features} is {opened.record.provenance}: nothing says that {encoder} made it"
+    elif (made_by := spec.encoder).weights_sha256 != tower.identity.weights_sha256 or (
+        made_by.name != tower.identity.name
+    ):
+        raise SightlineError(
+            f"{features}: made by {made_by.name}, {made_by.source}, not by "
+            f"{tower.identity.name}, {tower.identity.source}; cosines of two models mean nothing: "
+            "give the --encoder and --weights that it was extracted with"
+        )
+    if spec.dim != tower.dim:
+        raise SightlineError(
+            f"{features}: rows of {spec.dim} numbers, but {encoder} gives {tower.dim}; give the "
+            "--encoder that made them"
+        )
+    rows = tower.encode_all(question.queries)
+    pictures = find_images_of_encoder(
+        rows, question.images, images, opened, question.k, pool.captions_of_images()
+    )
+    return {
+        f"{encoder}, {weights}": replace(
+            question, pictures=replace(pictures, warning=pictures.warning or warning)
+        )
+    }

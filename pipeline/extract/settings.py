@@ -1,0 +1,204 @@
+"""How the frozen models run: where, what their rows depend on, and what one command asks for.
+
+One object goes from params.yaml, a command or Python to the writer: `RunSettings`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from pipeline.encoders.preprocessing import MAX_PIXELS
+from sightline.cache.plan import Worker
+from sightline.cache.record import DTypeName
+from sightline.errors import SightlineError
+from sightline.settings import Settings
+
+_ENGINE = re.compile(r"(ray)(?:@([^\s,]+))?(?:,([1-9]\d{0,5}))?")
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class Machine(Settings):
+    """Where a command computes. No stage depends on it, and it changes no row beyond rounding.
+
+    Attributes:
+        devices: where to compute: auto, cpu, mps, or GPUs such as 0 or cuda:1; several, such as
+            0,1,2,3, take one worker each. ``cpu`` may appear several times.
+        threads: CPU threads of a process, on which the last bits of what it computes depend; None:
+            all cores, or a worker's share of them.
+        workers: processes that decode images (0: none besides this one), or threads of a grounding.
+        engine: local, or ray for workers on a Ray cluster, each with one device of the sort that
+            `devices` names: ``ray@ADDRESS`` with the head's ``host:port``, ``auto`` (the cluster of
+            this machine) or ``local``, by default RAY_ADDRESS, else ``local``, which starts Ray
+            here; ``ray,8`` or ``ray@ADDRESS,8`` for 8 workers, by default as many as have room.
+    """
+
+    devices: tuple[str, ...] = ()
+    threads: int | None = Field(default=None, ge=1)
+    workers: int = Field(default=2, ge=0, le=256)
+    engine: str = "local"
+
+    @property
+    def device(self) -> str:
+        """The device of this process: the first of `devices`."""
+        return self.devices[0] if self.devices else "auto"
+
+    def gpus(self, visible: Sequence[str]) -> list[str]:
+        """Those of the GPUs ``visible`` to this process that `devices` names; none on a CPU.
+
+        Raises:
+            SightlineError: there is no such GPU.
+        """
+        if not self.devices or self.devices == ("cuda",):
+            return list(visible)
+        numbers = [int(name[5:]) for name in self.devices if name.startswith("cuda:")]
+        if numbers and max(numbers) >= len(visible):
+            raise SightlineError(
+                f"cuda:{max(numbers)}: no such GPU here; {len(visible)} can be used"
+            )
+        return [visible[number] for number in numbers]
+
+    def among(self, visible: Sequence[str]) -> Self:
+        """The same for a process that sees only the GPUs ``visible``, chosen for it."""
+        if not any(name.startswith("cuda:") for name in self.devices):
+            return self
+        devices = tuple(f"cuda:{index}" for index in range(min(len(visible), len(self.devices))))
+        return self.model_copy(update={"devices": devices})
+
+    @property
+    def starts_workers(self) -> bool:
+        """Whether other processes compute."""
+        return self.on_cluster or len(self.devices) > 1
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether Ray runs the workers."""
+        return self.engine != "local"
+
+    @property
+    def ray(self) -> tuple[str, int | None]:
+        """Address of the Ray cluster, empty if none is given, and the number of workers."""
+        _, address, count = _ENGINE.fullmatch(self.engine).groups()  # pyright: ignore
+        return address or "", int(count) if count else None
+
+    @field_validator("engine")
+    @classmethod
+    def _known(cls, engine: str) -> str:
+        if engine != "local" and not _ENGINE.fullmatch(engine):
+            raise ValueError(
+                f"found {engine!r}, expected local, ray, ray@HOST:PORT or ray@HOST:PORT,WORKERS"
+            )
+        return engine
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _in_full(cls, given: Any) -> tuple[str, ...]:
+        """Full names, each once: ``0`` is ``cuda:0``, and ``0,1`` a list; none is ``auto``."""
+        if isinstance(given, str):
+            given = given.split(",")
+        words = given if isinstance(given, list | tuple) else [given]
+        names: list[str] = []
+        for device in words:
+            word = str(device).strip()
+            if word == "auto" and len(words) == 1:
+                continue
+            numbered = re.fullmatch(r"(?:cuda:)?(\d{1,4})|(cuda)|(cpu|mps)", word, re.ASCII)
+            if numbered is None:
+                raise ValueError(
+                    f"found {word!r}, expected auto, or devices such as 0,1 or cuda:0,cuda:1, mps, "
+                    "or cpu"
+                )
+            name = numbered[3] or numbered[2] or f"cuda:{int(numbered[1])}"
+            if name in names and name != "cpu":
+                raise ValueError(
+                    f"{name} appears twice; two workers on one device compute no faster, so name "
+                    "each device once"
+                )
+            names.append(name)
+        return tuple(names)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.on_cluster and any(name not in ("cpu", "cuda") for name in self.devices):
+            raise ValueError(
+                "devices: are those of one machine; Ray gives each of its workers one: name only "
+                "the sort, cuda or cpu"
+            )
+        if self.on_cluster and len(self.devices) > 1:
+            raise ValueError("devices: with Ray, ray,2 is for two workers; name one sort")
+        return self
+
+
+class ComputeSettings(Settings):
+    """What the rows of a frozen model depend on, besides the model.
+
+    Attributes:
+        precision: compute precision.
+        dtype: storage dtype.
+        batch_size: rows per batch of an encoder, which pads the last one; part of the plan.
+        max_failed: fraction of the rows that may fail before a run ends with an error.
+    """
+
+    precision: Precision = "fp32"
+    dtype: DTypeName = "float16"
+    batch_size: int = Field(default=64, ge=1, le=4096)
+    max_failed: float = Field(default=0.01, ge=0, le=1)
+
+
+def _numbered(given: Any) -> Any:
+    try:
+        if given == "env":
+            return Worker.of_environment(os.environ)
+        return Worker.parse(given) if isinstance(given, str) else given
+    except SightlineError as error:
+        raise ValueError(str(error)) from error
+
+
+class Invocation(Machine):
+    """How one command runs: where, and its part of the work.
+
+    Attributes:
+        worker: run as worker I (from 0) of N that fill one folder together, ``I/N``; ``env``: as
+            srun or torchrun numbers this process.
+        retry_failed: compute failed rows again.
+        dry_run: say which rows are there and which are to do; write nothing.
+        check: of features: encode this many rows of the set again, drawn at random, and compare.
+    """
+
+    worker: Annotated[Worker | None, BeforeValidator(_numbered)] = None
+    retry_failed: bool = False
+    dry_run: bool = False
+    check: int = Field(default=0, ge=0)
+
+
+class RunSettings(Invocation, ComputeSettings):
+    """Everything about a run that is not its inputs and its model.
+
+    Attributes:
+        copy_from: folder of other feature sets; rows with the same fingerprint are copied.
+        inputs: files and folders that the run reads; its output must not touch them.
+        max_pixels: images that declare more are rejected.
+        block_rows: of a grounding and its cut-outs: rows that are finished together, of which a
+            kill loses at most so many; None: as many as usual.
+        shard_rows: rows per shard; None: as in `SetWriter`.
+    """
+
+    copy_from: Path | None = None
+    inputs: tuple[Path, ...] = ()
+    max_pixels: int = MAX_PIXELS
+    block_rows: int | None = None
+    shard_rows: int | None = None
+
+    def but(self, **changes: Any) -> Self:
+        """These settings with some of them replaced."""
+        return self.model_copy(update=changes)
+
+    def on(self, device: str) -> Self:
+        """These settings, on one device."""
+        return self.but(devices=(device,), engine="local")

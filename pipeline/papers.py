@@ -1,0 +1,237 @@
+"""What produces a table or figure of a paper: configurations, commands, data missing here.
+
+`python -m pipeline.papers > docs/papers.md` writes that page.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import graph
+from pipeline.configure import CONFIGS, GRAPH_FILE, configuration
+from pipeline.params import Params, validate_params
+from sightline.errors import SightlineError
+from train.report.papers import Entry, PaperRow, every_row, load_papers
+
+if TYPE_CHECKING:
+    from train.report.paper_table import ExpectedRun
+    from train.run_spec import RunSpec
+
+APART = (
+    "Configurations share names of runs: give each a clone of its own, and name all their results: "
+    "`sightline compare --paper mcse:1 one/results other/results`."
+)
+_MTEB = "mteb"
+_PAGE = Path(__file__).with_suffix(".md")
+"""The prose of docs/papers.md, with {{rows}} and {{entries}} where the tables go."""
+
+
+class Recipes:
+    """How entries are produced; every configuration and evaluation set is read once.
+
+    A configuration is one name, or several separated by spaces, as `sightline configure` takes it.
+    """
+
+    def __init__(self) -> None:
+        here = CONFIGS.is_dir()
+        root = Path() if here else Path(__file__).parents[1]
+        self._configs, self._graph_file = root / CONFIGS, root / GRAPH_FILE
+        self._params: dict[str, Params] = {}
+        self._specs: dict[tuple[str, str], RunSpec] = {}
+        self._states: dict[str, str] = {}
+
+    def params(self, name: str) -> Params:
+        """A configuration of this folder, or else of the clone that Sightline runs from."""
+        if name not in self._params:
+            values = configuration(*name.split(), folder=self._configs, graph_file=self._graph_file)
+            self._params[name] = validate_params(values, name)
+        return self._params[name]
+
+    def expected(self, name: str, run: str) -> ExpectedRun:
+        """What results of a run record; the same for every seed."""
+        from train.objectives import make_objective
+        from train.report.paper_table import ExpectedRun
+
+        spec = self._spec(name, run)
+        data = {} if spec.pairs is None else {"pairs": spec.pairs.captions.parent.name}
+        if spec.text is not None:
+            data["text"] = spec.text.sentences.parent.name
+        parameters: dict[str, Any] = {
+            "objective": make_objective(spec.objective, spec.parameters).describe(),
+            "student": spec.student.model_dump(mode="json"),
+            "train": spec.train.model_dump(mode="json"),
+        }
+        return ExpectedRun(parameters, data)
+
+    def _spec(self, name: str, run: str) -> RunSpec:
+        if (name, run) not in self._specs:
+            params = self.params(name)
+            self._specs[name, run] = graph.run_spec(params, run, params.graph.seeds[0])
+        return self._specs[name, run]
+
+    def about(self, entry: Entry) -> dict[str, Any]:
+        """Everything that follows about an entry, as a JSON object."""
+        return {
+            "configurations": self.configurations(entry),
+            "commands": self.commands(entry),
+            "reason": entry.reason or None,
+            "missing": self.missing(entry),
+        }
+
+    def lines(self, entry: Entry, short: bool = False) -> list[str]:
+        """The same for people.
+
+        Args:
+            short: the commands of all configurations on one line, without `APART`.
+        """
+        if entry.reason:
+            return [f"not produced: {entry.reason}"]
+        names, commands = self.configurations(entry), self.commands(entry)
+        lines = [f"configurations: {', '.join(names)}"] if names else []
+        trained = _trained(entry)
+        if short and len(trained) > 1:
+            lines.append("sightline configure NAME && sightline repro --pull, for each of them")
+            commands = commands[2 * len(trained) :]
+        lines += commands
+        if missing := self.missing(entry):
+            lines.append(f"missing here: {', '.join(missing)}")
+        if not short and trained and len(names) > 1:
+            lines.append(APART)
+        return lines
+
+    def configurations(self, entry: Entry) -> list[str]:
+        """Those that an entry needs, each once."""
+        of_runs = (name for name, _ in entry.trainings)
+        return list(dict.fromkeys([*of_runs, *entry.configurations]))
+
+    def commands(self, entry: Entry) -> list[str]:
+        """What produces an entry, in order; each configuration in a folder of its own."""
+        commands: list[str] = []
+        for name in _trained(entry):
+            commands += [f"sightline configure {name}", "sightline repro --pull"]
+        commands += dict.fromkeys(row.command for row in entry.rows if row.command)
+        return [*commands, *entry.commands]
+
+    def command_of(self, row: PaperRow) -> str:
+        """What trains the seeds of a row in its configuration, or scores its model."""
+        if not row.configuration:
+            return row.command
+        system = self.params(row.configuration).run(row.run).system
+        return f"sightline repro --pull 'train-{system}@{row.run}-*'"
+
+    def missing(self, entry: Entry) -> list[str]:
+        """Files and folders that the entry needs and that are not here."""
+        missing: list[str] = []
+        trained = _trained(entry)
+        for name in self.configurations(entry) if entry.kind != "settings" else ():
+            params = self.params(name)
+            for data in _data_sets(params) if name in trained else entry.needs:
+                if data in params.datasets:
+                    missing += _absent(params.dataset(data).source.inputs())
+            if name in trained:
+                missing += self._missing_of_tasks(params)
+        if any("data/senteval" in command for command in self.commands(entry)):
+            missing += _absent([Path("data/senteval/downstream")])
+        if _MTEB in entry.needs and self._missing_of_task(_MTEB, {}):
+            missing.append("MTEB's data sets (docs/mteb.md)")
+        return list(dict.fromkeys(missing))
+
+    def _missing_of_tasks(self, params: Params) -> Iterator[str]:
+        yield from _absent([params.evaluation.dev])
+        for name, task in params.evaluation.tasks.items():
+            if not task.data.is_relative_to("data/datasets"):  # which the graph makes
+                yield from self._missing_of_task(task.task or name, task.settings)
+
+    def _missing_of_task(self, name: str, settings: Mapping[str, Any]) -> list[str]:
+        """The data of a task, or why it cannot be evaluated here."""
+        from train.evaluate.task import make_task
+
+        data = settings.get("data")
+        if data is not None and not Path(data).exists():
+            return [str(data)]
+        key = f"{name} {sorted(settings.items(), key=str)}"
+        if key not in self._states:
+            rest = {setting: value for setting, value in settings.items() if setting != "task"}
+            try:
+                make_task(name, rest)
+                self._states[key] = ""
+            except SightlineError as error:
+                self._states[key] = f"{name}: {str(error).splitlines()[0]}"
+        return [self._states[key]] if self._states[key] else []
+
+
+def page() -> str:
+    """docs/papers.md: rows with configuration and command, and every table and figure."""
+    recipes = Recipes()
+    text = _PAGE.read_text(encoding="utf-8")
+    return text.replace("{{rows}}", _rows(recipes)).replace("{{entries}}", _entries(recipes))
+
+
+def _rows(recipes: Recipes) -> str:
+    """Rows outside of studies, each once, by data set."""
+    rows: dict[tuple[str, str], PaperRow] = {}
+    for row in every_row():
+        if not row.reason and "/" not in row.configuration:
+            rows.setdefault((row.model, row.data), row)
+    data = list(dict.fromkeys(data for _, data in rows))
+    return "\n".join(
+        f"| {model} | {of} | {_code(row.configuration)} | `{recipes.command_of(row)}` |"
+        for (model, of), row in sorted(rows.items(), key=lambda item: data.index(item[0][1]))
+    )
+
+
+def _entries(recipes: Recipes) -> str:
+    lines = []
+    for paper in load_papers().values():
+        lines += [f"### {paper.title}", "", f"{paper.source}.", ""]
+        lines += ["| | shows | configurations | commands |", "|---|---|---|---|"]
+        lines += [_entry(entry, recipes) for entry in paper.entries]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _entry(entry: Entry, recipes: Recipes) -> str:
+    names = "<br>".join(map(_code, recipes.configurations(entry))) or "–"
+    of_rows = {row.command for row in entry.rows}
+    own = "<br>".join(_code(command) for command in entry.commands if command not in of_rows)
+    if entry.reason:
+        own = f"none: {entry.reason}"
+    return f"| `{entry.id}` | {entry.shows} | {names} | {own or 'as above'} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else "–"
+
+
+def _trained(entry: Entry) -> list[str]:
+    """Configurations that are trained for an entry; settings are only read."""
+    if entry.kind == "settings":
+        return []
+    return list(dict.fromkeys(name for name, _ in entry.trainings))
+
+
+def _data_sets(params: Params) -> list[str]:
+    """Data sets that a configuration reads from outside."""
+    wanted, names = [params.graph.pairs, params.graph.text], []
+    while wanted:
+        name = wanted.pop(0)
+        if name in params.joined:
+            wanted += [params.joined[name].first, params.joined[name].second]
+        else:
+            names.append(name)
+    return names
+
+
+def _absent(paths: Sequence[Path]) -> list[str]:
+    """Those that are not there; of several below a folder that is not there, the folder."""
+    gone = [path for path in paths if not path.exists()]
+    if len(gone) > 1 and not (above := Path(os.path.commonpath(gone))).exists():
+        return [above.as_posix()]
+    return [path.as_posix() for path in gone]
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,204 @@
+"""Options come from the models, and every parameter can be given on a command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command_line import sightline, unboxed
+
+from pipeline.cli.commands import COMMANDS, load
+from pipeline.cli.options import from_words, set_values
+from pipeline.datasets.kinds import KINDS, source_type
+from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_encoder
+from pipeline.extract.settings import ComputeSettings, Machine, RunSettings
+from pipeline.grounding.settings import GroundingSettings
+from pipeline.params import CutoutRules, Params
+from sightline.settings import field_help
+from train.evaluate.task import TASKS, task_class
+from train.objectives import OBJECTIVES, objective_class
+from train.run_spec import StudentConfig, TrainConfig
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command that does something, by its words."""
+    if not hasattr(command, "list_commands"):
+        return {path: command}
+    found: dict[tuple[str, ...], Any] = {}
+    for name in command.list_commands(None):
+        found |= leaves(command.get_command(None, name), (*path, name))
+    return found
+
+
+EVERY = {words: each for name in COMMANDS for words, each in leaves(load(name), (name,)).items()}
+
+
+def options_of(*words: str) -> list[str]:
+    """The options of a command, without their dashes."""
+    names = [name for each in EVERY[words].params for name in each.opts]
+    return [name.removeprefix("--") for name in names if name.startswith("--") and name != "--help"]
+
+
+def test_the_table_says_what_the_commands_say():
+    for name, entry in COMMANDS.items():
+        assert load(name).help.partition("\n")[0] == entry.line
+    assert [name for name, entry in COMMANDS.items() if entry.hidden] == ["stage"]
+
+
+def test_help_of_the_root_loads_no_command():
+    code = (
+        "import sys; sys.argv = ['sightline', '--help']\n"
+        "from pipeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "loaded = [name for name in sys.modules if name.startswith('pipeline.cli.')]\n"
+        "print(loaded, 'pydantic' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "['pipeline.cli.commands'] False"
+    for name, entry in COMMANDS.items():
+        assert (f" {name} " in done.stdout) is not entry.hidden
+
+
+def test_there_are_few_of_them():
+    shown = {words: options_of(*words) for words in EVERY if words != ("stage",)}
+    assert len(shown) <= 30
+    assert sum(map(len, shown.values())) <= 200
+    assert len({name for names in shown.values() for name in names}) <= 95
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_every_option_says_what_it_does(words):
+    for each in EVERY[words].params:
+        assert each.help, each.name
+
+
+def test_every_parameter_can_be_given_on_a_command_line():
+    def flags(model: type, *without: str) -> set[str]:
+        return {name.replace("_", "-") for name in model.model_fields.keys() - set(without)}
+
+    extract, train = set(options_of("extract")), set(options_of("train"))
+    without_dvc = Params.model_fields.keys() - {"graph", "systems", "report", "joined"}
+    where = {
+        "datasets": lambda: [set_takes(source_type(kind)) for kind in KINDS],
+        "encoders": lambda: [
+            set_takes(EncoderConfig.families.subclass(f, EncoderConfig))
+            for f in EncoderConfig.families
+        ],
+        "extract": lambda: [flags(ComputeSettings) | flags(CutoutRules) <= extract],
+        "machine": lambda: [flags(Machine) <= extract & set(options_of("ground"))],
+        "grounding": lambda: [set_takes(GroundingSettings)],
+        "student": lambda: [flags(StudentConfig, "name", "model") | {"student"} <= train],
+        "train": lambda: [flags(TrainConfig) <= train],
+        "evaluation": lambda: [set_takes(task_class(t).Settings) for t in TASKS] + ["dev" in train],
+    }
+    assert where.keys() == without_dvc
+    for name, check in where.items():
+        assert all(check()), name
+    assert all(set_takes(objective_class(name).Params) for name in OBJECTIVES)
+
+
+def set_takes(model: type) -> bool:
+    """Whether ``--set`` reads a text for every field of ``model``, and help says what each is."""
+    for name in model.model_fields:
+        assert name in set_values(model, [f"{name}=1"])
+        assert name == "family" or field_help(model)[name], (model, name)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "values"),
+    [
+        (objective_class("dalr").Params, "teachers=[{encoder: clip}]", [{"encoder": "clip"}]),
+        (task_class("sts").Settings, "data=2024", "2024"),
+        (source_type("pairs"), "splits.train=1.txt", {"train": "1.txt"}),
+        (source_type("pairs"), "captions=null", None),
+        (source_type("coco"), "folders=[2014, x]", [2014, "x"]),
+        (source_type("webdataset"), "shards={00..11}.tar", "{00..11}.tar"),
+        (source_type("webdataset"), "limit=5", 5),
+        (GroundingSettings, "rules.min_score=0.5", {"min_score": 0.5}),
+        (objective_class("mcse").Params, "weight=1e-1", "1e-1"),
+        (objective_class("mcse").Params, "image=007", "007"),
+    ],
+)
+def test_a_value_is_yaml_unless_the_model_has_text(model, given, values):
+    name = given.partition("=")[0].partition(".")[0]
+    assert set_values(model, [given])[name] == values
+
+
+def test_the_family_says_what_its_fields_are():
+    given = ["grounder.model=2024", "grounder.family=florence2", "grounder.beams=2"]
+    grounder = set_values(GroundingSettings, given)["grounder"]
+    assert grounder == {"family": "florence2", "model": "2024", "beams": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (["strict"], "found 'strict', expected NAME=VALUE"),
+        (["strict=1", "strict=0"], "strict appears twice"),
+        (["strict=[", "images=x"], r"strict: '\[' is not YAML"),
+        (["splits=a", "splits.train=b"], "splits has a value"),
+        (["splits.train=b", "splits=a"], "splits appears twice"),
+    ],
+)
+def test_what_is_no_setting_is_refused(given, fault):
+    with pytest.raises(typer.BadParameter, match=fault):
+        set_values(source_type("pairs"), given)
+
+
+def test_options_are_checked_by_their_model():
+    how = from_words(RunSettings, {"devices": "0,1", "batch_size": "8", "worker": "1/2"})
+    assert (how.devices, how.batch_size, str(how.worker)) == (("cuda:0", "cuda:1"), 8, "worker 1/2")
+    assert how.model_fields_set == {"devices", "batch_size", "worker"}
+    with pytest.raises(typer.BadParameter, match=r"--batch-size: .* found '0'"):
+        from_words(RunSettings, {"batch_size": "0"})
+    with pytest.raises(typer.BadParameter, match=r"--student: "):
+        from_words(StudentConfig, {"model": ""}, {"model": "student"})
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fault"),
+    [
+        ("extract image --data x --encoder resnet18 --out y", 2, "--weights"),
+        ("extract image --data x --encoder resnet18 --weights random:0 --out y", 1, "x: no such"),
+        ("extract image --data . --encoder resnet18 --weights random:0 --out y --set crp=1", 1,
+         "did you mean 'crop'"),
+        ("prepare pairs --set images=x --set caption=y --out z", 2, "did you mean 'captions'"),
+        ("prepare pair --out z", 2, "did you mean 'pairs'"),
+        ("stage image-feature x", 2, "did you mean 'image-features'"),
+        ("stage image-features x", 2, "sightline stage image-features DATASET ENCODER"),
+        ("stage tokens --dry-run", 2, "the stage tokens does not take it"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_clear_error(words, code, fault, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert sightline(*words.split()) == code
+    assert fault in unboxed(capsys.readouterr().err)
+    assert not Path("y").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--batch-size", "0"], "--batch-size: input should be greater than or equal to 1"),
+        (["--background", "grey"], "--background: input should be 'mean', 'white', 'black' or"),
+        (["--threads", "many"], "--threads: input should be a valid integer"),
+        (["--engine", "ray", "--devices", "0,1"], "devices: are those of one machine"),
+    ],
+)
+def test_a_wrong_value_is_named_as_it_was_given(tmp_path, capsys, words, said):
+    fixed = ["--data", tmp_path, "--encoder", "resnet18", "--weights", "random:0"]
+    assert sightline("extract", "image", *fixed, "--out", tmp_path / "x", *words) == 2
+    assert said in unboxed(capsys.readouterr().err)
+
+
+def test_an_encoder_of_the_command_is_that_of_params_yaml():
+    given = set_values(TorchvisionConfig, ["resize=64", "crop=32"])
+    named = named_encoder("resnet18", "random:0", "image", **given)
+    written = {"family": "torchvision", "model": "resnet18", "weights": "random:0"}
+    assert named == EncoderConfig.model_validate({**written, "resize": 64, "crop": 32})
