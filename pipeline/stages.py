@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import graph
-from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import Invocation, Machine, RunSettings
 from pipeline.params import Dataset, Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
