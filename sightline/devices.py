@@ -114,7 +114,7 @@ def pick_device(name: str) -> torch.device:
         there = f"this machine has {count} CUDA devices" if count else "CUDA is not available"
         raise SightlineError(
             f"device {name!r} was requested, but {there} "
-            f"(PyTorch {torch.__version__}); use --device auto or cpu, or install a driver "
+            f"(PyTorch {torch.__version__}); use auto or cpu, or install a driver "
             "and a PyTorch build that support the GPU"
         )
     return torch.device("cuda", index)

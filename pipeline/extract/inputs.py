@@ -137,7 +137,7 @@ def inputs_of(
             image_entries_of(data) if isinstance(data, PreparedDataset) else images_below(data)
         )
     elif phrases is None:
-        raise SightlineError("features of objects need `phrases`: the records of a grounding")
+        raise SightlineError("features of objects need `phrases` (--phrases): the records of a grounding")
     elif not isinstance(data, PreparedDataset):
         raise SightlineError(f"{data}: no prepared data set, which features of objects need")
     else:
@@ -251,7 +251,10 @@ def texts_in(path: Path) -> list[str]:
     if not path.is_file() and path.suffix == ".parquet":
         raise SightlineError(f"{path}: no such manifest; `sightline prepare` writes it")
     if not path.is_file():
-        raise SightlineError(f"{path}: no such file; expected texts, one per line, or a manifest")
+        fault = f"a folder without {RECORD}" if path.is_dir() else "no such file"
+        raise SightlineError(
+            f"{path}: {fault}; expected a prepared data set, or a file with one text per line"
+        )
     if path.suffix == ".parquet":
         columns = [(field.name, str(field.type)) for field in read_schema(path)]
         kinds = [kind for name, kind in columns if name == "text"]
