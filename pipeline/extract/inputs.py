@@ -137,7 +137,9 @@ def inputs_of(
             image_entries_of(data) if isinstance(data, PreparedDataset) else images_below(data)
         )
     elif phrases is None:
-        raise SightlineError("features of objects need `phrases` (--phrases): the records of a grounding")
+        raise SightlineError(
+            "features of objects need `phrases` (--phrases): the records of a grounding"
+        )
     elif not isinstance(data, PreparedDataset):
         raise SightlineError(f"{data}: no prepared data set, which features of objects need")
     else:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +104,26 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
     if schema.equals(IMAGES):
         _check_ids(path, table["image_id"])
     return table
+
+
+def read_split(path: Path | str, schema: pa.Schema, split: str | None) -> pa.Table:
+    """The rows of a manifest of images or captions that are of a split; all of them for None.
+
+    Raises:
+        CacheError: there is no such row, or as `read_manifest`.
+    """
+    table = read_manifest(path, schema)
+    rows = table if split is None else table.filter(pc.equal(table["split"], split))
+    if not len(rows):
+        counts = Counter(table["split"].to_pylist())
+        there = ", ".join(f"{name!r} ({n:,})" for name, n in counts.items()) or "no rows"
+        wanted = "" if split is None else f" in the split {split!r}"
+        what = "image" if schema.equals(IMAGES) else "caption"
+        raise CacheError(
+            f"{path}: no {what}{wanted}; found {there}: choose another `split`, or prepare the "
+            "data set with one"
+        )
+    return rows
 
 
 def _check_ids(path: Path, ids: pa.ChunkedArray) -> None:

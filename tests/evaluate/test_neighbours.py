@@ -291,7 +291,7 @@ def test_an_image_that_the_manifest_lacks_is_reported(place, sightline):
         (
             ("a", *MODELS, "--split", "x"),
             1,
-            "no caption is of the split 'x', found 'test', 'train'",
+            "no caption in the split 'x'; found",
         ),
         (("a", "--model", "small", "--data", "no"), 1, "no: no prepared data set here"),
         (("a", *MODELS, "--model", "small"), 1, "two models are called 'small'"),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.cache import CAPTIONS, read_manifest
+from sightline.cache import CAPTIONS
+from sightline.cache.manifest import read_split
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
 
@@ -57,19 +58,10 @@ def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
     Raises:
         SightlineError: no such manifest or a malformed one, no caption, or an unknown split.
     """
-    table = read_manifest(manifest, CAPTIONS)
-    columns = (table[name].to_pylist() for name in ("caption_id", "image_id", "text", "split"))
-    every = list(zip(*columns, strict=True))
-    chosen = [row for row in every if split is None or row[3] == split]
-    if not chosen:
-        if not every:
-            raise SightlineError(f"{manifest}: contains no captions; prepare the data set again")
-        splits = ", ".join(sorted({repr(row[3]) for row in every}))
-        raise SightlineError(
-            f"{manifest}: no caption is of the split {split!r}, found {splits}; name one of these"
-        )
+    table = read_split(manifest, CAPTIONS, split)
+    columns = (table[name].to_pylist() for name in ("caption_id", "image_id", "text"))
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for caption_id, image_id, text, _ in chosen:
+    for caption_id, image_id, text in zip(*columns, strict=True):
         ids, images = found.setdefault(text, ({}, {}))
         ids[caption_id] = images[image_id] = None
     return CaptionPool(

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from sightline.cache import IMAGES, read_manifest
+from sightline.cache import IMAGES
+from sightline.cache.manifest import read_split
 from sightline.errors import SightlineError
 from train.evaluate.caption_pool import CaptionPool, read_pool, read_queries
 from train.evaluate.results import EvaluationSet, Found, ModelNeighbours, Neighbour, TaskResult
@@ -54,14 +55,8 @@ def read_images(manifest: Path, split: str | None = None) -> ImagePool:
     Raises:
         SightlineError: no such manifest or a malformed one, or no image of the split.
     """
-    table = read_manifest(manifest, IMAGES)
-    columns = (table[name].to_pylist() for name in ("image_id", "key", "split"))
-    every = list(zip(*columns, strict=True))
-    rows = [(i, key) for i, key, own in every if split in (None, own)]
-    if not rows:
-        splits = ", ".join(sorted({repr(own) for *_, own in every})) or "no images"
-        raise SightlineError(f"{manifest}: no image is of the split {split!r}, found {splits}")
-    return ImagePool(tuple(i for i, _ in rows), tuple(key for _, key in rows))
+    table = read_split(manifest, IMAGES, split)
+    return ImagePool(tuple(table["image_id"].to_pylist()), tuple(table["key"].to_pylist()))
 
 
 def images_of(captions: CaptionPool, manifest: Path) -> ImagePool:

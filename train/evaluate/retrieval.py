@@ -28,6 +28,7 @@ from sightline.cache import (
     keys_of_texts,
     read_manifest,
 )
+from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.evaluate.results import EvaluationSet, TaskResult
@@ -161,18 +162,9 @@ def load_retrieval(folder: Path, split: str, captions_per_image: int) -> Retriev
             manifests do not belong together.
     """
     captions_file, images_file = folder / "captions.parquet", folder / "images.parquet"
-    captions = read_manifest(captions_file, CAPTIONS)
+    captions = read_split(captions_file, CAPTIONS, split)
     images = read_manifest(images_file, IMAGES)
-    splits = captions.column("split").to_pylist()
-    rows = [row for row, each in enumerate(splits) if each == split]
-    if not rows:
-        found = ", ".join(f"{name!r} ({n:,})" for name, n in Counter(splits).items()) or "no rows"
-        raise SightlineError(
-            f"{captions_file}: no caption in the split {split!r}; found {found}: choose another "
-            "`split`, or prepare the data set with one"
-        )
-    columns = (captions.column(name).to_pylist() for name in ("text", "image_id"))
-    texts, owners = ([column[row] for row in rows] for column in columns)
+    texts, owners = (captions[name].to_pylist() for name in ("text", "image_id"))
     row_of = {name: row for row, name in enumerate(images.column("image_id").to_pylist())}
     require_images(images_file, [name for name in dict.fromkeys(owners) if name not in row_of])
     seen: Counter[str] = Counter()
