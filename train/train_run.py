@@ -99,9 +99,9 @@ def train_run(
             state.processes.append(processes.count)
         with processes.one_outcome():
             device = training_device(spec, processes)
+            model, tokenizer = build_model(inputs)
             if main:
                 _warn(inputs, device, _steps(inputs), tell)
-            model, tokenizer = build_model(inputs)
         with processes.one_outcome():
             if main and not state.step:
                 if (folder.path / FILE_NAME).is_file():
