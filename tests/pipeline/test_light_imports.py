@@ -59,6 +59,8 @@ MISSING = {
 """Command → an input; it imports nothing heavy before it says that the input is missing."""
 
 DRAWING = {"matplotlib"}
+TOKENISING = {*DRAWING, "torch", "transformers", "accelerate", "scipy", "sklearn"}
+"""What transformers imports for a tokenizer, its oldest supported version included."""
 NOTHING_TO_DO = {
     "stage code": set(),
     "stage train simcse 0": set(),
@@ -72,8 +74,8 @@ NOTHING_TO_DO = {
     "accept": set(),
     "doctor --help": set(),
     "stage report": DRAWING,
-    "stage tokens": {*DRAWING, "torch", "transformers"},
-    "stage phrase-tokens scenes": {*DRAWING, "torch", "transformers"},
+    "stage tokens": TOKENISING,
+    "stage phrase-tokens scenes": TOKENISING,
 }
 """Command → what it may import; what the ones before it may is allowed too."""
 
