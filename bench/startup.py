@@ -39,16 +39,15 @@ MISSING = {
     "stage evaluation-data similarity": f"{DATA}/similarity/test.tsv",
     "stage evaluate": "runs/simcse/seed-0/run.json",
     "stage report": "results/simcse",
-    f"extract image --images {DATA}/images.parquet --root {DATA} {CLIP} "
+    f"extract image --data {DATA} {CLIP} --workers 0 "
     "--out data/features/scenes/image/clip": f"{DATA}/images.parquet",
-    f"extract text --texts {DATA}/captions.parquet {CLIP} "
+    f"extract text --data {DATA} {CLIP} "
     "--out data/features/scenes/text/clip": f"{DATA}/encoders/clip.json",
-    f"tokens --texts {DATA}/captions.parquet --texts {DATA}/sentences.parquet {STUDENT} "
-    "--out data/tokens/scenes-bert": f"{DATA}/sentences.parquet",
-    f"phrase-tokens --phrases data/objects/scenes --captions {DATA}/captions.parquet {STUDENT} "
+    f"tokens --data {DATA} {STUDENT} --out data/tokens/scenes-bert": f"{DATA}/sentences.parquet",
+    f"tokens --data {DATA} --phrases data/objects/scenes {STUDENT} "
     "--out data/phrase-tokens/scenes/scenes-bert": f"{DATA}/captions.parquet",
     "compare results/simcse results/mcse-clip": "results/simcse",
-    "runs card runs/simcse/seed-0 --results results/simcse/seed-0.json": "runs/simcse/seed-0",
+    "evaluate --model runs/simcse/seed-0 --card results/simcse/seed-0.json": "runs/simcse/seed-0",
     "cache info data/features/scenes/image/clip": "data/features/scenes/image/clip",
     "doctor --help": "",
     "--help": "",

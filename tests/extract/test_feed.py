@@ -21,7 +21,7 @@ from sightline.cache import FeatureSet, Place
 
 CPU = torch.device("cpu")
 SAME = 0.9999
-"""The bound on rows of different devices, as in `verify --recompute`."""
+"""The bound on rows of different devices, as in `--check`."""
 SIZES = [(50, 37), (37, 50), (32, 32), (80, 21), (16, 16), (33, 33), (50, 37)]
 
 

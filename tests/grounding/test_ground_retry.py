@@ -1,4 +1,4 @@
-"""`--retry failed`: failed images are skipped unless a retry is requested."""
+"""`--retry-failed`: failed images are skipped unless a retry is requested."""
 
 from __future__ import annotations
 

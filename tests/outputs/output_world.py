@@ -75,9 +75,7 @@ class Command:
 
 PARTS = {
     "CLIP": "--encoder @scenes/encoders/clip.json --weights random:0",
-    "IMAGES": "--images-manifest @scenes/images.parquet --root @scenes/images",
     "DATA": "--data @scenes",
-    "CAPTIONS": "--captions @scenes/captions.parquet",
     "STUDENT": "--student @scenes/student",
     "MODEL": "--model @scenes/student --pooling cls",
     "PHRASES": "--phrases @scenes/phrases.parquet",
