@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_a
 
 import typer
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from sightline.settings import FamilySettings, explain, field_help
 
@@ -76,7 +77,8 @@ def takes(
     """
     shown = [name for name in model.model_fields if only is None or name in only]
     called = {name: (names or {}).get(name, name) for name in shown}
-    options = [_option(model, name, called[name]) for name in shown]
+    helps = field_help(model)
+    options = [_option(model.model_fields[name], name, called[name], helps[name]) for name in shown]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(command, eval_str=True)
@@ -101,11 +103,10 @@ def takes(
     return decorate
 
 
-def _option(model: type[BaseModel], name: str, called: str) -> inspect.Parameter:
+def _option(field: FieldInfo, name: str, called: str, about: str) -> inspect.Parameter:
     """The option of one field; a value is taken as text, and the model turns it into its type."""
-    field, flag = model.model_fields[name], f"--{called.replace('_', '-')}"
-    arms = _arms(field.annotation)
-    about = field_help(model)[name].replace("None:", "default:")
+    flag, arms = f"--{called.replace('_', '-')}", _arms(field.annotation)
+    about = about.replace("None:", "default:")
     form, kind, repeatable = _metavar(arms), str | None, ""
     if bool in arms:
         kind, form = bool | None, None

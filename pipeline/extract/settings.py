@@ -19,7 +19,7 @@ from sightline.cache.record import DTypeName
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 
-_ENGINE = re.compile(r"(ray)(?:@([^\s,]+))?(?:,([1-9]\d{0,5}))?")
+_ENGINE = re.compile(r"ray(?:@([^\s,]+))?(?:,([1-9]\d{0,5}))?")
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -65,8 +65,11 @@ class Machine(Settings):
         return [visible[number] for number in numbers]
 
     def among(self, visible: Sequence[str]) -> Self:
-        """The same for a process that sees only the GPUs ``visible``, chosen for it."""
-        if not any(name.startswith("cuda:") for name in self.devices):
+        """The same for a process that sees only the GPUs ``visible``, chosen for it.
+
+        Without any, devices stay as they are, so that a GPU that is not there is an error.
+        """
+        if not visible or not any(name.startswith("cuda:") for name in self.devices):
             return self
         devices = tuple(f"cuda:{index}" for index in range(min(len(visible), len(self.devices))))
         return self.model_copy(update={"devices": devices})
@@ -84,8 +87,9 @@ class Machine(Settings):
     @property
     def ray(self) -> tuple[str, int | None]:
         """Address of the Ray cluster, empty if none is given, and the number of workers."""
-        _, address, count = _ENGINE.fullmatch(self.engine).groups()  # pyright: ignore
-        return address or "", int(count) if count else None
+        form = _ENGINE.fullmatch(self.engine)
+        address, workers = form.groups() if form else (None, None)
+        return address or "", int(workers) if workers else None
 
     @field_validator("engine")
     @classmethod

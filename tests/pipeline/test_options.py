@@ -18,6 +18,7 @@ from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_enc
 from pipeline.extract.settings import ComputeSettings, Machine, RunSettings
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.params import CutoutRules, Params
+from sightline.errors import SightlineError
 from sightline.settings import field_help
 from train.evaluate.task import TASKS, task_class
 from train.objectives import OBJECTIVES, objective_class
@@ -202,3 +203,14 @@ def test_an_encoder_of_the_command_is_that_of_params_yaml():
     named = named_encoder("resnet18", "random:0", "image", **given)
     written = {"family": "torchvision", "model": "resnet18", "weights": "random:0"}
     assert named == EncoderConfig.model_validate({**written, "resize": 64, "crop": 32})
+
+
+def test_devices_count_among_the_gpus_of_a_job():
+    machine = Machine(devices="1,3")
+    assert machine.gpus(["a", "b", "c", "d"]) == ["b", "d"]
+    assert machine.among(["b"]).devices == ("cuda:0",)
+    assert machine.among(["b", "d"]).devices == ("cuda:0", "cuda:1")
+    assert machine.among([]) == machine  # which is an error where it computes
+    assert Machine(devices="cpu").among(["b"]).devices == ("cpu",)
+    with pytest.raises(SightlineError, match="cuda:3: no such GPU here; 2 can be used"):
+        machine.gpus(["a", "b"])
