@@ -54,9 +54,9 @@ demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much
 	@cd demo && sightline repro report
 	@cat demo/report/report.txt
 	@echo "Plots, parameters and where every feature came from: demo/report/report.html"
-	@echo "Next: docs/real-data.md, for your own images or the papers' data."
+	@echo "Next: docs/start.md, for your own images or the papers' data."
 
-study: $(STUDY_FOLDER)/params.yaml ## Run the demo with five seeds and all controls, or STUDY=NAME (docs/studies.md)
+study: $(STUDY_FOLDER)/params.yaml ## Run the demo with five seeds and all controls, or STUDY=NAME (docs/papers.md)
 	@cd $(STUDY_FOLDER) && sightline repro report
 	@cat $(STUDY_FOLDER)/report/report.txt
 	@echo "Plots, parameters and where every feature came from: $(STUDY_FOLDER)/report/report.html"
@@ -96,12 +96,12 @@ COMPARING := bench/same.py
 bench: $(READY) ## Run every benchmark for a CPU; each prints its ratios
 	@for b in $(filter-out $(GPU_BENCHES) $(COMPARING),$(wildcard bench/*.py)); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
-# not in the environment of the lock: a GPU machine has a PyTorch of its own (docs/benchmarks.md)
+# not in the environment of the lock: a GPU machine has a PyTorch of its own (bench/README.md)
 bench-gpu: ## Measure all that needs a GPU, in under 8 minutes, with PYTHON=python3
 	$(PYTHON) bench/gpu.py
 
-docs: $(READY) ## Regenerate docs/cli.md and docs/papers.md
-	$(BIN)/python -m pipeline.cli.reference > docs/cli.md
+docs: $(READY) ## Regenerate docs/reference.md and docs/papers.md
+	$(BIN)/python -m pipeline.cli.reference > docs/reference.md
 	$(BIN)/python -m pipeline.papers > docs/papers.md
 
 lock: ## Regenerate requirements.lock (without index URLs)

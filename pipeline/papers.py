@@ -115,12 +115,11 @@ class Recipes:
         commands += dict.fromkeys(row.command for row in entry.rows if row.command)
         return [*commands, *entry.commands]
 
-    def command_of(self, row: PaperRow) -> str:
-        """What trains the seeds of a row in its configuration, or scores its model."""
+    def made_by(self, row: PaperRow) -> str:
+        """The stages that train the seeds of a row, or the command that scores its model."""
         if not row.configuration:
             return row.command
-        system = self.params(row.configuration).run(row.run).system
-        return f"sightline repro --pull 'train-{system}@{row.run}-*'"
+        return f"train-{self.params(row.configuration).run(row.run).system}@{row.run}-*"
 
     def missing(self, entry: Entry) -> list[str]:
         """Files and folders that the entry needs and that are not here."""
@@ -136,7 +135,7 @@ class Recipes:
         if any("data/senteval" in command for command in self.commands(entry)):
             missing += _absent([Path("data/senteval/downstream")])
         if _MTEB in entry.needs and self._missing_of_task(_MTEB, {}):
-            missing.append("MTEB's data sets (docs/mteb.md)")
+            missing.append("MTEB's data sets (docs/evaluation.md)")
         return list(dict.fromkeys(missing))
 
     def _missing_of_tasks(self, params: Params) -> Iterator[str]:
@@ -171,15 +170,17 @@ def page() -> str:
 
 
 def _rows(recipes: Recipes) -> str:
-    """Rows outside of studies, each once, by data set."""
-    rows: dict[tuple[str, str], PaperRow] = {}
+    """Rows outside of studies, each once, by data set and configuration."""
+    groups: dict[tuple[str, str], dict[str, str]] = {}
     for row in every_row():
         if not row.reason and "/" not in row.configuration:
-            rows.setdefault((row.model, row.data), row)
-    data = list(dict.fromkeys(data for _, data in rows))
+            group = groups.setdefault((row.data, row.configuration), {})
+            group.setdefault(row.model, f"{row.model}: `{recipes.made_by(row)}`")
+    data = list(dict.fromkeys(data for data, _ in groups))
+    ordered = sorted(groups.items(), key=lambda item: data.index(item[0][0]))
     return "\n".join(
-        f"| {model} | {of} | {_code(row.configuration)} | `{recipes.command_of(row)}` |"
-        for (model, of), row in sorted(rows.items(), key=lambda item: data.index(item[0][1]))
+        f"- {of}, {_code(name) if name else 'no training'}: {'; '.join(group.values())}"
+        for (of, name), group in ordered
     )
 
 
@@ -187,23 +188,20 @@ def _entries(recipes: Recipes) -> str:
     lines = []
     for paper in load_papers().values():
         lines += [f"### {paper.title}", "", f"{paper.source}.", ""]
-        lines += ["| | shows | configurations | commands |", "|---|---|---|---|"]
-        lines += [_entry(entry, recipes) for entry in paper.entries]
+        absent: dict[str, list[str]] = {}
+        for entry in paper.entries:
+            names = ", ".join(map(_code, recipes.configurations(entry)))
+            if entry.reason:
+                absent.setdefault(entry.reason, []).append(_code(entry.id))
+            else:
+                lines.append(f"- `{entry.id}`: {entry.shows} ({names})")
+        lines += [f"- Not produced: {', '.join(ids)}: {why}." for why, ids in absent.items()]
         lines.append("")
     return "\n".join(lines).rstrip()
 
 
-def _entry(entry: Entry, recipes: Recipes) -> str:
-    names = "<br>".join(map(_code, recipes.configurations(entry))) or "–"
-    of_rows = {row.command for row in entry.rows}
-    own = "<br>".join(_code(command) for command in entry.commands if command not in of_rows)
-    if entry.reason:
-        own = f"none: {entry.reason}"
-    return f"| `{entry.id}` | {entry.shows} | {names} | {own or 'as above'} |"
-
-
 def _code(text: str) -> str:
-    return f"`{text}`" if text else "–"
+    return f"`{text}`"
 
 
 def _trained(entry: Entry) -> list[str]:

@@ -100,7 +100,7 @@ class Registry:
 
     def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
         self.what, self.group = what, group
-        self._own = dict(own)
+        self.own = dict(own)
 
     @cached_property
     def places(self) -> dict[str, str]:
@@ -109,7 +109,7 @@ class Registry:
         Raises:
             SightlineError: a package registers a name that is taken.
         """
-        found = dict(self._own)
+        found = dict(self.own)
         owners = dict.fromkeys(found, "Sightline")
         for point in entry_points(group=self.group):
             package = point.dist.name if point.dist else point.module
@@ -168,7 +168,7 @@ class Registry:
         try:
             found = getattr(importlib.import_module(module), attribute or own, default)
         except Exception as error:
-            if name in self._own:
+            if name in self.own:
                 raise
             raise SightlineError(
                 f"{self._whose(name)}: {module} cannot be imported: {type(error).__name__}: "

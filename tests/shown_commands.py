@@ -12,14 +12,22 @@ from typer.main import get_command
 from pipeline.cli.commands import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 CODE = re.compile(r"```(?:bash|sh|console)?\n(.*?)```|^((?: {4}.+\n)+)", re.S | re.M)
 
 
 def shown_commands(page: Path) -> list[str]:
     """Every `sightline …` and `make …` line of a page's code blocks, continued lines joined."""
+    return commands_in(page.read_text())
+
+
+def commands_in(page: str) -> list[str]:
+    """The same of a text."""
     lines: list[str] = []
-    for block in CODE.findall(page.read_text()):
+    for block in CODE.findall(page):
         text = "".join(block).replace("\\\n", " ")
         lines += [re.sub(r"\s+#.*", "", line).strip(" $") for line in text.splitlines()]
     return [line for line in lines if re.match(r"(sightline|make) ", line)]

@@ -105,7 +105,7 @@ def takes(
 
 def _option(field: FieldInfo, name: str, called: str, about: str) -> inspect.Parameter:
     """The option of one field; a value is taken as text, and the model turns it into its type."""
-    flag, arms = f"--{called.replace('_', '-')}", _arms(field.annotation)
+    flag, arms = f"--{called.replace('_', '-')}", types_of(field.annotation)
     about = about.replace("None:", "default:")
     form, kind, repeatable = _metavar(arms), str | None, ""
     if bool in arms:
@@ -142,7 +142,7 @@ def from_words(
     names = called or {}
     for name, value in words.items():
         flag = f"--{names.get(name, name).replace('_', '-')}"
-        arms = _arms(model.model_fields[name].annotation)
+        arms = types_of(model.model_fields[name].annotation)
         if any(get_origin(arm) is dict for arm in arms):
             value = pairs_of(value, flag)
         given[name] = value
@@ -192,7 +192,7 @@ def typed(model: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, Any]:
     if families is not None and tree.get("family") in families:
         model = families.subclass(tree["family"], FamilySettings)
     fields = model.model_fields
-    arms = {name: _arms(fields[name].annotation) if name in fields else [] for name in tree}
+    arms = {name: types_of(fields[name].annotation) if name in fields else [] for name in tree}
     return {name: _value(arms[name], name, value) for name, value in tree.items()}
 
 
@@ -203,7 +203,7 @@ def _value(arms: Sequence[Any], name: str, value: Any) -> Any:
             if _is_model(arm):
                 return typed(arm, value)
         inner = next((get_args(arm)[1] for arm in arms if get_origin(arm) is dict), Any)
-        return {key: _value(_arms(inner), f"{name}.{key}", text) for key, text in value.items()}
+        return {key: _value(types_of(inner), f"{name}.{key}", text) for key, text in value.items()}
     if NoneType in arms and value == "null":
         return None
     if _takes_text(arms):
@@ -246,12 +246,12 @@ def _takes_text(arms: Sequence[Any]) -> bool:
     )
 
 
-def _arms(annotation: Any) -> list[Any]:
+def types_of(annotation: Any) -> list[Any]:
     """The types of a union, without what annotates them."""
     if get_origin(annotation) is Annotated:
-        return _arms(get_args(annotation)[0])
+        return types_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [arm for each in get_args(annotation) for arm in _arms(each)]
+        return [arm for each in get_args(annotation) for arm in types_of(each)]
     return [annotation]
 
 

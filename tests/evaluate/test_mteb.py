@@ -296,7 +296,7 @@ def test_types_of_a_benchmark(tmp_path):
     assert len(names) == 10
     assert names[-1] == "STS16"
     table = find_tasks("MTEB(eng, v1)", "Reranking,Classification,Retrieval,STS", "eng")
-    assert len(table) == 4 + 12 + 15 + 10  # DALR's table 5, docs/mteb.md
+    assert len(table) == 4 + 12 + 15 + 10  # DALR's table 5, docs/evaluation.md
     with pytest.raises(SightlineError, match=r"no tasks of type 'Sts', only .*PairClass.*, STS, "):
         find_tasks("MTEB(eng, v2)", "Sts", "eng")
 

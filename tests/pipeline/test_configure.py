@@ -333,8 +333,8 @@ def test_a_run_has_a_name_that_dvc_can_follow(folder: Path) -> None:
         configuration("mine")
 
 
-def test_the_page_on_studies_names_every_study() -> None:
-    page = (ROOT / "docs/studies.md").read_text()
+def test_the_page_on_the_papers_names_every_study() -> None:
+    page = (ROOT / "docs/papers.md").read_text()
     for name in parts(ROOT / "configs"):
         if name.startswith("studies/") and name != "studies/dalr-only":
             assert f"`{name}`" in page, name

@@ -24,8 +24,8 @@ REAL = (sys.executable, "-c", "from pipeline.cli import main; main()")
 
 def shown(heading: str) -> list[list[str]]:
     """The commands in a section of the page on sharing, in an activated environment."""
-    page = (ROOT / "docs/sharing.md").read_text()
-    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs/cache.md").read_text()
+    section = page.partition(f"### {heading}\n")[2].partition("\n##")[0]
     lines = re.findall(r"^ {4}\.venv/bin/((?:dvc|sightline) .+)$", section, re.M)
     return [line.split() for line in lines]
 

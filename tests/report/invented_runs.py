@@ -1,4 +1,4 @@
-"""Invented result files of three runs with three seeds, for tests and for docs/compare.md."""
+"""Invented result files of three runs with three seeds, for tests and for docs/evaluation.md."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Mteb(Task[MtebSettings]):
     """Main score × 100 of each task, as MTEB defines it, and the means over types and tasks."""
 
     about = "tasks of MTEB: their main scores ×100, from the package mteb"
-    needs = "the Hugging Face cache of data sets (docs/mteb.md); default: this machine's"
+    needs = "the Hugging Face cache of data sets (docs/evaluation.md); default: this machine's"
     title = TITLE
     Settings = MtebSettings
 
