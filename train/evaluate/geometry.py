@@ -10,7 +10,7 @@ import numpy as np
 
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
-from train.evaluate.sts import load_dev_set
+from train.evaluate.sts import load_graded_pairs
 from train.evaluate.task import Metric, Task, TaskSettings
 from train.evaluate.vectors import NoDirectionError, norms_of, unit_rows
 
@@ -139,7 +139,7 @@ class GeometryTask(Task[TaskSettings]):
     Settings = TaskSettings
 
     def __init__(self, settings: TaskSettings) -> None:
-        self.pairs = load_dev_set(settings.data)
+        self.pairs = load_graded_pairs(settings.data)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

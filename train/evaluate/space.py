@@ -22,7 +22,6 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, s
 from threadpoolctl import threadpool_limits
 
 from sightline.errors import SightlineError
-from sightline.outside import read_lines
 from train.evaluate.caption_pool import read_pool
 from train.evaluate.geometry import Geometry, evaluate_geometry
 from train.evaluate.similarity import (
@@ -31,6 +30,7 @@ from train.evaluate.similarity import (
     GradedPairs,
     correlate,
     pair_cosines,
+    read_table,
     squeeze,
 )
 from train.evaluate.vectors import Spectrum, mean_cosine, spectrum, unit_rows
@@ -83,21 +83,10 @@ def read_map_sentences(path: Path, limit: int, seed: int) -> MapSentences:
     """
     if path.suffix == ".parquet":
         return MapSentences.draw(path.name, read_pool(path).texts, limit, seed)
-    lines = read_lines(path, f"a TSV with the header {'<TAB>'.join(HEADER)}")
-    if not lines or tuple(lines[0].split("\t")) != HEADER:
-        raise SightlineError(
-            f"{path}, line 1: found {lines[0][:80] if lines else 'nothing'!r}, expected the header "
-            f"{'<TAB>'.join(HEADER)}; add it, or give a captions manifest (.parquet)"
-        )
     group_of: dict[str, str] = {}
-    for number, line in enumerate(lines[1:], start=2):
-        columns = line.split("\t")
-        if len(columns) != len(HEADER):
-            raise SightlineError(
-                f"{path}, line {number}: {len(columns)} tab-separated columns, expected "
-                f"{len(HEADER)} ({', '.join(HEADER)}); fix or remove the line"
-            )
-        group, sentence = (squeeze(each) for each in columns)
+    instead = ", or give a captions manifest (.parquet)"
+    for number, columns in read_table(path, HEADER, "sentences", instead):
+        group, sentence = map(squeeze, columns)
         if not sentence or not group:
             raise SightlineError(
                 f"{path}, line {number}: the group or the sentence is empty; fix or remove the line"
@@ -107,8 +96,6 @@ def read_map_sentences(path: Path, limit: int, seed: int) -> MapSentences:
                 f"{path}, line {number}: this sentence is in group {group!r} and, above, in "
                 f"{group_of[sentence]!r}; keep one of the lines"
             )
-    if not group_of:
-        raise SightlineError(f"{path}: a header and no sentences; expected one per line after it")
     return MapSentences.draw(path.name, list(group_of), limit, seed, list(group_of.values()))
 
 

@@ -121,9 +121,29 @@ class Task(ABC, Generic[S]):
 def mean(scores: Sequence[float | None]) -> float | None:
     """The mean of scores; None if one is not defined, never a mean over the others."""
     values = [score for score in scores if score is not None]
-    if not values or len(values) < len(scores):
-        return None
-    return float(np.mean(values))
+    return float(np.mean(values)) if values and len(values) == len(scores) else None
+
+
+def add_mean(
+    name: str, of: Sequence[str], scores: dict[str, float | None], reasons: dict[str, str]
+) -> None:
+    """Add to ``scores`` the mean of the metrics ``of``; the first undefined one is its reason."""
+    scores[name] = mean([scores[metric] for metric in of])
+    undefined = [metric for metric in of if scores[metric] is None]
+    if undefined:
+        reasons[name] = reasons[undefined[0]]
+
+
+def unlike_published(
+    counts: Mapping[str, int], published: Mapping[str, int], what: str
+) -> tuple[str, ...]:
+    """A warning for each of ``counts`` that differs from that behind ``published`` results."""
+    return tuple(
+        f"{name}: {count} {what}, but published results have {published[name]}; scores are not "
+        "comparable with them"
+        for name, count in counts.items()
+        if count != published[name]
+    )
 
 
 def task_class(name: str) -> type[Task[Any]]:
