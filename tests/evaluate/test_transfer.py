@@ -18,7 +18,8 @@ from train.evaluate.transfer import (
     TASKS,
     Examples,
     Fold,
-    TransferData,
+    Transfer,
+    TransferSettings,
     TransferTask,
     choices_of,
     choose,
@@ -86,7 +87,7 @@ def made(protocol, sizes: dict[str, int], classes=2, name="MADE", pairs=False, s
 
 def evaluate(task, encode, **options):
     """Accuracy, or the reason why there is none."""
-    found = evaluate_transfer(encode, TransferData({task.name: task}), **options)
+    found = evaluate_transfer(encode, {task.name: task}, **options)
     return found.reasons.get(task.name) or found.scores[task.name]
 
 
@@ -103,8 +104,8 @@ def chosen(task, encode, folds=10, recipe=None):
 
 def test_files_are_read_as_senteval_reads_them(downstream):
     data = load_transfer(downstream)
-    assert tuple(data.tasks) == TASKS
-    train = {name: task.splits["train"] for name, task in data.tasks.items()}
+    assert tuple(data) == TASKS
+    train = {name: task.splits["train"] for name, task in data.items()}
     # Fewest words first; of equally many the lower label; words joined by single spaces.
     assert train["MR"].first == ("bad .", "veryé good", "a good film")
     assert train["MR"].labels.tolist() == [0, 1, 1]
@@ -114,32 +115,32 @@ def test_files_are_read_as_senteval_reads_them(downstream):
     assert train["SUBJ"].first == ("a joy", "she stays", "he walks home")
     assert train["SUBJ"].labels.tolist() == [0, 1, 1]
     assert train["SST-2"].first == ("dull", "fine café", "a moving film")
-    assert [len(part) for part in data.tasks["SST-2"].splits.values()] == [3, 2, 2]
+    assert [len(part) for part in data["SST-2"].splits.values()] == [3, 2, 2]
     assert train["TREC"].first == ("What ?", "When ?", "Who wroteé it ?")
     assert train["TREC"].labels.tolist() == [1, 5, 3]
-    assert data.tasks["TREC"].classes == 6
+    assert data["TREC"].classes == 6
     assert train["MRPC"].first == ("a cat", "a cat", 'a "quoted dog')
     assert train["MRPC"].second == ("one cat", "two cats sleep", "the dog")
     assert train["MRPC"].labels.tolist() == [1, 0, 1]
 
 
 def test_counts_that_differ_from_the_published_are_a_warning(downstream):
-    assert load_transfer(downstream, ["TREC"]).warnings == (
-        "TREC train: 3 examples, but published results have 5452; accuracies are not comparable "
+    assert Transfer(TransferSettings(data=downstream, subsets=("TREC",))).warnings == (
+        "TREC train: 3 examples, but published results have 5452; scores are not comparable "
         "with them",
-        "TREC test: 2 examples, but published results have 500; accuracies are not comparable "
+        "TREC test: 2 examples, but published results have 500; scores are not comparable "
         "with them",
     )
 
 
 def test_the_digest_changes_with_a_label_and_with_a_sentence(downstream):
-    before = load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256
-    assert load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256 == before
+    before = load_transfer(downstream, ["SST-2"])["SST-2"].sha256
+    assert load_transfer(downstream, ["SST-2"])["SST-2"].sha256 == before
     file = downstream / "SST/binary/sentiment-test"
     digests = {before}
     for text in ("great film\t0\nboring film\t0\n", "great film\t1\nboring films\t0\n"):
         file.write_text(text)
-        digests.add(load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256)
+        digests.add(load_transfer(downstream, ["SST-2"])["SST-2"].sha256)
     assert len(digests) == 3
 
 
@@ -306,7 +307,7 @@ def test_tasks_side_by_side_are_those_alone_in_one_call_of_the_encoder(two_threa
         return encode(sentences)
 
     recipe = Recipe(max_epoch=8)
-    data = TransferData({"MADE": task, "OTHER": other})
+    data = {"MADE": task, "OTHER": other}
     scores = evaluate_transfer(record, data, folds=2, recipe=recipe).scores
     assert torch.get_num_threads() == 2
     assert [len(sentences) for sentences in asked] == [160]
@@ -325,9 +326,7 @@ def test_embeddings_that_are_not_finite_have_no_score_and_say_why():
     task, encode = made("k-fold", {"train": 60, "test": 20})
     broken = encode([str(number) for number in range(80)]).copy()
     broken[3] = np.nan
-    found = evaluate_transfer(
-        lambda sentences: broken[: len(sentences)], TransferData({"MADE": task}), folds=2
-    )
+    found = evaluate_transfer(lambda sentences: broken[: len(sentences)], {"MADE": task}, folds=2)
     assert found.scores == {"MADE": None}
     assert found.reasons["MADE"] == "features of 1 of 80 examples are not finite"
 
@@ -363,13 +362,12 @@ def senteval_files(shared_data: Path) -> Path:
 
 def test_counts_of_the_real_files(senteval_files):
     data = load_transfer(senteval_files)
-    assert data.warnings == ()
     found = {
         name: {split: len(part) for split, part in task.splits.items()}
-        for name, task in data.tasks.items()
+        for name, task in data.items()
     }
     assert found == EXPECTED_EXAMPLES
-    positive = {name: int(data.tasks[name].splits["train"].labels.sum()) for name in TASKS[:4]}
+    positive = {name: int(data[name].splits["train"].labels.sum()) for name in TASKS[:4]}
     assert positive == {"MR": 5331, "CR": 2407, "SUBJ": 5000, "MPQA": 3312}
 
 
@@ -378,7 +376,7 @@ def test_real_questions_equal_one_by_one(senteval_files):
         counts = [[s.lower().count(letter) for letter in "?abcdefghwmny"] for s in sentences]
         return np.array(counts, dtype=np.float32)
 
-    task = load_transfer(senteval_files, ["TREC"]).tasks["TREC"]
+    task = load_transfer(senteval_files, ["TREC"])["TREC"]
     found = chosen(task, letters, 2, Recipe(max_epoch=12))
     train, test = task.splits.values()
     accuracy, dev_accuracy, penalties = one_by_one.k_fold(
