@@ -73,7 +73,7 @@ def evaluate(
     given = _settings_of(names, set_)
     sources = models_of(models)
     from train.evaluate.evaluation import Evaluation, evaluate_model
-    from train.evaluate.models import load_each, name_models
+    from train.evaluate.models import EvaluatedModel, name_models
 
     named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
@@ -83,7 +83,7 @@ def evaluate(
     for one in named:
         failed: dict[str, SightlineError] = {}
         try:
-            ((_, model),) = load_each([one], pooling, device)
+            model = EvaluatedModel.load(one.source, pooling, device)
             if one is named[0]:
                 _say_where(model)
             result = evaluate_model(model, evaluation, one.run, failed)

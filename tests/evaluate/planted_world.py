@@ -23,7 +23,7 @@ from sightline.cache import (
     write_manifest,
 )
 from train.evaluate.evaluation import Evaluation
-from train.evaluate.models import NoHeadsError
+from train.evaluate.vectors import NotDefinedError
 from train.objectives.objective import FeatureNeed
 
 DIM = 6
@@ -133,7 +133,7 @@ class Model:
 
     def heads(self) -> Any:
         if self.no_heads:
-            raise NoHeadsError(self.no_heads)
+            raise NotDefinedError(self.no_heads)
         objective = SimpleNamespace(
             name="foreign",
             features=self.needs,

@@ -118,17 +118,17 @@ def test_recall_equals_a_plain_ranking():
     for k in (1, 3):
         text = [image_of[c] in np.argsort(-similarity[c])[:k] for c in range(14)]
         image = [i in image_of[np.argsort(-similarity[:, i])[:k]] for i in range(7)]
-        assert result.text_to_image[k] == pytest.approx(100 * np.mean(text))
-        assert result.image_to_text[k] == pytest.approx(100 * np.mean(image))
+        assert result[f"T2I R@{k}"] == pytest.approx(100 * np.mean(text))
+        assert result[f"I2T R@{k}"] == pytest.approx(100 * np.mean(image))
 
 
 def test_a_perfect_space_recalls_everything_and_a_constant_one_nothing():
     images = np.eye(6)
     image_of = np.repeat(np.arange(6), 2)
     perfect = evaluate_retrieval(images, images[image_of], image_of, ks=(1,))
-    assert (perfect.image_to_text[1], perfect.text_to_image[1]) == (100.0, 100.0)
+    assert set(perfect.values()) == {100.0}
     constant = evaluate_retrieval(np.ones((6, 3)), np.ones((12, 3)), image_of, ks=(1,))
-    assert (constant.image_to_text[1], constant.text_to_image[1]) == (0.0, 0.0)
+    assert set(constant.values()) == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_perfect_space_recalls_everything_and_a_constant_one_nothing():
     [
         (np.eye(3), np.array([0, 1]), "every image to have a caption"),
         (np.eye(3)[:2], np.array([0, 1, 1]), "every one of 2 captions"),
-        (np.eye(3)[:, :2], np.array([0, 1]), "in one space"),
+        (np.eye(2), np.array([0, 1]), "in one space"),
         (
             np.array([[0.0, 0, 0], [1, 1, 1]]),
             np.array([0, 1]),

@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from captioned import CAPTIONS_OF, HOSTILE, write_captioned
+from planted_world import Model
 from tiny_encoder import make_encoder
 
 from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
 from train.evaluate import vectors as module
-from train.evaluate.caption_pool import read_pool, read_queries
 from train.evaluate.models import NamedModel, name_models
-from train.evaluate.neighbours import found_captions
+from train.evaluate.neighbours import find_captions
+from train.evaluate.pools import CaptionPool, read_pool, read_queries
 from train.evaluate.results import Found, ModelNeighbours, Neighbour
 from train.evaluate.vectors import nearest
 from train.report.neighbours import Models, Thumbnails, document_of
@@ -200,14 +201,12 @@ def test_the_style_is_the_one_that_the_policy_allows():
     assert f"style-src 'sha256-{digest}'" in page
 
 
-def test_the_querys_own_image_is_shown_first(tmp_path):
-    pool = read_pool(write_captioned(tmp_path / "set") / "captions.parquet")
-    row = pool.row_of["a dog sits near the tree"]
-    found = nearest(np.ones((1, 2)), np.eye(len(pool), 2) + 1e-3, len(pool))
-    answers = found_captions(found, pool, [("c.png",)]).neighbours[0]
-    (shared,) = (each for each in answers if each.text == pool.texts[row])
-    assert shared.images == ("c.png", "a.png")
-    assert shared.own
+def test_the_querys_own_image_is_shown_first():
+    texts, images = ("shared", "mine"), (("a", "c"), ("c",))
+    pool = CaptionPool(texts, (("a#0", "c#0"), ("c#1",)), images, {"shared": 0, "mine": 1})
+    model = Model(dict.fromkeys(texts, np.ones(2)))
+    ((shared,),) = find_captions(model, ["mine"], pool, 2).neighbours  # pyright: ignore
+    assert (shared.images, shared.own) == (("c", "a"), True)
 
 
 @pytest.fixture

@@ -216,8 +216,8 @@ def photographed(tmp_path: Path) -> Path:
 
 
 def found_in(folder: Path, **changes: Any) -> ModelNeighbours:
-    from train.evaluate.caption_pool import read_pool
-    from train.evaluate.neighbours import find_captions, read_images
+    from train.evaluate.neighbours import find_captions
+    from train.evaluate.pools import read_images, read_pool
 
     pool, images = read_pool(folder / "captions.parquet"), read_images(folder / "images.parquet")
     random = np.random.default_rng(len(changes))

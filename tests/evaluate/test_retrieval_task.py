@@ -82,8 +82,8 @@ def test_chance_is_the_share_of_all_orders_that_find_a_match(image_of):
             np.mean([any(image_of[c] == i for c in order[:k]) for order in orders])
             for i in range(images)
         ]
-        assert found.image_to_text[k] == pytest.approx(100 * np.mean(hits))
-        assert found.text_to_image[k] == pytest.approx(100 * min(k, images) / images)
+        assert found[f"I2T R@{k}"] == pytest.approx(100 * np.mean(hits))
+        assert found[f"T2I R@{k}"] == pytest.approx(100 * min(k, images) / images)
 
 
 def test_images_without_features_are_left_out_and_counted(tmp_path):

@@ -12,7 +12,7 @@ from train.evaluate.results import TaskResult
 from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
 from train.evaluate.sts import load_graded_pairs
 from train.evaluate.task import Metric, Task, TaskSettings
-from train.evaluate.vectors import NoDirectionError, norms_of, unit_rows
+from train.evaluate.vectors import NotDefinedError, norms_of, unit_rows
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -57,7 +57,7 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.
     reasons: list[str] = []
     try:
         norms_of(embeddings)
-    except NoDirectionError as error:
+    except NotDefinedError as error:
         return Geometry(None, None, len(positives), len(texts), (str(error),))
     close = None
     if len(positives):

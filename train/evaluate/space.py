@@ -22,8 +22,8 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, s
 from threadpoolctl import threadpool_limits
 
 from sightline.errors import SightlineError
-from train.evaluate.caption_pool import read_pool
 from train.evaluate.geometry import Geometry, evaluate_geometry
+from train.evaluate.pools import read_pool
 from train.evaluate.similarity import (
     Correlation,
     Encode,
