@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,30 +53,28 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.
     texts = pairs.distinct
     embeddings = np.asarray(encode(texts))
     row_of = {text: row for row, text in enumerate(texts)}
+    rows = np.array([[row_of[text] for text in side] for side in (pairs.first, pairs.second)])
     positives = np.flatnonzero(pairs.gold > gold_above)
+    close = spread = None
     reasons: list[str] = []
     try:
         norms_of(embeddings)
     except NotDefinedError as error:
-        return Geometry(None, None, len(positives), len(texts), (str(error),))
-    close = None
+        return Geometry(close, spread, len(positives), len(texts), (str(error),))
     if len(positives):
-        first = [row_of[pairs.first[index]] for index in positives]
-        second = [row_of[pairs.second[index]] for index in positives]
-        close = alignment(embeddings[first], embeddings[second])
+        close = alignment(*embeddings[rows[:, positives]])
     else:
         reasons.append(f"no pair has a gold score above {gold_above:g}")
-    spread = None
-    if len(embeddings) > 1:
+    if len(texts) > 1:
         spread = uniformity(embeddings)
     else:
-        reasons.append(f"{len(embeddings)} distinct sentences; uniformity needs two")
-    released = released_geometry(embeddings, row_of, pairs)
-    return Geometry(close, spread, len(positives), len(embeddings), tuple(reasons), *released)
+        reasons.append(f"{len(texts)} distinct sentences; uniformity needs two")
+    released = released_geometry(embeddings, rows, pairs)
+    return Geometry(close, spread, len(positives), len(texts), tuple(reasons), *released)
 
 
 def released_geometry(
-    embeddings: np.ndarray, row_of: Mapping[str, int], pairs: GradedPairs
+    embeddings: np.ndarray, rows: np.ndarray, pairs: GradedPairs
 ) -> tuple[float, float]:
     """Alignment and uniformity as MCSE's evaluation computes them (its SentEval/senteval/sts.py).
 
@@ -85,20 +83,15 @@ def released_geometry(
     sides, repeated sentences included. The result is the mean over batches.
 
     Args:
-        embeddings: float [n, d] of the distinct sentences.
-        row_of: sentence → row.
+        embeddings: float [m, d] of the distinct sentences.
+        rows: int [2, n], their rows of both sides of the pairs.
     """
-    words = [
-        (len(pairs.first[i].split()), len(pairs.second[i].split()), float(pairs.gold[i]), i)
-        for i in range(len(pairs))
-    ]
-    order = [i for *_, i in sorted(words)]
+    words = [[len(text.split()) for text in side] for side in (pairs.first, pairs.second)]
+    order = np.lexsort((pairs.gold, words[1], words[0]))
     close, spread = [], []
     for start in range(0, len(order), _RELEASED_BATCH):
-        batch = np.array(order[start : start + _RELEASED_BATCH])
-        first, second = (
-            embeddings[[row_of[side[i]] for i in batch]] for side in (pairs.first, pairs.second)
-        )
+        batch = order[start : start + _RELEASED_BATCH]
+        first, second = embeddings[rows[:, batch]]
         positive = pairs.gold[batch] >= 4.0
         close.append(alignment(first[positive], second[positive]) if positive.any() else 0.0)
         spread.append(uniformity(np.concatenate([first, second])))
@@ -118,10 +111,7 @@ def uniformity(embeddings: np.ndarray, t: float = 2.0) -> float:
     at a time.
     """
     points = unit_rows(embeddings)
-    n = len(points)
-    if n < 2:
-        raise ValueError(f"{n} rows; uniformity needs two")
-    total = 0.0
+    n, total = len(points), 0.0
     for start in range(0, n, _CHUNK):
         block = points[start : start + _CHUNK]
         # Each unordered pair once: this block with all rows from its own on.
