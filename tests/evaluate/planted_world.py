@@ -109,7 +109,7 @@ class Model:
     """A model whose embeddings and heads are planted; its objective is of another package."""
 
     def __init__(self, embeddings: dict[str, np.ndarray], fingerprint: str = "") -> None:
-        self.name = "planted"
+        self.name, self.folder, self.pooling = "planted", None, None
         self.embeddings = embeddings
         self.sentence_head: nn.Module = nn.Identity()
         self.image_head: nn.Module = nn.Identity()
