@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from letters import Letters
@@ -25,14 +23,6 @@ from train.evaluate.sts import (
 )
 
 HEADER = "score\tsentence1\tsentence2\n"
-
-
-@pytest.fixture
-def senteval_files(shared_data: Path) -> Path:
-    folder = shared_data / "senteval" / "downstream"
-    if not folder.is_dir():
-        pytest.skip("SentEval's files are not on this machine")
-    return folder
 
 
 @pytest.fixture
