@@ -133,7 +133,7 @@ def test_a_tie_is_a_miss(tmp_path):
 
 def test_the_querys_own_image_is_shown_first():
     texts, images = ("shared", "mine"), (("a", "c"), ("c",))
-    pool = CaptionPool(texts, (("a#0", "c#0"), ("c#1",)), images, {"shared": 0, "mine": 1})
+    pool = CaptionPool(texts, (("a#0", "c#0"), ("c#1",)), images)
     model: Any = Model(dict.fromkeys(texts, np.ones(2)))
     ((shared,),) = find_captions(model, ["mine"], pool, 2).neighbours
     assert (shared.images, shared.own) == (("c", "a"), True)

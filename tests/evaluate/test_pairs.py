@@ -17,7 +17,6 @@ from train.evaluate.sts import (
     Sts,
     StsSettings,
     evaluate_sts,
-    load_sick,
     load_sts,
     load_sts_benchmark,
 )
@@ -112,11 +111,9 @@ def test_a_bad_file_of_senteval_is_named(senteval, file, text, message):
     assert message in str(caught.value)
 
 
-def test_unknown_tasks_and_splits_list_the_valid_ones(senteval):
+def test_an_unknown_task_lists_the_valid_ones(senteval):
     with pytest.raises(SightlineError, match="'STS17'; choose from STS12"):
         load_sts(senteval, ["STS17"])
-    with pytest.raises(SightlineError, match="'valid'; use one of train, dev, test"):
-        load_sick(senteval, "valid")
 
 
 def test_the_score_is_spearman_of_cosines(tmp_path):
@@ -199,7 +196,6 @@ def test_counts_of_the_real_files(senteval_files):
     assert {t: sum(map(len, subsets)) for t, subsets in tests.items()} == EXPECTED_PAIRS
     splits = ("train", "dev", "test")
     assert [len(load_sts_benchmark(senteval_files, s)) for s in splits] == [5749, 1500, 1379]
-    assert [len(load_sick(senteval_files, s)) for s in splits] == [4500, 500, 4927]
 
 
 def test_minilm_scores_82_03_on_sts_benchmark(senteval_files, minilm):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1024  # rows of the distance matrix held at once
 _RELEASED_BATCH = 128
+_POSITIVE = 4.0  # gold score
 GEOMETRY = ("alignment", "uniformity", "alignment_released", "uniformity_released")
 """Figures of `Geometry`, as results name them."""
 
@@ -45,8 +46,8 @@ class Geometry:
     uniformity_released: float | None = None
 
 
-def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.0) -> Geometry:
-    """Alignment over the pairs with gold > `gold_above`, uniformity over all distinct sentences.
+def evaluate_geometry(encode: Encode, pairs: GradedPairs) -> Geometry:
+    """Alignment over the pairs with gold > 4, uniformity over all distinct sentences.
 
     KDMCSE and DALR use STS-B's dev split; MCSE used all of STS-B.
     """
@@ -54,7 +55,7 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.
     embeddings = np.asarray(encode(texts))
     row_of = {text: row for row, text in enumerate(texts)}
     rows = np.array([[row_of[text] for text in side] for side in (pairs.first, pairs.second)])
-    positives = np.flatnonzero(pairs.gold > gold_above)
+    positives = np.flatnonzero(pairs.gold > _POSITIVE)
     close = spread = None
     reasons: list[str] = []
     try:
@@ -64,7 +65,7 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.
     if len(positives):
         close = alignment(*embeddings[rows[:, positives]])
     else:
-        reasons.append(f"no pair has a gold score above {gold_above:g}")
+        reasons.append(f"no pair has a gold score above {_POSITIVE:g}")
     if len(texts) > 1:
         spread = uniformity(embeddings)
     else:
@@ -92,7 +93,7 @@ def released_geometry(
     for start in range(0, len(order), _RELEASED_BATCH):
         batch = order[start : start + _RELEASED_BATCH]
         first, second = embeddings[rows[:, batch]]
-        positive = pairs.gold[batch] >= 4.0
+        positive = pairs.gold[batch] >= _POSITIVE
         close.append(alignment(first[positive], second[positive]) if positive.any() else 0.0)
         spread.append(uniformity(np.concatenate([first, second])))
     return float(np.mean(close)), float(np.mean(spread))
@@ -104,8 +105,8 @@ def alignment(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.mean(np.sum(difference**2, axis=1)))
 
 
-def uniformity(embeddings: np.ndarray, t: float = 2.0) -> float:
-    """log E exp(−t ‖f(x) − f(y)‖²) over all pairs of different rows of [n, d], normalised.
+def uniformity(embeddings: np.ndarray) -> float:
+    """log E exp(−2 ‖f(x) − f(y)‖²) over all pairs of different rows of [n, d], normalised.
 
     Exact over the whole set, in float64; at most 1024 rows of the n × n distances are in memory
     at a time.
@@ -116,7 +117,7 @@ def uniformity(embeddings: np.ndarray, t: float = 2.0) -> float:
         block = points[start : start + _CHUNK]
         # Each unordered pair once: this block with all rows from its own on.
         squared = 2.0 - 2.0 * (block @ points[start:].T)
-        kernel = np.exp(-t * np.maximum(squared, 0.0))
+        kernel = np.exp(-2.0 * np.maximum(squared, 0.0))
         total += float(np.triu(kernel, k=1).sum())
     return float(np.log(total / (n * (n - 1) / 2)))
 

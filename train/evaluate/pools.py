@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +25,19 @@ class CaptionPool:
         texts: n distinct captions.
         ids: of each text, the ids of the captions that read so.
         images: of each text, the ids of the images that it describes.
-        row_of: text → its row.
     """
 
     texts: tuple[str, ...]
     ids: tuple[tuple[str, ...], ...]
     images: tuple[tuple[str, ...], ...]
-    row_of: dict[str, int]
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """Text → its row."""
+        return {text: row for row, text in enumerate(self.texts)}
 
     def images_of(self, text: str) -> tuple[str, ...]:
         """Images that a caption of this text describes; empty if there is no such caption."""
@@ -70,7 +74,6 @@ def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
         tuple(found),
         tuple(tuple(ids) for ids, _ in found.values()),
         tuple(tuple(images) for _, images in found.values()),
-        {text: row for row, text in enumerate(found)},
     )
 
 

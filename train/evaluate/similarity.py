@@ -1,7 +1,4 @@
-"""Graded sentence pairs and their Spearman correlation with an encoder's cosine similarities.
-
-sightline evaluate similarity --model PATH --data pairs.tsv
-"""
+"""Graded sentence pairs and their Spearman correlation with an encoder's cosine similarities."""
 
 from __future__ import annotations
 
@@ -10,17 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
-from train.evaluate.results import EvaluationSet, TaskResult
-from train.evaluate.task import Metric, Task, TaskSettings
-
-if TYPE_CHECKING:
-    from train.evaluate.models import EvaluatedModel
+from train.evaluate.results import EvaluationSet
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → float [n, d], in their order; `Embedder.encode` is one."""
@@ -84,11 +77,8 @@ class Correlation:
     reason: str | None = None
 
 
-def load_pairs(path: str | Path, name: str | None = None) -> GradedPairs:
+def load_pairs(path: str | Path) -> GradedPairs:
     """Graded pairs from a TSV file: UTF-8, header `score<TAB>sentence1<TAB>sentence2`.
-
-    Args:
-        name: of the set; None uses the file's name without its extension.
 
     Raises:
         SightlineError: the file is missing, empty or not UTF-8, its header differs, or a line has
@@ -96,7 +86,7 @@ def load_pairs(path: str | Path, name: str | None = None) -> GradedPairs:
     """
     file = Path(path)
     rows = ((number, *columns) for number, columns in read_table(file, HEADER, "pairs"))
-    return GradedPairs.of(name or file.stem, file, rows)
+    return GradedPairs.of(file.stem, file, rows)
 
 
 def read_table(
@@ -200,26 +190,3 @@ def _parse_score(text: str, file: Path, number: int) -> float:
             "expected one such as 3.5; fix or remove the line"
         )
     return score
-
-
-class Similarity(Task[TaskSettings]):
-    """Spearman × 100 on one set of graded pairs."""
-
-    about = "your own graded pairs: Spearman ×100 of cosines with gold scores"
-    needs = f"a TSV file with the header {', '.join(HEADER)}"
-    Settings = TaskSettings
-
-    def __init__(self, settings: TaskSettings) -> None:
-        self.pairs = load_pairs(settings.data)
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (Metric("similarity", set_of_pairs([self.pairs])),)
-
-    def sentences(self) -> Iterable[str]:
-        return sentences_of([self.pairs])
-
-    def score(self, model: EvaluatedModel) -> TaskResult:
-        score = evaluate_pairs(model.encode, self.pairs)
-        reasons = {"similarity": score.reason} if score.reason else {}
-        return TaskResult(scores={"similarity": score.spearman}, reasons=reasons)

@@ -243,18 +243,18 @@ class SpaceStudy:
 
 
 def binned_means(
-    gold: np.ndarray, cosines: np.ndarray, bins: int = 5
+    gold: np.ndarray, cosines: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean cosine in equal ranges of the gold score.
+    """Mean cosine in five equal ranges of the gold score.
 
     Args:
         gold, cosines: float [n].
 
     Returns:
-        Edges [bins + 1]; mean cosine of each range, NaN if it is empty; pairs in each. The last
-        range includes its upper edge.
+        Edges [6]; mean cosine of each range, NaN if it is empty; pairs in each. The last range
+        includes its upper edge.
     """
-    means, edges, _ = binned_statistic(gold, cosines, bins=bins)
+    means, edges, _ = binned_statistic(gold, cosines, bins=5)
     return edges, means, np.histogram(gold, edges)[0]
 
 

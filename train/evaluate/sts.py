@@ -1,6 +1,7 @@
-"""STS12-16, STS-B and SICK-R from SentEval's folder, scored in the "all" setting.
+"""STS12-16, STS-B and SICK-R from SentEval's folder, in the "all" setting, or your own pairs.
 
-    sightline evaluate sts --model PATH --data senteval/downstream --pooling cls
+    sightline evaluate sts --model PATH --set data=senteval/downstream --pooling cls
+    sightline evaluate similarity --model PATH --set data=pairs.tsv
 
 SimCSE, appendix B: the subsets of a year are concatenated and correlated once; cosine of the two
 embeddings; Spearman. Pairs without a gold score are left out.
@@ -19,6 +20,7 @@ from sightline.errors import SightlineError
 from sightline.outside import read_lines
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import (
+    HEADER,
     Encode,
     GradedPairs,
     correlate,
@@ -57,11 +59,6 @@ EXPECTED_PAIRS: dict[str, int] = {
 }
 
 STS_BENCHMARK_FILES = {"train": "sts-train.csv", "dev": "sts-dev.csv", "test": "sts-test.csv"}
-SICK_FILES = {
-    "train": "SICK_train.txt",
-    "dev": "SICK_trial.txt",
-    "test": "SICK_test_annotated.txt",
-}
 LAYOUT = (
     "SentEval's data/downstream folder: STS/STS12-en-test/STS.input.*.txt and STS.gs.*.txt (and so "
     "on to STS16), STS/STSBenchmark/sts-{train,dev,test}.csv, SICK/SICK_test_annotated.txt"
@@ -87,7 +84,7 @@ def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> TestSets:
         if task == "STS-B":
             tests[task] = (load_sts_benchmark(root, "test"),)
         elif task == "SICK-R":
-            tests[task] = (load_sick(root, "test"),)
+            tests[task] = (load_sick(root),)
         else:
             of_year = root / "STS" / f"{task}-en-test"
             tests[task] = tuple(_load_subset(of_year, name) for name in SUBSETS[task])
@@ -100,7 +97,7 @@ def load_sts_benchmark(folder: str | Path, split: str) -> GradedPairs:
     Rows are genre, file, year, id, score, sentence1, sentence2 and up to two licence columns,
     separated by tabs, without quoting.
     """
-    file = Path(folder) / "STS" / "STSBenchmark" / _split_file(STS_BENCHMARK_FILES, split)
+    file = Path(folder) / "STS" / "STSBenchmark" / STS_BENCHMARK_FILES[split]
     names = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
     rows = (
         (number, *_columns(file, number, line, names)[4:7])
@@ -136,9 +133,9 @@ def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
     )
 
 
-def load_sick(folder: str | Path, split: str) -> GradedPairs:
-    """SICK relatedness, `train`, `dev` (its "trial") or `test` (4500, 500, 4927 pairs)."""
-    file = Path(folder) / "SICK" / _split_file(SICK_FILES, split)
+def load_sick(folder: str | Path) -> GradedPairs:
+    """The test split of SICK relatedness (4927 pairs)."""
+    file = Path(folder) / "SICK" / "SICK_test_annotated.txt"
     first, *lines = read_lines(file, LAYOUT) or [""]
     header, wanted = first.split("\t"), ("relatedness_score", "sentence_A", "sentence_B")
     if any(name not in header for name in wanted):
@@ -149,7 +146,7 @@ def load_sick(folder: str | Path, split: str) -> GradedPairs:
     score, one, two = (header.index(name) for name in wanted)
     every = ((n, _columns(file, n, line, header)) for n, line in enumerate(lines, start=2))
     rows = ((number, columns[score], columns[one], columns[two]) for number, columns in every)
-    return GradedPairs.of(f"SICK-R {split}", file, rows)
+    return GradedPairs.of("SICK-R test", file, rows)
 
 
 def evaluate_sts(encode: Encode, tests: TestSets) -> TaskResult:
@@ -208,12 +205,6 @@ def _load_subset(folder: Path, name: str) -> GradedPairs:
     return GradedPairs.of(name, gold, rows)
 
 
-def _split_file(files: dict[str, str], split: str) -> str:
-    if split not in files:
-        raise SightlineError(f"unknown split {split!r}; use one of {', '.join(files)}")
-    return files[split]
-
-
 def _columns(file: Path, number: int, line: str, names: Sequence[str]) -> list[str]:
     columns = line.split("\t")
     if len(columns) < len(names):
@@ -259,3 +250,14 @@ class Sts(Task[StsSettings]):
 
     def score(self, model: EvaluatedModel) -> TaskResult:
         return evaluate_sts(model.encode, self.tests)
+
+
+class Similarity(Sts):
+    """The same on one set of graded pairs."""
+
+    about = "your own graded pairs: Spearman ×100 of cosines with gold scores"
+    needs = f"a TSV file with the header {', '.join(HEADER)}"
+    Settings = TaskSettings
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.tests = {"similarity": (load_pairs(settings.data),)}

@@ -24,7 +24,7 @@ TASKS = Registry(
     "sightline.tasks",
     {
         "sts": "train.evaluate.sts:Sts",
-        "similarity": "train.evaluate.similarity:Similarity",
+        "similarity": "train.evaluate.sts:Similarity",
         "geometry": "train.evaluate.geometry:GeometryTask",
         "transfer": "train.evaluate.transfer:Transfer",
         "retrieval": "train.evaluate.retrieval:RetrievalTask",
