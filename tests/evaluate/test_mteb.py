@@ -317,7 +317,7 @@ def test_data_that_is_missing_is_one_error_with_the_command_that_fetches_it(tmp_
 
 def test_without_the_package_one_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mteb", None)
-    with pytest.raises(SightlineError, match=r"needs the package mteb .*'sightline\[mteb\]'"):
+    with pytest.raises(SightlineError, match=r"mteb is not installed, .*'sightline\[mteb\]'"):
         task("Pairs", tmp_path)
 
 

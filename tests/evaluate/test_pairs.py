@@ -15,11 +15,11 @@ from train.evaluate.sts import (
     SUBSETS,
     TASKS,
     Sts,
-    StsSettings,
     evaluate_sts,
     load_sts,
     load_sts_benchmark,
 )
+from train.evaluate.task import SubsetSettings
 
 HEADER = "score\tsentence1\tsentence2\n"
 
@@ -185,7 +185,7 @@ def test_all_tasks_are_encoded_in_one_call_and_have_a_mean(senteval):
 
 
 def test_counts_that_differ_from_the_published_are_a_warning(senteval):
-    assert Sts(StsSettings(data=senteval, subsets=("STS12",))).warnings == (
+    assert Sts(SubsetSettings(data=senteval, subsets=("STS12",))).warnings == (
         "STS12: 15 scored pairs, but published results have 3108; scores are not comparable "
         "with them",
     )

@@ -11,13 +11,13 @@ import torch
 
 from sightline.errors import SightlineError
 from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
+from train.evaluate.task import SubsetSettings
 from train.evaluate.transfer import (
     EXPECTED_EXAMPLES,
     TASKS,
     Examples,
     Fold,
     Transfer,
-    TransferSettings,
     TransferTask,
     choices_of,
     choose,
@@ -123,7 +123,7 @@ def test_files_are_read_as_senteval_reads_them(downstream):
 
 
 def test_counts_that_differ_from_the_published_are_a_warning(downstream):
-    assert Transfer(TransferSettings(data=downstream, subsets=("TREC",))).warnings == (
+    assert Transfer(SubsetSettings(data=downstream, subsets=("TREC",))).warnings == (
         "TREC train: 3 examples, but published results have 5452; scores are not comparable "
         "with them",
         "TREC test: 2 examples, but published results have 500; scores are not comparable "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import constants
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.progress import progress
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings, add_mean, mean
@@ -133,15 +133,9 @@ class Mteb(Task[MtebSettings]):
     Settings = MtebSettings
 
     def __init__(self, settings: MtebSettings) -> None:
-        try:
-            import mteb
+        mteb = require("mteb", "the task 'mteb'")
+        from train.evaluate.mteb_run import find_tasks, read_tasks
 
-            from train.evaluate.mteb_run import find_tasks, read_tasks
-        except ModuleNotFoundError as error:
-            raise SightlineError(
-                f"the task 'mteb' needs the package mteb ({error}); run: pip install "
-                "'sightline[mteb]'"
-            ) from error
         self.version = mteb.__version__
         self.cache = settings.data
         tasks = find_tasks(settings.tasks, settings.types, settings.languages)

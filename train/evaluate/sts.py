@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
@@ -29,7 +28,14 @@ from train.evaluate.similarity import (
     sentences_of,
     set_of_pairs,
 )
-from train.evaluate.task import Metric, Names, Task, TaskSettings, add_mean, unlike_published
+from train.evaluate.task import (
+    Metric,
+    SubsetSettings,
+    Task,
+    TaskSettings,
+    add_mean,
+    unlike_published,
+)
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -215,25 +221,14 @@ def _columns(file: Path, number: int, line: str, names: Sequence[str]) -> list[s
     return columns
 
 
-class StsSettings(TaskSettings):
-    """
-    Attributes:
-        subsets: see `load_sts`.
-    """
-
-    subsets: Names = Field(
-        default=(), description="score only these test sets, such as STS-B,SICK-R, and no mean"
-    )
-
-
-class Sts(Task[StsSettings]):
+class Sts(Task[SubsetSettings]):
     """Spearman × 100 in the "all" setting (SimCSE, appendix B)."""
 
     about = "STS12-16, STS-B, SICK-R: Spearman ×100 of cosines with gold scores"
     needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
-    Settings = StsSettings
+    Settings = SubsetSettings
 
-    def __init__(self, settings: StsSettings) -> None:
+    def __init__(self, settings: SubsetSettings) -> None:
         self.tests = load_sts(settings.data, settings.subsets or TASKS)
         counts = {task: sum(map(len, parts)) for task, parts in self.tests.items()}
         self.warnings = unlike_published(counts, EXPECTED_PAIRS, "scored pairs")

@@ -53,6 +53,18 @@ class TaskSettings(Settings):
     data: Path = Field(description="file or folder with the task's data")
 
 
+class SubsetSettings(TaskSettings):
+    """Settings of a task that has several data sets, with a mean over all of them.
+
+    Attributes:
+        subsets: names of the data sets to score; empty: all.
+    """
+
+    subsets: Names = Field(
+        default=(), description="score only these data sets, such as STS-B,SICK-R, and no mean"
+    )
+
+
 @dataclass(frozen=True)
 class Metric:
     """One figure of a task.

@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field
 
 from sightline.devices import pick_device, threads_here, using_threads
 from sightline.errors import SightlineError
 from sightline.outside import read_data, read_lines
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.similarity import Encode, squeeze
-from train.evaluate.task import Metric, Names, Task, TaskSettings, add_mean, unlike_published
+from train.evaluate.task import Metric, SubsetSettings, Task, add_mean, unlike_published
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -303,26 +302,15 @@ def choices_of(
     return choices
 
 
-class TransferSettings(TaskSettings):
-    """
-    Attributes:
-        subsets: see `load_transfer`.
-    """
-
-    subsets: Names = Field(
-        default=(), description="score only these data sets, such as TREC,MRPC, and no mean"
-    )
-
-
-class Transfer(Task[TransferSettings]):
+class Transfer(Task[SubsetSettings]):
     """Accuracy × 100 of logistic regression on frozen embeddings."""
 
     about = "MR, CR, SUBJ, MPQA, SST-2, TREC, MRPC: accuracy ×100 of a linear classifier"
     needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
     title = "Transfer: accuracy ×100"
-    Settings = TransferSettings
+    Settings = SubsetSettings
 
-    def __init__(self, settings: TransferSettings) -> None:
+    def __init__(self, settings: SubsetSettings) -> None:
         self.tasks = load_transfer(settings.data, settings.subsets or TASKS)
         for name, task in self.tasks.items():
             counts = {split: len(examples) for split, examples in task.splits.items()}
