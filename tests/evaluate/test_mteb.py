@@ -289,8 +289,8 @@ def test_types_of_a_benchmark(tmp_path):
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ("SST12", "no task or benchmark 'SST12'; did you mean 'STS12'"),
-        ("MTEB(eng, v9)", r"'MTEB\(eng, v9\)'; did you mean 'MTEB\(eng, v"),
+        ("SST12", "no task or benchmark 'SST12'. Did you mean: 'STS12'. `mteb ava"),
+        ("MTEB(eng, v9)", r"'MTEB\(eng, v9\)'. Did you mean: MTEB\(eng, v"),
         (" , ", "no MTEB task is named"),
         ("Pictures", "'Pictures' is about image"),
     ],

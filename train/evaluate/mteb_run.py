@@ -6,7 +6,6 @@ Imports mteb; `train.evaluate.mteb` does not.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -225,17 +224,15 @@ def _named(name: str, languages: list[str]) -> list[AbsTask]:
     with quiet():
         try:
             return list(mteb.get_benchmark(name).tasks)
-        except KeyError:
-            pass
+        except KeyError as error:
+            said = [str(error.args[0])]
         try:
             task = mteb.get_task(name, languages=languages, exclusive_language_filter=True)
-        except KeyError:
-            known = [each.name for each in mteb.get_benchmarks()]
-            known += [each.metadata.name for each in mteb.get_tasks(exclude_superseded=False)]
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            guess = f"; did you mean {near[0]!r}?" if near else "."
+        except KeyError as error:
+            said.append(str(error.args[0]))
+            guesses = "".join(f" {each.partition('not found. ')[2]}".rstrip() for each in said)
             raise SightlineError(
-                f"MTEB {mteb.__version__} has no task or benchmark {name!r}{guess} `mteb "
+                f"MTEB {mteb.__version__} has no task or benchmark {name!r}.{guesses} `mteb "
                 "available-tasks` and `mteb available-benchmarks` list them"
             ) from None
         except ValueError:
