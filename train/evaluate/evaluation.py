@@ -57,11 +57,7 @@ class Evaluation:
         Raises:
             SightlineError: an unknown task or setting, or data that is missing or malformed.
         """
-        tasks = {}
-        for name, settings in given.items():
-            rest = {key: value for key, value in settings.items() if key != "task"}
-            tasks[name] = make_task(settings.get("task", name), rest, f"{where}{name}")
-        return cls(tasks)
+        return cls({name: make_task(name, about, where + name) for name, about in given.items()})
 
     @property
     def warnings(self) -> list[str]:

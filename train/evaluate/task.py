@@ -169,7 +169,7 @@ def task_class(name: str) -> type[Task[Any]]:
 
 
 def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[Any]:
-    """The task ``name`` with its data.
+    """The task ``name``, or the one that the setting `task` names, with its data.
 
     Args:
         where: what the settings are called in errors, such as "evaluation.tasks.sts".
@@ -177,11 +177,12 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     Raises:
         SightlineError: there is no such task or setting, or its data is missing or malformed.
     """
-    kind = task_class(name)
+    own = dict(settings)
+    kind = task_class(registered := own.pop("task", name))
     try:
-        checked = kind.Settings.model_validate(dict(settings))
+        checked = kind.Settings.model_validate(own)
     except ValidationError as error:
         raise SightlineError("\n".join(explain(error, where or name))) from error
     task = kind(checked)
-    task.name = name
+    task.name = registered
     return task
