@@ -25,16 +25,16 @@ from sightline.errors import SightlineError
 from sightline.pooling import pool
 from train.embed import Embedder
 from train.evaluate.similarity import correlate, cosine
-from train.evaluate.sts import TASKS, StsData, evaluate_sts, load_sts
+from train.evaluate.sts import TASKS, TestSets, evaluate_sts, load_sts
 
 TARGET = 0.70
 DATA_HERE = Path(__file__).parents[1] / "../shared/data/senteval/downstream"
 
 
-def plain_loop(embedder: Embedder, data: StsData, batch_size: int = 64) -> dict[str, float | None]:
+def plain_loop(embedder: Embedder, data: TestSets, batch_size: int = 64) -> dict[str, float | None]:
     """Compute scores like published evaluation scripts: every pair, file order, padded."""
     scores = {}
-    for task, subsets in data.tasks.items():
+    for task, subsets in data.items():
         cosines = []
         for pairs in subsets:
             first = _encode_in_order(embedder, pairs.first, batch_size)
@@ -97,7 +97,7 @@ def main() -> int:
     return compare(embedder, data, options.rounds)
 
 
-def compare(embedder: Embedder, data: StsData, rounds: int) -> int:
+def compare(embedder: Embedder, data: TestSets, rounds: int) -> int:
     """Time both sides, print scores and ratio; return 1 if scores differ by over 0.01."""
     for side in (embedder.encode, lambda texts: _encode_in_order(embedder, tuple(texts), 64)):
         side(["a sentence for warm-up"] * 64)
@@ -109,12 +109,12 @@ def compare(embedder: Embedder, data: StsData, rounds: int) -> int:
         plain_seconds.append(wall)
         plain_cpu.append(processor)
         every, wall, processor = _timed(lambda: evaluate_sts(embedder.encode, data).scores)
-        ours = {task: every[task] for task in data.tasks}
+        ours = {task: every[task] for task in data}
         ours_seconds.append(wall)
         ours_cpu.append(processor)
     sentences = [
         text
-        for subsets in data.tasks.values()
+        for subsets in data.values()
         for pairs in subsets
         for text in (*pairs.first, *pairs.second)
     ]

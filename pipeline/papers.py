@@ -153,9 +153,8 @@ class Recipes:
             return [str(data)]
         key = f"{name} {sorted(settings.items(), key=str)}"
         if key not in self._states:
-            rest = {setting: value for setting, value in settings.items() if setting != "task"}
             try:
-                make_task(name, rest)
+                make_task(name, settings)
                 self._states[key] = ""
             except SightlineError as error:
                 self._states[key] = f"{name}: {str(error).splitlines()[0]}"

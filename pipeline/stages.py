@@ -292,14 +292,14 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 
 def report(params: Params) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
-    from train.evaluate.results import load_results
+    from train.evaluate.results import load_result
     from train.report.differences import Comparison
     from train.report.neighbours import neighbours_in
     from train.report.write import write_report
 
     about, runs, out = params.report, params.runs, graph.report_folder()
     files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
-    found = load_results(files)
+    found = map(load_result, files)
     results = [each.model_copy(update={"run": runs[each.run].label}) for each in found]
     baseline, comparisons = runs[about.baseline].label, []
     if about.gain is not None:

@@ -79,8 +79,8 @@ def test_ranks_equal_brute_force(world):
     assert found.image.median == np.median(of_image)
     recalled = evaluate_retrieval(images, texts, image_of)
     for k in (1, 5, 10):
-        assert 100 * found.best_caption.within[str(k)] == pytest.approx(recalled.image_to_text[k])
-        assert 100 * found.image.within[str(k)] == pytest.approx(recalled.text_to_image[k])
+        assert 100 * found.best_caption.within[str(k)] == pytest.approx(recalled[f"I2T R@{k}"])
+        assert 100 * found.image.within[str(k)] == pytest.approx(recalled[f"T2I R@{k}"])
     assert found.best_caption.chance == pytest.approx(CAPTIONS_EACH / len(texts))
 
 

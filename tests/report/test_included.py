@@ -11,7 +11,7 @@ from captioned import write_captioned
 from invented_runs import write_invented
 
 from train.evaluate.geometry import Geometry
-from train.evaluate.neighbours import read_images
+from train.evaluate.pools import read_images
 from train.evaluate.results import (
     Found,
     ModelNeighbours,

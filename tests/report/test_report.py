@@ -23,7 +23,6 @@ from train.evaluate.results import (
     RunResult,
     TaskResult,
     load_result,
-    load_results,
     save_result,
 )
 from train.records import FeatureUse
@@ -92,7 +91,6 @@ def test_a_result_survives_a_round_trip(tmp_path, results):
     path = save_result(results[3], tmp_path / "runs" / "mcse")
     assert path.name == "result.json"
     assert load_result(path) == load_result(path.parent) == results[3]
-    assert load_results([path, path.parent]) == [results[3]] * 2
 
 
 def test_features_are_taken_from_a_feature_sets_own_record():

@@ -17,7 +17,7 @@ from train.card import model_card
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import save_result
-from train.evaluate.sts import load_dev_set
+from train.evaluate.sts import load_graded_pairs
 from train.objectives.mcse import MCSE
 from train.records import RunSummary
 from train.train_run import train_run
@@ -46,7 +46,7 @@ def test_hubs_read_it(trained, world):
     assert data.get("datasets") is None
     (found,) = data.eval_results
     best = max(score for _, score in summary.dev_history)
-    dev = load_dev_set(world.spec(out).dev)
+    dev = load_graded_pairs(world.spec(out).dev)
     assert found.metric_value == pytest.approx(best, abs=1e-4)
     assert found.dataset_args == {"sha256": dev.sha256}
     assert found.dataset_split == "dev"

@@ -186,7 +186,7 @@ def assert_card(path: Path, summary: RunSummary) -> None:
 def test_the_best_weights_are_exported_and_score_what_the_history_says(
     world: World, tmp_path: Path
 ) -> None:
-    from train.evaluate.sts import load_dev_set
+    from train.evaluate.sts import load_graded_pairs
     from train.train_run import dev_score
 
     # a destructive learning rate: the best score comes early
@@ -196,7 +196,7 @@ def test_the_best_weights_are_exported_and_score_what_the_history_says(
     assert summary.best_step == best[0]
     assert spec.dev is not None
     embedder = Embedder.load(tmp_path / "model", device="cpu")
-    assert dev_score(embedder, load_dev_set(spec.dev), 64) == pytest.approx(best[1], abs=1e-9)
+    assert dev_score(embedder, load_graded_pairs(spec.dev), 64) == pytest.approx(best[1], abs=1e-9)
 
 
 def scored_on(pairs: Path) -> Evaluation:
