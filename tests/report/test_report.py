@@ -34,7 +34,7 @@ from train.report.differences import Comparison, compute_gains, headline
 from train.report.grid import grid_of_table
 from train.report.render import terminal_text, to_markdown, to_text
 from train.report.sections import document_of, feature_uses, parameter_rows
-from train.report.table import Cell, Row, make_table
+from train.report.table import Cell, Row, Table, make_table
 from train.report.write import write_report
 
 
@@ -451,6 +451,19 @@ def test_titles_of_panels_do_not_overprint_each_other():
     boxes = [title.get_window_extent(canvas.get_renderer()) for title in titles]
     assert len(boxes) == 3
     assert not any(one.overlaps(two) for one, two in pairwise(boxes))
+
+
+@pytest.mark.parametrize("highest", [84.12, 520.0, 1520.0])
+def test_the_text_behind_the_longest_bar_stays_in_its_panel(highest):
+    cell = Cell(highest, 0.3 * highest, (0.7 * highest, 1.3 * highest))
+    names = ("one", "two", "three", "four")
+    figure = score_chart(Table(names, (Row("a", "", (0, 1), dict.fromkeys(names, cell)),)))
+    assert figure is not None
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axis in figure.axes:
+        (label,) = axis.texts
+        assert label.get_window_extent(canvas.get_renderer()).x1 <= axis.get_window_extent().x1
 
 
 def test_lower_is_better_is_said_of_scores_that_are_shown():

@@ -54,6 +54,7 @@ _LEGEND = 26  # characters that three columns of a legend have no room for
 _SHAPES = "os^DvPX<>p*h"  # of dots that a legend names, so that no label overprints another
 _LOGARITHMIC = 20  # largest value / smallest value from which the axis is logarithmic
 _CLOSEST = 0.04  # of the axis: values closer than this are spaced evenly
+_CHARACTER = 0.09  # inches of one more than the 12 of a label such as "84.12 ± 0.31"
 _LEAST_SPAN = 0.1  # of a panel of scores, so that what prints alike looks alike
 
 
@@ -298,7 +299,7 @@ def axis_of(curve: Curve) -> tuple[dict[str, float], bool]:
 
 
 def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
-    low, high = 0.0, 0.0
+    low, high, longest = 0.0, 0.0, 0
     for position, row in enumerate(table.rows):
         cell = row.cells.get(task)
         if cell is None or cell.mean is None:
@@ -315,8 +316,10 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
             axis.plot(seeds, [position] * len(seeds), "o", color="white", mec=INK, ms=3.4)
         spread = cell.sd or 0.0
         reach = max(cell.mean + spread, *seeds, 0.0) if seeds else cell.mean + spread
+        label = number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}")
+        longest = max(longest, len(label))
         axis.annotate(
-            number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}"),
+            label,
             (max(reach, 0.0), position),
             xytext=(5, 0),
             textcoords="offset points",
@@ -326,8 +329,9 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
         )
         low, high = min(low, cell.mean - spread), max(high, reach)
     span = max(high - low, _LEAST_SPAN)
-    # The text behind the longest bar takes 0.95 of the panel's `width` inches.
-    room = 0.95 / (width - 0.95) * span
+    # The text behind the longest bar takes so many of the panel's `width` inches.
+    text = min(0.95 + _CHARACTER * max(longest - 12, 0), 0.8 * width)
+    room = text / (width - text) * span
     axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, low + span + room)
     axis.set_ylim(len(table.rows) - 0.5, -0.5)
     title = "\n".join(textwrap.wrap(task, round(11 * width)))
