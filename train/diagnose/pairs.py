@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,34 +94,24 @@ def find_pairs(
             its pairs.
     """
     pairs = read_pairs(captions, images, policy, data_seed)
-    every_pair = len(pairs)
     if image_set is not None:
+        listed = len(pairs)
         pairs = pairs.without_images(set(image_set.features.failed))
         if not len(pairs):
             raise SightlineError(
-                f"{image_set.features.path}: the images of all {every_pair:,} training captions of "
+                f"{image_set.features.path}: the images of all {listed:,} training captions of "
                 f"{captions} failed; see the failures file beside the set"
             )
-    text_rows = text_set.rows_of(pairs.caption_keys)
-    lost_text = text_rows < 0
-    if lost_text.all():
-        raise SightlineError(
-            f"{text_set.features.path}: holds none of the {len(pairs):,} training captions of "
-            f"{captions}; give the captions that it was extracted from, or the set that was "
-            "extracted from these"
-        )
+    of_these = f"{len(pairs):,} training captions of {captions}"
+    text_rows = _rows_of(pairs.caption_keys, text_set, f"the {of_these}")
     image_rows, lost_image = None, np.zeros(len(pairs), dtype=bool)
     if image_set is not None:
-        image_rows = image_set.rows_of(pairs.image_keys)
+        what = f"the images of {of_these} in {images}"
+        image_rows = _rows_of(pairs.image_keys, image_set, what)
         lost_image = image_rows < 0
-        if lost_image.all():
-            raise SightlineError(
-                f"{image_set.features.path}: holds none of the images of {len(pairs):,} training "
-                f"captions of {captions} in {images}; give the manifest that it was extracted "
-                "from, or the set that was extracted from these images"
-            )
+    lost_text = text_rows < 0
     every = DiagnosedPairs(
-        _numbered(pairs.image_keys),
+        KeyTable(pairs.image_keys[unique_sorted(pairs.image_keys)]).find(pairs.image_keys),
         image_rows,
         text_rows,
         pairs.dropped,
@@ -128,17 +119,23 @@ def find_pairs(
         int((lost_text & ~lost_image).sum()),
     )
     kept = every.only(np.flatnonzero(~(lost_text | lost_image)))
-    if len(np.unique(kept.pictures)) < 2:
+    if (count := len(np.unique(kept.pictures))) < 2:
         raise SightlineError(
-            f"{captions}: the sets hold the rows of {len(np.unique(kept.pictures))} of its "
-            "images; there is nothing to compare below two"
+            f"{captions}: the sets hold the rows of {count} of its images; there is nothing to "
+            "compare below two"
         )
     return kept
 
 
-def _numbered(keys: Keys) -> NDArray[np.int64]:
-    """A number for each distinct key: int64 [n]."""
-    return KeyTable(keys[unique_sorted(keys)]).find(keys)
+def _rows_of(keys: Keys, scanned: Scan, what: str) -> NDArray[np.int64]:
+    """Row of each key, −1 for what is missing; an error if everything is."""
+    rows = scanned.rows_of(keys)
+    if (rows < 0).all():
+        raise SightlineError(
+            f"{scanned.features.path}: holds none of {what}; give the manifests that it was "
+            "extracted from, or the set that was extracted from these"
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -280,9 +277,8 @@ def rank_captions(
     for number, members in enumerate(own):
         scores = read_units(texts, pairs.text_rows[members]) @ queries[number]
         references[number] = torch.stack([scores.max(), scores.min()])
-    pool = (units(read(texts, pairs.text_rows[part])) for part in chunks(len(pairs)))
     what = f"rank of the true captions of {len(chosen):,} images"
-    ranks = _ranks(queries, references, _told(pool, len(pairs), what, tell))
+    ranks = _ranks(queries, references, texts, pairs.text_rows, partial(tell, what))
     # by chance an image's best of k captions is first with k/n, its worst is first with k = 1 only
     chance = float(sizes.mean()) / len(pairs)
     alone = float((sizes == 1).mean()) / len(pairs)
@@ -307,35 +303,34 @@ def rank_images(
     assert some.image_rows is not None
     queries = read_units(texts, some.text_rows)
     references = (queries * read_units(images, some.image_rows)).sum(dim=1, keepdim=True)
-    pool = (units(read(images, pool_rows[part])) for part in chunks(len(pool_rows)))
     what = f"rank of the true image of {len(some):,} captions"
-    ranks = _ranks(queries, references, _told(pool, len(pool_rows), what, tell))
+    ranks = _ranks(queries, references, images, pool_rows, partial(tell, what))
     return _summary(ranks[:, 0], len(some), len(pairs), len(pool_rows), 1 / len(pool_rows))
 
 
-def _told(pool: Iterable[Tensor], total: int, what: str, tell: Tell) -> Iterable[Tensor]:
-    done = 0
-    for rows in pool:
-        yield rows
-        done += len(rows)
-        tell(what, done, total, "rows")
-
-
-def _ranks(queries: Tensor, references: Tensor, pool: Iterable[Tensor]) -> NDArray[np.int64]:
+def _ranks(
+    queries: Tensor,
+    references: Tensor,
+    features: FeatureSet,
+    pool: NDArray[np.int64],
+    tell: Callable[[int, int, str], None],
+) -> NDArray[np.int64]:
     """How many rows of the pool are at least as similar as each reference: int64 [q, r].
 
     Args:
         queries: [q, d].
         references: [q, r], cosines of matches, which are in the pool and count themselves.
-        pool: chunks [m, d].
+        pool: rows of ``features``, int64 [n].
     """
     counts = torch.zeros(references.shape, dtype=torch.int64)
-    for rows in pool:
+    for some in chunks(len(pool)):
+        rows = read_units(features, pool[some])
         for part in chunks(len(queries)):
             scores = queries[part] @ rows.T  # (≤ q, m)
             for number in range(references.shape[1]):
                 least = references[part, number, None] - _SAME
                 counts[part, number] += (scores >= least).sum(dim=1)
+        tell(some.stop, len(pool), "rows")
     return counts.clamp_min(1).numpy()
 
 
