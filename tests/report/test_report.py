@@ -32,7 +32,7 @@ from train.report.comparison import FoundRun, compare_results
 from train.report.curve import RUN, curve_of
 from train.report.differences import Comparison, compute_gains, headline
 from train.report.grid import grid_of_table
-from train.report.render import terminal_text, to_markdown, to_text
+from train.report.render import to_text
 from train.report.sections import document_of, feature_uses, parameter_rows
 from train.report.table import Cell, Row, Table, make_table
 from train.report.write import write_report
@@ -76,6 +76,10 @@ def result(run, seed, score, *features, task="scenes", reasons=None, **parameter
 
 @pytest.fixture
 def results():
+    return make_results()
+
+
+def make_results() -> list[RunResult]:
     clip, resnet = feature(), feature("scenes/image/resnet", untrained=True, fingerprint="e" * 64)
     return [
         *(result("simcse", seed, score) for seed, score in enumerate((5.0, 6.0, 10.0))),
@@ -165,35 +169,21 @@ def test_one_undefined_seed_makes_the_mean_undefined():
     assert cell.reason == "seed 1: the embeddings are constant"
 
 
-def test_best_is_among_the_measured_rows_only(results):
-    better = Row("X", "", (), {"scenes": Cell(99.0, None)}, kind="published")
-    table = make_table(results, [better])
-    assert table.best("scenes") == pytest.approx(85.0)
+def test_the_best_of_what_is_better_when_lower_is_the_lowest():
     low = [result("a", 0, -1.0, task="uniformity"), result("b", 0, -2.0, task="uniformity")]
     assert make_table(low).best("uniformity") == -2.0
+    assert compute_gains(make_table(low), [Comparison("a", "b")])[0].gain == 1.0
 
 
-def test_every_row_of_untrained_encoders_is_marked_everywhere(results, tmp_path):
-    table = make_table(results)
-    assert [row.marks for row in table.rows] == [(), (), ("untrained weights",), ()]
-    assert [row.doubtful for row in table.rows] == [False, False, True, False]
-    grids = [grid_of_table("", table)]
-    assert terminal_text(grids, []).count("untrained weights") == 1
-    assert "| mcse-resnet (untrained weights) |" in to_markdown(grids, [])
-    write_report(results, tmp_path, "t")
-    page = (tmp_path / "report.html").read_text()
-    assert re.search(r'mcse-resnet<span class="mark warn">untrained weights</span>', page)
-    gain = compute_gains(table, [Comparison("simcse", "mcse-resnet")])[0]
-    assert "mcse-resnet (untrained weights) +64.00" in gain.sentence
-
-
-def test_published_rows_are_always_marked(results):
-    marks = ("published: MCSE table 1",)
-    row = Row("MCSE-BERT, wiki", "", (), {"scenes": Cell(77.3, None)}, marks, kind="published")
-    table = make_table(results, [row])
-    assert "| *MCSE-BERT, wiki (published: MCSE table 1)* | – | 77.30 |" in to_markdown(
-        [grid_of_table("", table)], []
-    )
+def test_every_row_of_untrained_encoders_is_marked_everywhere(results):
+    comparison = compare_results(results, comparisons=[Comparison("simcse", "mcse-resnet")])
+    rows, document = comparison.table.rows, document_of(comparison)
+    assert [row.marks for row in rows] == [(), (), ("untrained weights",), ()]
+    assert [row.doubtful for row in rows] == [False, False, True, False]
+    assert "| mcse-resnet (untrained weights) |" in to_text(document, "markdown")
+    mark = 'mcse-resnet<span class="mark warn">untrained weights</span>'
+    assert mark in to_text(document, "html")
+    assert "mcse-resnet (untrained weights) +64.00" in comparison.gains[0].sentence
 
 
 def test_one_seed_twice_and_no_results_are_errors(results):
@@ -229,13 +219,6 @@ def test_the_names_of_the_three_runs_are_parameters():
     assert (gain.gain, gain.share, gain.p_value) == (10.0, -0.5, None)
     with pytest.raises(SightlineError, match="'mcse', which has no result; there are x, y, z"):
         compute_gains(make_table(runs), [Comparison("x", "mcse")])
-
-
-def test_without_a_gain_there_is_no_share():
-    runs = [result("x", 0, 10.0), result("y", 0, 9.0), result("z", 0, 12.0)]
-    gain = compute_gains(make_table(runs), [Comparison("x", "y", "z")])[0]
-    assert gain.share is None
-    assert "no gain to recover" in gain.sentence
 
 
 @pytest.mark.parametrize(
@@ -276,11 +259,6 @@ def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference(
     assert [[row.label for row in grid.rows] for grid in rest] == [["sts"], ["sts"], ["x", "y"]]
     said = [line for line in document_of(comparison).lines if "R@1" in line]
     assert said == ["Note: x, R@1: not defined: seed 0: its objective projects no image features."]
-
-
-def test_lower_uniformity_is_a_gain():
-    runs = [result(name, 0, v, task="uniformity") for name, v in (("x", -1.0), ("y", -3.0))]
-    assert compute_gains(make_table(runs), [Comparison("x", "y")])[0].gain == 2.0
 
 
 def test_the_average_is_stated_first():
@@ -325,22 +303,34 @@ class Page(HTMLParser):
         self.addresses += [value or "" for name, value in attrs if name in names]
 
 
-def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
+@pytest.fixture(scope="module")
+def nasty_results():
     nasty = '<script>alert("x")</script> | [a](b) `c`'
-    results.append(result(nasty, 0, 1.0, feature(nasty), note=nasty))
-    paths = write_report(results, tmp_path, nasty, comparisons=[COMPARISON])
-    assert {p.name for p in paths} == {
-        "report.html",
-        "report.md",
-        "report.txt",
-        "curves.json",
-        "metrics.json",
-        "report.json",
-        "scores.png",
-        "dev.png",
-        "loss.png",
+    return [*make_results(), result(nasty, 0, 1.0, feature(nasty), note=nasty)]
+
+
+def write_nasty(results: list[RunResult], out: Path) -> list[Path]:
+    return write_report(results, out, results[-1].run, comparisons=[COMPARISON])
+
+
+@pytest.fixture(scope="module")
+def written(nasty_results, tmp_path_factory) -> Path:
+    """A report with names that are markup."""
+    return write_nasty(nasty_results, tmp_path_factory.mktemp("report"))[0].parent
+
+
+def test_equal_results_give_equal_bytes(written, nasty_results, tmp_path):
+    again = {path.name: path.read_bytes() for path in write_nasty(nasty_results, tmp_path)}
+    assert again == {path.name: path.read_bytes() for path in written.iterdir()}
+    pages = {f"report.{kind}" for kind in ("html", "md", "txt", "json")}
+    assert again.keys() == {
+        *pages,
+        *("curves.json", "metrics.json", "scores.png", "dev.png", "loss.png"),
     }
-    text = (tmp_path / "report.html").read_text()
+
+
+def test_the_report_is_one_file_with_everything_escaped(written, nasty_results):
+    text = (written / "report.html").read_text()
     page = Page(text)
     assert not {"link", "img", "iframe"} & set(page.tags)
     assert page.tags.count("script") == 1
@@ -349,24 +339,16 @@ def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
     assert "&lt;script&gt;" in text
     for shown in ("12 % of it", "f" * 12, "train.batch_size", "file:clip.safetensors"):
         assert shown in text
-    lines = (tmp_path / "report.md").read_text().splitlines()
+    lines = (written / "report.md").read_text().splitlines()
     assert not [line for line in lines if "<" in line]
     row = next(line for line in lines if line.startswith("| &lt;script"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 4
-    body = json.loads((tmp_path / "report.json").read_text())
+    body = json.loads((written / "report.json").read_text())
     assert [gain["share"] for gain in body["gains"]] == [pytest.approx(9 / 78)]
-    training = [result.training.model_copy(update={"log": []}) for result in results]
-    without_logs = [
-        result.model_copy(update={"training": each})
-        for result, each in zip(results, training, strict=True)
-    ]
-    assert [RunResult.model_validate(each) for each in body["results"]] == without_logs
-
-
-def test_equal_results_give_equal_bytes(tmp_path, results):
-    first = write_report(results, tmp_path / "a", "t")
-    second = write_report(results, tmp_path / "b", "t")
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    for given, each in zip(nasty_results, body["results"], strict=True):
+        training = given.training.model_copy(update={"log": []})
+        without_log = given.model_copy(update={"training": training})
+        assert RunResult.model_validate(each) == without_log
 
 
 def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
@@ -432,12 +414,13 @@ def test_bars_with_one_label_have_one_length():
 
 
 def test_whiskers_are_explained_only_where_there_are_some(results):
-    def page(*members: RunResult) -> str:
-        return to_text(document_of(compare_results(members), page=True), "html")
+    def how_to_read(*members: RunResult) -> str:
+        section = document_of(compare_results(members), page=True).sections[0]
+        return section.drawings[0].note
 
-    assert "Whisker: ± one sample standard deviation. Dots: the seeds." in page(*results)
-    assert "Whisker" not in page(results[0], results[3])
-    assert "Dots: the seeds" not in page(results[0], results[3])
+    said = "Whisker: ± one sample standard deviation. Dots: the seeds."
+    assert how_to_read(*results[:2]) == said
+    assert how_to_read(results[0], results[3]) == ""
 
 
 def test_titles_of_panels_do_not_overprint_each_other():
