@@ -6,7 +6,7 @@ import pytest
 from diagnosed_world import DiagnosedWorld, look
 
 from train.diagnose.diagnosis import Diagnosis
-from train.diagnose.thresholds import Terms
+from train.diagnose.settings import Terms
 
 
 @pytest.fixture(scope="session")

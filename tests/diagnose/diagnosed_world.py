@@ -24,7 +24,8 @@ from sightline.cache import (
 )
 from sightline.cache.index import read_index
 from sightline.cache.record import FILE_NAME, to_bytes
-from train.diagnose.diagnosis import Diagnosis, Settings, diagnose
+from train.diagnose.diagnosis import Diagnosis, diagnose
+from train.diagnose.settings import Settings
 
 DIM = 12
 IMAGES_COUNT, CAPTIONS_EACH = 30, 3

@@ -11,9 +11,9 @@ from sightline.cache import FeatureSet, key_of_text, keys_of_texts
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.diagnose.checks import separation
-from train.diagnose.diagnosis import Settings, diagnose
+from train.diagnose.diagnosis import diagnose
 from train.diagnose.findings import findings
-from train.diagnose.thresholds import Terms
+from train.diagnose.settings import Settings, Terms
 from train.evaluate.retrieval import evaluate_retrieval
 from train.objectives.kdmcse import KDMCSE, KDMCSEParams
 from train.schedule import Schedule

@@ -8,8 +8,9 @@ from diagnosed_world import DIM, DiagnosedWorld, poison, stored_units, write_set
 
 from sightline.cache import key_of_text
 from train.diagnose.checks import SetChecks
-from train.diagnose.diagnosis import Diagnosis, Settings, diagnose
+from train.diagnose.diagnosis import Diagnosis, diagnose
 from train.diagnose.findings import findings
+from train.diagnose.settings import Settings
 from train.evaluate.vectors import effective_rank
 
 

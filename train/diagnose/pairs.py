@@ -14,12 +14,11 @@ from torch import Tensor
 
 from sightline.cache import FeatureSet
 from sightline.cache.caption_choice import CaptionPolicy
-from sightline.cache.keys import Keys, KeyTable, unique_sorted
+from sightline.cache.keys import Keys
 from sightline.errors import SightlineError
 from train.diagnose.checks import (
     Distribution,
     Scan,
-    Tell,
     chunks,
     draw,
     read,
@@ -28,6 +27,7 @@ from train.diagnose.checks import (
     separation,
     units,
 )
+from train.diagnose.settings import Settings, Tell
 from train.pairs import read_pairs
 
 SAMPLED_IMAGES = 2000
@@ -48,17 +48,13 @@ class DiagnosedPairs:
         pictures: int64 [n], a number for each distinct image: captions of one image share it.
         image_rows: int64 [n], row in the image set; None without one.
         text_rows: int64 [n], row in the text set.
-        failed: pairs whose image could not be extracted; a training leaves them out too.
-        without_image, without_text: pairs left out because a set lacks the row, or because it has
-            no direction.
+        lost: field of `PairCounts` → pairs that were left out for it.
     """
 
     pictures: NDArray[np.int64]
     image_rows: NDArray[np.int64] | None
     text_rows: NDArray[np.int64]
-    failed: int
-    without_image: int
-    without_text: int
+    lost: dict[str, int]
 
     def __len__(self) -> int:
         return len(self.text_rows)
@@ -110,14 +106,13 @@ def find_pairs(
         image_rows = _rows_of(pairs.image_keys, image_set, what)
         lost_image = image_rows < 0
     lost_text = text_rows < 0
-    every = DiagnosedPairs(
-        KeyTable(pairs.image_keys[unique_sorted(pairs.image_keys)]).find(pairs.image_keys),
-        image_rows,
-        text_rows,
-        pairs.dropped,
-        int(lost_image.sum()),
-        int((lost_text & ~lost_image).sum()),
-    )
+    _, pictures = np.unique(pairs.image_keys, axis=0, return_inverse=True)
+    lost = {
+        "failed": pairs.dropped,
+        "without_image": int(lost_image.sum()),
+        "without_text": int((lost_text & ~lost_image).sum()),
+    }
+    every = DiagnosedPairs(pictures.ravel(), image_rows, text_rows, lost)
     kept = every.only(np.flatnonzero(~(lost_text | lost_image)))
     if (count := len(np.unique(kept.pictures))) < 2:
         raise SightlineError(
@@ -261,16 +256,15 @@ def rank_captions(
     pairs: DiagnosedPairs,
     images: FeatureSet,
     texts: FeatureSet,
-    sample: int | None,
-    seed: int,
+    settings: Settings,
     tell: Tell,
 ) -> tuple[Ranks, Ranks]:
     """Ranks of each image's best-placed and worst-placed caption among all captions."""
     pairs = pairs.distinct()
     assert pairs.image_rows is not None
     pictures, first, sizes = np.unique(pairs.pictures, return_index=True, return_counts=True)
-    size = sample_size(sample, len(pictures), len(pairs), images.dim)
-    chosen = draw(len(pictures), size, seed, 2)
+    size = sample_size(settings.sample, len(pictures), len(pairs), images.dim)
+    chosen = draw(len(pictures), size, settings.seed, 2)
     queries = read_units(images, pairs.image_rows[first[chosen]])  # (q, d)
     own = _members(pairs, pictures[chosen])
     references = torch.empty(len(chosen), 2)
@@ -290,16 +284,15 @@ def rank_images(
     pairs: DiagnosedPairs,
     images: FeatureSet,
     texts: FeatureSet,
-    sample: int | None,
-    seed: int,
+    settings: Settings,
     tell: Tell,
 ) -> Ranks:
     """Rank of the image of each caption among all images."""
     pairs = pairs.distinct()
     assert pairs.image_rows is not None
     pool_rows = np.unique(pairs.image_rows)
-    size = sample_size(sample, len(pairs), len(pool_rows), images.dim)
-    some = pairs.only(draw(len(pairs), size, seed, 3))
+    size = sample_size(settings.sample, len(pairs), len(pool_rows), images.dim)
+    some = pairs.only(draw(len(pairs), size, settings.seed, 3))
     assert some.image_rows is not None
     queries = read_units(texts, some.text_rows)
     references = (queries * read_units(images, some.image_rows)).sum(dim=1, keepdim=True)
