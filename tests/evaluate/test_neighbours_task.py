@@ -244,7 +244,7 @@ def page(results: list[RunResult], folder: Path | None = None) -> str:
 
     comparison = compare_results(results, None, (), ())
     included = neighbours_in(results, made if folder else None)
-    return to_page(document_of(comparison, "t", included, page=True))
+    return to_page(document_of(comparison, "t", included, charts={}))
 
 
 def test_the_page_of_a_report_shows_runs_side_by_side(photographed):

@@ -33,7 +33,7 @@ from train.report.curve import RUN, curve_of
 from train.report.differences import Comparison, compute_gains, headline
 from train.report.grid import grid_of_table
 from train.report.render import to_text
-from train.report.sections import document_of, feature_uses, parameter_rows
+from train.report.sections import charts_of, document_of, feature_uses, parameter_rows
 from train.report.table import Cell, Row, Table, make_table
 from train.report.write import write_report
 
@@ -390,7 +390,8 @@ def test_what_rounds_to_zero_has_no_minus():
     runs = [result(name, 0, score) for name, score in (("x", 0.001), ("y", -0.001))]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
     for format_ in ("terminal", "markdown", "latex", "html"):
-        text = to_text(document_of(comparison, page=format_ == "html"), format_)
+        charts = charts_of(comparison) if format_ == "html" else None
+        text = to_text(document_of(comparison, charts=charts), format_)
         assert not re.search(r"(?<!\")[-−]0\.00", text)
     assert "+0.00 over x" in comparison.gains[0].sentence
 
@@ -415,8 +416,9 @@ def test_bars_with_one_label_have_one_length():
 
 def test_whiskers_are_explained_only_where_there_are_some(results):
     def how_to_read(*members: RunResult) -> str:
-        section = document_of(compare_results(members), page=True).sections[0]
-        return section.drawings[0].note
+        comparison = compare_results(members)
+        document = document_of(comparison, charts=charts_of(comparison))
+        return document.sections[0].drawings[0].note
 
     said = "Whisker: ± one sample standard deviation. Dots: the seeds."
     assert how_to_read(*results[:2]) == said

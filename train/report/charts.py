@@ -25,7 +25,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE
 from train.records import DEV
-from train.report.curve import Curve, Line, Point, value_text
+from train.report.curve import Curve, Point, value_text
 from train.report.differences import ALPHA, Difference
 from train.report.grid import number, printable
 from train.report.table import DECIMALS, Row, Table
@@ -65,6 +65,11 @@ def clean(axis: Axes, keep: Sequence[str] = ("left", "bottom"), lines: str = "")
     if lines:
         axis.grid(axis=lines, color=PLAIN, linewidth=0.8)  # pyright: ignore[reportArgumentType]
         axis.set_axisbelow(True)
+
+
+def legend_above(figure: Figure, columns: int, **spacing: float) -> None:
+    """What the lines and dots are, above the panels."""
+    figure.legend(loc="outside upper left", frameon=False, ncols=columns, **spacing)  # pyright: ignore
 
 
 def colour_of(index: int) -> str:
@@ -178,7 +183,7 @@ def subset_chart(
         said = [f"difference from {labels[baseline]}", *([unit] if unit else [])]
         axis.set_xlabel(f"{', '.join(said)} (filled: p < {ALPHA:g})")
         clean(axis, keep=("bottom",), lines="x")
-        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
+        legend_above(figure, columns, handletextpad=0.2)
     return figure
 
 
@@ -259,7 +264,7 @@ def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
             fontsize=8.5,
             ha="center",
         )
-        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
+        legend_above(figure, columns, handletextpad=0.2)
     return figure
 
 
@@ -272,10 +277,10 @@ def curve_chart(curve: Curve) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = _curve_lines(curve) if curve.ordered else _curve_rows(curve)
         if len(curve.lines) > 1 or curve.baseline is not None:
-            names = [*map(_line_label, curve.lines), _baseline_label(curve.baseline)]
+            names = [printable(line.label) for line in curve.lines]
+            names += [] if curve.baseline is None else [_baseline_label(curve.baseline)]
             columns = 3 if max(map(len, names)) < _LEGEND else 1
-            place = "outside upper left"
-            figure.legend(loc=place, frameon=False, ncols=columns, handletextpad=0.5)
+            legend_above(figure, columns, handletextpad=0.5)
     return figure
 
 
@@ -409,7 +414,9 @@ def _curve_lines(curve: Curve) -> Figure:
         colour = colour_of(place)
         below, above = means - spread, means + spread
         axis.fill_between(places, below, above, color=colour, alpha=0.16, linewidth=0)
-        axis.plot(places, means, "o-", color=colour, linewidth=1.6, ms=4.5, label=_line_label(line))
+        axis.plot(
+            places, means, "o-", color=colour, linewidth=1.6, ms=4.5, label=printable(line.label)
+        )
         for at, cell in zip(places, cells, strict=True):
             _seeds(axis, [at] * len(cell.seeds), cell.seeds, colour)
     _baseline(axis, curve, vertical=False)
@@ -433,7 +440,7 @@ def _curve_rows(curve: Curve) -> Figure:
     for place, line in enumerate(curve.lines):
         colour = colour_of(place)
         if len(curve.lines) > 1:
-            axis.plot([], [], "o", color=colour, ms=6, label=_line_label(line))
+            axis.plot([], [], "o", color=colour, ms=6, label=printable(line.label))
         for point in line.points:
             _curve_row(axis, row, point, curve.metric, colour)
             row += 1
@@ -463,10 +470,8 @@ def _seeds(axis: Axes, x: Sequence[float | None], y: Sequence[float | None], col
 
 def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:
     row = curve.baseline
-    if row is None:
-        return
-    cell = row.cells[curve.metric]
-    if cell.mean is None:
+    cell = None if row is None else row.cells[curve.metric]
+    if row is None or cell is None or cell.mean is None:
         return
     line, band = (axis.axvline, axis.axvspan) if vertical else (axis.axhline, axis.axhspan)
     line(cell.mean, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=_baseline_label(row))
@@ -474,9 +479,5 @@ def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:
         band(cell.mean - cell.sd, cell.mean + cell.sd, color=FAINT, alpha=0.2, linewidth=0)
 
 
-def _baseline_label(row: Row | None) -> str:
-    return "" if row is None else f"{printable(row.name)} (baseline)"
-
-
-def _line_label(line: Line) -> str:
-    return printable(line.label)
+def _baseline_label(row: Row) -> str:
+    return f"{printable(row.name)} (baseline)"

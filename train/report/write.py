@@ -69,7 +69,8 @@ def write_report(
     from train.report.charts import to_png
 
     comparison = compare_results(results, baseline, (), comparisons)
-    document = document_of(comparison, title, included, page=True, schema=SCHEMA)
+    figures = charts_of(comparison)
+    document = document_of(comparison, title, included, figures, SCHEMA)
     body = {
         "schema": SCHEMA,
         "title": title,
@@ -83,8 +84,8 @@ def write_report(
             for result in results
         ],
     }
-    charts = {f"{name}.png": to_png(figure) for name, figure in charts_of(comparison).items()}
-    images = "".join(f"\n![{CAPTIONS[name[:-4]]}]({name})\n" for name in charts)
+    charts = {f"{name}.png": to_png(figure) for name, figure in figures.items()}
+    images = "".join(f"\n![{CAPTIONS[name]}]({name}.png)\n" for name in figures)
     tables = document_of(comparison, title)
     text = to_markdown(tables.grids, tables.lines)
     scores = list(scores_of(comparison))
