@@ -36,7 +36,7 @@ def found(run: str, *scores: float | None, objective: str = "mcse", **given: Any
     """A run whose seeds have these scores; `given` are its objective's parameters."""
     results = [result(run, seed, score, objective, given) for seed, score in enumerate(scores)]
     files = tuple(Path(run) / f"seed-{seed}.json" for seed in range(len(scores)))
-    return FoundRun(run, run, files, tuple(results))
+    return FoundRun(run, files, tuple(results))
 
 
 WEIGHTS = [
@@ -157,7 +157,7 @@ def test_what_cannot_be_drawn_is_one_error(runs, parameter, message):
 
 
 def test_a_run_whose_seeds_differ_in_the_parameter_is_refused():
-    mixed = FoundRun("a", "a", (Path("a/seed-0.json"), Path("a/seed-1.json")), (
+    mixed = FoundRun("a", (Path("a/seed-0.json"), Path("a/seed-1.json")), (
         result("a", 0, 1.0, "mcse", {"weight": 1.0}), result("a", 1, 1.0, "mcse", {"weight": 2.0})
     ))  # fmt: skip
     with pytest.raises(SightlineError, match=r"a/seed-1\.json: objective\.weight is 2, but 1 in"):

@@ -462,6 +462,6 @@ def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
     files = write_report(runs, tmp_path, "t")
     assert "scores.png" not in {file.name for file in files}
     assert '<section id="scores">' not in (tmp_path / "report.html").read_text()
-    found = [FoundRun(run.run, run.run, (tmp_path / run.run,), (run,)) for run in runs]
+    found = [FoundRun(run.run, (tmp_path / run.run,), (run,)) for run in runs]
     with pytest.raises(SightlineError, match="no score that reports show"):
         curve_of(found, RUN)

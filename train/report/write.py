@@ -69,8 +69,7 @@ def write_report(
     from train.report.charts import to_png
 
     comparison = compare_results(results, baseline, (), comparisons)
-    figures = charts_of(comparison)
-    document = document_of(comparison, title, included, figures, SCHEMA)
+    document = document_of(comparison, title, included, charts_of(comparison), SCHEMA)
     body = {
         "schema": SCHEMA,
         "title": title,
@@ -84,6 +83,7 @@ def write_report(
             for result in results
         ],
     }
+    figures = charts_of(comparison)  # anew: each time that a figure is saved, its layout moves
     charts = {f"{name}.png": to_png(figure) for name, figure in figures.items()}
     images = "".join(f"\n![{CAPTIONS[name]}]({name}.png)\n" for name in figures)
     tables = document_of(comparison, title)
