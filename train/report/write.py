@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic_core import to_jsonable_python
@@ -14,7 +15,7 @@ from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.comparison import compare_results
 from train.report.differences import Comparison, headline
-from train.report.grid import Section, printable, with_title
+from train.report.grid import Section, printable
 from train.report.page import to_page
 from train.report.render import escape_markdown, terminal_text, to_markdown
 from train.report.sections import (
@@ -89,7 +90,7 @@ def write_report(
     tables = document_of(comparison, title)
     text = to_markdown(tables.grids, tables.lines)
     scores = list(scores_of(comparison))
-    scores[:1] = [with_title(scores[0], title)] if scores else []
+    scores[:1] = [replace(each, title=printable(title)) for each in scores[:1]]
     lead = [printable(gain.sentence) for gain in headline(comparison.gains)]
     contents = {
         "report.html": to_page(document).encode(),
