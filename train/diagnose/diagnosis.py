@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ from train.diagnose.pairs import (
     Cosines,
     CrossChecks,
     DiagnosedPairs,
-    Scores,
     cosines_of,
     find_pairs,
     image_text_scores,
@@ -126,11 +125,12 @@ def _with_pairs(
 ) -> Diagnosis:
     settings, texts = of_sets.settings, text.features
     of_texts = text_text_scores(pairs, texts, settings.seed)
-    matched: dict[str, Scores | None] = {"teacher_text": of_texts}
+    matched = {} if of_texts is None else {"teacher_text": of_texts[0]}
     cross = None
     if image is not None:
         sets = image.features, texts
-        of_both = matched["image"] = image_text_scores(pairs, *sets, settings.seed)
+        of_both = image_text_scores(pairs, *sets, settings.seed)
+        matched["image"] = of_both[0]
         best, worst = rank_captions(pairs, *sets, settings, tell)
         of_images = rank_images(pairs, *sets, settings, tell)
         cross = CrossChecks(cosines_of(of_both, pairs), best, worst, of_images)
@@ -148,15 +148,8 @@ def _with_pairs(
         repeated_images=int(copies[copies > 1].sum()),
         shared_captions=int((images_of > 1).sum()),
     )
-    return Diagnosis(
-        settings,
-        of_sets.sets,
-        of_sets.manifests,
-        counts,
-        cross,
-        cosines_of(of_texts, pairs) if of_texts else None,
-        tuple(filters),
-    )
+    of_captions = cosines_of(of_texts, pairs) if of_texts else None
+    return replace(of_sets, pairs=counts, cross=cross, captions=of_captions, filters=tuple(filters))
 
 
 def _is_text(features: FeatureSet) -> bool:

@@ -193,16 +193,8 @@ class CrossChecks:
     image: Ranks
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Cosines to set a threshold against.
-
-    Attributes:
-        matched, mismatched: float32 [n] and [m].
-    """
-
-    matched: NDArray[np.float32]
-    mismatched: NDArray[np.float32]
+Scores = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Cosines of matched and of mismatched pairs, [n] and [m]."""
 
 
 def image_text_scores(
@@ -218,7 +210,7 @@ def image_text_scores(
     assert one.image_rows is not None
     products = read_units(images, one.image_rows) @ read_units(texts, one.text_rows).T
     off = ~torch.eye(len(one), dtype=torch.bool)
-    return Scores(matched, products[off].numpy())
+    return matched, products[off].numpy()
 
 
 def text_text_scores(pairs: DiagnosedPairs, texts: FeatureSet, seed: int) -> Scores | None:
@@ -237,16 +229,15 @@ def text_text_scores(pairs: DiagnosedPairs, texts: FeatureSet, seed: int) -> Sco
         first, second = np.triu_indices(len(members), k=1)
         matched.append((rows @ rows.T).numpy()[first, second])
     same = np.concatenate(matched)
-    return Scores(same, mismatched) if len(same) else None
+    return (same, mismatched) if len(same) else None
 
 
 def cosines_of(scores: Scores, pairs: DiagnosedPairs) -> Cosines:
     """The scores in a few numbers."""
     images = len(np.unique(pairs.pictures))
     return Cosines(
-        Distribution.of(scores.matched),
-        Distribution.of(scores.mismatched),
-        separation(*(np.round(each, _SAME_DIGITS) for each in (scores.matched, scores.mismatched))),
+        *map(Distribution.of, scores),
+        separation(*(np.round(each, _SAME_DIGITS) for each in scores)),
         min(images, SAMPLED_IMAGES),
         images,
     )

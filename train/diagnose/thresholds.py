@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.cache import FeatureSet
 from train.diagnose.checks import read
-from train.diagnose.pairs import DiagnosedPairs, Scores
+from train.diagnose.pairs import DiagnosedPairs
 from train.diagnose.settings import Settings, Tell
 from train.losses import cosine_matrix, product_matrix, removed_share
 from train.schedule import Schedule
@@ -79,7 +80,7 @@ def check_filter(
     pairs: DiagnosedPairs,
     images: FeatureSet | None,
     texts: FeatureSet,
-    matched: dict[str, Scores | None],
+    matched: dict[str, NDArray[np.float32]],
     settings: Settings,
     tell: Tell,
 ) -> list[Filter]:
@@ -88,7 +89,7 @@ def check_filter(
     Args:
         pairs: as the training's caption policy chooses them.
         images: None leaves only the term that compares texts with texts.
-        matched: term → scores of the pairs that belong together.
+        matched: term → cosines of the pairs that belong together.
         settings: its thresholds are of cosines; products have a scale of their own, so for them
             only configured thresholds and quantiles are given. Batches are those of the first
             paired steps of a run with its seed.
@@ -156,7 +157,7 @@ def _scores(
 def _removals(
     thresholds: Sequence[float],
     shares: np.ndarray,
-    matched: Scores | None,
+    matched: NDArray[np.float32] | None,
     configured: Sequence[float],
 ) -> list[Removal]:
     """Args: shares: [batches, thresholds]."""
@@ -167,7 +168,7 @@ def _removals(
             sd=float(column.std(ddof=1)) if len(column) > 1 else 0.0,
             least=float(column.min()),
             greatest=float(column.max()),
-            matched=float((matched.matched >= threshold).mean()) if matched else None,
+            matched=None if matched is None else float((matched >= threshold).mean()),
             configured=threshold in configured,
         )
         for threshold, column in zip(thresholds, shares.T, strict=True)

@@ -9,7 +9,6 @@ import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -187,16 +186,6 @@ def subset_chart(
     return figure
 
 
-@dataclass(frozen=True)
-class Dot:
-    """A model; one without alignment or uniformity is not drawn, one without a score is hollow."""
-
-    name: str
-    alignment: float | None
-    uniformity: float | None
-    score: float | None
-
-
 def plane_of_runs(table: Table) -> Figure | None:
     """The runs' alignment and uniformity, coloured by the average or the first other score.
 
@@ -206,29 +195,29 @@ def plane_of_runs(table: Table) -> Figure | None:
         return None
     scores = [t for t in table.tasks if t not in table.lower_is_better and not table.titles.get(t)]
     score = AVERAGE if AVERAGE in scores else next(iter(scores), "")
-    dots = []
-    for row in table.measured.values():
+    models = {}
+    for name, row in table.measured.items():
         cells = [row.cells.get(task) for task in ("alignment", "uniformity", score)]
-        dots.append(Dot(row.name, *(cell.mean if cell else None for cell in cells)))
-    return draw_plane(dots, score)
+        models[name] = tuple(cell.mean if cell else None for cell in cells)
+    return draw_plane(models, score)
 
 
-def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
+def draw_plane(models: Mapping[str, Sequence[float | None]], score: str) -> Figure | None:
     """Uniformity across, alignment up, both better when lower (MCSE, figure 2); a shape a model.
 
     Args:
+        models: name → alignment, uniformity and score; one without a score is hollow.
         score: what the colours mean.
 
     Returns:
-        None if no model has both.
+        None if no model has alignment and uniformity.
     """
-    drawn = [dot for dot in dots if dot.alignment is not None and dot.uniformity is not None]
+    drawn = {name: figures for name, figures in models.items() if None not in figures[:2]}
     if not drawn:
         return None
-    x = np.array([dot.uniformity for dot in drawn], dtype=float)
-    y = np.array([dot.alignment for dot in drawn], dtype=float)
-    scores = [dot.score for dot in drawn if dot.score is not None]
-    names = [short(dot.name) for dot in drawn]
+    y, x, score_of = np.array(list(drawn.values()), dtype=float).T
+    scores = score_of[np.isfinite(score_of)].tolist()
+    names = list(map(short, drawn))
     columns = 3 if max(map(len, names)) < _LEGEND else 2
     height = 4.4 + 0.2 * -(-len(drawn) // columns)
     with matplotlib.rc_context(STYLE):
@@ -237,8 +226,9 @@ def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
         low, high = min(scores, default=0.0), max(scores, default=0.0)
         low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
         colours = ScalarMappable(Normalize(low, high), "viridis")
-        for place, (dot, name) in enumerate(zip(drawn, names, strict=True)):
-            face = "white" if dot.score is None else colours.to_rgba(np.array(dot.score))
+        for place, name in enumerate(names):
+            value = score_of[place]
+            face = colours.to_rgba(value) if np.isfinite(value) else "white"
             edge = (INK, *COLOURS[1:])[place // len(_SHAPES) % len(COLOURS)]
             look = {"ms": 8.4, "mfc": face, "mec": edge, "mew": 0.9, "ls": "", "zorder": 3}
             shape = _SHAPES[place % len(_SHAPES)]

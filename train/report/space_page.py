@@ -22,7 +22,6 @@ from train.report.charts import (
     COLOURS,
     SOFT,
     STYLE,
-    Dot,
     clean,
     colour_of,
     draw_plane,
@@ -308,11 +307,11 @@ def _reasons(models: Sequence[ModelSpace]) -> list[str]:
 
 def plane_chart(study: SpaceStudy) -> Figure | None:
     """A shape per model, coloured by Spearman. None if no model has alignment and uniformity."""
-    dots = [
-        Dot(each.name, each.geometry.alignment, each.geometry.uniformity, each.similarity.spearman)
+    models = {
+        each.name: (each.geometry.alignment, each.geometry.uniformity, each.similarity.spearman)
         for each in study.models
-    ]
-    return draw_plane(dots, f"Spearman × 100, {short(study.pairs.name)}")
+    }
+    return draw_plane(models, f"Spearman × 100, {short(study.pairs.name)}")
 
 
 def map_chart(study: SpaceStudy) -> Figure | None:
