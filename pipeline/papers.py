@@ -128,9 +128,15 @@ class Recipes:
                 missing += self._missing_of_tasks(params)
         if any("data/senteval" in command for command in self.commands(entry)):
             missing += _absent([Path("data/senteval/downstream")])
-        if _MTEB in entry.needs and self._missing_of_task(_MTEB, {}):
+        if _MTEB in entry.needs and self._without_mteb():
             missing.append("MTEB's data sets (docs/mteb.md)")
         return list(dict.fromkeys(missing))
+
+    def _without_mteb(self) -> bool:
+        """Whether MTEB's data cannot be read here; importing mteb takes seconds."""
+        from train.evaluate.mteb import datasets_cache
+
+        return not datasets_cache().is_dir() or bool(self._missing_of_task(_MTEB, {}))
 
     def _missing_of_tasks(self, params: Params) -> Iterator[str]:
         yield from _absent([params.evaluation.dev])
