@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ from typing import Any
 import pytest
 from made_results import made_result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from pydantic import ValidationError
 from scipy.stats import ttest_ind
 
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
@@ -127,6 +124,10 @@ def test_features_are_taken_from_a_feature_sets_own_record():
             '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": null}}}}',
             "tasks.t: scores.a is null but reasons does not say why",
         ),
+        (
+            '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": NaN}}}}',
+            "tasks.t.scores.a: Input should be a finite number",
+        ),
     ],
 )
 def test_a_bad_result_file_is_one_error(tmp_path, text, message):
@@ -140,33 +141,6 @@ def test_a_bad_result_file_is_one_error(tmp_path, text, message):
 def test_a_missing_result_says_what_to_run(tmp_path):
     with pytest.raises(SightlineError, match=r"no such file.*Run its train and evaluate"):
         load_result(tmp_path)
-
-
-def test_an_undefined_score_needs_a_reason_and_nan_is_refused():
-    with pytest.raises(ValidationError, match="reasons does not say why"):
-        result("simcse", 0, None)
-    with pytest.raises(ValidationError, match="finite"):
-        result("simcse", 0, float("nan"))
-
-
-def test_cells_are_mean_and_sample_standard_deviation(results):
-    table = make_table(results)
-    cell = table.rows[0].cells["scenes"]
-    assert table.rows[0].seeds == (0, 1, 2)
-    assert cell.mean == pytest.approx(7.0)
-    assert cell.sd == pytest.approx(statistics.stdev([5, 6, 10]))
-    (shown,) = grid_of_table("", make_table(results[:3])).rows
-    assert shown.cells[1].parts == ("7.00", "± 2.65")
-    (shown,) = grid_of_table("", make_table(results[:1])).rows
-    assert shown.cells[1].parts == ("5.00",)
-
-
-def test_one_undefined_seed_makes_the_mean_undefined():
-    one = result("simcse", 0, 50.0)
-    two = result("simcse", 1, None, reasons={"scenes": "the embeddings are constant"})
-    cell = make_table([one, two]).rows[0].cells["scenes"]
-    assert cell.mean is None
-    assert cell.reason == "seed 1: the embeddings are constant"
 
 
 def test_the_best_of_what_is_better_when_lower_is_the_lowest():
@@ -288,21 +262,6 @@ def test_alignment_and_uniformity_are_not_stated_as_gains_beside_a_score():
     assert headline(gains[1:]) == [gains[1]]
 
 
-class Page(HTMLParser):
-    """Collects tags and addresses of a document."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        names = ("src", "href", "xlink:href")
-        self.addresses += [value or "" for name, value in attrs if name in names]
-
-
 @pytest.fixture(scope="module")
 def nasty_results():
     nasty = '<script>alert("x")</script> | [a](b) `c`'
@@ -331,11 +290,9 @@ def test_equal_results_give_equal_bytes(written, nasty_results, tmp_path):
 
 def test_the_report_is_one_file_with_everything_escaped(written, nasty_results):
     text = (written / "report.html").read_text()
-    page = Page(text)
-    assert not {"link", "img", "iframe"} & set(page.tags)
-    assert page.tags.count("script") == 1
-    assert all(address.startswith("#") for address in page.addresses)
-    assert page.tags.count("svg") == 3
+    assert not re.search(r"<(link|img|iframe)\b", text)
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", text)
+    assert (text.count("<script"), text.count("<svg")) == (1, 3)
     assert "&lt;script&gt;" in text
     for shown in ("12 % of it", "f" * 12, "train.batch_size", "file:clip.safetensors"):
         assert shown in text
