@@ -149,13 +149,19 @@ def test_runs_are_named_by_name_folder_or_file(folder):
     assert {result.run for result in renamed.results} == {"before"}
 
 
-def test_the_baseline_is_the_first_or_the_one_chosen(folder):
-    results = folder / "results"
-    assert find_runs(["mcse", "simcse"], results)[1] == "mcse"
-    assert find_runs(["mcse", "simcse"], results, "simcse")[1] == "simcse"
-    assert find_runs(["mcse", "results/simcse"], results, "results/simcse")[1] == "simcse"
-    runs, baseline = find_runs(["mcse"], results, "simcse")
-    assert ([run.name for run in runs], baseline) == (["simcse", "mcse"], "simcse")
+@pytest.mark.parametrize(
+    ("words", "baseline", "names"),
+    [
+        (["mcse", "simcse"], None, ["mcse", "simcse"]),
+        (["mcse", "simcse"], "simcse", ["mcse", "simcse"]),
+        (["mcse", "results/simcse"], "results/simcse", ["mcse", "simcse"]),  # as it was given
+        (["mcse"], "simcse", ["simcse", "mcse"]),
+    ],
+)
+def test_the_baseline_is_the_first_or_the_one_chosen(folder, words, baseline, names):
+    runs, chosen = find_runs(words, folder / "results", baseline)
+    assert [run.name for run in runs] == names
+    assert chosen == ("simcse" if baseline else "mcse")
 
 
 def change(folder: Path, run: str = "mcse", **changes: object) -> None:

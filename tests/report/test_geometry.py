@@ -169,7 +169,6 @@ def look(inputs, tmp_path, monkeypatch, said):
 
 MODELS = ("--model", "bert", "--model", "other=roberta")
 SMALL = ("--clusters", 3, "--perplexity", 5, "--limit", 30)
-TINY = ("--clusters", 2, "--perplexity", 2, "--out", "out", "--json")
 
 
 def test_the_command_writes_a_folder_and_the_same_bytes_again(look):
@@ -190,7 +189,7 @@ def test_the_command_writes_a_folder_and_the_same_bytes_again(look):
 
 
 def test_the_map_can_have_its_own_sentences_with_gold_groups(look):
-    words = (*MODELS, "--pairs", "pairs.tsv", *SMALL, "--sentences", "groups.tsv", "--out", "out")
+    words = (*MODELS, "--pairs", "downstream", *SMALL, "--sentences", "groups.tsv", "--out", "out")
     code, out, _ = look(*words, "--json")
     assert code == 0
     found = json.loads(out)
@@ -199,23 +198,18 @@ def test_the_map_can_have_its_own_sentences_with_gold_groups(look):
     assert between == expected
     assert set(found["map"]["groups"]) == {"0", "1"}
     assert "gold groups" in Path("out/geometry.html").read_text()
+    assert (found["pairs"]["name"], found["pairs"]["count"]) == ("STS-B dev", 4)
 
 
 def test_the_map_can_be_of_a_data_set(look):
-    words = ("--model", "bert", "--pairs", "downstream", "--split", "all", "--data", "set", *TINY)
-    code, out, err = look(*words)
+    words = ("--model", "bert", "--pairs", "downstream", "--split", "all", "--data", "set")
+    small = ("--clusters", 2, "--perplexity", 2, "--out", "out")
+    code, out, err = look(*words, *small, "--json")
     assert code == 0, err
     found = json.loads(out)
     captions = {text for texts in CAPTIONS_OF.values() for text in texts}
     assert set(found["map"]["texts"]) == captions
     assert (found["pairs"]["name"], found["pairs"]["count"]) == ("STS-B", 12)
-
-
-def test_of_sts_b_the_dev_split_is_taken(look):
-    code, out, err = look("--model", "bert", "--pairs", "downstream", *TINY)
-    assert code == 0, err
-    pairs = json.loads(out)["pairs"]
-    assert (pairs["name"], pairs["count"]) == ("STS-B dev", 4)
 
 
 @pytest.mark.parametrize(
