@@ -319,8 +319,6 @@ def check_set(scanned: Scan, named: Named, settings: Settings, tell: Tell) -> Se
         (scanned.high.astype(np.float64) - scanned.low) if len(lengths) else np.ones(features.dim)
     )
     same = np.flatnonzero(ranges <= _CONSTANT * np.median(ranges))
-    directed = np.zeros(len(finite), dtype=bool)
-    directed[usable] = True
     enough = len(usable) > 1
     return SetChecks(
         path=features.path.as_posix(),
@@ -335,18 +333,19 @@ def check_set(scanned: Scan, named: Named, settings: Settings, tell: Tell) -> Se
         norms=Distribution.of(lengths) if len(lengths) else None,
         outlying=rows(finite & (scanned.norms > OUTLYING * middle) & (middle > 0)),
         constant=Rows(len(same), [str(column) for column in same[:SHOWN]]),
-        copies=_copies(scanned, directed, named),
+        copies=_copies(scanned, named),
         mean_cosine=_mean_cosine(scanned, len(usable)) if enough else None,
         neighbours=_neighbours(features, usable, named, settings, tell) if enough else None,
         spectrum=_spectrum(features, usable, settings.seed, tell) if enough else None,
     )
 
 
-def _copies(scanned: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:
-    counts = np.bincount(scanned.twins[directed], minlength=scanned.twins.max(initial=0) + 1)
-    some = np.flatnonzero(directed & (counts[scanned.twins] > 1))
-    grouped = some[np.argsort(scanned.twins[some], kind="stable")]  # copies side by side
-    return Rows(len(some), named(grouped[:SHOWN].tolist()))
+def _copies(scanned: Scan, named: Named) -> Rows:
+    usable = scanned.usable
+    twins = scanned.twins[usable]
+    copies = np.bincount(twins, minlength=1)[twins] > 1
+    grouped = usable[copies][np.argsort(twins[copies], kind="stable")]  # copies side by side
+    return Rows(len(grouped), named(grouped[:SHOWN].tolist()))
 
 
 def _mean_cosine(scanned: Scan, count: int) -> float:

@@ -235,12 +235,9 @@ def text_text_scores(pairs: DiagnosedPairs, texts: FeatureSet, seed: int) -> Sco
 def cosines_of(scores: Scores, pairs: DiagnosedPairs) -> Cosines:
     """The scores in a few numbers."""
     images = len(np.unique(pairs.pictures))
-    return Cosines(
-        *map(Distribution.of, scores),
-        separation(*(np.round(each, _SAME_DIGITS) for each in scores)),
-        min(images, SAMPLED_IMAGES),
-        images,
-    )
+    matched, mismatched = map(Distribution.of, scores)
+    apart = separation(*(np.round(each, _SAME_DIGITS) for each in scores))
+    return Cosines(matched, mismatched, apart, min(images, SAMPLED_IMAGES), images)
 
 
 def rank_captions(
