@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
         assert page.count(f'<section id="{section}">') == 1
     assert page.count("<svg") == 2  # scores and subsets
     assert page.count('src="data:image/svg+xml;base64,') == 4  # plane, map, gold and spectrum
+    assert base64.b64encode(Path("geometry/plane.svg").read_bytes()).decode() in page
     assert "it has no heads" in page
     assert "b.png: no such file" in page
     assert page.count('url("data:image/png;base64,') == 1
