@@ -101,7 +101,7 @@ def compare(
     from train.report.curve import curve_of
     from train.report.papers import select_published
     from train.report.render import show
-    from train.report.sections import document_of, document_of_curve
+    from train.report.sections import charts_of, document_of, document_of_curve
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise typer.BadParameter(
@@ -122,7 +122,8 @@ def compare(
     if curve is None:
         shown = compare_runs(found, reference, rows)
         included = _included(shown.results, space, data) if page else ()
-        document = document_of(shown, included=included, page=page)
+        charts = charts_of(shown) if page else None
+        document = document_of(shown, included=included, charts=charts)
     else:
         shown = curve_of(found, curve, metric, reference if baseline else None)
         document = document_of_curve(shown, page=page)

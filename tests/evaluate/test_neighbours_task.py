@@ -228,7 +228,7 @@ def page(results: list[RunResult], folder: Path | None = None) -> str:
 
     comparison = compare_results(results, None, (), ())
     included = neighbours_in(results, made if folder else None)
-    return to_page(document_of(comparison, "t", included, page=True))
+    return to_page(document_of(comparison, "t", included, charts={}))
 
 
 def section_of(page: str) -> str:

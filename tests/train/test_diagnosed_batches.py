@@ -8,8 +8,8 @@ from conftest import World
 from feature_sets import Features
 
 from train.data import TrainingData, first_paired
-from train.diagnose.diagnosis import Settings, diagnose
-from train.diagnose.thresholds import Terms
+from train.diagnose.diagnosis import diagnose
+from train.diagnose.settings import Settings, Terms
 from train.objectives.kdmcse import KDMCSE, KDMCSEParams
 
 

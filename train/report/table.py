@@ -231,6 +231,17 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The flattened parameters that do not have one value in all of ``settings``."""
+    every, absent = list(settings), object()
+    names = dict.fromkeys(name for each in every for name in each)
+    return [
+        name
+        for name in names
+        if any(each.get(name, absent) != every[0].get(name, absent) for each in every)
+    ]
+
+
 def numbers_of(parameters: Mapping[str, Any]) -> dict[str, float]:
     """Those of the flattened parameters that are numbers."""
     return {
@@ -332,15 +343,9 @@ def _doubts(name: str, members: list[RunResult]) -> list[str]:
             note for result in members for task in result.tasks.values() for note in task.notes
         )
     ]
-    flat = [flatten(result.parameters) for result in members]
-    differing = sorted(
-        key
-        for key in set().union(*flat)
-        if key.rsplit(".", 1)[-1] != "seed"
-        and any(each.get(key) != flat[0].get(key) for each in flat)
-    )
-    if differing:
-        notes.append(f"the seeds of {name} differ in parameters: {', '.join(differing)}")
+    others = differing(flatten(result.parameters) for result in members)
+    if others := sorted(key for key in others if key.rsplit(".", 1)[-1] != "seed"):
+        notes.append(f"the seeds of {name} differ in parameters: {', '.join(others)}")
     used = {
         tuple(sorted((feature.name, feature.fingerprint) for feature in result.features))
         for result in members
