@@ -17,7 +17,6 @@ from sightline.cache.checks import require_sound
 from sightline.cache.index import read_index
 from sightline.cache.keys import (
     Keys,
-    KeyTable,
     as_keys,
     key_of_bytes,
     raise_missing,
@@ -25,20 +24,22 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.manifest import key_array, key_column
+from sightline.cache.publish import publish, write_shards
 from sightline.cache.record import (
     FeatureSetRecord,
+    Provenance,
     TableKind,
     TableSetRecord,
     TableSpec,
     read_features,
     read_tables_record,
+    refuse_other_kinds,
+    set_output,
 )
-from sightline.cache.rows import Rows
+from sightline.cache.rows import Rows, rows_of_no_file
 from sightline.cache.tables import PHRASE_TOKENS, TOKENS
-from sightline.cache.writer import SetWriter
 from sightline.errors import CacheError
 
-_BATCH_ROWS = 1 << 16
 H = TypeVar("H")
 
 
@@ -175,14 +176,12 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
         CacheError: ``folder`` holds a set of a different kind.
         SightlineError: as in `sightline.output.Output`.
     """
+    refuse_other_kinds(folder, spec.kind)
     first = unique_sorted(keys)
-    table = KeyTable(keys[first])
-    with SetWriter(folder, spec) as writer:
-        writer.start_over()
-        for batch in writer.plan(table.keys, batch_size=_BATCH_ROWS):
-            here = first[table.find(batch.keys)]
-            writer.add(batch.keys, rows.take(pa.array(here)), block=batch.block)
-        return writer.publish().rows
+    every = rows_of_no_file(spec, keys[first], rows.take(pa.array(first)))
+    with set_output(folder) as output:
+        made = write_shards(output, every.keys, every.format.shard_rows, every)
+        return publish(output, [made], {}, Provenance()).rows
 
 
 @dataclass(frozen=True)

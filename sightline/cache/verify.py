@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,9 @@ class Sound:
     """
 
     rows: Rows
-    failed: dict[bytes, str]
-    dropped: tuple[Dropped, ...]
-    index_fault: str
+    failed: dict[bytes, str] = field(default_factory=dict)
+    dropped: tuple[Dropped, ...] = ()
+    index_fault: str = ""
 
     def lines(self) -> list[str]:
         """What is wrong, one sentence per fault."""

@@ -18,7 +18,7 @@ from stub_set import KEYS, SPEC
 
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
 from sightline.cache import keys as keys_module
-from sightline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
+from sightline.cache.keys import as_keys, find_keys, sort_order, unique_sorted
 from sightline.errors import BusyError, SightlineError
 from sightline.files import write_bytes
 from sightline.lock import WriterLock
@@ -42,7 +42,7 @@ def test_a_key_is_the_sha256_of_the_content(tmp_path):
 def test_a_table_finds_exactly_the_keys_it_holds(held, asked):
     keys = as_keys(held)
     keys = keys[unique_sorted(keys)]
-    found = KeyTable(keys).find(as_keys(asked))
+    found = find_keys(keys, as_keys(asked))
     for key, row in zip(asked, found, strict=True):
         assert (row >= 0) == (key in held)
         assert row < 0 or keys[row].tobytes() == key

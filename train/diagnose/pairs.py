@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sightline.cache import FeatureSet
 from sightline.cache.caption_choice import CaptionPolicy
-from sightline.cache.keys import Keys, KeyTable, unique_sorted
+from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.errors import SightlineError
 from train.diagnose.checks import (
     Distribution,
@@ -138,7 +138,7 @@ def find_pairs(
 
 def _numbered(keys: Keys) -> NDArray[np.int64]:
     """A number for each distinct key: int64 [n]."""
-    return KeyTable(keys[unique_sorted(keys)]).find(keys)
+    return find_keys(keys[unique_sorted(keys)], keys)
 
 
 @dataclass(frozen=True)
