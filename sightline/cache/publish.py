@@ -8,7 +8,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from sightline.cache.index import Content, write_index
+from sightline.cache.index import content_digest, write_index
 from sightline.cache.keys import Keys
 from sightline.cache.record import (
     FeatureSetRecord,
@@ -128,13 +128,11 @@ def publish(
     shards = places[rows.shards] if len(rows) else rows.shards
     digests = np.empty((0, DIGEST_BYTES), np.uint8) if rows.digests is None else rows.digests
     rows = Rows(spec, files, rows.keys, shards, rows.numbers, digests)
-    content = Content(spec)
-    content.add(rows.keys, digests)
     kind = FeatureSetRecord if isinstance(spec, FeatureSpec) else TableSetRecord
     record = kind(
         spec=spec,  # pyright: ignore[reportArgumentType]
         fingerprint=spec.fingerprint,
-        content_digest=content.digest(failed),
+        content_digest=content_digest(rows, failed),
         provenance=provenance,
         rows=len(rows),
         failed=len(failed),
