@@ -20,7 +20,7 @@ from sightline.cache.record import (
     TableSpec,
     write_record,
 )
-from sightline.cache.rows import Rows, Shard, joined
+from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, Format, shard_name
 from sightline.errors import CacheError
 from sightline.output import Output
@@ -39,10 +39,10 @@ def write_shards(
         shard_rows: keys per shard, including failed rows.
         known: sound shards of the output, which are not written again.
     """
-    made = Rows(rows.spec)
     there = {record.name: record for record in known}
     files: list[Shard] = []
-    parts, digests = [made.keys], [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
+    parts: list[Keys] = []
+    digests = [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
     for start in range(0, len(keys), shard_rows):
         found = rows.find(keys[start : start + shard_rows])
         found = found[found >= 0]
@@ -51,11 +51,9 @@ def write_shards(
             files.append(Shard(output.folder, record))
             parts.append(rows.keys[found])
             digests.append(hashed)
-    counts = [len(part) for part in parts]
-    shards = np.repeat(np.arange(-1, len(files), dtype=np.int32), counts)
-    numbers = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
-    every = np.concatenate(parts)
-    return Rows(rows.spec, files, every, shards, numbers, np.concatenate(digests))
+    made = rows_in(rows.spec, files, keys=parts)
+    made.digests = np.concatenate(digests)
+    return made
 
 
 def _write(

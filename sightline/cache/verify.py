@@ -247,12 +247,14 @@ def _row_faults(every: Rows, number: int, here: NDArray, *, look: bool) -> list[
     path = every.files[number].folder / every.files[number].record.name
     try:
         rows = every.shard(number)[1]
-        wrong = _differing(every, number, here) if look else []
+        if not look:
+            return []
+        wrong = _differing(every, number, here)
     except CacheError as error:
         return [str(error)]
     if len(wrong):
         faults.append(f"{path}: {len(wrong):,} rows are not the index's: {_some(wrong)}")
-    if look and isinstance(rows, np.ndarray):
+    if isinstance(rows, np.ndarray):
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(bad):
             faults.append(f"{path}: {len(bad):,} rows hold NaN or infinity: {_some(bad)}")

@@ -151,23 +151,6 @@ def test_a_next_record_that_is_not_ours_is_refused(tmp_path, kind):
     assert (tmp_path / "out/a").read_text() == "1"
 
 
-def test_a_folder_is_moved_whole_and_its_files_are_ours(tmp_path):
-    def moved(name: str) -> None:
-        with opened(tmp_path / "out") as output, output.scratch() as made:
-            (made / "new").mkdir()
-            (made / "new/a").write_text("1")
-            output.move_whole(made / "new", name)
-
-    moved("steps/1")
-    assert (tmp_path / "out/steps/1/a").read_text() == "1"
-    with opened(tmp_path / "out") as output:
-        assert "steps/1/a" in output.owned
-    (tmp_path / "out/steps/2").write_text("mine")
-    with pytest.raises(SightlineError, match="is a file"):
-        moved("steps/2")
-    assert (tmp_path / "out/steps/2").read_text() == "mine"
-
-
 def test_a_file_with_the_same_bytes_is_adopted(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/a").write_text("1")
