@@ -10,8 +10,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from command_line import sightline
-from every_kind import Forger, every_format, every_kind, make, read
-from stub_set import KEYS, SPEC, files, fill, flip
+from stub_set import (
+    KEYS,
+    SPECS,
+    Forger,
+    every_format,
+    every_kind,
+    files,
+    fill,
+    flip,
+    make,
+    read,
+)
 
 from sightline.cache import CacheError, FeatureSet, verify
 from sightline.cache.record import read_record
@@ -73,32 +83,32 @@ def test_a_flipped_bit_outside_the_rows_is_distinguished(folder):
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", np.nan), ("float32", -np.inf)])
-def test_a_row_that_is_not_finite_is_named_though_the_digests_fit(tmp_path, dtype, value):
+def test_a_row_that_is_not_finite_is_named_though_the_digests_fit(folder, dtype, value):
     def spoil(file):
         file["features"][7, 3] = value
 
-    fill(tmp_path / "set", spec=SPEC.model_copy(update={"dtype": dtype}))
-    Forger(tmp_path / "set").edit(spoil, number=1)
-    assert verify(tmp_path / "set") == []
-    unlike, unfit = verify(tmp_path / "set", rows=True)
+    fill(folder, spec=SPECS["image"].model_copy(update={"dtype": dtype}))
+    Forger(folder).edit(spoil, number=1)
+    assert verify(folder) == []
+    unlike, unfit = verify(folder, rows=True)
     assert "1 rows are not the index's: row 7" in unlike
     assert "1 rows hold NaN or infinity: row 7" in unfit
 
 
-def test_another_key_is_named_though_the_digests_fit(folder):
+@every_format
+def test_another_key_or_row_is_named_though_the_digests_fit(world, kind):
     def spoil(file):
         file["keys"][4] = file["keys"][4] ^ 1
 
-    Forger(folder).edit(spoil)
-    (fault,) = verify(folder, rows=True)
-    assert "1 rows are not the index's: row 4" in fault
-
-
-def test_another_row_of_a_table_is_named_though_the_digests_fit(world):
-    rows = pq.read_table(Forger(world / "tokens").shard()).drop_columns("key")
-    Forger(world / "tokens").rows(rows.take([0, 2, 1, *range(3, len(rows))]))
-    (fault,) = verify(world / "tokens", rows=True)
-    assert "2 rows are not the index's: rows 1, 2" in fault
+    forger = Forger(world / kind)
+    if kind == "image":
+        forger.edit(spoil)
+    else:
+        rows = pq.read_table(forger.shard()).drop_columns("key")
+        forger.rows(rows.take([*range(4), 5, 4, *range(6, len(rows))]))
+    (fault,) = verify(world / kind, rows=True)
+    assert ("1 rows" if kind == "image" else "2 rows") + " are not the index's: row" in fault
+    assert " 4" in fault
 
 
 # --- repair
@@ -120,7 +130,7 @@ def test_only_the_damaged_shard_is_computed_again(world, kind, repaired):
         assert rows_to_compute(folder) == damaged.rows
         assert len(read(folder, kind)) == record.rows - damaged.rows
         assert sum(shard.rows for shard in read_record(folder).shards) == len(read(folder, kind))
-    make(world, kind)
+    make(folder, kind)
     assert {name: files(folder)[name] for name in before} == before
     assert read_record(folder) == record
     assert verify(folder, rows=True) == []
@@ -163,7 +173,7 @@ def test_a_damaged_index_is_rebuilt_from_the_shards(tmp_path, kind):
     if kind == "image":
         fill(folder)  # without failed rows
     else:
-        make(tmp_path, kind)
+        make(folder, kind)
     index = Forger(folder).index
     before = index.read_bytes()
     flip(index, len(before) // 2)
@@ -177,7 +187,7 @@ def test_failed_rows_are_lost_with_the_index_and_computed_again(world):
     flip(Forger(folder).index, 600)
     repair(folder)
     assert FeatureSet.open(folder).failed == {}
-    make(world, "image")
+    make(folder, "image")
     assert before.items() <= files(folder).items()
 
 
