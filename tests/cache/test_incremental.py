@@ -211,9 +211,9 @@ STEPS = st.lists(
 def test_after_any_history_a_set_equals_that_of_a_clean_run(tmp_path_factory, clean, steps):
     folder = tmp_path_factory.mktemp("history") / "set"
     for action, size, start in steps:
-        wanted = KEYS[start : start + size]
+        wanted = KEYS[start : start + size][:: -1 if size % 2 else 1]
         if action == "run":
-            fill(folder, wanted, failing=BAD)
+            fill(folder, wanted, failing=BAD, batch_size=1 + start)
         elif action == "kill":
             fill(folder, wanted, stop_after=start)
         elif not folder.exists():
