@@ -1,8 +1,10 @@
-"""Damage is named, with its rows, and exactly that is removed and recomputed."""
+"""Damage is named, with its rows, and exactly that is computed again; soundness is remembered."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import h5py
@@ -12,7 +14,7 @@ import pytest
 from command_line import sightline
 from stub_set import (
     KEYS,
-    SPECS,
+    SPEC,
     Forger,
     every_format,
     every_kind,
@@ -23,10 +25,10 @@ from stub_set import (
     read,
 )
 
-from sightline.cache import CacheError, FeatureSet, verify
+from sightline.cache import CacheError, FeatureSet, checks, verify
 from sightline.cache.record import read_record
 from sightline.cache.verify import bytes_to_verify, repair, rows_to_compute
-from sightline.output import Output
+from sightline.output import Output, run_folder_of
 
 
 @pytest.fixture
@@ -47,21 +49,10 @@ def test_progress_of_verify_adds_up(world, kind, rows):
 # --- what is named
 
 
-def test_a_flipped_bit_of_a_row_names_the_shard_and_the_rows_at_stake(folder):
-    shard = read_record(folder).shards[2]
-    with h5py.File(folder / shard.name) as file:
+def flip_a_row(shard: Path) -> None:
+    with h5py.File(shard) as file:
         at = file["features"].id.get_offset()
-    flip(folder / shard.name, at + 5)
-    (fault,) = verify(folder)
-    assert shard.name in fault
-    assert f"1 of its {shard.rows} rows ({shard.rows} in use) changed: row 0" in fault
-
-
-def test_rows_of_a_table_that_cannot_be_decoded_are_counted(world):
-    shard = read_record(world / "tokens").shards[0]
-    flip(world / "tokens" / shard.name, -1)
-    (fault,) = verify(world / "tokens")
-    assert f"its {shard.rows} rows ({shard.rows} in use) are lost" in fault
+    flip(shard, at + 5)
 
 
 def flip_around_the_rows(shard: Path) -> None:
@@ -71,15 +62,24 @@ def flip_around_the_rows(shard: Path) -> None:
             range(data.id.get_offset(), data.id.get_offset() + data.id.get_storage_size())
             for data in (file["features"], file["keys"])
         ]
-    flip(
-        shard, max(at for at in range(600, shard.stat().st_size) if not any(at in u for u in used))
-    )
+    size = shard.stat().st_size
+    flip(shard, max(at for at in range(600, size) if not any(at in each for each in used)))
 
 
-def test_a_flipped_bit_outside_the_rows_is_distinguished(folder):
-    flip_around_the_rows(Forger(folder).shard())
-    (fault,) = verify(folder)
-    assert "its keys and rows are intact" in fault
+@pytest.mark.parametrize(
+    ("kind", "damage", "says"),
+    [
+        ("image", flip_a_row, "1 of its {0} rows ({0} in use) changed: row 0"),
+        ("image", flip_around_the_rows, "its keys and rows are intact"),
+        ("tokens", lambda shard: flip(shard, -1), "its {0} rows ({0} in use) are lost"),
+    ],
+)
+def test_the_rows_of_a_damaged_shard_are_named(world, kind, damage, says):
+    shard = read_record(world / kind).shards[1]
+    damage(world / kind / shard.name)
+    (fault,) = verify(world / kind)
+    assert shard.name in fault
+    assert says.format(shard.rows) in fault
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", np.nan), ("float32", -np.inf)])
@@ -87,7 +87,7 @@ def test_a_row_that_is_not_finite_is_named_though_the_digests_fit(folder, dtype,
     def spoil(file):
         file["features"][7, 3] = value
 
-    fill(folder, spec=SPECS["image"].model_copy(update={"dtype": dtype}))
+    fill(folder, spec=SPEC.model_copy(update={"dtype": dtype}))
     Forger(folder).edit(spoil, number=1)
     assert verify(folder) == []
     unlike, unfit = verify(folder, rows=True)
@@ -107,8 +107,8 @@ def test_another_key_or_row_is_named_though_the_digests_fit(world, kind):
         rows = pq.read_table(forger.shard()).drop_columns("key")
         forger.rows(rows.take([*range(4), 5, 4, *range(6, len(rows))]))
     (fault,) = verify(world / kind, rows=True)
-    assert ("1 rows" if kind == "image" else "2 rows") + " are not the index's: row" in fault
-    assert " 4" in fault
+    found = "1 rows are not the index's: row 4" if kind == "image" else ": rows 4, 5"
+    assert fault.endswith(found)
 
 
 # --- repair
@@ -136,9 +136,10 @@ def test_only_the_damaged_shard_is_computed_again(world, kind, repaired):
     assert verify(folder, rows=True) == []
 
 
-def test_a_missing_shard_costs_a_run_only_its_rows(folder):
+@pytest.mark.parametrize("damage", [Path.unlink, flip_around_the_rows])
+def test_a_run_computes_only_the_rows_of_a_shard_that_is_missing_or_damaged(folder, damage):
     record, before = read_record(folder), files(folder)
-    (folder / record.shards[0].name).unlink()
+    damage(folder / record.shards[0].name)
     assert fill(folder)[1] == record.shards[0].rows
     assert before.items() <= files(folder).items()
 
@@ -152,42 +153,28 @@ def test_verify_says_how_many_rows_repair_took_out(world, capsys):
 
 
 @every_format
-def test_nothing_to_repair_changes_nothing(world, kind):
-    before = {path: path.stat().st_mtime_ns for path in (world / kind).iterdir()}
-    assert repair(world / kind).lines() == []
-    assert {path: path.stat().st_mtime_ns for path in (world / kind).iterdir()} == before
+def test_repair_changes_nothing_but_a_wrong_content_digest(world, kind):
+    folder, before = world / kind, files(world / kind)
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert repair(folder).lines() == []
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
+    Forger(folder).say(lambda body: body.update(content_digest="0" * 64))
+    assert "content digest" in verify(folder)[0]
+    assert repair(folder).dropped == ()
+    assert files(folder) == before
 
 
 @every_format
-def test_repair_fixes_a_record_with_a_wrong_content_digest(world, kind):
-    before = files(world / kind)
-    Forger(world / kind).say(lambda body: body.update(content_digest="0" * 64))
-    assert "content digest" in verify(world / kind)[0]
-    assert repair(world / kind).dropped == ()
-    assert files(world / kind) == before
-
-
-@every_format
-def test_a_damaged_index_is_rebuilt_from_the_shards(tmp_path, kind):
-    folder = tmp_path / kind
-    if kind == "image":
-        fill(folder)  # without failed rows
-    else:
-        make(folder, kind)
+def test_a_damaged_index_is_rebuilt_and_failed_rows_are_computed_again(world, kind):
+    folder, before = world / kind, files(world / kind)
     index = Forger(folder).index
-    before = index.read_bytes()
-    flip(index, len(before) // 2)
+    flip(index, 600)
     assert index.name in repair(folder).index_fault
-    assert index.read_bytes() == before
+    assert read_record(folder).failed == 0
+    if kind == "tokens":  # none of whose rows has failed
+        assert files(folder) == before
     assert verify(folder, rows=True) == []
-
-
-def test_failed_rows_are_lost_with_the_index_and_computed_again(world):
-    folder, before = world / "image", files(world / "image")
-    flip(Forger(folder).index, 600)
-    repair(folder)
-    assert FeatureSet.open(folder).failed == {}
-    make(folder, "image")
+    make(folder, kind)
     assert before.items() <= files(folder).items()
 
 
@@ -232,8 +219,61 @@ def test_a_repair_that_is_killed_leaves_a_set_that_can_be_read(folder, monkeypat
     assert len(FeatureSet.open(folder)) == len(KEYS) - shard.rows
 
 
-def test_a_run_over_damage_around_the_rows_leaves_the_files_of_a_clean_one(folder):
-    before = files(folder)
-    flip_around_the_rows(Forger(folder).shard())
-    assert fill(folder)[1] == read_record(folder).shards[0].rows
-    assert before.items() <= files(folder).items()
+# --- what was found sound is remembered, and only that
+
+
+@pytest.fixture
+def pulled(folder: Path, tmp_path: Path) -> Path:
+    """A set as it arrives: without the folder of its runs."""
+    return Path(shutil.copytree(folder, tmp_path / "pulled"))
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read to check them."""
+    names: list[str] = []
+    file_fault = checks.file_fault
+
+    def noting(folder, file, progress=lambda _: None):
+        names.append(file.name)
+        return file_fault(folder, file, progress)
+
+    monkeypatch.setattr(checks, "file_fault", noting)
+    return names
+
+
+def test_a_sound_file_is_read_once_unless_it_changes(pulled, checked):
+    every = sorted(file.name for file in read_record(pulled).files)
+    for read_now in (every, []):
+        FeatureSet.open(pulled)
+        assert sorted(checked) == read_now
+        checked.clear()
+    known = json.loads((run_folder_of(pulled) / "checked.json").read_bytes())
+    assert sorted(known) == every
+    name = read_record(pulled).shards[1].name
+    os.utime(pulled / name, ns=(1, 1))
+    FeatureSet.open(pulled)
+    assert checked == [name]
+    flip(pulled / name, 900)
+    for _ in range(2):  # damage is never remembered as sound
+        with pytest.raises(CacheError, match=f"{name}: BLAKE3 .* damaged"):
+            FeatureSet.open(pulled)
+
+
+@pytest.mark.parametrize("memory", ["", "[1]", "null", '{"a": 1}', '{"a'])
+def test_a_damaged_memory_costs_only_the_reading(pulled, checked, memory):
+    run = run_folder_of(pulled)
+    run.mkdir()
+    (run / "checked.json").write_text(memory)
+    assert len(FeatureSet.open(pulled)) == len(KEYS)
+    assert sorted(checked) == sorted(file.name for file in read_record(pulled).files)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "lock"])
+def test_the_memory_is_only_written_into_a_folder_of_ours(pulled, name):
+    run = run_folder_of(pulled)
+    run.mkdir()
+    (run / name).write_text("mine")
+    FeatureSet.open(pulled)
+    there = {path.name for path in run.iterdir()}
+    assert there == ({name, "checked.json"} if name == "lock" else {name})
