@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,7 +218,8 @@ class SetWriter:
             kept = stored.shape
             self.shape = replace(asked, batch_size=kept.batch_size, threads=kept.threads)
 
-        def cut(rows: NDArray[np.bool_]) -> Plan:
+        def cut(done: NDArray[np.bool_], parts: Iterable[str]) -> Plan:
+            rows = self._planned & ~done
             return Plan.make(
                 self.spec.fingerprint,
                 picked(self._wanted, rows),
@@ -226,6 +227,7 @@ class SetWriter:
                 self.shape,
                 None if groups is None else groups[first][rows],
                 asked,
+                frozenset(parts),
             )
 
         plan = None
@@ -233,19 +235,17 @@ class SetWriter:
             before = np.zeros_like(missing)
             begun = [part for part in self.parts if part.name in stored.parts]
             self._mark(before, begun, again=again)
-            plan = cut(self._planned & ~before)
-        if self._shared is not None and not self._shared.alone:
-            plan = self._require_their_plan(plan, stored)
-        else:
-            base = frozenset() if stored is None else stored.parts
-            if plan is None or stored is None or stored.digest != plan.digest:
+            plan = cut(before, stored.parts)
+        if self._is_alone:
+            if plan is None or stored is None or stored.digest != plan.stored.digest:
                 # the wanted rows have changed: plan what is not done yet
-                base = frozenset(part.name for part in self.parts)
-                plan = cut(self._planned & ~self._done)
-            if stored != plan.stored(base) and not self._looks:
-                plan.stored(base).save(self.run_folder, self._output.unfinished)
+                plan = cut(self._done, (part.name for part in self.parts))
+            if stored != plan.stored and not self._looks:
+                plan.stored.save(self.run_folder, self._output.unfinished)
             if self._shared is not None:
                 self._shared.share()
+        elif plan is None or stored != plan.stored:
+            self._refuse_their_plan(plan, stored)
         batches = plan.batches()
         if (self._planned & self._done).any():
             batches = [batch for batch in batches if not self._is_done(batch)]
@@ -609,18 +609,10 @@ class SetWriter:
 
     # -- helpers -----------------------------------------------------------------------------
 
-    def _require_their_plan(self, plan: Plan | None, stored: StoredPlan | None) -> Plan:
-        """``plan``, if it is that of the other workers.
-
-        Raises:
-            SightlineError: it is not.
-        """
+    def _refuse_their_plan(self, plan: Plan | None, stored: StoredPlan | None) -> NoReturn:
+        lines = ["they no longer have one"]
         if plan is not None and stored is not None:
-            if (plan.digest, plan.asked) == (stored.digest, stored.asked):
-                return plan
-            lines = plan.stored(stored.parts).differences(stored)
-        else:
-            lines = ["they no longer have one"]
+            lines = plan.stored.differences(stored)
         raise SightlineError(
             f"{self.folder}: other workers fill this set with a different plan than "
             f"{self.worker}:\n  "
