@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import HEADER, SPANS
 
+from pipeline.datasets.folder import building
 from sightline.cache import (
     CAPTIONS,
     IMAGES,
@@ -109,6 +110,14 @@ def test_a_manifest_of_another_kind_is_refused(tmp_path):
             read_manifest(tmp_path / "junk", CAPTIONS)
     with pytest.raises(CacheError, match="no such manifest"):
         read_manifest(tmp_path / "none", CAPTIONS)
+
+
+def test_preparing_again_replaces_a_manifest_of_an_older_kind(tmp_path):
+    old = pa.schema([IMAGES.field(name) for name in IMAGE], metadata={"sightline": "images/1"})
+    for schema in (old, IMAGES):
+        with building("pairs", tmp_path / "out", [tmp_path / "photos"]) as (folder, _):
+            write_manifest(folder / NAME, images({}).select(schema.names).cast(schema), schema)
+    assert places_of(NAME, read_manifest(tmp_path / "out" / NAME, IMAGES)) == [Place(Path("a.tar"))]
 
 
 # --- places
