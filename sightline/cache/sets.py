@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError
-from pydantic.dataclasses import dataclass as header
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from sightline.cache.checks import require_sound
 from sightline.cache.index import read_index
@@ -187,7 +187,7 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
 _EXACTLY = ConfigDict(extra="forbid", strict=True)
 
 
-@header(frozen=True, config=_EXACTLY)
+@checked_dataclass(frozen=True, config=_EXACTLY)
 class TokenHeader:
     """Settings that a token set was made with.
 
@@ -273,7 +273,7 @@ def write_tokens(
     return write_rows(folder, spec, keys, pa.table([pa.array(input_ids)], TOKENS))
 
 
-@header(frozen=True, config=_EXACTLY)
+@checked_dataclass(frozen=True, config=_EXACTLY)
 class PhraseTokenHeader:
     """Settings that phrase tokens were made with.
 
