@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.checks import file_fault, remembered_faults
+from sightline.cache.existing import Existing
 from sightline.cache.keys import KEY_BYTES, Keys, as_keys, find_keys, picked, unique_sorted
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
@@ -26,17 +26,13 @@ from sightline.cache.parts import (
 from sightline.cache.plan import FILE, Batch, Plan, Shape, StoredPlan, Worker
 from sightline.cache.publish import Spec, publish, write_shards
 from sightline.cache.record import (
-    DAMAGED,
-    FILE_NAME,
     Provenance,
     SetRecord,
-    read_record,
     refuse_other_kinds,
     set_output,
 )
 from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import Numbers, format_of
-from sightline.cache.verify import Sound, sound_part
 from sightline.errors import CacheError, SightlineError
 from sightline.files import free_bytes
 from sightline.lock import WriterLock
@@ -120,8 +116,6 @@ class SetWriter:
         self._finished: Parts | None = None
         self._marking = threading.Lock()
         self._looks = False
-        self._record: SetRecord | None = None
-        self._there = Sound(Rows(spec))
         self._buffer: list[tuple[Keys, Any, dict[bytes, Failure]]] = []
         self._buffered_rows = 0
         self._buffered_block: int | None = None
@@ -205,8 +199,8 @@ class SetWriter:
         first = unique_sorted(keys)
         self._wanted = keys[first]
         self.wanted_rows = len(self._wanted)
-        missing = self._missing(retry_failed)
-        self._copies, self._copied = self._copies_of(missing, copy_from)
+        missing = self._there.missing(self._wanted, retry_failed=retry_failed)
+        self._copies, self._copied = self._there.copies(self._wanted, missing, copy_from)
         self._planned = missing & ~self._copied
         # workers that start later must not retry what another worker has tried
         again = retry_failed and self.worker is None
@@ -348,22 +342,22 @@ class SetWriter:
         files = [Shard(folder, part.shard) for part in parts if part.shard is not None]
         finished = rows_in(self.spec, files, keys=[part.keys for part in parts])
         failed = self._newly_failed(finished)
-        kept, kept_failed = self._kept()
+        again = self._planned | self._copied
+        kept, kept_failed = self._there.kept(self._wanted, again)
         if self._unchanged(kept, kept_failed):
-            assert self._record is not None
+            assert self._there.record is not None
             self._finish(kept_failed)
-            return self._record
+            return self._there.record
         # else a file that holds the right rows among damaged bytes would stay
-        self._output.remove(shard.name for shard in self._there.dropped)
-        own = len(kept) or any(self._is_own(rows) for rows in self._copies)
+        self._output.remove(shard.name for shard in self._there.sound.dropped)
+        own = len(kept) or any(self._there.owns(rows) for rows in self._copies)
         kept, small = self._split_small(kept)
         sources = joined(self.spec, [finished, *self._copies, small])
-        rows = self._planned | self._copied
-        rows[find_keys(self._wanted, small.keys)] = True
-        keys = picked(self._wanted, rows)
+        again[find_keys(self._wanted, small.keys)] = True
+        keys = picked(self._wanted, again)
         new = write_shards(self._output, keys, self.shape.shard_rows, sources)
-        if provenance is None and own and self._record is not None:
-            provenance = self._record.provenance
+        if provenance is None and own and self._there.record is not None:
+            provenance = self._there.record.provenance
         self.failures |= failed
         # before publishing: no kill leaves an error without its reason
         write_failures(self.run_folder, self.failures, self._output.unfinished)
@@ -390,7 +384,7 @@ class SetWriter:
         if isinstance(self.format, Numbers):
             each = float(self.format.row_bytes + KEY_BYTES)
         else:
-            record = self._record
+            record = self._there.record
             shards = [] if record is None else list(record.shards)
             shards += [part.shard for part in self.parts if part.shard is not None]
             if not shards:
@@ -401,8 +395,8 @@ class SetWriter:
     # -- the existing set --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.replaces, self.repaired = [], []
-        self._open_published()
+        self._there = Existing(self.folder, self.spec, remember=not self._looks)
+        self.replaces, self.repaired = self._there.replaces, self._there.sound.lines()
         self._finished = Parts(self.run_folder, self.spec, self._output.unfinished)
         if self._is_alone and not self._looks:
             self._finished.remove_unusable()
@@ -434,101 +428,10 @@ class SetWriter:
         """Whether no other worker is at this set."""
         return self._shared is None or self._shared.alone
 
-    def _open_published(self) -> None:
-        self._record, self._there = None, Sound(Rows(self.spec))
-        if not (self.folder / FILE_NAME).exists():
-            return
-        try:
-            record = read_record(self.folder)
-        except CacheError as error:
-            self.replaces = [f"the existing set is damaged: {error}"]
-            return
-        if record.fingerprint != self.spec.fingerprint:
-            self.replaces = self.spec.differences(record.spec)
-            return
-        self._record = record
-        faults = remembered_faults(self.folder, record.files, remember=not self._looks)
-        self._there = sound_part(self.folder, record, faults)
-        self.repaired = self._there.lines()
-
-    def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
-        """Which of the wanted keys need computing: bool [n]."""
-        missing = self._there.rows.find(self._wanted) < 0
-        if not retry_failed:
-            failed = [key for key, code in self._there.failed.items() if code != DAMAGED]
-            rows = find_keys(self._wanted, as_keys(failed))
-            missing[rows[rows >= 0]] = False
-        return missing
-
-    def _copies_of(
-        self, missing: NDArray[np.bool_], root: Path | None
-    ) -> tuple[list[Rows], NDArray[np.bool_]]:
-        """Rows on disk that need no model: this set's dropped ones, then those of other sets.
-
-        Returns:
-            the rows, and which of the wanted keys they are of: bool [n].
-        """
-        left, copies = missing.copy(), []
-        for rows in self._on_disk(root):
-            if not left.any():
-                break
-            places = find_keys(self._wanted, rows.keys)
-            mine = rows.only((places >= 0) & left[places])
-            if not self._is_own(mine):
-                # a new shard gets a new digest: copying damaged rows would give them a valid one
-                faults = [file_fault(*file) for file in mine.files]
-                fine = np.array([fault is None for fault in faults], dtype=bool)
-                mine = mine.only(fine[mine.shards])
-            if len(mine):
-                copies.append(mine)
-                left[find_keys(self._wanted, mine.keys)] = False
-        return copies, missing & ~left
-
-    def _on_disk(self, root: Path | None) -> Iterator[Rows]:
-        """Dropped rows of this set, and the rows of other sets with its fingerprint, by path.
-
-        Skips sets that cannot be read, which do not concern this run, and imported ones: their
-        rows would lose their provenance.
-        """
-        yield self._dropped_rows()
-        for file in sorted(root.rglob(FILE_NAME)) if root is not None else ():
-            if file.parent.resolve() == self.folder.resolve():
-                continue
-            try:
-                record = read_record(file.parent)
-                if record.fingerprint == self.spec.fingerprint and not record.provenance.imported:
-                    yield sound_part(file.parent, record, {}).rows
-            except CacheError:
-                continue
-
-    def _dropped_rows(self) -> Rows:
-        """Rows in the shards of this set but not in its index: no manifest wanted them."""
-        there = self._there.rows
-        sizes = np.array([file.record.rows for file in there.files], dtype=np.int64)
-        some = np.flatnonzero(there.live() < sizes)
-        if not len(some):
-            return Rows(self.spec)
-        live = there.by_shard()
-        dead = [np.setdiff1d(np.arange(sizes[i]), there.numbers[live[i]]) for i in some]
-        return rows_in(self.spec, [there.files[i] for i in some], dead)
-
-    def _is_own(self, rows: Rows) -> bool:
-        """Whether rows are in shards of this set."""
-        return any(file.folder == self.folder for file in rows.files)
-
-    def _kept(self) -> tuple[Rows, dict[bytes, str]]:
-        """Rows of the published set that are still wanted, and rows that remain failed."""
-        bad = as_keys(sorted(self._there.failed))
-        places = find_keys(self._wanted, bad)
-        stays = (places >= 0) & ~(self._planned | self._copied)[places]
-        failed = {key.tobytes(): self._there.failed[key.tobytes()] for key in bad[stays]}
-        rows = self._there.rows
-        return rows.only(find_keys(self._wanted, rows.keys) >= 0), failed
-
     def _unchanged(self, kept: Rows, failed: Mapping[bytes, str]) -> bool:
-        there = self._there
+        there = self._there.sound
         return (
-            self._record is not None
+            self._there.record is not None
             and not there.dropped
             and not there.index_fault
             and not (self._planned | self._copied).any()
