@@ -19,7 +19,7 @@ from pipeline.extract.settings import RunSettings
 from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
-from sightline.cache.keys import KeyTable, as_keys
+from sightline.cache.keys import as_keys, find_keys
 from sightline.cache.record import (
     FILE_NAME,
     FeatureSpec,
@@ -143,7 +143,7 @@ def _length_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
 def _drawn(folder: Path, features: FeatureSet, by_key: dict[bytes, Any], count: int) -> list[bytes]:
     """Random keys of the set whose input is available."""
     here = as_keys(sorted(by_key))
-    known = here[KeyTable(features.keys).find(here) >= 0]
+    known = here[find_keys(features.keys, here) >= 0]
     if not len(known):
         raise CacheError(f"{folder}: none of its {len(features):,} rows matches these inputs")
     picked = np.random.default_rng(count).choice(len(known), min(count, len(known)), replace=False)

@@ -22,7 +22,7 @@ from pipeline.extract.runner import (
     run,
 )
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec, SetWriter
-from sightline.cache.keys import KeyTable, as_keys, unique_sorted
+from sightline.cache.keys import as_keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.record import Kind, refuse_other_kinds, set_output
 from sightline.devices import pick_device
@@ -114,12 +114,12 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
     if not len(inputs.entries):
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
     distinct = unique_sorted(inputs.keys)
-    table = KeyTable(inputs.keys[distinct])
+    keys = inputs.keys[distinct]
     entries = [inputs.entries[row] for row in distinct]
     calls = HalvingCalls(out.as_posix())
 
     def entries_of(batch: Batch) -> list[Any]:
-        found = [entries[row] for row in table.find(batch.keys)]
+        found = [entries[row] for row in find_keys(keys, batch.keys)]
         return found if inputs.stored is None else inputs.stored.filled(found)
 
     lengths = groups = None
@@ -134,7 +134,7 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
     if inputs.kind == "object":
         groups = as_keys([entry.image_key for entry in entries])
     if groups is not None and inputs.stored is not None:  # what is stored is read shard by shard
-        groups = np.where(inputs.stored.holds(table.keys)[:, None], table.keys, groups)
+        groups = np.where(inputs.stored.holds(keys)[:, None], keys, groups)
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         for computed in rows_of(batches):
@@ -152,7 +152,7 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
     job = Job(
         SetWriter(out, spec, settings.inputs, settings.worker),
         unit,
-        table.keys,
+        keys,
         settings.batch_size,
         compute,
         _described,

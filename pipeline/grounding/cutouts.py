@@ -21,7 +21,7 @@ from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
 from pipeline.extract.settings import RunSettings
 from sightline.cache import Place
 from sightline.cache.groundings import read_phrases
-from sightline.cache.keys import KeyTable, unique_sorted
+from sightline.cache.keys import find_keys, unique_sorted
 from sightline.cache.manifest import key_column
 from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
@@ -59,12 +59,11 @@ def write_cutouts(
     phrases = read_phrases(records).select(["image_key", "cutout_key", "mask"])
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
-    table = KeyTable(keys)
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         with ThreadPoolExecutor(max_workers=max(settings.workers, 1)) as pool:
             for batch in batches:
-                objects = cutout_entries(records, phrases.take(table.find(batch.keys)), places)
+                objects = cutout_entries(records, phrases.take(find_keys(keys, batch.keys)), places)
                 images = [[*some] for _, some in groupby(objects, lambda each: each.image_key)]
                 rows: list[dict[str, Any]] = []
                 failed: dict[bytes, Failure] = {}

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from every_kind import make_all
+from stub_set import KINDS, make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Nothing waits for the disk, since no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a set of each kind, named after it; tests only read it."""
-    return make_all(tmp_path_factory.mktemp("sets"))
+    folder = tmp_path_factory.mktemp("sets")
+    for kind in KINDS:
+        make(folder / kind, kind)
+    return folder
 
 
 @pytest.fixture

@@ -1,13 +1,18 @@
-"""Manifests and token sets round-trip, and errors say what is wrong."""
+"""Manifests, places of images and token sets round-trip, and errors say what is wrong."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stub_set import HEADER, SPANS
 
+from pipeline.datasets.folder import building
 from sightline.cache import (
     CAPTIONS,
     IMAGES,
@@ -15,14 +20,14 @@ from sightline.cache import (
     SENTENCES,
     CacheError,
     MissingKeys,
-    PhraseTokenHeader,
     PhraseTokens,
-    TokenHeader,
+    Place,
     TokenSet,
     key_column,
     key_of_text,
     keys_of_texts,
     pair_keys,
+    places_of,
     read_manifest,
     verify,
     whole_files,
@@ -31,31 +36,29 @@ from sightline.cache import (
     write_tokens,
 )
 
-HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.text(), max_size=20))
-def test_any_sentence_round_trips(tmp_path_factory, texts):
-    path = tmp_path_factory.mktemp("m") / "sentences.parquet"
-    write_manifest(path, pa.table({"text": texts}, schema=SENTENCES), SENTENCES)
-    assert read_manifest(path, SENTENCES).column("text").to_pylist() == texts
-
-
-def test_the_same_rows_give_the_same_bytes(tmp_path):
-    table = pa.table({"text": ["a", "b"]}, schema=SENTENCES)
-    for name in ("one", "two"):
-        write_manifest(tmp_path / name, table, SENTENCES)
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
+NAME = Path("images.parquet")
 PHRASE = {
     **dict.fromkeys(("image_key", "caption_key", "cutout_key"), key_of_text("a")),
     **{"phrase": "a", "char_start": 0, "char_end": 1, "box": [0.0] * 4, "score": 1.0},
     "mask": {"size": [1, 1], "counts": "01"},
 }
-IMAGE = {"image_id": "a", "path": "a", "key": key_of_text("a"), "width": 1, "height": 1}
+IMAGE = {"image_id": "a", "path": "a.tar", "key": key_of_text("a"), "width": 1, "height": 1}
 IMAGE |= {"split": ""}
+
+
+def images(*changes: dict) -> pa.Table:
+    """A manifest of one image for each of the ``changes``."""
+    return pa.Table.from_pylist([{**IMAGE, **change} for change in changes], IMAGES)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(), max_size=20))
+def test_any_sentence_round_trips_to_the_same_bytes(tmp_path_factory, texts):
+    folder = tmp_path_factory.mktemp("m")
+    for name in ("one", "two"):
+        write_manifest(folder / name, pa.table({"text": texts}, schema=SENTENCES), SENTENCES)
+    assert read_manifest(folder / "one", SENTENCES).column("text").to_pylist() == texts
+    assert (folder / "one").read_bytes() == (folder / "two").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -71,12 +74,14 @@ IMAGE |= {"split": ""}
         (IMAGES, IMAGE, {"offset": -5, "length": 1}, "offset: found -5, expected a non-negative"),
         (IMAGES, IMAGE, {"offset": 1, "length": -(2**63)}, "length: found -9223372036854775808"),
         (IMAGES, IMAGE, {"height": -1}, "height: found -1"),
+        (IMAGES, IMAGE, {"path": "c"}, "image_id: found 'a', as in row 0, expected an id of its"),
     ],
 )
-def test_a_null_or_negative_value_is_named_with_its_row(tmp_path, schema, row, change, fault):
+def test_a_value_that_cannot_be_is_named_with_its_row(tmp_path, schema, row, change, fault):
     path = tmp_path / "rows.parquet"
-    rows = [row, row, {**row, **change}, row]
-    write_manifest(path, pa.Table.from_pylist([row], schema), schema)
+    rows = [row, {**row, "image_id": "b"}, {**row, "image_id": "c", **change}]
+    rows[2] |= {"image_id": "a"} if "as in row 0" in fault else {}
+    write_manifest(path, pa.Table.from_pylist(rows[:2], schema), schema)
     read_manifest(path, schema)
     write_manifest(path, pa.Table.from_pylist(rows, schema), schema)
     with pytest.raises(CacheError) as caught:
@@ -84,27 +89,20 @@ def test_a_null_or_negative_value_is_named_with_its_row(tmp_path, schema, row, c
     assert f"rows.parquet: row 2: {fault}" in str(caught.value)
 
 
-def test_two_images_with_one_id_are_refused_with_their_rows(tmp_path):
-    path = tmp_path / "images.parquet"
-    rows = [IMAGE, {**IMAGE, "image_id": "b"}, {**IMAGE, "path": "c"}]
-    write_manifest(path, pa.Table.from_pylist(rows, IMAGES), IMAGES)
-    with pytest.raises(CacheError, match="row 2: image_id: found 'a', as in row 0, expected an id"):
-        read_manifest(path, IMAGES)
-
-
-def test_keys_of_a_manifest_come_back_as_an_array(tmp_path):
+def test_keys_and_places_of_a_manifest_come_back(tmp_path):
     keys = [key_of_text(name) for name in "abc"]
-    columns = {"image_id": list("abc"), "path": list("abc"), "key": keys, **whole_files(3)}
-    sizes = {"width": [1] * 3, "height": [1] * 3, "split": [""] * 3}
-    write_manifest(tmp_path / "i", pa.table({**columns, **sizes}, schema=IMAGES), IMAGES)
-    column = read_manifest(tmp_path / "i", IMAGES).column("key")
-    np.testing.assert_array_equal(key_column(column), keys_of_texts("abc"))
-    np.testing.assert_array_equal(key_column(column.slice(1)), keys_of_texts("bc"))
+    columns = {name: [value] * 3 for name, value in IMAGE.items()} | whole_files(3)
+    table = pa.table({**columns, "image_id": list("abc"), "key": keys}, schema=IMAGES)
+    write_manifest(tmp_path / NAME, table, IMAGES)
+    found = read_manifest(tmp_path / NAME, IMAGES)
+    np.testing.assert_array_equal(key_column(found["key"]), keys_of_texts("abc"))
+    np.testing.assert_array_equal(key_column(found["key"].slice(1)), keys_of_texts("bc"))
+    assert places_of(NAME, found) == [Place(Path("a.tar"))] * 3
 
 
 def test_a_manifest_of_another_kind_is_refused(tmp_path):
     write_manifest(tmp_path / "s", pa.table({"text": ["a"]}, schema=SENTENCES), SENTENCES)
-    with pytest.raises(CacheError, match="not a manifest of kind captions/1"):
+    with pytest.raises(CacheError, match=r"(?s)of kind captions/1.*Run `sightline prepare`"):
         read_manifest(tmp_path / "s", CAPTIONS)
     for junk in (b"", b"junk", b"PAR1" + b"\xff" * 60 + b"PAR1"):
         (tmp_path / "junk").write_bytes(junk)
@@ -112,6 +110,51 @@ def test_a_manifest_of_another_kind_is_refused(tmp_path):
             read_manifest(tmp_path / "junk", CAPTIONS)
     with pytest.raises(CacheError, match="no such manifest"):
         read_manifest(tmp_path / "none", CAPTIONS)
+
+
+def test_preparing_again_replaces_a_manifest_of_an_older_kind(tmp_path):
+    old = pa.schema([IMAGES.field(name) for name in IMAGE], metadata={"sightline": "images/1"})
+    for schema in (old, IMAGES):
+        with building("pairs", tmp_path / "out", [tmp_path / "photos"]) as (folder, _):
+            write_manifest(folder / NAME, images({}).select(schema.names).cast(schema), schema)
+    assert places_of(NAME, read_manifest(tmp_path / "out" / NAME, IMAGES)) == [Place(Path("a.tar"))]
+
+
+# --- places
+
+
+NUMBERS = st.integers(0, 2**63 - 1)
+
+
+@given(st.lists(st.one_of(st.none(), st.tuples(NUMBERS, NUMBERS))))
+def test_a_place_matches_its_row(found):
+    table = images(*({} if n is None else {"offset": n[0], "length": n[1]} for n in found))
+    expected = [Place(Path("a.tar"), *(each or ())) for each in found]
+    assert places_of(NAME, table) == expected
+    assert places_of(NAME, table.select(IMAGES.names[::-1])) == expected
+
+
+def test_a_place_is_shown_as_a_byte_range_of_its_file():
+    assert str(Place(Path("a/b.jpg"))) == f"{Place(Path('a/b.jpg'))}" == "a/b.jpg"
+    assert str(Place(Path("a/b.tar"), 1024, 5000)) == "a/b.tar[1024:+5000]"
+    assert str(Place(Path("b.tar"), 0, 0).below(Path("/photos"))) == "/photos/b.tar[0:+0]"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"offset": 5}, "has offset 5 and length null"),
+        ({"length": 5}, "has offset null and length 5"),
+        ({"offset": 0}, "has offset 0 and length null"),
+    ],
+)
+def test_a_row_with_an_invalid_place_is_named(row, says):
+    expected = re.escape("images.parquet: row 1: image 'b' ") + ".*" + re.escape(says)
+    with pytest.raises(CacheError, match=expected):
+        places_of(NAME, images({}, {"image_id": "b", **row}, {}))
+
+
+# --- tokens
 
 
 @settings(max_examples=30, deadline=None)
@@ -141,12 +184,11 @@ def test_ids_outside_the_vocabulary_are_refused(tmp_path):
 
 
 def test_phrases_written_again_replace_those_of_the_same_pair(tmp_path):
-    header = PhraseTokenHeader("tiny", "0" * 64, max_length=8, phrases=1)
     images, captions = keys_of_texts(["image"]), keys_of_texts(["caption"])
     for cutout, start in (("before", 1), ("after", 3)):
         cutouts = keys_of_texts([cutout])
         pairs = pair_keys(images, captions)
-        write_phrase_tokens(tmp_path / "set", header, pairs, cutouts, [start], [start + 1])
+        write_phrase_tokens(tmp_path / "set", SPANS, pairs, cutouts, [start], [start + 1])
     found = PhraseTokens.open(tmp_path / "set").of_pairs(images, captions)
     assert (found.starts.tolist(), found.ends.tolist()) == ([3], [4])
     assert (found.cutouts == cutouts).all()
