@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from command_line import sightline
 
-from pipeline.interchange.kdmcse import import_kdmcse
-from pipeline.interchange.mcse import export_mcse, import_mcse
+from pipeline.interchange.papers import export_mcse, import_kdmcse, import_mcse
 from sightline.cache import (
     CAPTIONS,
     IMAGES,
@@ -176,7 +175,7 @@ def test_errors_name_the_image(tmp_path, text, message):
 
 MEASURE = """
 import resource, sys
-from pipeline.interchange.kdmcse import read_entries
+from pipeline.interchange.papers import read_entries
 limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(1 for _ in read_entries(__import__("pathlib").Path(sys.argv[1])))
 print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - limit)
