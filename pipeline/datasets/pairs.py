@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from pipeline.datasets.captions import captions_of, read_captions, read_karpathy
 from pipeline.datasets.images import scan_images
-from pipeline.datasets.match import ImageNames, assign_splits, splits_from_lists, write_pairs
+from pipeline.datasets.match import ImageNames, assign_splits, listed_splits, write_pairs
 from pipeline.datasets.source import (
     DatasetError,
     ImageFolder,
@@ -100,7 +100,7 @@ def prepare(
     names = ImageNames(images.paths)
     splits = None
     if source.splits:
-        splits = splits_from_lists(source.splits, names, images, report)
+        splits = assign_splits(listed_splits(source.splits), names, images, report)
     elif entries:
         where = str(source.karpathy)
         rows = ((each["filename"], split_name(each["split"], where), where) for each in entries)

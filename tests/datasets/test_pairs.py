@@ -149,7 +149,7 @@ def test_split_column_names_the_split(two_images, make_file, tmp_path):
     ("text", "message"),
     [
         ("image,caption,caption_id\nb.jpg,x,7\na.png,y,8\nb.jpg,z,7\n", "'7' (lines 2 and 4)"),
-        ("image,caption,split\nb.jpg,x,train\nb.jpg,y,dev\n", "'b.jpg' are in several splits"),
+        ("image,caption,split\nb.jpg,x,train\nb.jpg,y,dev\n", "'b.jpg' is in the splits 'train' and 'dev'"),
         ("image,caption,split\nb.jpg,x,trian\n", "unknown split 'trian'"),
         ("image,caption\nc.jpg,x\nd.jpg,y\n", "none of its 2 captions names an image"),
     ],
@@ -171,7 +171,7 @@ def test_an_image_in_two_lists_is_an_error(two_images, make_file, tmp_path):
     splits = {"train": make_file("t.txt", "b.jpg\n"), "test": make_file("u.txt", "b.jpg\n")}
     captions = make_file("c.token", "b.jpg#0\tone\n")
     source = PairsSource(images=two_images, captions=captions, splits=splits)
-    with pytest.raises(DatasetError, match="in the splits train and test"):
+    with pytest.raises(DatasetError, match="in the splits 'train' and 'test'"):
         prepare(source, tmp_path / "out")
 
 
