@@ -67,7 +67,6 @@ FAULTS = [
     ("csv", IDS + "a,b,1\na,c,\n", "line 3: caption_id: found '', expected"),
     ("csv", IDS + 'a,"b\nb",1\na,c," "\n', "line 4: caption_id: found '', expected"),
     ("tsv", "image\tcaption\na.jpg one\n", "line 2: found 1 columns"),
-    ("tsv", "image\tcaption\n", "contains no captions"),
     ("tsv", "image\tcaption\ra.jpg\tone\r", "line 1: a carriage return inside"),
     ("tsv", "image\tcaption\na.jpg\t\x9b31m\n", "control character U+009B"),
     ("token", "a.jpg#0\tone\na.jpg two\n", "line 2: found 'a.jpg two', expected `name"),

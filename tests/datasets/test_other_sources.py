@@ -8,9 +8,8 @@ import pytest
 from made import column
 from pydantic import ValidationError
 
-from pipeline.datasets.coco import CocoSource
 from pipeline.datasets.kinds import KINDS, prepare, source_type
-from pipeline.datasets.pairs import Flickr30kSource
+from pipeline.datasets.pairs import CocoSource, Flickr30kSource
 from pipeline.datasets.sentences import SentencesSource
 from sightline.errors import SightlineError
 
@@ -58,6 +57,7 @@ def test_flickr30k_with_karpathys_file(images, make_file, tmp_path):
         (karpathy(sentences=[{"raw": "\ud83d"}]), "not JSON .*half a surrogate pair"),
         (karpathy(sentences=[{"raw": "\x1b[1m"}]), r"raw: contains the control character U\+001B"),
         (karpathy(filename=""), r"images\[0\].filename: is empty"),
+        (json.dumps({"images": [{"filename": "a", "split": "train"}]}), "contains no captions"),
         (karpathy(imgid=7).replace("7", "7" * 5000), "not JSON .*number out of range"),
     ],
 )

@@ -145,6 +145,7 @@ ONE = "b.jpg#0\tone\n"
             r"'7' \(lines 2 and 4",
         ),
         ("csv", "image,caption,split\nb.jpg,x,train\nb.jpg,y,dev\n", None, "'train' and 'dev'"),
+        ("tsv", "image\tcaption\n", None, "contains no captions"),
         ("csv", "image,caption,split\nb.jpg,x,trian\n", None, "unknown split 'trian'"),
         ("csv", "image,caption\nc.jpg,x\nd.jpg,y\n", None, "none of its 2 captions names an image"),
         ("csv", "image,caption,split\nb.jpg,x,train\n", {"train": "b.jpg\n"}, "use one of them"),
