@@ -180,7 +180,7 @@ def _check(source: HuggingFaceSource, path: Path) -> list[str]:
         "caption": (source.caption, _is_caption, "a string or a list of strings"),
     }
     if source.split_column:
-        wanted["split_column"] = (source.split_column, _TEXT.__contains__, "a string")
+        wanted["split_column"] = (source.split_column, _is_text, "a string")
     for setting, (name, fits, expected) in wanted.items():
         if schema.names.count(name) != 1:
             raise DatasetError(
@@ -195,8 +195,12 @@ def _check(source: HuggingFaceSource, path: Path) -> list[str]:
     return list(dict.fromkeys(name for name, _, _ in wanted.values()))
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in _TEXT
+
+
 def _is_caption(kind: pa.DataType) -> bool:
-    return getattr(kind, "value_type", kind) in _TEXT
+    return _is_text(getattr(kind, "value_type", kind))
 
 
 def _is_image(kind: pa.DataType) -> bool:
