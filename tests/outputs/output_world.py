@@ -25,7 +25,7 @@ from train.evaluate.results import save_result
 LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
     *("pipeline.encoders.clip", "pipeline.encoders.teacher", "pipeline.grounding.ground"),
-    *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
+    *("pipeline.interchange.papers", "pipeline.tokenize_texts"),
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.space_page", "train.report.neighbours", "train.evaluate.models"),
