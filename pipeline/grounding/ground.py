@@ -161,8 +161,8 @@ def ground(
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         for batch in batches:
-            done = blocks.ground([by_key[key.tobytes()] for key in batch.keys], advance)
-            yield Computed(batch, done.to_arrow(), done.failures)
+            units = [by_key[key.tobytes()] for key in batch.keys]
+            yield Computed(batch, *blocks.ground(units, advance))
 
     def described(_: object) -> list[str]:
         return _described(grounding_counts(out))
