@@ -9,7 +9,7 @@ import torch
 from grounding_images import captions_of, pictures
 from tiny_grounders import save_dino, save_florence
 
-from pipeline.grounding.chunker import FunctionWordChunker
+from pipeline.grounding.chunker import noun_phrases
 from pipeline.grounding.grounding_dino import GroundingDinoGrounder
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.settings import GroundingDinoSettings
@@ -143,7 +143,7 @@ def test_a_strip_that_would_be_scaled_to_nothing_is_an_error_of_its_image(folder
     ],
 )
 def test_noun_phrases_by_function_words(caption, phrases):
-    found = [caption[slice(*span)] for span in FunctionWordChunker().spans(caption)]
+    found = [caption[slice(*span)] for span in noun_phrases(caption)]
     if "👩" in caption:  # a determiner by itself is no phrase; an emoji is no word
         phrases = phrases[1:]
     assert found == phrases
