@@ -70,8 +70,7 @@ def test_a_thin_mask_survives_shrinking():
 
 
 def phrase(number: int, start: int, end: int) -> Phrase:
-    box = (0.0, 0.0, 1.0, 1.0)
-    return Phrase(number, "", start, end, 1.0, box, (1, 1), "1")
+    return Phrase(number, {"char_start": start, "char_end": end})
 
 
 def test_pieces_of_nested_crossing_and_repeated_phrases():
@@ -153,7 +152,7 @@ def test_a_limit_spreads_over_the_manifest(tmp_path):
         build.phrase(key, f"thing {i}", "thing", (1, 1, 7, 7), 1.0)
     files = build.write()
     shown = read_contents(files.phrases, files.captions, files.images, limit=4)
-    assert [card.image_id for card in shown.cards] == ["00.png", "05.png", "10.png", "15.png"]
+    assert [card.row["image_id"] for card in shown.cards] == ["00.png", "05.png", "10.png", "15.png"]
     assert shown.grounded == 20
 
 
