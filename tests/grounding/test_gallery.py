@@ -152,7 +152,7 @@ def test_a_limit_spreads_over_the_manifest(tmp_path):
         build.phrase(key, f"thing {i}", "thing", (1, 1, 7, 7), 1.0)
     files = build.write()
     shown = read_contents(files.phrases, files.captions, files.images, limit=4)
-    assert [card.row["image_id"] for card in shown.cards] == ["00.png", "05.png", "10.png", "15.png"]
+    assert [card.row["path"] for card in shown.cards] == ["00.png", "05.png", "10.png", "15.png"]
     assert shown.grounded == 20
 
 
