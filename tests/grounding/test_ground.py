@@ -237,8 +237,9 @@ def test_failed_images_cost_their_own_rows_and_are_reground_only_on_request(data
     bad = data.folder / "images/bad.png"
     bad.write_bytes(b"no image at all")
     data.captions["bad.png"] = ["a red dog"]
+    data.add("dot.png", "the dot", size=(1, 1))
     assert run_ground(data, out, refusing("2.png", "4.png")).failed == 3
-    assert grounding_counts(out)["pairs"] == 5 * 7
+    assert grounding_counts(out)["pairs"] == 5 * 7 + 2
     keys = {unit.place.path.name: unit.unit_key for unit in data.units()}
     refused = {keys["2.png"]: "bad_annotation", keys["4.png"]: "bad_annotation"}
     assert read_grounding(out)[1] == {keys["bad.png"]: "undecodable", **refused}
