@@ -98,8 +98,8 @@ class Contents:
     def reasons(self) -> dict[str, int]:
         """Drops among the images shown, by reason, the most frequent first."""
         captions = (caption for card in self.cards for caption in card.captions)
-        counts = Counter(drop["reason"] for caption in captions for drop in caption.drops)
-        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        reasons = sorted(drop["reason"] for caption in captions for drop in caption.drops)
+        return dict(Counter(reasons).most_common())
 
 
 def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Contents:
