@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from grounding_images import pictures
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save_file
+from tiny_grounders import pictures
 from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
 from torch import Tensor
 
