@@ -1,12 +1,14 @@
-"""Florence-2 and Grounding DINO of the true classes, tiny and random, as folders on the disk."""
+"""Florence-2 and Grounding DINO of the true classes, tiny and random, and what they ground."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import (
     BertTokenizer,
     CLIPImageProcessor,
@@ -19,6 +21,9 @@ from transformers import (
     GroundingDinoProcessor,
     PreTrainedTokenizerFast,
 )
+
+from pipeline.grounding.protocols import Caption
+from sightline.cache import key_of_text
 
 IMAGE_TOKENS = 5  # 2 × 2 places of a 64-pixel image, and their mean
 POSITIONS = 128
@@ -144,3 +149,16 @@ def save_dino(folder: Path) -> Path:
     model.save_pretrained(folder)
     GroundingDinoProcessor(images, tokenizer).save_pretrained(folder)
     return folder
+
+
+def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
+    """uint8 [3, h, w] of noise, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8) for size in sizes
+    ]
+
+
+def captions_of(texts: Sequence[str]) -> list[Caption]:
+    """A caption for each text, each with a separate image."""
+    return [Caption(str(i), key_of_text(f"image {i}"), text) for i, text in enumerate(texts)]
