@@ -67,8 +67,10 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
         spec = graph.run_spec(params, run, 0)
         pairs, text = params.graph.pairs, params.graph.text
         # DVC cannot leave a dependency out: a run without pairs, or without sentences, has them too
-        reads = {graph.captions_manifest(pairs), graph.images_manifest(pairs)}
-        reads |= {graph.sentences_manifest(text), graph.tokens_folder(params.student.name)}
+        folder = graph.dataset_folder(pairs)
+        reads = {folder / "captions.parquet", folder / "images.parquet"}
+        reads |= {graph.dataset_folder(text) / "sentences.parquet"}
+        reads |= {graph.tokens_folder(params.student.name)}
         if spec.pairs is not None:
             assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
             reads |= {spec.pairs.phrases} - {None}
