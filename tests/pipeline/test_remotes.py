@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_a_feature_set_travels_and_the_password_stays_with_its_owner(server, tmp
         assert PASSWORD in (owner.folder / ".dvc/config.local").read_text()
         stranger = owner.clone("stranger")
         log_in(stranger, remote, "wrong")
-        code, _, err = stranger.attempt("dvc", "pull", CLIP)
+        code, _, err = stranger.attempt(sys.executable, "-m", "dvc", "pull", CLIP)
         assert code != 0
         assert "Traceback" not in err
         assert not (stranger.folder / CLIP / "set.json").exists()
