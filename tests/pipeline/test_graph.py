@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -200,9 +202,7 @@ def test_the_graph_is_short():
     assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300
 
 
-def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(repository, monkeypatch, capfd):
-    from dvc.cli import main
-
+def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(repository):
     (repository / "params.yaml").write_text(demo_params_text())
     log = ({"loss_text": 1.5, "step": 25}, {"dev": 40.0, "step": 50})
     results = [
@@ -211,9 +211,8 @@ def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(repository, monkeypat
         for seed in (0, 1)
     ]
     write_report(results, repository / "report", "Two runs")
-    monkeypatch.chdir(repository)
-    assert main(["plots", "show", "--show-vega", "report/curves.json"]) == 0
-    plot = json.loads(capfd.readouterr().out)
+    words = [sys.executable, "-m", "dvc", "plots", "show", "--show-vega", "report/curves.json"]
+    plot = json.loads(subprocess.check_output(words, cwd=repository))
     assert plot["facet"]["field"] == "metric"
     encoding = plot["spec"]["encoding"]
     assert [encoding[channel]["field"] for channel in ("x", "y", "color")] == [
