@@ -87,11 +87,13 @@ def test_markup_in_a_name_is_shown_verbatim(said, world):
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "repair", "gc"])
-def test_a_path_that_is_not_a_folder_is_named(said, world, command):
+def test_a_path_without_a_set_is_named(said, world, command):
     code, _, err = said("cache", command, "nowhere")
     assert (code, "nowhere: no such folder; expected a set" in err) == (1, True)
     code, _, err = said("cache", command, "clip.json")
     assert (code, "clip.json: a file; expected a set" in err) == (1, True)
+    code, _, err = said("cache", command, "photos")
+    assert (code, "no cache set here or below" in err) == (1, True)
 
 
 def test_an_export_or_an_import_that_is_refused_damages_nothing(said, world):
