@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from command_line import sightline
+from command_line import sightline, unboxed
 from demo_params import demo_params
 from small_inputs import extracting, write_clip, write_photos
 from tiny_scenes import TINY
@@ -18,6 +19,30 @@ FINISHED = (
     *("teachers scenes similarity", "phrase-tokens scenes", "train simcse 0"),
     *("train mcse-clip 0", "evaluate", "report"),
 )
+
+
+@pytest.fixture
+def says(said: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Runs `sightline WORDS`, which succeeds; its standard output."""
+
+    def run(*words: object) -> str:
+        code, out, err = said(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def fails(said: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Runs `sightline WORDS`, which ends with ``code``; its standard error, without a box."""
+
+    def run(*words: object, code: int = 1) -> str:
+        found, out, err = said(*words)
+        assert found == code, out + err
+        return unboxed(err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

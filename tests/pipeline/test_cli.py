@@ -27,15 +27,13 @@ def test_the_command_that_an_objective_names_for_missing_features_exists(kind):
     assert kind in get_args(kinds)
 
 
-def test_a_stage_outside_a_dvc_repository(monkeypatch, capsys, tmp_path):
+def test_a_stage_outside_a_dvc_repository(monkeypatch, fails, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert sightline("stage", "prepare", "scenes") == 1
-    assert "params.yaml: no such file" in capsys.readouterr().err
+    assert "params.yaml: no such file" in fails("stage", "prepare", "scenes")
     (tmp_path / "params.yaml").write_text(demo_params_text())
-    assert sightline("stage", "prepare", "scenes") == 1
-    said = capsys.readouterr().err
-    assert "not a DVC repository" in said
-    assert "dvc init" in said
+    err = fails("stage", "prepare", "scenes")
+    assert "not a DVC repository" in err
+    assert "dvc init" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

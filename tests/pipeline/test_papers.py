@@ -305,11 +305,11 @@ def test_missing_data_is_what_is_not_there(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def listed(tmp_path, monkeypatch, said):
+def listed(tmp_path, monkeypatch, says):
     """What `compare --paper` says, in an empty folder and without MTEB, which takes seconds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "mteb", None)
-    return lambda table, *more: said("compare", "--paper", table, *more)[1]
+    return lambda table, *more: says("compare", "--paper", table, *more)
 
 
 def test_the_list_shows_every_entry(listed):
@@ -333,9 +333,9 @@ def test_several_configurations_are_kept_apart(listed):
     ("given", "nearest"),
     [("mcse:tabel-1", "mcse:table-1"), ("mcse:77", "mcse:table-7"), ("dalrr", "dalr")],
 )
-def test_an_unknown_entry_names_the_nearest(given, nearest, said):
-    code, _, err = said("compare", "--paper", given)
-    assert (code, f"did you mean '{nearest}'?" in err) == (1, True)
+def test_an_unknown_entry_names_the_nearest(given, nearest, fails):
+    err = fails("compare", "--paper", given)
+    assert f"did you mean '{nearest}'?" in err
     assert "sightline compare --paper list" in err
 
 
