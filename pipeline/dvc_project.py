@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sightline.errors import SaidElsewhere, SightlineError
 
@@ -39,6 +39,18 @@ class Options:
     def flags(self, *names: str) -> list[str]:
         """DVC's options for those of ``names`` that are set."""
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+
+
+class Commands(NamedTuple):
+    """What brings a stage up to date; none: it is.
+
+    Attributes:
+        first: one command after another.
+        instead: what to run if one of these fails; None: then the stage has failed.
+    """
+
+    first: Sequence[Sequence[str]] = ()
+    instead: Sequence[Sequence[str]] | None = None
 
 
 def dry_run(targets: Sequence[str], options: Options) -> None:
@@ -105,25 +117,25 @@ class Project:
         finally:
             self._repo.lock.unlock()
 
-    def commands(self, name: str) -> tuple[list[list[str]], list[list[str]] | None]:
-        """What brings a stage up to date that needs nothing more, and what to try if that fails.
+    def commands(self, name: str) -> Commands:
+        """What brings a stage up to date that needs nothing more.
 
-        The first is empty if the stage is up to date. DVC decides alike in `Stage.reproduce`, with
-        the stages before it in view, which a `--single-item` does not have.
+        DVC decides alike in `Stage.reproduce`, with the stages before it in view, which a
+        `--single-item` does not have.
         """
         stage, options = self.stages[name], self._options
         upstream = [self.stages[other] for other in self.needs[name]]
         with _said_by_dvc(), self._locked():
             if options.force:
-                return self._run(stage), None
+                return Commands(self._run(stage))
             if stage.changed(options.allow_missing, upstream):
                 fetch = options.pull and not stage.changed(True, upstream)
             else:
                 fetch = options.pull and name in self.targets and stage.changed_outs()
                 if not fetch:
-                    return [], None
+                    return Commands()
             run = self._run(stage)
-        return ([[*DVC, "pull", name]], run) if fetch else (run, None)
+        return Commands([[*DVC, "pull", name]], run) if fetch else Commands(run)
 
     def _run(self, stage: Stage) -> list[list[str]]:
         flags = self._options.flags("force", "allow_missing")

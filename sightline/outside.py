@@ -135,8 +135,9 @@ def parse_yaml(text: str) -> Any:
     """
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where it was built
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:  # a number or date that does not exist is a ValueError already
         raise ValueError(str(error)) from error
 

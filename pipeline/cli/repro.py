@@ -76,6 +76,7 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
     """The jobs of this machine; ``threads`` and ``devices`` in params.yaml come first."""
     from pipeline.repro import Jobs
     from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
+    from pipeline.stages import STAGES
     from sightline.hardware import cores
 
     machine, gpus = params.machine, visible_gpus()
@@ -88,7 +89,7 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
         whole[VISIBLE] = ",".join(gpus)
     dividing = {"evaluate"}
     if machine.starts_workers:
-        dividing |= {"ground", "image-features", "object-features", "text-features", "teachers"}
+        dividing |= {name for name, stage in STAGES.items() if stage.sets}
 
     def divides(command: str) -> bool:
         words = command.split()

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli.options import JSON, OUT, print_json, takes
-from pipeline.cli.sets import SET
 from pipeline.interchange.import_rows import ImportOptions
 from sightline.wording import counted, in_bytes
 
+SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]
 _TOOLS, _TAR = "the files of other tools", "a tar"
 _FOR_HUBS = ("--data", "--normalise", "--licence")
 _EXPORT_TAKES = {

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from composed import COMPOSED
+from composed import COMPOSED, CONFIGS
 from demo_params import demo_params_text
 from dvc.repo import Repo
 from made_results import made_result
 
 from pipeline import graph, stages
-from pipeline.configure import configuration, to_yaml
+from pipeline.configure import configuration, configurations, to_yaml
 from pipeline.params import Params, ParamsError, validate_params
 from train.objectives import make_objective
 from train.report.write import write_report
@@ -63,12 +63,16 @@ def features_of(params: Params, name: str) -> set[Path]:
 
 def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
     raw, params = given
+    systems = {name.removeprefix("train-") for name in STAGES if name.startswith("train-")}
+    assert systems == set(raw["systems"])
     for run, config in params.runs.items():
         spec = graph.run_spec(params, run, 0)
         pairs, text = params.graph.pairs, params.graph.text
         # DVC cannot leave a dependency out: a run without pairs, or without sentences, has them too
-        reads = {graph.captions_manifest(pairs), graph.images_manifest(pairs)}
-        reads |= {graph.sentences_manifest(text), graph.tokens_folder(params.student.name)}
+        folder = graph.dataset_folder(pairs)
+        reads = {folder / "captions.parquet", folder / "images.parquet"}
+        reads |= {graph.dataset_folder(text) / "sentences.parquet"}
+        reads |= {graph.tokens_folder(params.student.name)}
         if spec.pairs is not None:
             assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
             reads |= {spec.pairs.phrases} - {None}
@@ -116,7 +120,7 @@ def test_params_yaml_is_the_configuration_of_the_demo(monkeypatch):
     assert written == demo_params_text()
 
 
-def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
+def test_features_are_made_by_a_stage_and_read_by_a_run_before_a_task(given):
     _, params = given
     named = params.graph
     made = {
@@ -129,24 +133,17 @@ def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
         ]
         for encoder in encoders
     }
-    for run in params.runs:
-        assert set(graph.run_spec(params, run, 0).features.values()) <= made
-
-
-def test_the_features_that_tasks_read_are_inputs_of_a_run(given):
-    """So `evaluate`, which depends on the runs, comes after their extraction."""
-    _, params = given
     read = {
         folder for run in params.runs for folder in graph.run_spec(params, run, 0).features.values()
     }
+    assert read <= made
     for name, task in params.evaluation.tasks.items():
         if {"retrieval", "neighbours"} & {task.task, name}:
             settings = task.settings
-            assert Path(settings["features"]) == graph.FEATURES / params.graph.pairs
-            if frozen := settings.get("frozen"):
-                assert {
-                    Path(settings["features"], kind, frozen) for kind in ("image", "text")
-                } <= read
+            assert Path(settings["features"]) == graph.FEATURES / named.pairs
+            if frozen := settings.get("frozen"):  # so `evaluate`, after the runs, has both
+                towers = {Path(settings["features"], kind, frozen) for kind in ("image", "text")}
+                assert towers <= read
 
 
 def test_every_stage_is_one_that_exists():
@@ -171,74 +168,60 @@ def test_a_stage_depends_on_no_more_of_extract_than_changes_its_rows():
         assert read == expected.get(name, set()), name
 
 
-def test_every_system_has_a_stage_and_every_stage_a_system(given):
-    raw, _ = given
-    systems = {name.removeprefix("train-") for name in STAGES if name.startswith("train-")}
-    assert systems == set(raw["systems"])
-
-
-def test_dvc_reads_the_graph_with_every_configuration(tmp_path, monkeypatch):
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    """A DVC repository with our dvc.yaml; the current folder is the clone."""
     shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    (tmp_path / ".dvc/config").write_text("[core]\nanalytics = false\nno_scm = true\n")
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     monkeypatch.chdir(ROOT)
-    for name in COMPOSED:
-        found = configuration(*name.split())
-        (tmp_path / "params.yaml").write_text(to_yaml(found, name.split()))
-        listed = {stage.name for stage in Repo(str(tmp_path)).index.stages}
-        params = validate_params(found, name)
-        cells = {
-            f"train-{config.system}@{run}-{seed}"
-            for run, config in params.runs.items()
-            for seed in params.graph.seeds
-        }
-        assert {stage for stage in listed if stage.startswith("train-")} == cells
-        assert {"tokens", "evaluate", "report"} <= listed
+    return tmp_path
 
 
-def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(tmp_path):
-    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    (tmp_path / "params.yaml").write_text(demo_params_text())
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+@pytest.mark.parametrize("name", [*configurations(CONFIGS), "scenes three-seeds studies/margin"])
+def test_dvc_makes_a_train_stage_of_each_run_and_seed(repository, name):
+    """The other compositions reference no other keys, as the tests above show."""
+    found = configuration(*name.split())
+    if name == "scenes":  # a run is a line and no stage
+        lighter = {"lighter": {"parameters": {"weight": 0.5}}}
+        found["systems"]["mcse-clip"]["runs"] |= lighter
+    (repository / "params.yaml").write_text(to_yaml(found, name.split()))
+    listed = {stage.name: stage.cmd for stage in Repo(str(repository)).index.stages}
+    params = validate_params(found, name)
+    trained = {
+        f"train-{config.system}@{run}-{seed}": f"sightline stage train {run} {seed}"
+        for run, config in params.runs.items()
+        for seed in params.graph.seeds
+    }
+    assert {stage: cmd for stage, cmd in listed.items() if stage.startswith("train-")} == trained
+    assert {"tokens", "evaluate", "report"} <= listed.keys()
+
+
+def test_the_graph_is_short():
+    assert len(STAGES) < 25
+    assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300
+
+
+def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(repository):
+    (repository / "params.yaml").write_text(demo_params_text())
     log = ({"loss_text": 1.5, "step": 25}, {"dev": 40.0, "step": 50})
     results = [
         made_result(run, seed, scores={"similarity": 1.0 + seed}, training={"log": log})
         for run in ("SimCSE", "MCSE (CLIP)")
         for seed in (0, 1)
     ]
-    write_report(results, tmp_path / "report", "Two runs")
-    dvc = [Path(sys.executable).with_name("dvc"), "plots", "show"]
-    drawn = subprocess.run(
-        [*dvc, "--show-vega", "report/curves.json"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert drawn.returncode == 0, drawn.stderr
-    plot = json.loads(drawn.stdout)
+    write_report(results, repository / "report", "Two runs")
+    words = [sys.executable, "-m", "dvc", "plots", "show", "--show-vega", "report/curves.json"]
+    plot = json.loads(subprocess.check_output(words, cwd=repository))
     assert plot["facet"]["field"] == "metric"
     encoding = plot["spec"]["encoding"]
     assert [encoding[channel]["field"] for channel in ("x", "y", "color")] == [
-        "step",
-        "value",
-        "run",
+        *("step", "value", "run")
     ]
     kept = ("run", "seed", "step", "metric", "value")
     rows = [tuple(row[name] for name in kept) for row in plot["data"]["values"]]
     assert len(rows) == 8
     assert ("MCSE (CLIP)", 1, 25, "loss text", 1.5) in rows
     assert ("SimCSE", 0, 50, "dev score", 40.0) in rows
-    means = json.loads((tmp_path / "report/metrics.json").read_text())
+    means = json.loads((repository / "report/metrics.json").read_text())
     assert means == {"SimCSE": {"similarity": 1.5}, "MCSE (CLIP)": {"similarity": 1.5}}
-
-
-def test_a_run_is_a_line_and_no_stage(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    found = configuration("scenes")
-    found["systems"]["mcse-clip"]["runs"]["lighter"] = {"parameters": {"weight": 0.5}}
-    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(found))
-    index = {stage.name: stage for stage in Repo(str(tmp_path)).index.stages}
-    assert index["train-mcse-clip@lighter-0"].cmd == "sightline stage train lighter 0"
-    assert len(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]) < 25
-    assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300
