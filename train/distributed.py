@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -32,7 +32,6 @@ COLLECTIVE_LIMIT = 3600.0
 # Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
 # these need to free their last tensors (pytorch/pytorch#154976); here they get it
 _GIVE_BACK = 0.2  # seconds
-_BUCKET = 1 << 23  # numbers that are added up at once, 32 MiB in float32
 _groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
 
 T = TypeVar("T")
@@ -108,16 +107,24 @@ class Processes:
             dist.all_gather_object(items, item)
         return items
 
-    def from_main(self, item: T) -> T:
-        """The ``item`` of process 0."""
+    def on_main(self, act: Callable[[], T]) -> T:
+        """What ``act``, without any exchange, returns in process 0, which alone calls it.
+
+        Raises:
+            Exception: in process 0, what ``act`` raised.
+            SaidElsewhere: in the others, then.
+        """
         if self.count == 1:
-            return item
+            return act()
         import torch.distributed as dist
 
-        items = [item]
+        results: list[Any] = [None]
+        with self.one_outcome():
+            if self.main:
+                results = [act()]
         with _waiting():
-            dist.broadcast_object_list(items, src=0)
-        return items[0]
+            dist.broadcast_object_list(results, src=0)
+        return results[0]
 
     @contextmanager
     def one_outcome(self) -> Iterator[None]:
@@ -189,16 +196,14 @@ class Processes:
         reached = torch.tensor([each.grad is not None for each in parameters], dtype=torch.uint8)
         with _waiting():
             dist.all_reduce(reached, dist.ReduceOp.MAX)
-            pairs = zip(parameters, reached.tolist(), strict=True)
-            for bucket in _buckets([parameter for parameter, is_reached in pairs if is_reached]):
-                zeros = (torch.zeros_like(p) if p.grad is None else p.grad for p in bucket)
-                flat = torch.cat([gradient.reshape(-1) for gradient in zeros])
-                dist.all_reduce(flat)
-                parts = flat.split([parameter.numel() for parameter in bucket])
-                for parameter, part in zip(bucket, parts, strict=True):
+            sums = []
+            for parameter, is_reached in zip(parameters, reached.tolist(), strict=True):
+                if is_reached:
                     if parameter.grad is None:
-                        parameter.grad = torch.empty_like(parameter)
-                    parameter.grad.copy_(part.view_as(parameter))
+                        parameter.grad = torch.zeros_like(parameter)
+                    sums.append(dist.all_reduce(parameter.grad, async_op=True))
+            for sum_ in sums:
+                sum_.wait()
 
     def follow_main(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of process 0."""
@@ -297,16 +302,3 @@ def _waiting() -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """PyTorch's message, without the place in its source and its advice."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
-
-
-def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """``parameters`` in order, in lists of one dtype that are summed at once."""
-    bucket: list[nn.Parameter] = []
-    for parameter in parameters:
-        full = sum(each.numel() for each in bucket) + parameter.numel() > _BUCKET
-        if bucket and (full or parameter.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(parameter)
-    if bucket:
-        yield bucket

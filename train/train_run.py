@@ -77,37 +77,37 @@ def train_run(
         starts = processes.every((inputs.digest, inputs.code))
         with processes.one_outcome():
             _require_equal(starts)
-        finished = None
-        with processes.one_outcome():
-            if main:
-                stack.enter_context(folder.claimed())
-                finished = folder.finished(inputs.digest, inputs.code)
-                if finished is not None:
-                    folder.tidy()
-        finished = processes.from_main(finished)
+
+        def claim() -> RunSummary | None:
+            stack.enter_context(folder.claimed())
+            finished = folder.finished(inputs.digest, inputs.code)
+            if finished is not None:
+                folder.tidy()
+            return finished
+
+        finished = processes.on_main(claim)
         if finished is not None:
             tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
             return finished
 
         # resume
-        state = None
-        with processes.one_outcome():
-            if main:
-                state = to_resume(inputs, folder, tell)
-        state = processes.from_main(state) or new_state(inputs)
+        state = processes.on_main(lambda: to_resume(inputs, folder, tell)) or new_state(inputs)
         if state.processes[-1:] != [processes.count]:
             state.processes.append(processes.count)
         with processes.one_outcome():
             device = training_device(spec, processes)
             model, tokenizer = build_model(inputs)
-            if main:
-                _warn(inputs, device, _steps(inputs), tell)
-        with processes.one_outcome():
-            if main and not state.step:
-                if (folder.path / FILE_NAME).is_file():
-                    why = folder.outdated(inputs.digest, inputs.code)
-                    tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
-                folder.begin(state)
+
+        def begin() -> None:
+            _warn(inputs, device, _steps(inputs), tell)
+            if state.step:
+                return
+            if (folder.path / FILE_NAME).is_file():
+                why = folder.outdated(inputs.digest, inputs.code)
+                tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
+            folder.begin(state)
+
+        processes.on_main(begin)
 
         # loop
         from train.embed import Embedder
@@ -142,13 +142,7 @@ def train_run(
             raise
 
         # export and record
-        summary = None
-        with processes.one_outcome():
-            if main:
-                summary = _export(inputs, folder, state, model, tokenizer, device)
-        summary = processes.from_main(summary)
-        assert summary is not None
-        return summary
+        return processes.on_main(lambda: _export(inputs, folder, state, model, tokenizer, device))
 
 
 def train_model(
