@@ -32,6 +32,7 @@ COLLECTIVE_LIMIT = 3600.0
 # Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
 # these need to free their last tensors (pytorch/pytorch#154976); here they get it
 _GIVE_BACK = 0.2  # seconds
+_ALONE = 1 << 16  # numbers of a gradient that is added up by itself; smaller ones are one tensor
 _groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
 
 T = TypeVar("T")
@@ -196,14 +197,20 @@ class Processes:
         reached = torch.tensor([each.grad is not None for each in parameters], dtype=torch.uint8)
         with _waiting():
             dist.all_reduce(reached, dist.ReduceOp.MAX)
-            sums = []
-            for parameter, is_reached in zip(parameters, reached.tolist(), strict=True):
-                if is_reached:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    sums.append(dist.all_reduce(parameter.grad, async_op=True))
-            for sum_ in sums:
-                sum_.wait()
+            pairs = zip(parameters, reached.tolist(), strict=True)
+            gradients = [_gradient(parameter) for parameter, is_reached in pairs if is_reached]
+            small = [each for each in gradients if each.numel() < _ALONE]
+            sums = [
+                dist.all_reduce(each, async_op=True) for each in gradients if each.numel() >= _ALONE
+            ]
+            if small:
+                flat = torch.cat([each.reshape(-1) for each in small])
+                dist.all_reduce(flat)
+                parts = flat.split([each.numel() for each in small])
+                for gradient, part in zip(small, parts, strict=True):
+                    gradient.copy_(part.view_as(gradient))
+            for pending in sums:
+                pending.wait()
 
     def follow_main(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of process 0."""
@@ -302,3 +309,12 @@ def _waiting() -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """PyTorch's message, without the place in its source and its advice."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient of ``parameter``, zeros if it has none."""
+    import torch
+
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
