@@ -6,7 +6,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,9 @@ from sightline.cache import (
 from sightline.cache.prepared import RECORD, SCHEMA
 from train.records import RunSummary
 from train.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from cases import Features
 
 COLOURS = ("red", "blue", "green", "white")
 SHAPES = ("circle", "square", "star", "ring", "cross")
@@ -100,6 +103,13 @@ def curves_of(summary: RunSummary) -> dict[str, list[tuple[int, float]]]:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     torch.set_num_threads(1)
     return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
+    from cases import Features
+
+    return Features(world, tmp_path_factory.mktemp("features"))
 
 
 def make_world(root: Path, failed: int = 0) -> World:

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, Features, case_of, paired
 from conftest import World, silent
-from feature_sets import Features
 from hypothesis import given
 from hypothesis import strategies as st
-from phrase_world import Objects
+from kills import KillAfter, Killed
 from pydantic import ValidationError
-from step_oracle import Case, paired
-from test_run import KillAfter, Killed, weights
+from test_run import weights
 
 from train.batch import Sentences
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
@@ -28,15 +27,10 @@ from train.train_run import train_run
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def case(world: World, tmp_path_factory: pytest.TempPathFactory) -> Case:
+@pytest.fixture
+def case(features: Features) -> Case:
     """MCSEO, whose batches have phrases, with every term on."""
-    features = Features(world, tmp_path_factory.mktemp("chunks"))
-    features.add("clip", "image", dim=7)
-    objects = Objects(world, features, "clip-objects", dim=7)
-    parameters = {"image": "clip", "caption": "all", "image_weight": 0.5, "object_weight": 0.5}
-    sets = {"image-clip": "clip", "object-clip": "clip-objects"}
-    return Case(world, features, "mcseo", parameters, sets, {"phrases": objects.path})
+    return case_of(features, "mcseo")
 
 
 class Gradients(Callback):

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from cases import FIVE, Case, Features, case_of
 from conftest import World, curves_of
-from five_systems import cases_of, features_of
 from process_server import ProcessServer
-from step_oracle import Case
 from test_run import weights
 
 from sightline.errors import SightlineError
@@ -31,15 +30,10 @@ def server() -> Iterator[ProcessServer]:
 
 
 @pytest.fixture(scope="module")
-def cases(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    features = features_of(world, tmp_path_factory.mktemp("processes"))
-    made = cases_of(world, features)
-    ties = {key: row * 0 + 1.0 for key, row in features.rows["alike"].items()}
-    features.write("ties", "teacher", ties)  # every order of its cosines is a tie
-    parameters = {**made["dalr"].parameters, "teachers": [{"encoder": "ties", "weight": 1}]}
-    sets = {"image-clip": "clip", "teacher-ties": "ties"}
-    made["dalr with ties"] = Case(world, features, "dalr", parameters, sets)
-    return made
+def cases(features: Features) -> dict[str, Case]:
+    made = {name: case_of(features, name) for name in FIVE}
+    ties = case_of(features, "dalr", teachers=[{"encoder": "ties", "weight": 1}])
+    return {**made, "dalr with ties": ties}
 
 
 WEIGHTS_STAY = {"learning_rate": 1e-30, "max_grad_norm": 1e9}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import Features, case_of
 from conftest import World, silent
-from feature_sets import Features
 from flat_tables import rows_with_keys
 from kills import Killed
-from phrase_world import Objects
 
 from sightline.cache import key_column
 from sightline.cache.record import read_record
@@ -266,28 +266,16 @@ def test_a_finished_run_of_another_version_is_not_called_missing(
     assert f"replacing the finished run in {tmp_path}: {file}: this version cannot" in lines[0]
 
 
-def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> None:
-    features = Features(world, tmp_path)
-    features.add("clip", "image", dim=7)
-    objects = Objects(world, features, "clip-objects", dim=7)
-    spec = world.spec(
-        tmp_path / "out",
-        "mcseo",
-        parameters={"image": "clip"},
-        features={"image-clip": tmp_path / "clip", "object-clip": tmp_path / "clip-objects"},
-        pairs={
-            "captions": world.root / "captions.parquet",
-            "images": world.root / "images.parquet",
-            "tokens": world.root / "tokens",
-            "phrases": objects.path,
-        },
-    )
+def test_changed_phrase_tokens_make_a_new_run(features: Features, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(features.phrases, tmp_path / "phrases"))
+    case = replace(case_of(features, "mcseo"), pairs={"phrases": folder})
+    spec = case.spec(tmp_path / "out", max_steps=2)
     first = train_run(spec, say=silent)
-    table = rows_with_keys(objects.path, "phrase-tokens").slice(3)
-    spec_of_tokens = read_record(objects.path).spec
-    shutil.rmtree(objects.path)
+    table = rows_with_keys(folder, "phrase-tokens").slice(3)
+    spec_of_tokens = read_record(folder).spec
+    shutil.rmtree(folder)
     keys = key_column(table.column("key"))
-    write_rows(objects.path, spec_of_tokens, keys, table.drop_columns("key"))
+    write_rows(folder, spec_of_tokens, keys, table.drop_columns("key"))
     second = train_run(spec, say=silent)
     assert first.spec_digest != second.spec_digest
     assert RunSummary.read(tmp_path / "out") == second
