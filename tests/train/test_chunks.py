@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, Features, case_of, paired
-from conftest import World, silent
+from conftest import silent
 from hypothesis import given
 from hypothesis import strategies as st
-from kills import KillAfter, Killed
 from pydantic import ValidationError
-from test_run import weights
 
 from train.batch import Sentences
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
@@ -144,24 +142,6 @@ def test_phrases_of_chunks_are_those_of_the_batch(case: Case) -> None:
     assert cached.phrases is not None
     ours = model.terms(batch, Views(*cached.sentences, cached.phrases))
     torch.testing.assert_close(ours["object"], model(batch)["object"])
-
-
-def test_a_run_in_chunks_resumes_bit_for_bit(world: World, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_run(world.spec(whole, "mcse", train={"chunk": 3}), say=silent)
-    spec = world.spec(broken, "mcse", train={"chunk": 3})
-    with pytest.raises(Killed):
-        train_run(spec, say=silent, callbacks=[KillAfter(5)])
-    train_run(spec, say=silent)
-    for name, tensor in weights(whole).items():
-        assert torch.equal(weights(broken)[name], tensor), name
-
-
-def test_a_chunk_is_part_of_the_run(world: World, tmp_path: Path) -> None:
-    plain = train_run(world.spec(tmp_path, train={"max_steps": 1}), say=silent)
-    chunked = train_run(world.spec(tmp_path, train={"max_steps": 1, "chunk": 4}), say=silent)
-    assert plain.spec_digest != chunked.spec_digest
-    assert chunked.train["chunk"] == 4
 
 
 @pytest.mark.parametrize(

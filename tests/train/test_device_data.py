@@ -29,9 +29,9 @@ from train.train_run import train_run
 CPU = torch.device("cpu")
 
 
-def data_of(world: World, tmp_path: Path, objective: str = "mcse") -> TrainingData:
-    spec = world.spec(tmp_path / "unused", objective)
-    return TrainingData(spec, make_objective(objective, spec.parameters))
+def data_of(world: World, tmp_path: Path) -> TrainingData:
+    spec = world.spec(tmp_path / "unused", "mcse")
+    return TrainingData(spec, make_objective("mcse", spec.parameters))
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -120,9 +120,8 @@ def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("like_a_gpu")
-@pytest.mark.parametrize("objective", ["simcse", "mcse"])
 def test_no_step_waits_for_the_device(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Loop._step
     steps = []
@@ -134,7 +133,7 @@ def test_no_step_waits_for_the_device(
 
     monkeypatch.setattr(Loop, "_step", watched)
     train = {"max_steps": 6, "eval_steps": 3, "logging_steps": 3}
-    summary = train_run(world.spec(tmp_path, objective, train=train), say=silent)
+    summary = train_run(world.spec(tmp_path, "mcse", train=train), say=silent)
     assert steps == [1, 2, 3, 4, 5, 6]
     logged = [entry["step"] for entry in summary.log if "loss" in entry]
     assert logged == [3, 6]
@@ -145,14 +144,13 @@ def weights_of(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in files}
 
 
-@pytest.mark.parametrize("objective", ["simcse", "mcse"])
 def test_looking_rarely_gives_the_same_weights(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = {"max_steps": 8, "eval_steps": 4, "logging_steps": 4}
-    one = train_run(world.spec(tmp_path / "one", objective, train=train), say=silent)
+    one = train_run(world.spec(tmp_path / "one", "mcse", train=train), say=silent)
     monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
-    other = train_run(world.spec(tmp_path / "other", objective, train=train), say=silent)
+    other = train_run(world.spec(tmp_path / "other", "mcse", train=train), say=silent)
     assert weights_of(tmp_path / "one") == weights_of(tmp_path / "other")
     assert [e.get("loss") for e in one.log] == [e.get("loss") for e in other.log]
     assert other.seconds > 0

@@ -18,7 +18,7 @@ from sightline.cache import key_column
 from sightline.cache.record import read_record
 from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
-from train.loop import Callback, NonFiniteLoss
+from train.loop import Callback
 from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
 from train.train_run import train_run
@@ -226,18 +226,6 @@ def test_a_checkpoint_replaces_the_last_one_whole_or_not_at_all(
         assert state is not None
         folder.check(state)
         assert {path.parent.name for path in folder.path.rglob("loop.pt")} == {"b"}
-
-
-def test_a_learning_rate_that_is_far_too_high_stops_the_run(world: World, tmp_path: Path) -> None:
-    spec = world.spec(tmp_path, dev=None, train={"learning_rate": 1e38, "save_steps": 1})
-    with pytest.raises(NonFiniteLoss) as caught:
-        train_run(spec, say=silent)
-    state = RunFolder(tmp_path).state()
-    said = str(caught.value)
-    assert "Nothing is saved after it" in said
-    assert state is not None
-    assert f"the last checkpoint is of step {state.step}. " in said
-    assert json.loads((tmp_path / "failure.json").read_text())["keys"]
 
 
 def test_a_finished_run_with_a_field_that_is_no_longer_written_is_read(
