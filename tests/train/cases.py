@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from conftest import COLOURS, MAX_LENGTH, SHAPES, World
+from conftest import COLOURS, MAX_LENGTH, SHAPES, World, write_features
 from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from sightline.cache import (
-    EncoderRecord,
-    FeatureSpec,
     PhraseTokenHeader,
-    SetWriter,
     as_keys,
     key_of_bytes,
     key_of_text,
@@ -90,23 +87,11 @@ class Features:
                 rows[key] = of_image[image] + rng.normal(size=dim) * 0.7
         self.write(name, rows)
 
-    def write(self, name: str, rows: Rows, failed: bytes = b"") -> None:
-        """Write a set; the row of ``failed`` is an error."""
+    def write(self, name: str, rows: Rows, *failed: bytes) -> None:
+        """Write a set; the rows of ``failed`` keys are errors."""
         rows = {key: row.astype(np.float16).astype(np.float64) for key, row in rows.items()}
-        kind: Any = name.partition("/")[0]
-        encoder = EncoderRecord(name=f"test/{name}", source="random:0", weights_sha256="2" * 64)
-        dim = len(next(iter(rows.values())))
-        spec = FeatureSpec(
-            kind=kind, encoder=encoder, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
-        )
-        error = {"code": "empty_mask", "path": "", "reason": "test"}
-        with SetWriter(self.root / name, spec) as writer:
-            for batch in writer.plan(list(rows), batch_size=64):
-                keys = [key.tobytes() for key in batch.keys]
-                values = np.array([rows[key] for key in keys], dtype=np.float32)
-                values[[key == failed for key in keys]] = np.nan
-                writer.add(batch.keys, values, {key: error for key in keys if key == failed})
-            writer.publish()
+        kind = name.partition("/")[0]
+        write_features(self.root / name, kind, f"test/{name}", rows, failed)
         if kind == "image":
             rows = {caption: rows[image] for caption, image in self._image_of.items()}
         self.rows[name] = rows

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import FIVE, Case, Features, case_of
-from conftest import World, silent
-from kills import KillAfter, Killed
-from run_weights import assert_alike, weights_of
+from conftest import KillAfter, Killed, World, assert_alike, silent, weights_of
 from test_device_data import same
 
 from train.data import ReadAhead, make_feed

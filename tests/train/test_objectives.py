@@ -473,7 +473,7 @@ def test_exchanged_objects_stay_within_their_caption(features: Features) -> None
 def test_an_object_that_failed_costs_its_phrase(features: Features) -> None:
     rows = features.rows["object/clip"]
     bad = next(iter(rows))
-    features.write("object/with-failure", rows, failed=bad)
+    features.write("object/with-failure", rows, bad)
     data = replace(case_of(features, "mcseo"), sets={"object-clip": "object/with-failure"}).data()
     every = [cutout for phrases in features.named.values() for _, _, cutout in phrases]
     assert data.dropped_phrases == every.count(bad) > 0

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from cases import FIVE, Case, Features, case_of
-from conftest import World, curves_of
+from conftest import World, assert_equal, curves_of, weights_of
 from process_runs import run_processes
-from test_run import weights
 
 from sightline.errors import SightlineError
 from train.loop import dropout_seed
@@ -104,10 +103,7 @@ def train_config(**changes: Any) -> dict[str, Any]:
 
 def assert_same_run(found: Path, expected: Path) -> None:
     """Bit for bit: best weights, last weights, heads, dev scores and curves."""
-    ours, theirs = weights(found), weights(expected)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor), name
+    assert_equal(weights_of(found), weights_of(expected))
     for key in ("dev_history", "best_step", "steps", "sentences", "negatives_per_anchor"):
         assert getattr(summary(found), key) == getattr(summary(expected), key), key
     assert curves_of(summary(found)) == curves_of(summary(expected))
@@ -202,8 +198,8 @@ def test_a_run_resumes_with_a_different_number_of_processes(
     assert summary(out).processes == (2, 3, 1)
     assert summary(alone).processes == (1,)
     assert summary(alone).spec_digest == summary(out).spec_digest
-    for name, tensor in weights(alone).items():
-        torch.testing.assert_close(weights(out)[name], tensor, rtol=0, atol=2e-5)
+    for name, tensor in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(out)[name], tensor, rtol=0, atol=2e-5)
 
 
 def test_a_signal_to_one_process_stops_all_after_one_step(
@@ -229,7 +225,7 @@ def test_bf16_trains_in_two_processes(world: World, tmp_path: Path) -> None:
     train = train_config(precision="bf16", max_steps=2, chunk=2)
     outcome = run_processes([world.spec(tmp_path / "run", "mcse", train=train)], count=2)
     assert outcome.codes == [0, 0], outcome.said
-    assert {each.dtype for each in weights(tmp_path / "run").values()} == {torch.float32}
+    assert {each.dtype for each in weights_of(tmp_path / "run").values()} == {torch.float32}
 
 
 def test_a_finished_run_is_returned_by_every_process(world: World, unbroken: Path) -> None:

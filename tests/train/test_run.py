@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import World, curves_of, silent
-from kills import KillAfter, Killed
+from conftest import KillAfter, Killed, World, assert_equal, curves_of, silent, weights_of
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
@@ -36,12 +35,6 @@ from train.run_inputs import RunInputs
 from train.run_spec import OF_THE_MACHINE
 from train.schedule import Schedule
 from train.train_run import train_run
-
-
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    model = load_file(out / "model" / "model.safetensors")
-    return model | {f"head {k}": v for k, v in load_file(out / "heads.safetensors").items()}
-
 
 RESUMED: list[dict[str, Any]] = [
     {},
@@ -68,9 +61,7 @@ def test_resume_gives_the_weights_and_the_log_of_an_uninterrupted_run(
     shown = r"mcse: step [56]/6  loss \S+  \d+ sentences/s  0:00:\d\d left"
     assert re.fullmatch(shown, lines[2])
     assert resumed.sentences == expected.sentences
-    found = weights(broken)
-    for name, tensor in weights(whole).items():
-        assert torch.equal(found[name], tensor), name
+    assert_equal(weights_of(broken), weights_of(whole))
     curves = curves_of(resumed)
     assert curves == curves_of(expected)
     every = train.get("logging_steps", 1)
@@ -292,7 +283,7 @@ def test_the_summary_records_the_cost_of_the_run(world: World, tmp_path: Path) -
     assert summary.negatives_per_anchor == 7
     assert summary.peak_memory.keys() == {"host"}
     assert 50 << 20 < summary.peak_memory["host"] < 64 << 30
-    trained = sum(tensor.numel() for tensor in weights(tmp_path).values())
+    trained = sum(tensor.numel() for tensor in weights_of(tmp_path).values())
     assert summary.trained_parameters == trained
     assert summary.seconds > 0
     assert summary.sentences_per_second == summary.sentences / summary.seconds
@@ -418,8 +409,7 @@ def test_a_non_finite_value_stops_the_run_naming_its_batch_and_is_not_saved(
     assert report["keys"] == [key.tobytes().hex() for key in batch.keys]
     monkeypatch.undo()
     train_run(spec, say=silent)  # resumes before it as if nothing had happened
-    for name, tensor in weights(reference).items():
-        assert torch.equal(weights(out)[name], tensor), name
+    assert_equal(weights_of(out), weights_of(reference))
 
 
 @pytest.mark.parametrize("damaged", ["features", "tokens"])

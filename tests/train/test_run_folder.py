@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from cases import Features, case_of
-from conftest import World, silent
+from conftest import Killed, World, silent
 from flat_tables import rows_with_keys
-from kills import Killed
 
 from sightline.cache import key_column
 from sightline.cache.record import read_record

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from conftest import World, silent
-from safetensors.torch import load_file
+from conftest import World, assert_equal, silent, weights_of
 
 from train import progress as stopping
 from train.objectives.mcse import MCSE
@@ -83,9 +81,7 @@ def test_a_signal_keeps_the_step_and_the_weights_come_out_the_same(
     state = json.loads((broken / "checkpoints/state.json").read_text())
     assert state["step"] == step + 1
     assert train_run(spec, say=silent).dev_history == RunSummary.read(whole).dev_history
-    found = load_file(broken / "model" / "model.safetensors")
-    for name, tensor in load_file(whole / "model" / "model.safetensors").items():
-        assert torch.equal(found[name], tensor), name
+    assert_equal(weights_of(broken), weights_of(whole))
 
 
 def test_a_later_second_signal_does_not_wait_for_the_step(
