@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +117,7 @@ def train_run(
         embedder = Embedder(model.encoder, tokenizer, spec.student.pooling)
         dev, size = inputs.dev, spec.train.eval_batch_size
         stop = StopAtStep()
-        shown = [stack.enter_context(ProgressReport(spec.run, say))] if main else []
+        shown = [stack.enter_context(closing(ProgressReport(spec.run, say)))] if main else []
         loop = Loop(
             model,
             inputs.data,
@@ -396,6 +396,7 @@ def _summary(
     from train.loop import steps_on_pairs
 
     spec, data, seconds = inputs.spec, inputs.data, state.seconds
+    reached = {"log", "best_step", "stopped_early", "sentences", "seconds", "peak_memory"}
     manifests = [] if spec.pairs is None else [spec.pairs.captions]
     manifests += [] if spec.text is None else [spec.text.sentences]
     return RunSummary(
@@ -412,15 +413,9 @@ def _summary(
         hub_datasets=hub_datasets(path.parent for path in manifests),
         dev=None if inputs.dev is None else inputs.dev.name,
         dev_sha256="" if inputs.dev is None else inputs.dev.sha256,
-        log=state.log,
-        best_step=state.best_step,
         steps=state.step,
         steps_on_pairs=steps_on_pairs(spec.train, data, state.step),
-        stopped_early=state.stopped_early,
-        sentences=state.sentences,
-        seconds=seconds,
         sentences_per_second=state.sentences / seconds if seconds else 0.0,
-        peak_memory=state.peak_memory,
         trained_parameters=parameters,
         negatives_per_anchor=spec.train.batch_size - 1,
         processes=tuple(state.processes),
@@ -429,4 +424,5 @@ def _summary(
         precision=spec.train.precision,
         spec_digest=inputs.digest,
         code=inputs.code,
+        **state.model_dump(include=reached),
     )
