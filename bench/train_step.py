@@ -29,7 +29,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from sightline.cache import TokenHeader, TokenSet, keys_of_texts, write_tokens
 from train.batch import Batch
-from train.data import TokenLookup
+from train.data import padded_ids
 from train.losses import info_nce
 from train.model import TOTAL, GroundedModel
 from train.objectives import make_objective
@@ -101,11 +101,13 @@ class Stream(RowsOfTexts):
         ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
         write_tokens(folder, header, keys, ids)
         self.tokens = TokenSet.open(folder)
-        self.rows = TokenLookup(self.tokens, self.tokens.rows(keys))
+        self.at = self.tokens.rows(keys)
+        self.lengths = self.tokens.lengths[self.at].astype(np.int64)
         self.keys = keys
 
     def batch(self, k: int, rows: np.ndarray) -> Batch:
-        ids, lengths = self.rows.take(rows), self.rows.lengths[rows]
+        lengths = self.lengths[rows]
+        ids = torch.from_numpy(padded_ids(self.tokens, int(lengths.max()), self.at[rows])).long()
         features = {} if self.images is None else {"image": self.image_rows(rows)}
         name = "text" if self.images is None else "pairs"
         return Batch(k, 0, name, ids, lengths, features, self.keys[rows])

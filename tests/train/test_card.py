@@ -110,10 +110,13 @@ def test_every_score_of_a_result_is_there_with_the_digest_of_its_data(trained, w
     assert "| similarity | not defined |" in card.text
 
 
-def test_without_a_dev_set_there_is_no_metric(world, tmp_path):
-    spec = world.spec(tmp_path / "run", train={"max_steps": 1}).model_copy(update={"dev": None})
-    train_run(spec, say=silent)
-    card = ModelCard.load(tmp_path / "run/model/README.md")
+def test_without_a_dev_set_the_last_weights_are_exported_and_there_is_no_metric(world, tmp_path):
+    summary = train_run(world.spec(tmp_path, dev=None, train={"max_steps": 1}), say=silent)
+    assert summary.best_step is None
+    assert summary.dev_history == []
+    assert (tmp_path / "model/model.safetensors").is_file()
+    assert not (tmp_path / "checkpoints").exists()
+    card = ModelCard.load(tmp_path / "model/README.md")
     assert not card.data.eval_results
     assert "model-index" not in card.content
     assert "without a dev set" in card.text
