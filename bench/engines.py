@@ -63,8 +63,8 @@ def main() -> None:
         engines = {name: lambda words=words: together(words) for name, words in ENGINES.items()}
         costs = take_turns({APART: apart, **engines}, options.rounds, warm_up=False)
     assert len(digests) == 1
-    for name, (wall, cpu) in costs.items():
-        report.add(side=name, wall_s=wall, cpu_s=cpu)
+    for name, cost in costs.items():
+        report.add(side=name, s=cost.wall)
     report.ratio(f"{APART} / {WORKERS}", costs[APART].wall / costs[WORKERS].wall, at_least=0.9)
     report.ratio(f"{RAY} / {WORKERS}", costs[RAY].wall / costs[WORKERS].wall, at_most=1.1)
 
