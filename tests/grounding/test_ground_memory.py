@@ -8,7 +8,7 @@ import pytest
 import torch
 from ground_data import SETTINGS, BoxSegmenter, DataSet, Killed, WordGrounder, files_of, run_ground
 
-from pipeline.extract.runner import HalvingCalls
+from pipeline.extract.halving import HalvingCalls
 from sightline.cache.groundings import read_phrases
 from sightline.cache.record import read_tables_record
 from sightline.errors import SightlineError

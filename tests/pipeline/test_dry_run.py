@@ -102,7 +102,7 @@ def test_a_dry_run_writes_nothing(capsys, place, words):
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     capsys, place, monkeypatch
 ):
-    from pipeline.extract.runner import HalvingCalls
+    from pipeline.extract.halving import HalvingCalls
     from sightline.cache import writer
 
     monkeypatch.setitem(writer.BLOCK_ROWS, "image", 4)
