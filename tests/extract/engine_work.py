@@ -61,6 +61,11 @@ class StubWork:
         )
         return run_workers([repr(self)], how, [self.out], module="engine_work")
 
+    def command(self) -> list[str]:
+        """A process that does it alone."""
+        words = [sys.executable, "-m", "engine_work", repr(self)]
+        return [*words, "--threads", "1", "--devices", "cpu"]
+
     def __call__(self, how: RunSettings) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
         settings = how.but(batch_size=self.batch, max_failed=0.2)

@@ -210,7 +210,7 @@ def command(work: StubWork, engine: str, threads: int = 1) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected, number) -> None:
     work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(
