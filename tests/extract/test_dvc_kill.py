@@ -25,7 +25,7 @@ STAGE = {"cmd": "", "deps": ["input"], "outs": [{"features": {"persist": True}}]
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A stage that waits at its first batch until another process has come as far."""
+    """A stage that waits after three batches until another process has begun."""
     (tmp_path / "log").mkdir()
     (tmp_path / "input").touch()
     work = StubWork(Path("features"), log=tmp_path / "log", meet=2)

@@ -149,7 +149,7 @@ def test_a_child_that_always_dies_is_one_error_and_the_others_do_its_work(
     tmp_path, log, expected, monkeypatch
 ) -> None:
     monkeypatch.setattr(workers, "DEATHS", 1)
-    work = StubWork(tmp_path / "set", pause=0.3, broken={1: "kill"}, log=log, meet=2)
+    work = StubWork(tmp_path / "set", pause=0.1, broken={1: "kill"}, log=log, meet=3)
     with pytest.raises(SightlineError) as caught:
         work.start(TWO)
     found = str(caught.value)
