@@ -77,7 +77,7 @@ class StubWork:
         # without PyTorch, which takes seconds to import
         with patch.multiple(
             runner,
-            pick_device=str,
+            pick_device=lambda name: "cpu",
             cpu_warning=lambda device: "",
             described=lambda device: {"device": device},
             using_threads=broken.using_threads,
