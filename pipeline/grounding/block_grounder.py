@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.runner import HalvingCalls, RunSettings
+from pipeline.extract.halving import HalvingCalls
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.matching import hull, select
 from pipeline.grounding.protocols import (

@@ -80,7 +80,7 @@ def test_a_dry_run_of_texts(to_do):
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     said, says, to_do, place, monkeypatch
 ):
-    from pipeline.extract.runner import HalvingCalls
+    from pipeline.extract.halving import HalvingCalls
     from sightline.cache import writer
 
     monkeypatch.setitem(writer.BLOCK_ROWS, "image", 2)

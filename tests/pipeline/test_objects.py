@@ -138,7 +138,8 @@ def test_a_row_is_the_encoding_of_its_own_cut_out(photos):
         np.testing.assert_allclose(features.take([entry.key])[0], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_an_image_is_decoded_once_for_all_its_objects(monkeypatch, photos):
+def test_an_image_is_read_once_for_all_its_objects_even_a_broken_one(monkeypatch, photos):
+    (photos.folder / "photos" / "1.png").write_bytes(b"broken")
     loaded = []
     usual = objects.load_image
 
@@ -147,8 +148,9 @@ def test_an_image_is_decoded_once_for_all_its_objects(monkeypatch, photos):
         return usual(path, *others)
 
     monkeypatch.setattr(objects, "load_image", load_image)
-    assert photos.extract() == 0
+    assert photos.extract(max_failed=0.5) == 0
     assert len(loaded) == len(set(loaded)) == 5
+    assert len(FeatureSet.open(photos.folder / "out").failed) == OBJECTS
 
 
 def test_the_number_of_workers_changes_no_byte(photos):
