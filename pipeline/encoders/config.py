@@ -208,13 +208,14 @@ class OpenClipConfig(EncoderConfig):
 
 
 class TransformersConfig(EncoderConfig):
-    """A teacher: texts.
+    """A Hugging Face model: a teacher of texts, a vision model, or both towers of a CLIP or SigLIP.
 
     Attributes:
         model: a folder or a hub name.
         weights: ``pretrained`` alone uses the folder's content or the hub's main branch, and
             ``pretrained:REVISION`` one revision of a hub name.
-        pooling: ``cls``, the default, is the raw last layer at [CLS].
+        pooling: ``cls``, the default of teachers, is the raw last layer at [CLS]; ``pooler``, that
+            of images, the model's own.
         max_length: in tokens; default: the encoder's own.
         compile: run the model with ``torch.compile``, once for each padded length.
     """
@@ -230,10 +231,18 @@ class TransformersConfig(EncoderConfig):
         Pretrained(self.model, self.weights_spec.revision)
         super().require_files()
 
-    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
-        from pipeline.encoders import teacher
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        from pipeline.encoders import vision
 
-        return teacher.build_text(self, device, precision)
+        return vision.build_image(self, device, precision)
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        from pipeline.encoders import teacher, vision
+        from sightline.loading import Pretrained
+
+        settings = Pretrained(self.model, self.weights_spec.revision).config()
+        towers = vision.has_two_towers(settings)
+        return (vision if towers else teacher).build_text(self, device, precision)
 
 
 EncoderKind = Literal["image", "text", "teacher"]
