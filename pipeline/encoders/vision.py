@@ -196,8 +196,8 @@ def _preprocessing(source: Pretrained) -> ImagePreprocessing:
 
     def refuse(key: str, expected: str) -> SightlineError:
         return SightlineError(
-            f"{source.name}: its image processor has {key} {values.get(key)!r}, expected {expected}; "
-            "this model cannot be used as an image encoder"
+            f"{source.name}: its image processor has {key} {values.get(key)!r}, expected "
+            f"{expected}; this model cannot be used as an image encoder"
         )
 
     size = values.get("size") or {}
