@@ -190,6 +190,7 @@ def test_what_is_not_a_vision_model_is_refused(tmp_path):
         part.save_pretrained(tmp_path)
     with pytest.raises(SightlineError, match="'bert' model does not encode images"):
         encoder(tmp_path).build_image(CPU, "fp32")
+    MODELS["clip"][0].save_pretrained(tmp_path / "clip")
+    pooled = encoder(tmp_path / "clip", pooling="mean")
     with pytest.raises(SightlineError, match="leave out pooling"):
-        MODELS["clip"][0].save_pretrained(tmp_path / "clip")
-        encoder(tmp_path / "clip", pooling="mean").build_text(CPU, "fp32")
+        pooled.build_text(CPU, "fp32")
