@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pipeline.grounding.chunker import FunctionWordChunker
+from pipeline.grounding.chunker import noun_phrases
 from pipeline.grounding.segmenters import sam2
 from pipeline.grounding.segmenters.prompted import PromptedSegmenter
 from pipeline.grounding.settings import Sam2Settings
@@ -121,7 +121,7 @@ def florence(texts: list[str], full: bool) -> tuple[SteeredFlorence, Florence2Pr
 def answer(caption: str, tokenizer: Any) -> list[int]:
     """Token ids of an answer: each noun phrase and a box derived from its position."""
     written = "<s>"
-    for place, span in enumerate(FunctionWordChunker().spans(caption)):
+    for place, span in enumerate(noun_phrases(caption)):
         left, top = 40 + 97 * place % 500, 30 + 61 * place % 500
         box = "".join(f"<loc_{edge}>" for edge in (left, top, left + 400, top + 350))
         written += caption[slice(*span)] + box

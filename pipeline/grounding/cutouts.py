@@ -25,10 +25,8 @@ from sightline.cache.keys import KeyTable, unique_sorted
 from sightline.cache.manifest import key_column
 from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
-from sightline.cache.record import SetRecord
 from sightline.cache.tables import CUTOUTS
 from sightline.cache.writer import SetWriter
-from sightline.errors import SightlineError
 from sightline.wording import counted
 
 _BLOCK = 512  # objects that are finished together
@@ -52,10 +50,6 @@ def write_cutouts(
         SightlineError: no grounding, one of its images is not in ``places``, or more of them
             failed than ``settings.max_failed`` allows (good cut-outs are published first).
     """
-    if out.resolve() == records.resolve():
-        raise SightlineError(
-            f"{out}: holds the grounding itself; choose another folder for cut-outs"
-        )
     phrases = read_phrases(records).select(["image_key", "cutout_key", "mask"])
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
@@ -95,11 +89,7 @@ def write_cutouts(
         keys,
         settings.block_rows or _BLOCK,
         compute,
-        _described,
+        lambda record: [counted(record.rows, "cut-out")],
         groups=key_column(phrases["image_key"]),
     )
     return run(job, settings)
-
-
-def _described(record: SetRecord) -> list[str]:
-    return [counted(record.rows, "cut-out")]

@@ -64,8 +64,8 @@ class GrounderSettings(FamilySettings):
         """
 
 
-class _GrounderModel(GrounderSettings):
-    """A model from a folder or the hub.
+class ModelSettings(GrounderSettings):
+    """A grounder's model, from a folder or the hub.
 
     Attributes:
         model: folder, or hub name.
@@ -88,7 +88,7 @@ class _GrounderModel(GrounderSettings):
         Pretrained(self.model, parse_weights(self.weights).revision)
 
 
-class Florence2Settings(_GrounderModel):
+class Florence2Settings(ModelSettings):
     """Florence-2.
 
     Attributes:
@@ -101,12 +101,12 @@ class Florence2Settings(_GrounderModel):
     max_length: int = Field(default=1024, ge=8)
 
     def build(self, device: torch.device, precision: str) -> Grounder:
-        from pipeline.grounding import florence2
+        from pipeline.grounding.florence2 import Florence2Grounder
 
-        return florence2.build(self, device, precision)
+        return Florence2Grounder.load(self, device, precision)
 
 
-class GroundingDinoSettings(_GrounderModel):
+class GroundingDinoSettings(ModelSettings):
     """Grounding DINO; the default thresholds are those of its authors' demo.
 
     Attributes:
@@ -119,9 +119,9 @@ class GroundingDinoSettings(_GrounderModel):
     text_threshold: _Share = 0.25
 
     def build(self, device: torch.device, precision: str) -> Grounder:
-        from pipeline.grounding import grounding_dino
+        from pipeline.grounding.grounding_dino import GroundingDinoGrounder
 
-        return grounding_dino.build(self, device, precision)
+        return GroundingDinoGrounder.load(self, device, precision)
 
 
 class AnnotationSettings(GrounderSettings):

@@ -7,7 +7,7 @@ import torch
 from grounding_images import captions_of, pictures
 from tiny_grounders import IMAGE_TOKENS, POSITIONS, florence_processor, save_dino, save_florence
 
-from pipeline.grounding.florence2 import Florence2Grounder, build, parse_answer
+from pipeline.grounding.florence2 import Florence2Grounder, parse_answer
 from pipeline.grounding.settings import Florence2Settings
 from sightline.errors import SightlineError
 
@@ -88,7 +88,7 @@ def test_an_inverted_location_is_parsed_verbatim(post_processor):
 def grounder(tmp_path_factory) -> Florence2Grounder:
     folder = save_florence(tmp_path_factory.mktemp("models") / "florence")
     settings = Florence2Settings(family="florence2", model=str(folder), beams=2, max_length=12)
-    return build(settings, torch.device("cpu"), "fp32")
+    return Florence2Grounder.load(settings, torch.device("cpu"), "fp32")
 
 
 def test_a_batch_equals_one_by_one(grounder):
@@ -136,10 +136,10 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     folder = save_dino(tmp_path / "dino")
     settings = Florence2Settings(family="florence2", model=str(folder))
     with pytest.raises(SightlineError, match=r"'grounding-dino', expected 'florence2'"):
-        build(settings, torch.device("cpu"), "fp32")
+        Florence2Grounder.load(settings, torch.device("cpu"), "fp32")
 
 
 def test_a_folder_without_a_model_is_an_error_that_says_what_is_expected(tmp_path):
     settings = Florence2Settings(family="florence2", model=str(tmp_path))
     with pytest.raises(SightlineError, match=r"config\.json"):
-        build(settings, torch.device("cpu"), "fp32")
+        Florence2Grounder.load(settings, torch.device("cpu"), "fp32")

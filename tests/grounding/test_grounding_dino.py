@@ -9,8 +9,8 @@ import torch
 from grounding_images import captions_of, pictures
 from tiny_grounders import save_dino, save_florence
 
-from pipeline.grounding.chunker import FunctionWordChunker
-from pipeline.grounding.grounding_dino import GroundingDinoGrounder, build
+from pipeline.grounding.chunker import noun_phrases
+from pipeline.grounding.grounding_dino import GroundingDinoGrounder
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.settings import GroundingDinoSettings
 from sightline.errors import SightlineError
@@ -25,7 +25,7 @@ def grounder_of(folder: str, box=0.0, text=0.0) -> GroundingDinoGrounder:
     settings = GroundingDinoSettings(
         family="grounding-dino", model=folder, box_threshold=box, text_threshold=text
     )
-    return build(settings, torch.device("cpu"), "fp32")
+    return GroundingDinoGrounder.load(settings, torch.device("cpu"), "fp32")
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
@@ -59,7 +59,7 @@ def test_boxes_are_pixels_of_the_image(folder, monkeypatch):
     output = SimpleNamespace(
         logits=torch.zeros(2, 1, 64), pred_boxes=torch.tensor([[[0.5, 0.5, 0.25, 1.0]]] * 2)
     )
-    monkeypatch.setattr(grounder, "_model", lambda **inputs: output)
+    monkeypatch.setattr(grounder._model, "forward", lambda **inputs: output)
     for found, _ in grounder.ground(pictures((40, 80), (40, 80)), captions_of(["the dog"] * 2)):
         assert found[0].boxes.tolist() == [[30, 0, 50, 40]]
         assert found[0].scores.tolist() == [0.5]
@@ -143,7 +143,7 @@ def test_a_strip_that_would_be_scaled_to_nothing_is_an_error_of_its_image(folder
     ],
 )
 def test_noun_phrases_by_function_words(caption, phrases):
-    found = [caption[slice(*span)] for span in FunctionWordChunker().spans(caption)]
+    found = [caption[slice(*span)] for span in noun_phrases(caption)]
     if "👩" in caption:  # a determiner by itself is no phrase; an emoji is no word
         phrases = phrases[1:]
     assert found == phrases

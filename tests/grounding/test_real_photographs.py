@@ -15,7 +15,7 @@ from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.chunker import FunctionWordChunker
+from pipeline.grounding.chunker import noun_phrases
 from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import Answer, Caption, Grounded
 from pipeline.grounding.settings import (
@@ -69,7 +69,7 @@ class PhraseGrounder:
         height, width = image.shape[1:]
         edges = torch.tensor([width, height, width, height])
         found = []
-        for place, span in enumerate(FunctionWordChunker().spans(text)):
+        for place, span in enumerate(noun_phrases(text)):
             left, top = 0.13 * place % 0.6, 0.07 * place % 0.6
             shares = torch.tensor([[left, top, left + 0.4, top + 0.3], [0.1, 0.0, 1.0, 0.9]])
             found.append(Grounded(text[slice(*span)], *span, shares * edges, torch.ones(2)))
@@ -99,7 +99,7 @@ def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, c
     assert grounding_counts(summary.folder)["images"] == count
     assert grounding_counts(summary.folder)["failed"] == 0
     texts = [caption.text for unit in units for caption in unit.captions]
-    phrases = sum(len(FunctionWordChunker().spans(text)) for text in texts)
+    phrases = sum(len(noun_phrases(text)) for text in texts)
     empty = grounding_counts(summary.folder)["dropped"].pop(
         "empty_mask", 0
     )  # the weights are random
