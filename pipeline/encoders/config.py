@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from pipeline.encoders.preprocessing import Interpolation
 from sightline.errors import SightlineError
 from sightline.extras import require
-from sightline.pooling import Pooling
+from sightline.pooling import TeacherPooling
 from sightline.settings import FamilySettings, Registry, explain
 
 if TYPE_CHECKING:
@@ -214,15 +214,20 @@ class TransformersConfig(EncoderConfig):
         model: a folder or a hub name.
         weights: ``pretrained`` alone uses the folder's content or the hub's main branch, and
             ``pretrained:REVISION`` one revision of a hub name.
-        pooling: ``cls``, the default of teachers, is the raw last layer at [CLS]; ``pooler``, that
-            of images, the model's own.
+        pooling: of a teacher by default that of its sentence-transformers folder, else ``cls``,
+            the raw last layer at [CLS]; ``lasttoken`` is for decoders. Of images by default
+            ``pooler``, the model's own.
         max_length: in tokens; default: the encoder's own.
+        prompt: text before every text of a teacher, such as an instruction.
+        prompt_name: the same by its name in config_sentence_transformers.json.
         compile: run the model with ``torch.compile``, once for each padded length.
     """
 
     family: Literal["transformers"]
-    pooling: Pooling | None = None
+    pooling: TeacherPooling | None = None
     max_length: Annotated[int, Field(ge=2)] | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
     compile: bool = False
 
     def require_files(self) -> None:

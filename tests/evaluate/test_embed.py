@@ -260,7 +260,7 @@ def test_an_unsupported_module_or_pooling_is_an_error(encoder_folder, tmp_path):
     whole = settings.read_text()
     prompts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query"}
     settings.write_text(json.dumps({**json.loads(whole), **prompts}))
-    with pytest.raises(SightlineError, match="prepends the prompt 'query' to every sentence"):
+    with pytest.raises(SightlineError, match="prepends the prompt 'Query: ' to every sentence"):
         Embedder.load(tmp_path)
     settings.write_text(whole)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
