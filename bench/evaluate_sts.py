@@ -67,7 +67,7 @@ def main() -> None:
 
     def ours() -> None:
         every = evaluate_sts(embedder.encode, data).scores
-        scores["Sightline"] = {task: every[task] for task in data.tasks}
+        scores["Sightline"] = {task: every[task] for task in data}
 
     def plain() -> None:
         scores["plain loop"] = plain_loop(embedder, data)

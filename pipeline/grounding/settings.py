@@ -51,6 +51,8 @@ class GrounderSettings(FamilySettings):
         {
             "florence2": "pipeline.grounding.settings:Florence2Settings",
             "grounding-dino": "pipeline.grounding.settings:GroundingDinoSettings",
+            "mm-grounding-dino": "pipeline.grounding.settings:MMGroundingDinoSettings",
+            "sam3": "pipeline.grounding.settings:Sam3Settings",
             "annotations": "pipeline.grounding.settings:AnnotationSettings",
         },
     )
@@ -122,6 +124,35 @@ class GroundingDinoSettings(ModelSettings):
         from pipeline.grounding.grounding_dino import GroundingDinoGrounder
 
         return GroundingDinoGrounder.load(self, device, precision)
+
+
+class MMGroundingDinoSettings(GroundingDinoSettings):
+    """MM Grounding DINO or LLMDet, with the parameters of Grounding DINO."""
+
+    family: Literal["mm-grounding-dino"]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        from pipeline.grounding.mm_grounding_dino import MMGroundingDinoGrounder
+
+        return MMGroundingDinoGrounder.load(self, device, precision)
+
+
+class Sam3Settings(ModelSettings):
+    """SAM 3; the default thresholds are those of its processor. Its masks need no segmenter.
+
+    Attributes:
+        threshold: a box is kept if its score is higher.
+        mask_threshold: a pixel belongs to a mask if its probability is higher.
+    """
+
+    family: Literal["sam3"]
+    threshold: _Share = 0.3
+    mask_threshold: _Share = 0.5
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        from pipeline.grounding.sam3 import Sam3Grounder
+
+        return Sam3Grounder.load(self, device, precision)
 
 
 class AnnotationSettings(GrounderSettings):

@@ -46,9 +46,6 @@ def test_a_resnet_encodes_no_texts() -> None:
     config = named_encoder("resnet18", "random:0")
     with pytest.raises(SightlineError, match="does not encode texts; families that do: open_clip"):
         config.build_text(torch.device("cpu"), "fp32")
-    config = named_encoder("x", "pretrained", "teacher")
-    with pytest.raises(SightlineError, match="does not encode images"):
-        config.build_image(torch.device("cpu"), "fp32")
 
 
 def test_forms_of_weights() -> None:

@@ -245,7 +245,7 @@ def test_an_unsupported_module_or_pooling_is_an_error(encoder_folder, tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     prompts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query"}
     edit(tmp_path / "config_sentence_transformers.json", **prompts)
-    with pytest.raises(SightlineError, match="prepends the prompt 'query' to every sentence"):
+    with pytest.raises(SightlineError, match="prepends the prompt 'Query: ' to every sentence"):
         Embedder.load(tmp_path)
     edit(tmp_path / "config_sentence_transformers.json", prompts={}, default_prompt_name=None)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')

@@ -89,8 +89,8 @@ def test_the_page_trains_a_student_on_a_teacher(tmp_path, monkeypatch):
     write_set(tmp_path / "set", "float16", "teacher")
     words = ["--format", "parquet", "--data", "data", "--out", "teacher-of-mine"]
     assert sightline("cache", "export", "set", *words) == 0
-    page = (Path(__file__).parents[2] / "docs/exchange.md").read_text()
-    _, block = re.findall(r"```python\n(.*?)```", page, re.S)
+    page = (Path(__file__).parents[2] / "docs/cache.md").read_text()
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "EmbedDistill" in b]
     names: dict = {}
     exec(block.replace("bert-base-uncased", "bert"), names)
     assert len(names["rows"]) == ROWS - 1

@@ -307,3 +307,22 @@ def test_the_page_on_the_papers_names_every_study() -> None:
     for name in parts(ROOT / "configs"):
         if name.startswith("studies/") and name != "studies/dalr-only":
             assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize("part", ["dinov3", "siglip2", "sam3", "qwen3"])
+def test_models_of_no_paper_say_so_and_are_run_by_the_graph(part, monkeypatch) -> None:
+    from train.objectives import make_objective
+
+    assert parts(ROOT / "configs")[part].read_text().startswith("# From no paper: ")
+    monkeypatch.chdir(ROOT)
+    params = validate_params(configuration("flickr30k", part), part)
+    made = {
+        "image": params.graph.image_encoders,
+        "object": params.graph.object_encoders,
+        "text": params.graph.text_encoders,
+        "teacher": params.graph.teachers,
+    }
+    for run in params.runs:
+        objective = make_objective(params.run(run).objective, params.run(run).parameters)
+        for need in objective.features:
+            assert need.encoder in made[need.kind], run
