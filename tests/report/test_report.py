@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from invented_runs import UNTRAINED
 from made_results import made_result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy.stats import ttest_ind
@@ -26,7 +27,7 @@ from train.records import FeatureUse
 from train.report.charts import dev_chart, score_chart, to_png, to_svg
 from train.report.comparison import FoundRun, compare_results
 from train.report.curve import RUN, curve_of
-from train.report.differences import Comparison, compute_gains, headline
+from train.report.differences import Comparison, compute_gains, headline, lead_of
 from train.report.grid import grid_of_table
 from train.report.render import to_text
 from train.report.sections import charts_of, document_of, feature_uses, parameter_rows
@@ -258,6 +259,19 @@ def test_alignment_and_uniformity_are_not_stated_as_gains_beside_a_score():
     assert [gain.task for gain in gains] == ["scenes", "uniformity"]
     assert [gain.task for gain in headline(gains)] == ["scenes"]
     assert headline(gains[1:]) == [gains[1]]
+
+
+def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
+    scores = {"text": 10.0, "images": 60.0, "objects": 80.0, "shuffled": 12.5}
+    runs = [made_result(name, scores={"sts": score}) for name, score in scores.items()]
+    runs[2] = made_result("objects", scores={"sts": 80.0}, features=(UNTRAINED,))
+    table = make_table(runs)
+    gains = compute_gains(table, [Comparison("text", "images", "shuffled")])
+    assert lead_of(table, gains) == (
+        "sts: objects (untrained weights) is best with 80.00, +70.00 over text.",
+        "sts: images +50.00 over text; shuffled +2.50, 5 % of it.",
+    )
+    assert lead_of(table, ()) == ()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from train.evaluate.sts import SUBSETS
 from train.records import FeatureUse
 from train.report.comparison import RunComparison
 from train.report.curve import RUN, Curve, value_text
-from train.report.differences import ALPHA, Difference, Gain, headline, p_text
+from train.report.differences import ALPHA, Difference, Gain, lead_of, p_text
 from train.report.grid import (
     SIGN,
     Document,
@@ -95,7 +95,7 @@ def document_of(
     if charts is not None:
         sections = (*sections, *included, *_inputs_of(comparison.results))
     body = {name: value for name, value in vars(comparison).items() if name != "results"}
-    lead = tuple(gain.sentence for gain in headline(comparison.gains))
+    lead = lead_of(comparison.table, comparison.gains)
     title = title or f"Runs against {printable(comparison.baseline)}"
     return Document(title, schema, sections, {"alpha": ALPHA, **body}, lead)
 

@@ -14,7 +14,7 @@ from sightline.output import Output, json_record
 from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.comparison import compare_results
-from train.report.differences import Comparison, headline
+from train.report.differences import Comparison, lead_of
 from train.report.grid import Section, printable
 from train.report.page import to_page
 from train.report.render import escape_markdown, terminal_text, to_markdown
@@ -91,7 +91,7 @@ def write_report(
     text = to_markdown(tables.grids, tables.lines)
     scores = list(scores_of(comparison))
     scores[:1] = [replace(each, title=printable(title)) for each in scores[:1]]
-    lead = [printable(gain.sentence) for gain in headline(comparison.gains)]
+    lead = map(printable, lead_of(comparison.table, comparison.gains))
     contents = {
         "report.html": to_page(document).encode(),
         "report.md": f"# {escape_markdown(title)}\n\n{text}{images}".encode(),
