@@ -73,8 +73,9 @@ class MtebTask(BaseModel):
             for subset in subsets:
                 value = given.get(subset)
                 part = split if subset == "default" else f"{split} {subset}"
-                defined = isinstance(value, int | float) and math.isfinite(value)
-                found[part] = 100 * float(value) if defined else None
+                found[part] = None
+                if isinstance(value, int | float) and math.isfinite(value):
+                    found[part] = 100 * float(value)
         return found
 
 

@@ -71,10 +71,10 @@ def evaluate_retrieval(
     of_images: list[list[int]] = [[] for _ in images]
     for caption, image in enumerate(of_texts):
         of_images[image].append(caption)
-    names = ("image", "caption")
+    matches = [[image] for image in of_texts]
     ranks = {
-        "I2T": ranks_of_matches(images, captions, of_images, names),
-        "T2I": ranks_of_matches(captions, images, [[image] for image in of_texts], names[::-1]),
+        "I2T": ranks_of_matches(images, captions, of_images, ("image", "caption")),
+        "T2I": ranks_of_matches(captions, images, matches, ("caption", "image")),
     }
     return {
         f"{direction} R@{k}": 100.0 * float((found <= k).mean())

@@ -34,21 +34,21 @@ class GradedPairs:
     gold: np.ndarray
 
     @classmethod
-    def of(cls, name: str, file: Path, rows: Iterable[tuple[int, str, str, str]]) -> GradedPairs:
+    def of(cls, name: str, file: Path, rows: Iterable[tuple[int, Sequence[str]]]) -> GradedPairs:
         """The pairs of a file.
 
         Args:
-            rows: number of the line, gold score and the two sentences, which are split on
+            rows: number of the line; gold score and the two sentences, which are split on
                 whitespace and joined with single spaces, as SentEval's are.
 
         Raises:
             SightlineError: a score that is not a finite number (names ``file`` and the line).
         """
         first, second, gold = [], [], []
-        for number, score, *sentences in rows:
+        for number, (score, one, two) in rows:
             gold.append(_parse_score(score, file, number))
-            for side, sentence in zip((first, second), sentences, strict=True):
-                side.append(squeeze(sentence))
+            first.append(squeeze(one))
+            second.append(squeeze(two))
         return cls(name, tuple(first), tuple(second), np.array(gold, dtype=np.float64))
 
     def __len__(self) -> int:
@@ -85,8 +85,7 @@ def load_pairs(path: str | Path) -> GradedPairs:
             the wrong number of columns or a score that is not finite (the line is named).
     """
     file = Path(path)
-    rows = ((number, *columns) for number, columns in read_table(file, HEADER, "pairs"))
-    return GradedPairs.of(file.stem, file, rows)
+    return GradedPairs.of(file.stem, file, read_table(file, HEADER, "pairs"))
 
 
 def read_table(

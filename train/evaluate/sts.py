@@ -106,7 +106,7 @@ def load_sts_benchmark(folder: str | Path, split: str) -> GradedPairs:
     file = Path(folder) / "STS" / "STSBenchmark" / STS_BENCHMARK_FILES[split]
     names = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
     rows = (
-        (number, *_columns(file, number, line, names)[4:7])
+        (number, _columns(file, number, line, names)[4:7])
         for number, line in enumerate(read_lines(file, LAYOUT), start=1)
     )
     return GradedPairs.of(f"STS-B {split}", file, rows)
@@ -151,7 +151,7 @@ def load_sick(folder: str | Path) -> GradedPairs:
         )
     score, one, two = (header.index(name) for name in wanted)
     every = ((n, _columns(file, n, line, header)) for n, line in enumerate(lines, start=2))
-    rows = ((number, columns[score], columns[one], columns[two]) for number, columns in every)
+    rows = ((number, (columns[score], columns[one], columns[two])) for number, columns in every)
     return GradedPairs.of("SICK-R test", file, rows)
 
 
@@ -204,7 +204,7 @@ def _load_subset(folder: Path, name: str) -> GradedPairs:
         )
     both = ("first sentence", "second sentence")
     rows = (
-        (number, score, *_columns(inputs, number, line, both)[:2])
+        (number, (score, *_columns(inputs, number, line, both)[:2]))
         for number, (line, score) in enumerate(zip(sentences, scores, strict=True), start=1)
         if score.strip()
     )
