@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from stub_set import KINDS, make
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unsynced() -> Iterator[None]:
-    """Nothing waits for the disk, since no test cuts the power."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
 
 
 @pytest.fixture(scope="session")
