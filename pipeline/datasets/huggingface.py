@@ -28,7 +28,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from pipeline.datasets.tables import batches_of, schema_of
+from pipeline.datasets.tables import batches_of, readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET, read_dataset_record
@@ -243,7 +243,9 @@ class _Reader:
             split: our name for it, unless there is a column of splits.
         """
         rows, column = Rows(), self._source.split_column
-        for batch in batches_of(file, _check(self._source, file), _ROWS):
+        with readable(file):
+            columns = _check(self._source, file)
+        for batch in batches_of(file, columns, _ROWS):
             for row in batch.to_pylist():
                 name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
                 self._numbers[theirs] += 1

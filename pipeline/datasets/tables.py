@@ -24,6 +24,7 @@ def schema_of(path: Path) -> pa.Schema:
         DatasetError: it is damaged, or not such a file.
     """
     with _opened(path) as (schema, _):
+        list(schema.names)  # decodes them: here, a name that is not UTF-8 is damage
         return schema
 
 

@@ -248,6 +248,10 @@ WRONG = {
     "no caption": ({"image": [b"x"], "text": ["x"]}, "no column 'caption'"),
     "captions": ({"image": [b"x"], "caption": [[5]]}, "expected a string or a list of strings"),
     "unusable": ({"image": [b"x"], "caption": ["\u200b"]}, "no usable caption"),
+    "no text": (
+        {"image": [b"x"], "caption": pa.array([b"caf\xe9"]).view(pa.string())},
+        "damaged, or not such a file (In column 1: Invalid: Invalid UTF8",
+    ),
     "empty": (
         {"image": pa.array([], pa.binary()), "caption": pa.array([], pa.string())},
         "found 0 images",

@@ -187,15 +187,19 @@ def test_a_mistake_is_one_clear_error_and_writes_nothing(tmp_path, photos, case)
         ("none", "no such file"),
         ("empty", "no features"),
         ("a.parquet", r"a\.parquet: damaged, or not such a file"),
+        ("a.arrow", r"a\.arrow: damaged, or not such a file"),
     ],
 )
 def test_what_is_not_features_is_refused(tmp_path, name, message):
     np.save(tmp_path / "rows.npy", np.ones((2, 3), np.float16))
     (tmp_path / "empty").mkdir()
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(8, np.float32)), 4)
-    pq.write_table(pa.table({"embedded": lists}), tmp_path / "a.parquet", store_schema=False)
-    damaged = (tmp_path / "a.parquet").read_bytes().replace(b"embedded", b"embed\xf5ed")
-    (tmp_path / "a.parquet").write_bytes(damaged)
+    table = pa.table({"embedded": lists})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for path in tmp_path.glob("a.*"):
+        path.write_bytes(path.read_bytes().replace(b"embedded", b"embed\xf5ed"))
     with pytest.raises(SightlineError, match=message):
         import_rows(tmp_path / name, tmp_path / "set", ImportOptions(kind="image"))
 
