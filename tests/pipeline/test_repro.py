@@ -55,7 +55,7 @@ class Project:
         return self
 
     def repro(self, *targets: str, slots: Any = TWO, whole: Any = None, **options: bool) -> str:
-        jobs = Jobs(slots, whole or {}, lambda command: "alone" in command)
+        jobs = Jobs(slots, whole or {}, lambda command: "> all" in command)
         out = io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
             try:
@@ -147,15 +147,21 @@ def test_what_changed_runs_and_starts_no_other_process(project):
 
 
 def test_each_job_has_its_own_environment_and_a_stage_may_have_the_whole_machine(project):
-    say = "mkdir job$DEVICE && sleep 0.5 && rmdir job$DEVICE && echo $DEVICE >"
-    names = "abc"
-    project.graph(
-        alone={"cmd": 'test -z "$(ls -d job? 2>&-)" && echo alone $DEVICE > all', "outs": ["all"]},
-        **{name: {"cmd": f"{say} {name}", "outs": [name]} for name in names},
+    def working(name: str, seconds: float, first: str) -> dict:
+        own = f"mkdir job$DEVICE && sleep {seconds} && rmdir job$DEVICE && echo $DEVICE > {name}"
+        return {"cmd": f"{first} && {own}", "outs": [name]}
+
+    project.graph(  # in this order
+        a=working("a", 2, "true"),
+        alone={
+            "cmd": 'sleep 1; test -z "$(ls -d job? 2>&-)" && echo $DEVICE > all',
+            "outs": ["all"],
+        },
+        **{name: working(name, 0.5, "test -e all") for name in "bcd"},
     )
     project.repro(slots=[{"DEVICE": "0"}, {"DEVICE": "1"}], whole={"DEVICE": "0,1"})
-    assert {project.text(name).strip() for name in names} == {"0", "1"}, "two run at once"
-    assert project.text("all") == "alone 0,1\n"
+    assert {project.text(name).strip() for name in "bcd"} == {"0", "1"}, "two run at once"
+    assert project.text("all") == "0,1\n"
 
 
 def test_dvc_lock_has_the_bytes_that_dvc_repro_leaves(project, tmp_path):
