@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 import yaml
@@ -31,6 +32,7 @@ from sightline.devices import OMP
 from sightline.errors import SightlineError
 from sightline.hardware import Memory, Processor
 
+ROOT = Path(__file__).parents[2]
 TWO = ({}, {})
 DRIVER = """
 import sys
@@ -69,7 +71,7 @@ class Project:
         return subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(leave)],
             cwd=self.folder,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -96,13 +98,9 @@ class Project:
 
     def processes(self) -> list[int]:
         """The living processes whose working folder this is."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended in the meantime
-                alive = "\nState:\tZ" not in (process / "status").read_text()
-                if alive and (process / "cwd").readlink() == self.folder:
-                    found.append(int(process.name))
-        return found
+        every = psutil.process_iter(["cwd", "status"])
+        here = [each for each in every if each.info["cwd"] == str(self.folder)]
+        return [each.pid for each in here if each.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture
