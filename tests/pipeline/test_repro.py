@@ -346,6 +346,12 @@ def test_a_target_that_others_pushed_is_there_and_nothing_else_is_fetched(shared
     assert said == "nothing to do: 3 stages up to date\n"
 
 
+def test_what_the_remote_lacks_is_computed(shared):
+    shared.write(".dvc/config", shared.text(".dvc/config").replace("/remote\n", "/empty\n"))
+    shared.repro("big", pull=True, allow_missing=True)
+    assert shared.calls() == ["big"]
+
+
 def test_a_changed_stage_gets_what_it_needs_and_only_that(shared):
     shared.graph(
         big=writing("big", "input"),
