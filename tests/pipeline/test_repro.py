@@ -406,8 +406,10 @@ def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
     found = jobs_of(monkeypatch, free, gpus=4, devices="3,1")
     assert [slot[VISIBLE] for slot in found.slots] == ["3", "1"]
     assert found.whole == {JOBS: "2", VISIBLE: "3,1"}
-    with pytest.raises(typer.BadParameter, match="expected GPUs of this machine, which has 2"):
+    with pytest.raises(SightlineError, match="cuda:2: no such GPU here; 2 can be used"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,2")
+    with pytest.raises(typer.BadParameter, match="--devices: cuda:0 appears twice"):
+        jobs_of(monkeypatch, free, gpus=2, devices="0,0")
 
 
 def test_stages_that_divide_the_machine_run_alone(monkeypatch):
