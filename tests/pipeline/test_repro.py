@@ -163,23 +163,23 @@ def test_each_job_has_its_own_environment_and_a_stage_may_have_the_whole_machine
 
 
 def test_dvc_lock_has_the_bytes_that_dvc_repro_leaves(project, tmp_path):
+    wait = 'while [ -n "$SIDE_BY_SIDE" ] && [ ! -e ${item} ]; do sleep 0.05; done'
+
     def with_params(of: Project, text: str) -> Project:
         of.write("params.yaml", text)
-        cell = writing("m${item.k}", "a", persist=True)
-        each = writing("${key}", "a", first="sleep ${item}")
         return of.graph(
             a=writing("a"),
-            of={"foreach": "${waits}", "do": each},
-            cells={"matrix": {"k": "${k}"}, **cell},
+            of={"foreach": "${waits}", "do": writing("${key}", "a", first=wait)},
+            cells={"matrix": {"k": "${k}"}, **writing("m${item.k}", "a", persist=True)},
             last=writing("last", "slow", "fast", "m1", persist=True),
         )
 
     other = Project(tmp_path / "other")
     for params in (  # the second has one entry more, between old ones in the graph
-        "waits: {slow: 1.0, fast: 0.0}\nk: [1, 2]\n",
-        "waits: {slow: 1.0, new: 0.0, fast: 0.0}\nk: [1]\n",
+        "waits: {slow: fast, fast: a}\nk: [1, 2]\n",
+        "waits: {slow: fast, new: a, fast: a}\nk: [1]\n",
     ):
-        with_params(project, params).repro()
+        with_params(project, params).repro(slots=[{"SIDE_BY_SIDE": "yes"}] * 2)
         with contextlib.chdir(with_params(other, params).folder):
             Repo().reproduce()
         assert project.text("dvc.lock") == other.text("dvc.lock")
