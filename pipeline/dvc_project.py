@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -127,20 +127,21 @@ class Project:
         upstream = [self.stages[other] for other in self.needs[name]]
         with _said_by_dvc(), self._locked():
             if options.force:
-                return Commands(self._run(stage))
-            if stage.changed(options.allow_missing, upstream):
+                return Commands(self._run(stage, options))
+            changed = stage.changed(options.allow_missing, upstream)
+            if changed:
                 fetch = options.pull and not stage.changed(True, upstream)
             else:
                 fetch = options.pull and name in self.targets and stage.changed_outs()
-                if not fetch:
-                    return Commands()
-            run = self._run(stage)
-        return Commands([[*DVC, "pull", name]], run) if fetch else Commands(run)
+            if fetch:  # what the remote lacks is computed
+                computing = replace(options, allow_missing=False)
+                return Commands([[*DVC, "pull", name]], self._run(stage, computing))
+            return Commands(self._run(stage, options)) if changed else Commands()
 
-    def _run(self, stage: Stage) -> list[list[str]]:
-        flags = self._options.flags("force", "allow_missing")
+    def _run(self, stage: Stage, options: Options) -> list[list[str]]:
+        flags = options.flags("force", "allow_missing")
         run = [[*DVC, "repro", "--single-item", *flags, stage.addressing]]
-        absent = self._absent(stage) if self._options.pull else []
+        absent = self._absent(stage) if options.pull else []
         return [[*DVC, "pull", *absent], *run] if absent else run
 
     def _absent(self, stage: Stage) -> list[str]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli.options import from_words
+from pipeline.extract.settings import Machine
 from sightline.devices import OMP
 
 if TYPE_CHECKING:
@@ -79,9 +81,9 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
     from pipeline.stages import STAGES
     from sightline.hardware import cores
 
-    machine, gpus = params.machine, visible_gpus()
-    gpus = machine.gpus(gpus) if devices is None else _chosen(devices, gpus)
-    threads = machine.threads
+    machine = params.machine
+    chosen = machine if devices is None else from_words(Machine, {"devices": devices})
+    gpus, threads = chosen.gpus(visible_gpus()), machine.threads
     count = given or jobs_here(gpus, threads)
     share = threads or int(os.environ.get(OMP) or max(1, cores() // count))
     whole = {JOBS: str(count)}
@@ -97,16 +99,3 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
 
     slots = [{OMP: str(share), **gpu_of(gpus, index)} for index in range(count)]
     return Jobs(slots, whole, divides)
-
-
-def _chosen(devices: str, gpus: list[str]) -> list[str]:
-    """Those of ``gpus`` that ``--devices`` counts up; misuse (exit code 2) for anything else."""
-    names = [name.strip() for name in devices.split(",")]
-    if not all(name.isdecimal() and int(name) < len(gpus) for name in names):
-        raise typer.BadParameter(
-            f"found {devices!r}, expected GPUs of this machine, which has {len(gpus)}, such as 0,1",
-            param_hint="--devices",
-        )
-    if len(set(names)) < len(names):
-        raise typer.BadParameter(f"{devices}: names a GPU twice", param_hint="--devices")
-    return [gpus[int(name)] for name in names]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +12,12 @@ import pytest
 import yaml
 from composed import COMPOSED, CONFIGS
 from demo_params import demo_params_text
+from dvc.parsing import DataResolver
 from dvc.repo import Repo
 from made_results import made_result
 
 from pipeline import graph, stages
-from pipeline.configure import configuration, configurations, to_yaml
+from pipeline.configure import configuration, to_yaml
 from pipeline.params import Params, ParamsError, validate_params
 from train.objectives import make_objective
 from train.report.write import write_report
@@ -26,31 +26,27 @@ ROOT = Path(__file__).parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
-def filled(text: str, given: dict, run: str = "", seed: int = 0) -> str:
-    """``text`` with its ${…} filled in from the parameters, as in DVC."""
-
-    def value(match: re.Match) -> str:
-        name = match.group(1)
-        if name in ("item.seed", "item.run"):
-            return {"item.seed": str(seed), "item.run": run}[name]
-        place = given
-        for key in re.findall(r"[^.\[\]]+", name):
-            place = place[int(key)] if isinstance(place, list) else place[key]
-        return str(place)
-
-    return re.sub(r"\$\{([^}]+)\}", value, text)
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    """A DVC repository with our dvc.yaml."""
+    folder = tmp_path_factory.mktemp("graph")
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    (folder / ".dvc/config").write_text("[core]\nanalytics = false\nno_scm = true\n")
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    return folder
 
 
-def of(stage: str, part: str, given: dict, run: str = "") -> set[str]:
-    entries = [next(iter(e)) if isinstance(e, dict) else e for e in STAGES[stage][part]]
-    return {filled(entry, given, run) for entry in entries}
-
-
-@pytest.fixture(params=COMPOSED)
-def given(request, monkeypatch) -> tuple[dict, Params]:
-    monkeypatch.chdir(ROOT)
-    found = configuration(*request.param.split())
-    return found, validate_params(found, request.param)
+@pytest.fixture(scope="module", params=COMPOSED)
+def given(request, repository) -> tuple[Params, dict[str, dict]]:
+    """The parameters of a configuration, and the stages that DVC makes of them."""
+    names = request.param.split()
+    found = configuration(*names, folder=CONFIGS, graph_file=ROOT / "dvc.yaml")
+    if names == ["scenes"]:  # a run is a line and no stage
+        lighter = {"lighter": {"parameters": {"weight": 0.5}}}
+        found["systems"]["mcse-clip"]["runs"] |= lighter
+    (repository / "params.yaml").write_text(to_yaml(found, names))
+    resolver = DataResolver(Repo(str(repository)), str(repository), {"stages": STAGES})
+    return validate_params(found, request.param), resolver.resolve()["stages"]
 
 
 def features_of(params: Params, name: str) -> set[Path]:
@@ -61,17 +57,26 @@ def features_of(params: Params, name: str) -> set[Path]:
     return {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
 
 
-def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
-    raw, params = given
+def test_dvc_makes_a_train_stage_of_each_run_and_seed(given):
+    params, stages = given
+    made = {name: stage["cmd"] for name, stage in stages.items() if name.startswith("train-")}
+    assert made == {
+        f"train-{config.system}@{run}-{seed}": f"sightline stage train {run} {seed}"
+        for run, config in params.runs.items()
+        for seed in params.graph.seeds
+    }
+    assert {"tokens", "evaluate", "report"} <= stages.keys()
     systems = {name.removeprefix("train-") for name in STAGES if name.startswith("train-")}
-    assert systems == set(raw["systems"])
+    assert systems == params.systems.keys()
+
+
+def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
+    params, stages = given
     for run, config in params.runs.items():
         spec = graph.run_spec(params, run, 0)
-        pairs, text = params.graph.pairs, params.graph.text
+        pairs, text = map(graph.dataset_folder, (params.graph.pairs, params.graph.text))
         # DVC cannot leave a dependency out: a run without pairs, or without sentences, has them too
-        folder = graph.dataset_folder(pairs)
-        reads = {folder / "captions.parquet", folder / "images.parquet"}
-        reads |= {graph.dataset_folder(text) / "sentences.parquet"}
+        reads = {pairs / "captions.parquet", pairs / "images.parquet", text / "sentences.parquet"}
         reads |= {graph.tokens_folder(params.student.name)}
         if spec.pairs is not None:
             assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
@@ -81,15 +86,13 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
         of_system = features_of(params, config.system)
         assert set(spec.features.values()) <= of_system  # a term that is off may leave one unread
         reads |= of_system
-        stage = f"train-{config.system}"
-        assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
-        assert of(stage, "outs", raw, run) == {spec.out.as_posix()}
+        stage = stages[f"train-{config.system}@{run}-{params.graph.seeds[0]}"]
+        assert set(stage["deps"]) == {Path(str(path)).as_posix() for path in reads}
+        out = graph.run_folder(run, params.graph.seeds[0])
+        assert stage["outs"] == [{out.as_posix(): {"persist": True}}]
         parts = ("objective", "parameters", "train", f"runs.{run}")
         tracked = {f"systems.{config.system}.{part}" for part in parts}
-        tracked |= {"student", "train", "graph.pairs", "graph.text"}
-        assert of(stage, "params", raw, run) == tracked
-        runs = f"${{systems.{config.system}.runs}}"
-        assert STAGES[stage]["matrix"] == {"run": runs, "seed": "${graph.seeds}"}
+        assert set(stage["params"]) == tracked | {"student", "train", "graph.pairs", "graph.text"}
 
 
 def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):
@@ -121,18 +124,9 @@ def test_params_yaml_is_the_configuration_of_the_demo(monkeypatch):
 
 
 def test_features_are_made_by_a_stage_and_read_by_a_run_before_a_task(given):
-    _, params = given
-    named = params.graph
-    made = {
-        graph.features_folder(named.pairs, kind, encoder)
-        for kind, encoders in [
-            ("image", named.image_encoders),
-            ("object", named.object_encoders),
-            ("text", named.text_encoders),
-            ("teacher", named.teachers),
-        ]
-        for encoder in encoders
-    }
+    params, stages = given
+    outs = [out for stage in stages.values() for out in stage["outs"]]
+    made = {Path(name) for out in outs if isinstance(out, dict) for name in out}
     read = {
         folder for run in params.runs for folder in graph.run_spec(params, run, 0).features.values()
     }
@@ -140,7 +134,7 @@ def test_features_are_made_by_a_stage_and_read_by_a_run_before_a_task(given):
     for name, task in params.evaluation.tasks.items():
         if {"retrieval", "neighbours"} & {task.task, name}:
             settings = task.settings
-            assert Path(settings["features"]) == graph.FEATURES / named.pairs
+            assert Path(settings["features"]) == graph.FEATURES / params.graph.pairs
             if frozen := settings.get("frozen"):  # so `evaluate`, after the runs, has both
                 towers = {Path(settings["features"], kind, frozen) for kind in ("image", "text")}
                 assert towers <= read
@@ -166,35 +160,6 @@ def test_a_stage_depends_on_no_more_of_extract_than_changes_its_rows():
         body = stage.get("do", stage)
         read = {each for each in body.get("params", []) if each.partition(".")[0] == "extract"}
         assert read == expected.get(name, set()), name
-
-
-@pytest.fixture
-def repository(tmp_path, monkeypatch) -> Path:
-    """A DVC repository with our dvc.yaml; the current folder is the clone."""
-    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
-    (tmp_path / ".dvc/config").write_text("[core]\nanalytics = false\nno_scm = true\n")
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    monkeypatch.chdir(ROOT)
-    return tmp_path
-
-
-@pytest.mark.parametrize("name", [*configurations(CONFIGS), "scenes three-seeds studies/margin"])
-def test_dvc_makes_a_train_stage_of_each_run_and_seed(repository, name):
-    """The other compositions reference no other keys, as the tests above show."""
-    found = configuration(*name.split())
-    if name == "scenes":  # a run is a line and no stage
-        lighter = {"lighter": {"parameters": {"weight": 0.5}}}
-        found["systems"]["mcse-clip"]["runs"] |= lighter
-    (repository / "params.yaml").write_text(to_yaml(found, name.split()))
-    listed = {stage.name: stage.cmd for stage in Repo(str(repository)).index.stages}
-    params = validate_params(found, name)
-    trained = {
-        f"train-{config.system}@{run}-{seed}": f"sightline stage train {run} {seed}"
-        for run, config in params.runs.items()
-        for seed in params.graph.seeds
-    }
-    assert {stage: cmd for stage, cmd in listed.items() if stage.startswith("train-")} == trained
-    assert {"tokens", "evaluate", "report"} <= listed.keys()
 
 
 def test_the_graph_is_short():

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 import yaml
@@ -31,6 +32,7 @@ from sightline.devices import OMP
 from sightline.errors import SightlineError
 from sightline.hardware import Memory, Processor
 
+ROOT = Path(__file__).parents[2]
 TWO = ({}, {})
 DRIVER = """
 import sys
@@ -55,7 +57,7 @@ class Project:
         return self
 
     def repro(self, *targets: str, slots: Any = TWO, whole: Any = None, **options: bool) -> str:
-        jobs = Jobs(slots, whole or {}, lambda command: "alone" in command)
+        jobs = Jobs(slots, whole or {}, lambda command: "> all" in command)
         out = io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
             try:
@@ -69,7 +71,7 @@ class Project:
         return subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(leave)],
             cwd=self.folder,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -96,13 +98,9 @@ class Project:
 
     def processes(self) -> list[int]:
         """The living processes whose working folder this is."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended in the meantime
-                alive = "\nState:\tZ" not in (process / "status").read_text()
-                if alive and (process / "cwd").readlink() == self.folder:
-                    found.append(int(process.name))
-        return found
+        every = psutil.process_iter(["cwd", "status"])
+        here = [each for each in every if each.info["cwd"] == str(self.folder)]
+        return [each.pid for each in here if each.info["status"] != psutil.STATUS_ZOMBIE]
 
 
 @pytest.fixture
@@ -147,35 +145,41 @@ def test_what_changed_runs_and_starts_no_other_process(project):
 
 
 def test_each_job_has_its_own_environment_and_a_stage_may_have_the_whole_machine(project):
-    say = "mkdir job$DEVICE && sleep 0.5 && rmdir job$DEVICE && echo $DEVICE >"
-    names = "abc"
-    project.graph(
-        alone={"cmd": 'test -z "$(ls -d job? 2>&-)" && echo alone $DEVICE > all', "outs": ["all"]},
-        **{name: {"cmd": f"{say} {name}", "outs": [name]} for name in names},
+    def working(name: str, seconds: float, first: str) -> dict:
+        own = f"mkdir job$DEVICE && sleep {seconds} && rmdir job$DEVICE && echo $DEVICE > {name}"
+        return {"cmd": f"{first} && {own}", "outs": [name]}
+
+    project.graph(  # in this order
+        a=working("a", 2, "true"),
+        alone={
+            "cmd": 'sleep 1; test -z "$(ls -d job? 2>&-)" && echo $DEVICE > all',
+            "outs": ["all"],
+        },
+        **{name: working(name, 0.5, "test -e all") for name in "bcd"},
     )
     project.repro(slots=[{"DEVICE": "0"}, {"DEVICE": "1"}], whole={"DEVICE": "0,1"})
-    assert {project.text(name).strip() for name in names} == {"0", "1"}, "two run at once"
-    assert project.text("all") == "alone 0,1\n"
+    assert {project.text(name).strip() for name in "bcd"} == {"0", "1"}, "two run at once"
+    assert project.text("all") == "0,1\n"
 
 
 def test_dvc_lock_has_the_bytes_that_dvc_repro_leaves(project, tmp_path):
+    wait = 'while [ -n "$SIDE_BY_SIDE" ] && [ ! -e ${item} ]; do sleep 0.05; done'
+
     def with_params(of: Project, text: str) -> Project:
         of.write("params.yaml", text)
-        cell = writing("m${item.k}", "a", persist=True)
-        each = writing("${key}", "a", first="sleep ${item}")
         return of.graph(
             a=writing("a"),
-            of={"foreach": "${waits}", "do": each},
-            cells={"matrix": {"k": "${k}"}, **cell},
+            of={"foreach": "${waits}", "do": writing("${key}", "a", first=wait)},
+            cells={"matrix": {"k": "${k}"}, **writing("m${item.k}", "a", persist=True)},
             last=writing("last", "slow", "fast", "m1", persist=True),
         )
 
     other = Project(tmp_path / "other")
     for params in (  # the second has one entry more, between old ones in the graph
-        "waits: {slow: 1.0, fast: 0.0}\nk: [1, 2]\n",
-        "waits: {slow: 1.0, new: 0.0, fast: 0.0}\nk: [1]\n",
+        "waits: {slow: fast, fast: a}\nk: [1, 2]\n",
+        "waits: {slow: fast, new: a, fast: a}\nk: [1]\n",
     ):
-        with_params(project, params).repro()
+        with_params(project, params).repro(slots=[{"SIDE_BY_SIDE": "yes"}] * 2)
         with contextlib.chdir(with_params(other, params).folder):
             Repo().reproduce()
         assert project.text("dvc.lock") == other.text("dvc.lock")
@@ -342,6 +346,12 @@ def test_a_target_that_others_pushed_is_there_and_nothing_else_is_fetched(shared
     assert said == "nothing to do: 3 stages up to date\n"
 
 
+def test_what_the_remote_lacks_is_computed(shared):
+    shared.write(".dvc/config", shared.text(".dvc/config").replace("/remote\n", "/empty\n"))
+    shared.repro("big", pull=True, allow_missing=True)
+    assert shared.calls() == ["big"]
+
+
 def test_a_changed_stage_gets_what_it_needs_and_only_that(shared):
     shared.graph(
         big=writing("big", "input"),
@@ -396,8 +406,10 @@ def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
     found = jobs_of(monkeypatch, free, gpus=4, devices="3,1")
     assert [slot[VISIBLE] for slot in found.slots] == ["3", "1"]
     assert found.whole == {JOBS: "2", VISIBLE: "3,1"}
-    with pytest.raises(typer.BadParameter, match="expected GPUs of this machine, which has 2"):
+    with pytest.raises(SightlineError, match="cuda:2: no such GPU here; 2 can be used"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,2")
+    with pytest.raises(typer.BadParameter, match="--devices: cuda:0 appears twice"):
+        jobs_of(monkeypatch, free, gpus=2, devices="0,0")
 
 
 def test_stages_that_divide_the_machine_run_alone(monkeypatch):
