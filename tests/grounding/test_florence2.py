@@ -133,5 +133,3 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     settings = Florence2Settings(family="florence2", model=str(folder))
     with pytest.raises(SightlineError, match=r"'grounding-dino', expected 'florence2'"):
         Florence2Grounder.load(settings, torch.device("cpu"), "fp32")
-
-
