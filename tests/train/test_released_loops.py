@@ -72,13 +72,13 @@ SYSTEMS = {
     "kdmcse, filtered": System(
         "kdmcse",
         {
-            **{**RELEASED, "margin": 0.9, "text_margin": 0.8},
+            **{**RELEASED, "margin": 1.4, "text_margin": 0.8},
             **{"image_threshold": 16.0, "teacher_text_threshold": 16.0},
         },
         KDMCSELoss(
             HALVES,
             text_margin=0.8,
-            margin=0.9,
+            margin=1.4,
             thresholds={"image": 16.0, "teacher_text": 16.0},
         ),
     ),
