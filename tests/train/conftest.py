@@ -255,7 +255,12 @@ def write_features(
     )
     dim = len(next(iter(rows.values())))
     spec = FeatureSpec(
-        kind=kind, encoder=encoder, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
+        kind=kind,
+        encoder=encoder,
+        preprocessing={"resize": 8},
+        precision="fp32",
+        dim=dim,
+        dtype="float16",
     )
     error = {"code": "decode", "path": "", "reason": "test"}
     with SetWriter(folder, spec) as writer:

@@ -17,7 +17,7 @@ from typing import Any
 
 from train.run_spec import RunSpec
 
-LIMIT = 120.0
+LIMIT = 300.0
 """Seconds after which what still runs is killed."""
 
 _forks = multiprocessing.get_context("forkserver")

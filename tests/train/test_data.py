@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from pydantic import ValidationError
 
 from sightline.cache import (
     CAPTIONS,
+    SENTENCES,
     FeatureSet,
     TokenSet,
     key_of_text,
+    keys_of_texts,
     read_manifest,
     write_manifest,
+    write_tokens,
 )
 from sightline.cache.caption_choice import choose_captions
 from sightline.errors import SightlineError
@@ -154,3 +158,15 @@ def test_a_run_has_epochs_or_steps() -> None:
     assert TrainConfig(max_steps=5).epochs is None
     with pytest.raises(ValidationError, match="set only one of them"):
         TrainConfig(epochs=1, max_steps=5)
+
+
+def test_streams_of_two_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
+    tokens = TokenSet.open(world.root / "tokens")
+    texts = read_manifest(world.root / "sentences.parquet", SENTENCES).column("text").to_pylist()
+    keys = keys_of_texts(texts)
+    ids = [tokens.gather(tokens.rows(keys[row : row + 1]))[0].tolist() for row in range(len(keys))]
+    header = replace(tokens.header, tokenizer_sha256="1" * 64)
+    write_tokens(tmp_path / "other", header, keys, ids)
+    text = {"sentences": world.root / "sentences.parquet", "tokens": tmp_path / "other"}
+    with pytest.raises(SightlineError, match="made with different tokenizers; run `sightline tok"):
+        load(world, "mcse", text=text)
