@@ -39,9 +39,8 @@ def test_what_a_part_has_written_is_kept(
     gpu: ModuleType, tmp_path: Path, then: str, status: str
 ) -> None:
     words = ["-S", "-c", WRITES.format(str(tmp_path / "made.json")) + then]
-    outcome = gpu.run(
-        gpu.Part("made", words, 1), tmp_path, 1 if "sleep" in then else 30, gpu.Stop()
-    )
+    limit = 5 if "sleep" in then else 30
+    outcome = gpu.run(gpu.Part("made", words, limit), tmp_path, limit, gpu.Stop())
     assert (outcome.status, outcome.rows) == (status, [{"what": 2}])
 
 
