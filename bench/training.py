@@ -11,10 +11,10 @@ on a CPU. Steps are those of `train.loop.Loop`: feed, forward, backward, step, l
   its longest text and runs both views at once; and MCSE in both precisions, eager and (on a GPU)
   compiled, on the same rows. Captions and plain sentences are measured apart; wiki + flickr is
   1,000,000 sentences with 29,783 pairs, so one step in 33 is paired.
-- systems: a paired step of every system relative to SimCSE, and of DALR with its two teachers run
-  within the step, as in its released code.
 - projection (on a GPU): `train_run` of DALR for 2,000 steps with one dev score, extended to the
   four epochs of the papers with a dev score and a checkpoint every `eval_steps`.
+- systems: a paired step of every system relative to SimCSE, and of DALR with its two teachers run
+  within the step, as in its released code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +95,28 @@ class Bench:
     """The drawn data, and the student, on one device.
 
     Attributes:
-        on_cpu: whether a whole run is out of reach.
+        fast: whether a whole run is within reach: on a GPU, or in tiny shapes.
         variants: those that the device is measured with.
-        timed: `take_turns` on the device, until the time is over.
+        deadline: of `time.monotonic`, after which nothing is begun.
     """
 
     def __init__(self, options: Namespace, folder: Path) -> None:
-        self.device = device_of(options)
-        self.on_cpu = self.device.type == "cpu" and not options.quick
-        shape = QUICK if options.quick else GPU if self.device.type == "cuda" else CPU
+        self.deadline = time.monotonic() + options.seconds
+        self.device, self._rounds = device_of(options), options.rounds
+        gpu = self.device.type == "cuda"
+        self.fast = gpu or options.quick
+        shape = QUICK if options.quick else GPU if gpu else CPU
         self.shape = replace(shape, layers=options.layers or shape.layers)
         self.report = Report(options, str(self.shape), self.device)
         self.world = World(folder, shape.sentences, shape.pairs, shape.words)
         self.variants = [Variant("bf16"), Variant("fp32")]
-        if self.device.type == "cuda":
+        if gpu:
             self.variants.append(Variant("bf16", compiled=True))
-        deadline = time.monotonic() + options.seconds
-        self.timed = partial(
-            take_turns, rounds=options.rounds, device=self.device, deadline=deadline
-        )
+
+    def seconds(self, sides: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+        """Seconds of a step of each side, which takes a block of them."""
+        costs = take_turns(sides, self._rounds, device=self.device, deadline=self.deadline)
+        return {side: cost.wall / self.shape.block for side, cost in costs.items()}
 
     def encoder(self) -> Any:
         """The student, the same each time."""
@@ -271,8 +273,7 @@ def plain(bench: Bench) -> None:
         sides: dict[str, Callable[[], None]] = {PLAIN: PlainLoop(bench, data, stream)}
         for variant in bench.variants:
             sides[str(variant)] = bench.steps(spec, variant, data=data)
-        costs = bench.timed(sides)
-        seconds[stream] = {side: cost.wall / bench.shape.block for side, cost in costs.items()}
+        seconds[stream] = bench.seconds(sides)
         del sides
         release()
     for setting, share in SHARE_OF_PAIRS.items():
@@ -288,21 +289,19 @@ def plain(bench: Bench) -> None:
 
 def systems(bench: Bench) -> None:
     """Every system on paired steps alone."""
-    for variant in bench.variants:
-        if bench.device.type == "cuda" and variant.precision == "fp32":
-            continue
+    precision = "bf16" if bench.fast else "fp32"
+    for variant in (each for each in bench.variants if each.precision == precision):
         sides: dict[str, Callable[[], None]] = {
             system: bench.steps(bench.world.spec(system, bench.shape.batch, ["pairs"]), variant)
             for system in SYSTEMS
         }
         spec = bench.world.spec("dalr", bench.shape.batch, ["pairs"])
         sides[ONLINE] = bench.steps(spec, variant, OnlineTeachers)
-        costs = bench.timed(sides)
-        for system, cost in costs.items():
-            what, share = f"step of {system} / simcse, {variant}", cost.wall / costs["simcse"].wall
+        seconds = bench.seconds(sides)
+        for system, each in seconds.items():
+            what, share = f"step of {system} / simcse, {variant}", each / seconds["simcse"]
             target = None if system in ("simcse", ONLINE) else SHARE
-            ms = 1e3 * cost.wall / bench.shape.block
-            bench.report.ratio(what, share, at_most=target, ms=ms)
+            bench.report.ratio(what, share, at_most=target, ms=1e3 * each)
         del sides
         release()
 
@@ -380,8 +379,8 @@ def projection(bench: Bench) -> None:
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "plain": plain,
-    "systems": systems,
     "projection": projection,
+    "systems": systems,
 }
 
 
@@ -404,9 +403,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(options, Path(scratch))
         for part in options.only or PARTS:
-            if part == "projection" and not options.only and bench.on_cpu:
+            if part == "projection" and not (options.only or bench.fast):
                 continue
             try:
+                if time.monotonic() > bench.deadline:
+                    raise OutOfTime
                 PARTS[part](bench)
             except OutOfTime:
                 bench.report.add(left_out_for_lack_of_time=part)

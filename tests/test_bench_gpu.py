@@ -32,16 +32,15 @@ WRITES = 'import pathlib; pathlib.Path({!r}).write_text(\'{{"rows": [{{"what": 2
     [
         ("", "done"),
         ("raise SystemExit(3)", "failed (exit status 3)"),
-        ("import time; time.sleep(60)", "out of time after 3 s"),
+        ("import time; time.sleep(60)", "out of time after 5 s"),
     ],
 )
 def test_what_a_part_has_written_is_kept(
     gpu: ModuleType, tmp_path: Path, then: str, status: str
 ) -> None:
-    words = ["-c", WRITES.format(str(tmp_path / "made.json")) + then]
-    outcome = gpu.run(
-        gpu.Part("made", words, 1), tmp_path, 1 if "sleep" in then else 30, gpu.Stop()
-    )
+    words = ["-S", "-c", WRITES.format(str(tmp_path / "made.json")) + then]
+    limit = 5 if "sleep" in then else 30
+    outcome = gpu.run(gpu.Part("made", words, limit), tmp_path, limit, gpu.Stop())
     assert (outcome.status, outcome.rows) == (status, [{"what": 2}])
 
 

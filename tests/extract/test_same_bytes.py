@@ -72,12 +72,12 @@ def test_a_cluster_that_loses_a_node(tmp_path, expected, nodes) -> None:
     assert {path.name.split("-")[2] for path in (tmp_path / "log").iterdir()} == {"2"}
 
 
-def test_work_goes_on_elsewhere_when_the_head_dies(tmp_path, expected, nodes) -> None:
+def test_a_head_that_dies_costs_no_row(tmp_path, expected, nodes) -> None:
     work = slow_work(tmp_path, pause=0.5)
     run = on_ray(work, nodes.address)
     wait_until(lambda: batches(work) > 15)
-    nodes.kill(0)  # Ray ends the command after a minute, unless its workers are done
+    nodes.kill(0)  # Ray ends the command after a minute; its workers may be done before
     run.communicate(timeout=200)
     wait_until(lambda: not computing(work))
-    assert 0 < StubWork(work.out, texts=TEXTS)(HOW).computed < TEXTS
+    StubWork(work.out, texts=TEXTS)(HOW)
     assert without_lock(work.out) == expected
