@@ -103,7 +103,9 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         "max_length": max_length,
         "buckets": f"{FIRST_BUCKET} doubled, at most max_length",
         "pooling": pooling,
-    } | ({"prompt": prompt} if prompt else {})
+    }
+    if prompt:
+        preprocessing["prompt"] = prompt
     return TextEncoder(
         identity,
         int(settings.hidden_size),

@@ -13,6 +13,7 @@ from pipeline.extract.settings import Invocation, Machine
 from pipeline.graph import run_spec
 from pipeline.params import ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
+from sightline.outside import parse_yaml
 from train.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]
@@ -176,3 +177,9 @@ def test_devices_or_an_engine_of_the_command_replace_those_of_the_file(tmp_path,
     assert here == Machine(devices=("cpu", "cpu"), threads=1, workers=3)
     assert stages.load_here(Invocation(engine="ray,2")).machine.ray == ("", 2)
     assert stages.load_here(Invocation(workers=0)).machine.ray == ("head:1", None)
+
+
+@pytest.mark.parametrize("text", ["[" * 300_000, "[" * 150_000 + "]" * 150_000, "- " * 200_000])
+def test_yaml_that_is_nested_too_deeply_ends_no_process(text) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_yaml(text)
