@@ -216,7 +216,9 @@ OFF: list[tuple[str, dict[str, Any], set[str], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters", "heads", "sets"), OFF, ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameters", "heads", "sets"), OFF, ids=[f"{case[0]}-{case[1]}" for case in OFF]
+)
 def test_a_term_that_is_off_has_no_head_and_reads_no_features(
     features: Features, name: str, parameters: dict[str, Any], heads: set[str], sets: set[str]
 ) -> None:
