@@ -89,7 +89,8 @@ def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, said):
         ({"grounder": {"family": "florence"}}, "unknown grounder 'florence'; did you mean 'fl"),
         (
             {"grounder": {"path": "x"}},
-            "grounder: family is missing; there are florence2, grounding-dino, mm-grounding-dino, sam3, annotations",
+            "grounder: family is missing; there are florence2, grounding-dino, mm-grounding-dino, "
+            "sam3, annotations",
         ),
         ({"grounder": {**FLORENCE, "beam": 2}}, "grounder: unknown key 'beam'; did you mean"),
         ({"grounder": {**FLORENCE, "beams": 0}}, "beams: input should be greater than or equal"),
