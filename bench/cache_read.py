@@ -2,138 +2,83 @@
 
     python bench/cache_read.py
 
-One run writes random features with the shape of ResNet-50 on Flickr30k, 31,783 × 2,048 float16, in
-default shards, in one shard and in shards of 1 MiB, and gathers 128 random rows at a time from each
-in turn. It opens a set of 1,000,000 keys in a separate process. Ratios compare medians of the same
-rounds.
+Writes random features with the shape of ResNet-50 on Flickr30k, 31,783 × 2,048 float16, in default
+shards, in one shard and in shards of 1 MiB, and gathers 128 random rows at a time from each.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
+from drawn import feature_set
+from harness import Report, options_of, take_turns
 
-from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter
+from sightline.cache import FeatureSet
 from sightline.cache.index import read_index
 
-BATCH, ROUNDS, GATHERS = 128, 15, 200
+BATCH, GATHERS, OF_H5PY = 128, 200, 10
+MEMORY, H5PY = "NumPy in memory", "h5py"
+Reader = Callable[[np.ndarray], np.ndarray]
 
 
-def make_set(folder: Path, rows: int, dim: int, shard_rows: int) -> None:
-    """Write ``rows`` random rows under random keys."""
-    rng = np.random.default_rng(0)
-    keys = rng.integers(0, 256, (rows, 32), dtype=np.uint8)
-    encoder = EncoderRecord(name="noise", source="random:0", weights_sha256="0" * 64)
-    spec = FeatureSpec(
-        kind="image", encoder=encoder, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
-    )
-    with SetWriter(folder, spec) as writer:
-        for batch in writer.plan(keys, batch_size=8192, shard_rows=shard_rows):
-            writer.add(batch.keys, rng.standard_normal((len(batch.keys), dim), dtype=np.float32))
-        writer.publish()
-
-
-def seconds(read: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> float:
-    start = time.perf_counter()
-    for batch in batches:
-        read(batch)
-    return (time.perf_counter() - start) / len(batches)
-
-
-def h5py_reader(folder: Path, features: FeatureSet) -> Callable[[np.ndarray], object]:
+def h5py_reader(features: FeatureSet) -> Reader:
     """Read rows through h5py: per shard, sorted and distinct as h5py requires, then reordered."""
-    shards = [h5py.File(folder / shard.name)["features"] for shard in features.record.shards]
-    index, _ = read_index(folder, features.record)
-    of_row, within = index.shards, index.numbers
+    shards = [h5py.File(features.path / shard.name)["features"] for shard in features.record.shards]
+    index, _ = read_index(features.path, features.record)
 
     def read(rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), features.dim), features.dtype)
-        for number in np.unique(of_row[rows]):
-            mine = np.flatnonzero(of_row[rows] == number)
-            distinct, back = np.unique(within[rows[mine]], return_inverse=True)
+        for number in np.unique(index.shards[rows]):
+            mine = np.flatnonzero(index.shards[rows] == number)
+            distinct, back = np.unique(index.numbers[rows[mine]], return_inverse=True)
             out[mine] = shards[number][distinct][back]
         return out
 
     return read
 
 
-def compare(folder: Path) -> dict[str, float]:
-    """Median microseconds to gather `BATCH` rows, for each way of reading."""
-    features = FeatureSet.open(folder)
-    memory = features.gather(np.arange(len(features)))
-    keys = features.keys
-    ways: dict[str, Callable[[np.ndarray], object]] = {
-        "NumPy in memory": lambda rows: memory[rows],
+def compare(features: FeatureSet, rounds: int, report: Report) -> None:
+    """The rates of all ways to read one set."""
+    memory, keys = features.gather(np.arange(len(features))), features.keys
+    ways: dict[str, Reader] = {
+        MEMORY: lambda rows: memory[rows],
         "FeatureSet.gather": features.gather,
         "FeatureSet.take": lambda rows: features.take(keys[rows]),
-        "h5py": h5py_reader(folder, features),
+        H5PY: h5py_reader(features),
     }
-    probe = np.arange(0, len(features), len(features) // BATCH)[:BATCH]
-    for read in ways.values():
-        np.testing.assert_array_equal(read(probe), memory[probe])
     rng = np.random.default_rng(1)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        batches = [rng.integers(0, len(features), BATCH) for _ in range(GATHERS)]
-        for name, read in ways.items():
-            some = batches[: GATHERS // 20] if name == "h5py" else batches
-            times[name].append(seconds(read, some))
-    return {name: float(np.median(values)) * 1e6 for name, values in times.items()}
+    batches = [rng.integers(0, len(features), BATCH) for _ in range(GATHERS)]
+    count = {way: OF_H5PY if way == H5PY else GATHERS for way in ways}
 
+    def gathers(way: str) -> Callable[[], object]:
+        return lambda: [ways[way](rows) for rows in batches[: count[way]]]
 
-OPEN = """
-import json, sys, time
-from pathlib import Path
-from sightline.cache import FeatureSet
-start = time.perf_counter()
-features = FeatureSet.open(sys.argv[1])
-took = time.perf_counter() - start
-status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-peak = int(status["VmHWM"].split()[0]) / 1024
-print(json.dumps({"keys": len(features), "seconds": took, "megabytes": peak}))
-"""
+    for read in ways.values():
+        np.testing.assert_array_equal(read(batches[0]), memory[batches[0]])
+    costs = take_turns({way: gathers(way) for way in ways}, rounds)
+    micros = {way: cost.wall / count[way] * 1e6 for way, cost in costs.items()}
+    shards = len(features.record.shards)
+    for way, each in micros.items():
+        report.ratio(f"{way}, {shards} shard(s) / h5py", micros[H5PY] / each, µs=each)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure sets of three shapes."""
+    parser = options_of(__doc__, rounds=15)
     parser.add_argument("--rows", type=int, default=31_783)
     parser.add_argument("--dim", type=int, default=2048)
-    parser.add_argument("--keys", type=int, default=1_000_000)
     options = parser.parse_args()
+    report = Report(options, f"{BATCH} of {options.rows:,} × {options.dim:,} float16")
+    keys = np.random.default_rng(0).integers(0, 256, (options.rows, 32), dtype=np.uint8)
     with tempfile.TemporaryDirectory() as scratch:
         for shard_bytes in (64 << 20, 1 << 40, 1 << 20):
             folder = Path(scratch) / str(shard_bytes)
-            make_set(folder, options.rows, options.dim, shard_bytes // (2 * options.dim))
-            micros = compare(folder)
-            count = len(FeatureSet.open(folder).record.shards)
-            size = f"{options.rows:,} × {options.dim:,} float16"
-            print(f"\n{size} in {count} shard(s), {BATCH} random rows:")
-            for way, value in micros.items():
-                share = micros["NumPy in memory"] / value
-                times = micros["h5py"] / value
-                print(
-                    f"  {way:18} {value:9.1f} µs  {BATCH / value:6.2f} M rows/s  "
-                    f"{share:6.1%} of memory  {times:7.1f} × h5py"
-                )
-        folder = Path(scratch) / "million"
-        make_set(folder, options.keys, 8, 1 << 20)
-        found = subprocess.run(
-            [sys.executable, "-c", OPEN, str(folder)], check=True, capture_output=True, text=True
-        )
-        opened = json.loads(found.stdout)
-        print(
-            f"\nopen {opened['keys']:,} keys: {opened['seconds']:.2f} s, "
-            f"{opened['megabytes']:.0f} MB peak resident memory (including imports)"
-        )
+            feature_set(folder, "image", keys, options.dim, shard_bytes // (2 * options.dim))
+            compare(FeatureSet.open(folder), options.rounds, report)
 
 
 if __name__ == "__main__":

@@ -2,29 +2,25 @@
 
     python bench/engines.py --images 5000 --rounds 1
 
-The sides take turns: two commands with an image set of their own each; `--devices cpu,cpu`; two
-tasks of a Ray cluster on this machine. Each process has one thread. Whole commands are timed.
+The sides: two commands with an image set of their own each; `--devices cpu,cpu`; two tasks of a Ray
+cluster on this machine. Each process has one thread. Whole commands are timed.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 
-from incremental import draw
+from drawn import photographs
+from harness import Report, options_of, take_turns
 
 from sightline.cache import FeatureSet
 
-ENGINES = {
-    "two workers": ["--devices", "cpu,cpu"],
-    "two on Ray": ["--engine", "ray@local,2"],
-}
+APART, WORKERS, RAY = "two commands", "two workers", "two workers on Ray"
+ENGINES = {WORKERS: ["--devices", "cpu,cpu"], RAY: ["--engine", "ray@local,2"]}
 
 
 def start(encoder: str, images: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
@@ -39,43 +35,38 @@ def start(encoder: str, images: Path, out: Path, *more: str) -> subprocess.Popen
     )
 
 
-def seconds(commands: list[subprocess.Popen[bytes]], begun: float) -> float:
-    """Until all of them have ended well."""
-    assert [command.wait() for command in commands] == [0] * len(commands)
-    return time.perf_counter() - begun
-
-
 def main() -> None:
-    """Run the comparison and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the comparison and print its ratios."""
+    parser = options_of(__doc__, rounds=3)
     parser.add_argument("--images", type=int, default=600)
     parser.add_argument("--encoder", default="resnet18")
-    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    took: dict[str, list[float]] = {"apart": [], **{name: [] for name in ENGINES}}
+    report = Report(options, f"{options.images:,} images, {options.encoder}, one thread each")
     digests = set()
     with tempfile.TemporaryDirectory() as scratch:
-        base = Path(scratch)
-        halves = [base / "images" / name for name in ("a", "b")]
-        for number, half in enumerate(halves):
-            draw(half, number * options.images, options.images // 2)
-        for number in range(options.rounds):
-            begun = time.perf_counter()
-            out = base / f"apart-{number}"
-            commands = [start(options.encoder, half, out / half.name) for half in halves]
-            took["apart"].append(seconds(commands, begun))
-            for name, words in ENGINES.items():
-                out, begun = base / f"{name}-{number}", time.perf_counter()
-                together = start(options.encoder, base / "images", out, *words)
-                took[name].append(seconds([together], begun))
-                digests.add(FeatureSet.open(out).record.content_digest)
-            print(f"round {number}: " + ", ".join(f"{n} {t[-1]:.1f} s" for n, t in took.items()))
+        images, half = Path(scratch) / "images", options.images // 2
+        halves = [photographs(images / name, half, n * half) for n, name in enumerate("ab")]
+        folders = [paths[0].parent for paths in halves]
+
+        def apart() -> None:
+            with tempfile.TemporaryDirectory(dir=scratch) as out:
+                sets = [Path(out) / folder.name for folder in folders]
+                both = zip(folders, sets, strict=True)
+                commands = [start(options.encoder, folder, each) for folder, each in both]
+                assert [command.wait() for command in commands] == [0, 0]
+
+        def together(words: list[str]) -> None:
+            with tempfile.TemporaryDirectory(dir=scratch) as out:
+                assert start(options.encoder, images, Path(out) / "set", *words).wait() == 0
+                digests.add(FeatureSet.open(Path(out) / "set").record.content_digest)
+
+        engines = {name: lambda words=words: together(words) for name, words in ENGINES.items()}
+        costs = take_turns({APART: apart, **engines}, options.rounds, warm_up=False)
     assert len(digests) == 1
-    apart = median(took["apart"])
-    print(f"\n{options.images:,} images, {options.encoder}, one thread each\n")
-    print("| | s | against apart |\n|---|---:|---:|")
-    for name, rounds in took.items():
-        print(f"| {name} | {median(rounds):.1f} | {apart / median(rounds):.3f} |")
+    for name, cost in costs.items():
+        report.add(side=name, s=cost.wall)
+    report.ratio(f"{APART} / {WORKERS}", costs[APART].wall / costs[WORKERS].wall, at_least=0.9)
+    report.ratio(f"{RAY} / {WORKERS}", costs[RAY].wall / costs[WORKERS].wall, at_most=1.1)
 
 
 if __name__ == "__main__":

@@ -3,24 +3,24 @@
     python bench/startup.py --demo demo
 
 Takes the finished graph of `make demo` (a copy of it, so nothing in it changes) and runs each
-stage, and commands with explicit paths: with nothing to do, and with one input missing. Prints a
-Markdown table: user and system time of the process, the median of rounds that alternate between
-all of them after one to warm up, beside `import torch`. `sightline` is that of the checkout in
-which the folder is, so that an older checkout with its own demo gives the figures before a change;
---sightline names another.
+stage, and commands with explicit paths: with nothing to do, and with one input missing. CPU seconds
+of the processes, beside `import torch`. `sightline` is that of the checkout in which the folder is,
+so that an older checkout with its own demo gives the figures before a change; --sightline names
+another.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from statistics import median
+
+from harness import Report, options_of, take_turns
 
 DATA = "data/datasets/scenes"
 CLIP = f"--encoder {DATA}/encoders/clip.json --weights file:{DATA}/encoders/clip.safetensors"
@@ -55,48 +55,41 @@ MISSING = {
 """Command → the input that is missing the second time; empty: it is run once."""
 
 
-def seconds(words: list[str], folder: Path, expected: int) -> float:
-    """CPU seconds of a process that ends with the exit code ``expected``."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def run(words: list[str], folder: Path, expected: int) -> None:
+    """Run a process, which ends with the exit code ``expected``."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if ended.returncode != expected:
         sys.exit(f"{' '.join(words)}: exit code {ended.returncode}\n{ended.stderr}")
-    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def without(name: str, words: list[str], folder: Path) -> None:
+    """Run a process that lacks an input, which is an error."""
+    away = (folder / name).rename(folder / "away")
+    run(words, folder, 1)
+    away.rename(folder / name)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure, and print a row for each command."""
+    parser = options_of(__doc__, rounds=3)
     parser.add_argument("--demo", type=Path, required=True, help="the folder of a finished demo")
     parser.add_argument("--sightline", type=Path, help="default: .venv/bin/sightline beside it")
-    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     demo = options.demo.resolve()
     sightline = (options.sightline or demo.parent / ".venv/bin/sightline").absolute()
-    found: dict[tuple[str, bool], list[float]] = {}
-    torch = []
+    report = Report(options)
     with tempfile.TemporaryDirectory(prefix="study-", dir=demo.parent) as folder:
         copy = Path(shutil.copytree(demo, folder, symlinks=True, dirs_exist_ok=True))
-        for number in range(options.rounds + 1):
-            taken = seconds([str(sightline.parent / "python"), "-c", "import torch"], copy, 0)
-            torch += [taken] * (number > 0)
-            for command, missing in MISSING.items():
-                words = [str(sightline), *command.split()]
-                taken = seconds(words, copy, 0)
-                found.setdefault((command, True), []).append(taken)
-                if missing:
-                    away = (copy / missing).rename(copy / "away")
-                    found.setdefault((command, False), []).append(seconds(words, copy, 1))
-                    away.rename(copy / missing)
-    print(f"`import torch`: {median(torch):.2f} s\n")
-    print("| command | nothing to do | input missing |\n| --- | ---: | ---: |")
-    for command, missing in MISSING.items():
-        shown = [median(found[command, True][1:])]
-        shown += [median(found[command, False][1:])] if missing else []
-        figures = [f"{each:.2f}" for each in shown] + [""] * (not missing)
-        name = command if len(command) < 60 else command.partition(" --")[0]
-        print(f"| `{name}` | {' | '.join(figures)} |")
+        torch = [str(sightline.parent / "python"), "-c", "import torch"]
+        sides: dict[str, Callable[[], None]] = {"import torch": partial(run, torch, copy, 0)}
+        for command, missing in MISSING.items():
+            words = [str(sightline), *command.split()]
+            sides[command] = partial(run, words, copy, 0)
+            if missing:
+                sides[f"{command}, without {missing}"] = partial(without, missing, words, copy)
+        for process, cost in take_turns(sides, options.rounds).items():
+            report.add(process=process, cpu_s=cost.cpu)
 
 
 if __name__ == "__main__":

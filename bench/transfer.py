@@ -1,26 +1,25 @@
-"""The seven transfer tasks: classifiers trained in batches and one by one, in one run.
+"""The seven transfer tasks: classifiers trained in batches and one by one.
 
     python bench/transfer.py [--dim 768] [--tasks CR TREC ...] [--threads 1] [--full]
 
 Random embeddings with the tasks' real sizes, classes and protocols. The plain loop is that of the
 tests (`tests/one_by_one.py`): PyTorch's own Linear and Adam, as in SentEval. Both sides train for
 the same passes, so without --full the loop trains a few classifiers of each task and extrapolates
-their time per step to all steps. Target: at most a tenth of the loop's time over all tasks
-together. Processor time, less sensitive to other work on the machine, is printed too.
+their time per step to all steps. Processor time counts; target: a tenth of the loop's over all
+tasks together.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import torch
+from harness import Report, options_of, timed
 
-from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
+from train.evaluate.softmax_classifiers import Classifiers, Recipe, fit_classifiers
 from train.evaluate.transfer import (
     EXPECTED_EXAMPLES,
     TASKS,
@@ -35,7 +34,6 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import one_by_one
 
 TARGET = 0.10
-# Shares of the classes in SentEval's training sets.
 CLASSES = {
     "MR": (0.500, 0.500),
     "CR": (0.362, 0.638),
@@ -45,7 +43,9 @@ CLASSES = {
     "TREC": (0.016, 0.213, 0.229, 0.224, 0.153, 0.165),
     "MRPC": (0.325, 0.675),
 }
-SINGLE_STEPS = 12_000  # at least, per task, in whole classifiers; --full trains all
+"""Shares of the classes in SentEval's training sets."""
+SINGLE_STEPS = 12_000
+"""Steps of the loop per task, at least, in whole classifiers; --full takes all."""
 
 
 def make(name: str, dim: int) -> tuple[TransferTask, torch.Tensor]:
@@ -65,14 +65,6 @@ def make(name: str, dim: int) -> tuple[TransferTask, torch.Tensor]:
     return task, torch.from_numpy(features.astype(np.float32))
 
 
-def steps_of(fold: Fold, passes: float, recipe: Recipe) -> float:
-    """Number of steps for one classifier of this fold."""
-    rows = len(fold.train)
-    if fold.dev is None:
-        rows -= int(recipe.dev_share * rows)
-    return passes * -(-rows // recipe.batch_size)
-
-
 def loop_plan(
     planned: list[Selection], passes: np.ndarray, folds: list[Fold], recipe: Recipe
 ) -> list[tuple[Fold, float, float]]:
@@ -81,71 +73,67 @@ def loop_plan(
     The chosen l2 does not matter here: a final classifier counts with the mean of its passes.
     """
     row = {fold: number for number, fold in enumerate(folds)}
+
+    def steps(fold: Fold, count: float) -> float:
+        rows = len(fold.train) - (fold.dev is None) * int(recipe.dev_share * len(fold.train))
+        return count * -(-rows // recipe.batch_size)
+
     plan = []
     for selection in planned:
         for fold in selection.inner:
-            for column, l2 in enumerate(recipe.l2):
-                plan.append((fold, l2, steps_of(fold, passes[row[fold], column], recipe)))
+            of_fold = zip(recipe.l2, passes[row[fold]], strict=True)
+            plan += [(fold, l2, steps(fold, count)) for l2, count in of_fold]
         final = selection.final
-        plan.append((final, recipe.l2[0], steps_of(final, passes[row[final]].mean(), recipe)))
+        plan.append((final, recipe.l2[0], steps(final, passes[row[final]].mean())))
     return plan
 
 
-def one_task(name: str, dim: int, full: bool) -> tuple[np.ndarray, np.ndarray, int, float]:
-    """Seconds of both sides (wall, processor), batched first; number of classifiers and steps."""
+def measure(name: str, options: Namespace, report: Report) -> tuple[float, float]:
+    """Processor seconds of one task in batches and one by one."""
     recipe = Recipe()
-    task, features = make(name, dim)
-    labels = task.labels
+    task, features = make(name, options.dim)
+    labels, rows = task.labels, features.numpy()
     planned = selections(task, 10, recipe.seed)
-    folds = list({f: None for s in planned for f in (*s.inner, s.final)})
-    start = np.array([time.perf_counter(), time.process_time()])
-    fitted = fit_classifiers(features, torch.from_numpy(labels), task.classes, folds, recipe)
-    batched = np.array([time.perf_counter(), time.process_time()]) - start
-    plan = loop_plan(planned, fitted.passes, folds, recipe)
-    steps = sum(each for _, _, each in plan)
-    x = features.numpy()
-    taken = 0
-    start = np.array([time.perf_counter(), time.process_time()])
-    for fold, l2, _ in plan:
-        if taken >= SINGLE_STEPS and not full:
-            break
-        dev = None if fold.dev is None else (x[fold.dev], labels[fold.dev])
-        alone = one_by_one.train_one(x[fold.train], labels[fold.train], task.classes, l2, dev)
-        taken += alone.steps
-    loop = np.array([time.perf_counter(), time.process_time()]) - start
-    return batched, loop if full else loop * steps / taken, len(plan), steps
+    folds = list({fold: None for each in planned for fold in (*each.inner, each.final)})
+    fitted: list[Classifiers] = []
+
+    def in_batches() -> None:
+        of_classes = torch.from_numpy(labels)
+        fitted.append(fit_classifiers(features, of_classes, task.classes, folds, recipe))
+
+    batched = timed(in_batches).cpu
+    plan = loop_plan(planned, fitted[0].passes, folds, recipe)
+    total, taken = sum(steps for _, _, steps in plan), 0
+
+    def one_by_one_loop() -> None:
+        nonlocal taken
+        for fold, l2, _ in plan:
+            if taken >= SINGLE_STEPS and not options.full:
+                break
+            dev = None if fold.dev is None else (rows[fold.dev], labels[fold.dev])
+            train = rows[fold.train], labels[fold.train]
+            taken += one_by_one.train_one(*train, task.classes, l2, dev).steps
+
+    loop = timed(one_by_one_loop).cpu * (1 if options.full else total / taken)
+    counts = {"classifiers": len(plan), "loop_s": loop, "batched_s": batched}
+    report.ratio(f"{name} / the loop", batched / loop, **counts)
+    return batched, loop
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def main() -> None:
+    """Measure the tasks and print their ratios."""
+    parser = options_of(__doc__)
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, on both sides")
     parser.add_argument("--dim", type=int, default=768, help="embedding dimension")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
-    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads, on both sides")
     parser.add_argument("--full", action="store_true", help="train all one by one: takes an hour")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(
-        f"embeddings of {options.dim}, {options.threads} threads; loop: "
-        + ("all classifiers" if options.full else "a few of each task, extrapolated")
-    )
-    print("task    classifiers      steps   loop, s   batched, s   ratio (processor time)")
-    sums = np.zeros((2, 2))
-    for name in options.tasks:
-        batched, loop, count, steps = one_task(name, options.dim, options.full)
-        sums += np.stack([batched, loop])
-        print(
-            f"{name:<8}{count:>11}{steps:>11.0f}{loop[1]:>10.1f}{batched[1]:>13.1f}"
-            f"{batched[1] / loop[1]:>8.3f}",
-            flush=True,
-        )
-    wall, processor = sums[0] / sums[1]
-    print(f"load                 {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    print(f"wall time            {wall:.3f} of the loop's (target: at most {TARGET:.2f})")
-    print(f"processor time       {processor:.3f} of the loop's, {1 / processor:.1f} times as fast")
-    return 0
+    report = Report(options, f"embeddings of {options.dim}")
+    costs = [measure(name, options, report) for name in options.tasks]
+    batched, loop = (sum(side) for side in zip(*costs, strict=True))
+    report.ratio("all tasks / the loop", batched / loop, at_most=TARGET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

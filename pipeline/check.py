@@ -6,7 +6,7 @@ The result for an imported set is kept in its record.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,9 @@ from pipeline.extract.settings import RunSettings
 from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
-from sightline.cache.keys import KeyTable, as_keys
+from sightline.cache.keys import as_keys, find_keys
 from sightline.cache.record import (
     FILE_NAME,
-    FeatureSpec,
     Provenance,
     Recheck,
     read_features,
@@ -41,46 +40,28 @@ SAME_LENGTH = 0.01
 """Largest relative difference between the lengths of such rows, which a cosine does not see."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checked:
     """The result.
 
     Attributes:
-        rows: number of rows that were encoded again.
+        found: what the record of an imported set keeps of it.
         equal: number of rows with identical bytes.
-        smallest_cosine: cosine of the row that differs most.
-        largest_difference: of two numbers at the same place, absolute.
-        made: what encoded them again.
         faults: one line for each row that differs: by `SAME` or `SAME_LENGTH`.
         note: what the record of an imported set now says; None for one of our own.
     """
 
-    rows: int
+    found: Recheck
     equal: int
-    smallest_cosine: float
-    largest_difference: float
-    made: FeatureSpec
-    faults: list[str] = field(default_factory=list)
+    faults: list[str]
     note: Provenance | None = None
 
-    @property
-    def recheck(self) -> Recheck:
-        """The result as the record of an imported set keeps it."""
-        encoder = self.made.encoder
-        return Recheck(
-            rows=self.rows,
-            differing=len(self.faults),
-            smallest_cosine=round(self.smallest_cosine, 8),
-            largest_difference=float(f"{self.largest_difference:.6g}"),
-            encoder=f"{encoder.name}, weights {encoder.source}"[:1000],
-            fingerprint=self.made.fingerprint,
-        )
-
     def __str__(self) -> str:
+        found = self.found
         lines = [
-            f"{counted(self.rows, 'row')} encoded again: {self.equal} with identical bytes, "
-            f"smallest cosine {self.smallest_cosine:.6f}, largest difference "
-            f"{self.largest_difference:.3g}"
+            f"{counted(found.rows, 'row')} encoded again: {self.equal} with identical bytes, "
+            f"smallest cosine {found.smallest_cosine:.6f}, largest difference "
+            f"{found.largest_difference:.3g}"
         ]
         lines += [f"set.json now says: {self.note}"] if self.note else []
         return "\n".join([*lines, *self.faults])
@@ -116,19 +97,25 @@ def check(
         f"{off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
         for i in np.flatnonzero(~((cosine >= SAME) & (off <= SAME_LENGTH)))
     ]
+    made = again.record.spec
+    found = Recheck(
+        rows=len(rows),
+        differing=len(faults),
+        smallest_cosine=round(float(cosine.min()), 8),
+        largest_difference=float(f"{np.abs(old.astype(float) - new.astype(float)).max():.6g}"),
+        encoder=f"{made.encoder.name}, weights {made.encoder.source}"[:1000],
+        fingerprint=made.fingerprint,
+    )
     equal = int((old.view(np.uint8) == new.view(np.uint8)).all(axis=1).sum())
-    largest = float(np.abs(old.astype(np.float64) - new.astype(np.float64)).max())
-    checked = Checked(len(rows), equal, float(cosine.min()), largest, again.record.spec, faults)
-    if features.record.provenance.imported:
-        checked.note = _note_in_record(folder, checked)
-    return checked
+    imported = features.record.provenance.imported
+    return Checked(found, equal, faults, _noted(folder, found) if imported else None)
 
 
-def _note_in_record(folder: Path, checked: Checked) -> Provenance:
-    """Keep the result for an imported set in its record."""
+def _noted(folder: Path, found: Recheck) -> Provenance:
+    """Keep the result for an imported set in its record; what this now says."""
     with set_output(folder) as output:
         record = read_features(folder)
-        provenance = record.provenance.checked(checked.recheck)
+        provenance = record.provenance.checked(found)
         if provenance != record.provenance:
             write_record(output, record.model_copy(update={"provenance": provenance}))
     return provenance
@@ -143,7 +130,7 @@ def _length_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
 def _drawn(folder: Path, features: FeatureSet, by_key: dict[bytes, Any], count: int) -> list[bytes]:
     """Random keys of the set whose input is available."""
     here = as_keys(sorted(by_key))
-    known = here[KeyTable(features.keys).find(here) >= 0]
+    known = here[find_keys(features.keys, here) >= 0]
     if not len(known):
         raise CacheError(f"{folder}: none of its {len(features):,} rows matches these inputs")
     picked = np.random.default_rng(count).choice(len(known), min(count, len(known)), replace=False)

@@ -116,27 +116,20 @@ def to_yaml(params: Mapping[str, Any], names: Sequence[str]) -> str:
     return "\n".join(blocks)
 
 
-def unedited(
-    file: Path, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE
-) -> dict[str, Any] | None:
-    """The parameters that `to_yaml` wrote into ``file``; None if its configurations are gone."""
-    command = re.search(r"`sightline configure ([^`]+)`", first_line(file))
-    try:
-        names = command[1].split() if command else []
-        return configuration(*names, folder=folder, graph_file=graph_file) if names else None
-    except SightlineError:
-        return None
-
-
 def edits(file: Path, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE) -> tuple[bool, Any]:
-    """Whether ``file`` has been edited, and its section `machine` if that was.
+    """Whether ``file`` is no longer as `to_yaml` wrote it, and its section `machine` if that is so.
 
-    The latter describes this machine and not the experiment: another configuration keeps it.
+    The latter describes this machine and not the experiment: another configuration keeps it. A
+    file whose configurations are gone counts as edited.
     """
-    written, now = unedited(file, folder, graph_file), read_yaml(file)
-    if written is None:
-        return True, now.get(_MACHINE)
+    now, command = read_yaml(file), re.search(r"`sightline configure ([^`]+)`", first_line(file))
     machine = now.pop(_MACHINE, None)
+    if command is None:
+        return True, machine
+    try:
+        written = configuration(*command[1].split(), folder=folder, graph_file=graph_file)
+    except SightlineError:
+        return True, machine
     own = machine if machine != written.pop(_MACHINE, None) else None
     return now != written, own
 

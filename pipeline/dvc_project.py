@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sightline.errors import SaidElsewhere, SightlineError
 
@@ -39,6 +39,18 @@ class Options:
     def flags(self, *names: str) -> list[str]:
         """DVC's options for those of ``names`` that are set."""
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+
+
+class Commands(NamedTuple):
+    """What brings a stage up to date; none: it is.
+
+    Attributes:
+        first: one command after another.
+        instead: what to run if one of these fails; None: then the stage has failed.
+    """
+
+    first: Sequence[Sequence[str]] = ()
+    instead: Sequence[Sequence[str]] | None = None
 
 
 def dry_run(targets: Sequence[str], options: Options) -> None:
@@ -105,30 +117,31 @@ class Project:
         finally:
             self._repo.lock.unlock()
 
-    def commands(self, name: str) -> tuple[list[list[str]], list[list[str]] | None]:
-        """What brings a stage up to date that needs nothing more, and what to try if that fails.
+    def commands(self, name: str) -> Commands:
+        """What brings a stage up to date that needs nothing more.
 
-        The first is empty if the stage is up to date. DVC decides alike in `Stage.reproduce`, with
-        the stages before it in view, which a `--single-item` does not have.
+        DVC decides alike in `Stage.reproduce`, with the stages before it in view, which a
+        `--single-item` does not have.
         """
         stage, options = self.stages[name], self._options
         upstream = [self.stages[other] for other in self.needs[name]]
         with _said_by_dvc(), self._locked():
             if options.force:
-                return self._run(stage), None
-            if stage.changed(options.allow_missing, upstream):
+                return Commands(self._run(stage, options))
+            changed = stage.changed(options.allow_missing, upstream)
+            if changed:
                 fetch = options.pull and not stage.changed(True, upstream)
             else:
                 fetch = options.pull and name in self.targets and stage.changed_outs()
-                if not fetch:
-                    return [], None
-            run = self._run(stage)
-        return ([[*DVC, "pull", name]], run) if fetch else (run, None)
+            if fetch:  # what the remote lacks is computed
+                computing = replace(options, allow_missing=False)
+                return Commands([[*DVC, "pull", name]], self._run(stage, computing))
+            return Commands(self._run(stage, options)) if changed else Commands()
 
-    def _run(self, stage: Stage) -> list[list[str]]:
-        flags = self._options.flags("force", "allow_missing")
+    def _run(self, stage: Stage, options: Options) -> list[list[str]]:
+        flags = options.flags("force", "allow_missing")
         run = [[*DVC, "repro", "--single-item", *flags, stage.addressing]]
-        absent = self._absent(stage) if self._options.pull else []
+        absent = self._absent(stage) if options.pull else []
         return [[*DVC, "pull", *absent], *run] if absent else run
 
     def _absent(self, stage: Stage) -> list[str]:

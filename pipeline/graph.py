@@ -6,65 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.params import FILE_NAME, ParamsError
-from sightline.errors import SightlineError
+from sightline.cache.prepared import PreparedDataset
 
 if TYPE_CHECKING:
-    from pipeline.datasets.joined import JoinedSource
     from pipeline.extract.inputs import FeatureInputs
     from pipeline.params import Params
-    from sightline.cache.prepared import PreparedDataset
     from sightline.cache.record import Kind
     from train.objectives import FeatureNeed
     from train.run_spec import RunSpec
 
 FEATURES = Path("data/features")
 """Every feature set lies below."""
+RUNS, RESULTS = Path("runs"), Path("results")
+"""Every training run and its scores, one folder each."""
+REPORT = Path("report")
+"""The comparison of all runs."""
 
 
 def dataset_folder(dataset: str) -> Path:
     """Manifests of a data set, and the files of a generated one."""
     return Path("data/datasets") / dataset
-
-
-def images_manifest(dataset: str) -> Path:
-    """The images of a data set."""
-    return dataset_folder(dataset) / "images.parquet"
-
-
-def captions_manifest(dataset: str) -> Path:
-    """Its captions."""
-    return dataset_folder(dataset) / "captions.parquet"
-
-
-def sentences_manifest(dataset: str) -> Path:
-    """Its sentences."""
-    return dataset_folder(dataset) / "sentences.parquet"
-
-
-def image_root(params: Params, dataset: str) -> Path:
-    """Base folder of the paths in a data set's image manifest.
-
-    Raises:
-        SightlineError: there is no such data set, or its images are not on this machine.
-    """
-    source = (
-        joined_source(params, dataset)
-        if dataset in params.joined
-        else params.dataset(dataset).source
-    )
-    return source.image_root(dataset_folder(dataset))
-
-
-def joined_source(params: Params, dataset: str) -> JoinedSource:
-    """The inputs of a joined data set."""
-    from pipeline.datasets.joined import JoinedSource
-
-    pair = params.joined[dataset]
-    parts = [pair.first, pair.second]
-    return JoinedSource(
-        parts={part: dataset_folder(part) for part in parts},
-        images={part: image_root(params, part) for part in parts},
-    )
 
 
 def grounding_folder(dataset: str) -> Path:
@@ -83,7 +44,7 @@ def features_folder(dataset: str, kind: str, encoder: str) -> Path:
 
 
 def below_features(folder: Path) -> tuple[str, ...]:
-    """Data set, kind and encoder from the path of a feature folder; None for other paths."""
+    """Data set, kind and encoder from the path of a feature folder; nothing for other paths."""
     try:
         return folder.resolve().relative_to(FEATURES.resolve()).parts
     except ValueError:
@@ -105,45 +66,28 @@ def code_file(system: str) -> Path:
     return Path("data/code") / f"{system}.json"
 
 
-def runs_folder() -> Path:
-    """Every training run, one folder each."""
-    return Path("runs")
-
-
-def run_folder(run: str, seed: int) -> Path:
-    """One training run: checkpoints, log and the finished model."""
-    return runs_folder() / run / f"seed-{seed}"
-
-
-def results_folder() -> Path:
-    """The scores of every run, one folder each."""
-    return Path("results")
-
-
-def report_folder() -> Path:
-    """The comparison of all runs."""
-    return Path("report")
-
-
 def evaluation_file(task: str) -> Path:
     """What an evaluation task measures, with the digests of its data."""
     return Path("data/evaluation") / f"{task}.json"
 
 
+def run_folder(run: str, seed: int) -> Path:
+    """One training run: checkpoints, log and the finished model."""
+    return RUNS / run / f"seed-{seed}"
+
+
 def result_file(run: str, seed: int) -> Path:
     """The scores of one training run."""
-    return results_folder() / run / f"seed-{seed}.json"
+    return RESULTS / run / f"seed-{seed}.json"
 
 
-def prepared(params: Params, dataset: str) -> PreparedDataset:
-    """A data set, with the folder of its images; None where it is not known on this machine."""
-    from sightline.cache.prepared import PreparedDataset
+def prepared(dataset: str) -> PreparedDataset:
+    """A data set that has been prepared.
 
-    try:
-        root = image_root(params, dataset)
-    except SightlineError:
-        root = None
-    return PreparedDataset(dataset_folder(dataset), root)
+    Raises:
+        SightlineError: it has not.
+    """
+    return PreparedDataset.open(dataset_folder(dataset))
 
 
 def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
@@ -156,12 +100,12 @@ def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
     """
     from pipeline.extract.inputs import inputs_of
 
-    data, stored = prepared(params, dataset), cutouts_folder(dataset)
     if kind != "object":
-        return inputs_of(kind, data)
+        return inputs_of(kind, prepared(dataset))
+    stored = cutouts_folder(dataset)
     return inputs_of(
         kind,
-        data,
+        prepared(dataset),
         phrases=grounding_folder(dataset),
         rules=params.extract.cutouts,
         cutouts=stored if (stored / "set.json").is_file() else None,
@@ -170,7 +114,10 @@ def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
 
 def training_texts(params: Params) -> list[Path]:
     """The manifests of all training texts."""
-    return [captions_manifest(params.graph.pairs), sentences_manifest(params.graph.text)]
+    pairs, text = (
+        PreparedDataset(dataset_folder(name)) for name in (params.graph.pairs, params.graph.text)
+    )
+    return [pairs.captions_manifest, text.sentences_manifest]
 
 
 def run_spec(params: Params, run: str, seed: int) -> RunSpec:
@@ -181,35 +128,27 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
             graph.pairs has none, or the run reads different features than its system.
     """
     from train.objectives import make_objective
-    from train.run_spec import PairSource, RunSpec, TextSource
+    from train.run_spec import run_spec as make_spec
 
     config = params.run(run)
     objective = make_objective(config.objective, config.parameters)
     needs = objective.features
     _require_features_of_the_system(params, run, {_feature_set(need) for need in needs})
-    pairs, text, student = params.graph.pairs, params.graph.text, params.student
-    train = config.train
+    pairs, student = params.graph.pairs, params.student.name
     has_pairs = pairs in params.joined or params.dataset(pairs).source.has_pairs
-    return RunSpec(
+    reads_sentences = objective.trains_on_text and config.train.text_stream
+    of_objects = any(need.kind == "object" for need in needs)
+    return make_spec(
         run=run,
-        student=student,
-        train=train,
+        student=params.student,
+        train=config.train,
         objective=config.objective,
         parameters=config.parameters,
         seed=seed,
-        pairs=PairSource(
-            captions=captions_manifest(pairs),
-            images=images_manifest(pairs),
-            tokens=tokens_folder(student.name),
-            phrases=phrase_tokens_folder(pairs, student.name)
-            if any(need.kind == "object" for need in needs)
-            else None,
-        )
-        if has_pairs
-        else None,
-        text=TextSource(sentences=sentences_manifest(text), tokens=tokens_folder(student.name))
-        if objective.trains_on_text and train.text_stream
-        else None,
+        tokens=tokens_folder(student),
+        pairs=dataset_folder(pairs) if has_pairs else None,
+        sentences=dataset_folder(params.graph.text) if reads_sentences else None,
+        phrases=phrase_tokens_folder(pairs, student) if of_objects else None,
         features={need.name: features_folder(pairs, need.kind, need.encoder) for need in needs},
         dev=params.evaluation.dev,
         out=run_folder(run, seed),

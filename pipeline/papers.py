@@ -18,7 +18,6 @@ from train.report.papers import Entry, PaperRow, every_row, load_papers
 
 if TYPE_CHECKING:
     from train.report.paper_table import ExpectedRun
-    from train.run_spec import RunSpec
 
 APART = (
     "Configurations share names of runs: give each a clone of its own, and name all their results: "
@@ -40,7 +39,6 @@ class Recipes:
         root = Path() if here else Path(__file__).parents[1]
         self._configs, self._graph_file = root / CONFIGS, root / GRAPH_FILE
         self._params: dict[str, Params] = {}
-        self._specs: dict[tuple[str, str], RunSpec] = {}
         self._states: dict[str, str] = {}
 
     def params(self, name: str) -> Params:
@@ -55,7 +53,8 @@ class Recipes:
         from train.objectives import make_objective
         from train.report.paper_table import ExpectedRun
 
-        spec = self._spec(name, run)
+        params = self.params(name)
+        spec = graph.run_spec(params, run, params.graph.seeds[0])
         data = {} if spec.pairs is None else {"pairs": spec.pairs.captions.parent.name}
         if spec.text is not None:
             data["text"] = spec.text.sentences.parent.name
@@ -65,12 +64,6 @@ class Recipes:
             "train": spec.train.model_dump(mode="json"),
         }
         return ExpectedRun(parameters, data)
-
-    def _spec(self, name: str, run: str) -> RunSpec:
-        if (name, run) not in self._specs:
-            params = self.params(name)
-            self._specs[name, run] = graph.run_spec(params, run, params.graph.seeds[0])
-        return self._specs[name, run]
 
     def about(self, entry: Entry) -> dict[str, Any]:
         """Everything that follows about an entry, as a JSON object."""
@@ -134,9 +127,15 @@ class Recipes:
                 missing += self._missing_of_tasks(params)
         if any("data/senteval" in command for command in self.commands(entry)):
             missing += _absent([Path("data/senteval/downstream")])
-        if _MTEB in entry.needs and self._missing_of_task(_MTEB, {}):
+        if _MTEB in entry.needs and self._without_mteb():
             missing.append("MTEB's data sets (docs/evaluation.md)")
         return list(dict.fromkeys(missing))
+
+    def _without_mteb(self) -> bool:
+        """Whether MTEB's data cannot be read here; importing mteb takes seconds."""
+        from train.evaluate.mteb import datasets_cache
+
+        return not datasets_cache().is_dir() or bool(self._missing_of_task(_MTEB, {}))
 
     def _missing_of_tasks(self, params: Params) -> Iterator[str]:
         yield from _absent([params.evaluation.dev])
@@ -153,9 +152,8 @@ class Recipes:
             return [str(data)]
         key = f"{name} {sorted(settings.items(), key=str)}"
         if key not in self._states:
-            rest = {setting: value for setting, value in settings.items() if setting != "task"}
             try:
-                make_task(name, rest)
+                make_task(name, settings)
                 self._states[key] = ""
             except SightlineError as error:
                 self._states[key] = f"{name}: {str(error).splitlines()[0]}"

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import sysconfig
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Any
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import IO, Any
 
-from pipeline.dvc_project import Options, Project
-from pipeline.repro_lines import Lines
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.dvc_project import Commands, Options, Project
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
 from sightline.signals import Stopped
@@ -29,6 +35,14 @@ from sightline.wording import counted
 
 _LEAVE = 30.0  # seconds that stopped stages have for saving
 _POLL = 0.1  # seconds between two looks at the stages that are being stopped
+_WHOLE = -1  # in place of a job's index: the whole machine
+_KEPT = 60  # last lines of a stage that are shown on a terminal if it fails
+_OF_DVC = re.compile(
+    r"Running stage '.*':$|> |(Generating|Updating) lock file "
+    r"|To (track the changes with git|enable auto staging), run:$|\t(git add|dvc config) "
+    r"|Use `dvc push` to send your updates"
+)
+"""Lines that DVC prints about every stage alike."""
 
 
 @dataclass(frozen=True)
@@ -44,24 +58,6 @@ class Jobs:
     slots: Sequence[Mapping[str, str]]
     whole: Mapping[str, str] = field(default_factory=dict)
     alone: Callable[[str], bool] = lambda command: False
-
-
-@dataclass
-class _Child:
-    """A stage that is being run.
-
-    Attributes:
-        commands: what is still to be run, the first of them now.
-        instead: what to run if the first one fails; None: then the stage has failed.
-        slot: index of its job; None: it runs alone.
-    """
-
-    name: str
-    commands: list[list[str]]
-    instead: list[list[str]] | None
-    slot: int | None
-    began: float
-    process: subprocess.Popen[bytes]
 
 
 def repro(targets: Sequence[str], jobs: Jobs, options: Options | None = None) -> None:
@@ -93,18 +89,20 @@ def _the_only_one(folder: Path) -> Iterator[None]:
 
 
 class _Run:
-    """One `sightline repro`."""
+    """One `sightline repro`: the main thread decides what runs, and a thread runs each stage."""
 
     def __init__(self, project: Project, jobs: Jobs) -> None:
         self._project, self._jobs = project, jobs
-        self._waiting = dict.fromkeys(self._by_length())
-        self._ready: dict[str, tuple[list[list[str]], list[list[str]] | None]] = {}
-        self._running: dict[str, _Child] = {}
+        self._waiting = self._by_length()
+        self._ready: list[tuple[str, Commands]] = []
+        self._running: dict[str, int] = {}  # name → index of its job
         self._done: set[str] = set()
         self._failed: dict[str, str] = {}
         self._ran = 0
-        self._ended: SimpleQueue[str] = SimpleQueue()
-        self._lines = Lines()
+        self._ended: SimpleQueue[tuple[str, int, float]] = SimpleQueue()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._starting, self._stopped = Lock(), False
+        self._lines = _Lines()
 
     def _by_length(self) -> list[str]:
         """The stages, those with the longest chain of others behind them first."""
@@ -120,8 +118,7 @@ class _Run:
             try:
                 self._start_what_is_ready()
                 while self._running:
-                    with contextlib.suppress(Empty):
-                        self._take(self._ended.get(timeout=1.0))
+                    self._take(*self._ended.get())
                     self._start_what_is_ready()
             except BaseException as error:
                 number = error.number if isinstance(error, Stopped) else signal.SIGTERM
@@ -140,88 +137,88 @@ class _Run:
 
     def _start_what_is_ready(self) -> None:
         project = self._project
-        while True:
-            asked = [n for n in self._waiting if self._done.issuperset(project.needs[n])]
-            for name in asked:
-                del self._waiting[name]
+        while names := [n for n in self._waiting if self._done.issuperset(project.needs[n])]:
+            for name in names:
+                self._waiting.remove(name)
                 try:
-                    commands, instead = project.commands(name)
+                    commands = project.commands(name)
                 except SightlineError as error:  # such as: another DVC process runs this stage
-                    self._failed[name] = str(error)
-                    self._lines.failed(name, str(error))
+                    self._fail(name, str(error))
                     continue
-                if commands:
-                    self._ready[name] = commands, instead
+                if commands.first:
+                    self._ready.append((name, commands))
                 else:
                     self._done.add(name)
-            if not asked:
-                break
-        for name in list(self._ready):
+        while self._ready:
+            name, commands = self._ready[0]
             slot = self._free_slot(self._jobs.alone(str(project.stages[name].cmd)))
             if slot is None:
-                break
-            commands, instead = self._ready.pop(name)
-            self._start(name, commands, instead, slot if slot >= 0 else None)
+                return
+            del self._ready[0]
+            self._running[name] = slot
+            variables = self._jobs.whole if slot == _WHOLE else self._jobs.slots[slot]
+            Thread(target=self._bring, args=(name, commands, variables), daemon=True).start()
 
     def _free_slot(self, alone: bool) -> int | None:
-        """Index of a free job, -1 for the whole machine, None if there is neither."""
-        used = {child.slot for child in self._running.values()}
+        """Index of a free job, or `_WHOLE` for what runs alone; None if there is none yet."""
+        used = set(self._running.values())
         if alone:
-            return None if used else -1
+            return None if used else _WHOLE
         free = set(range(len(self._jobs.slots))) - used
-        return min(free, default=None) if None not in used else None
+        return None if _WHOLE in used else min(free, default=None)
 
-    def _start(
-        self,
-        name: str,
-        commands: list[list[str]],
-        instead: list[list[str]] | None,
-        slot: int | None,
-    ) -> None:
-        given = self._jobs.whole if slot is None else self._jobs.slots[slot]
-        process = subprocess.Popen(
-            commands[0],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **given, "PATH": _path_with_sightline()},
-            process_group=0,
-        )
-        before = self._running.get(name)
-        began = before.began if before else time.monotonic()
-        self._running[name] = _Child(name, commands, instead, slot, began, process)
-        reader = Thread(target=self._lines.read, args=(name, process.stdout), daemon=True)
-        reader.start()
-        Thread(target=self._wait, args=(name, process, reader), daemon=True).start()
+    def _bring(self, name: str, commands: Commands, variables: Mapping[str, str]) -> None:
+        """Bring a stage up to date, in a thread of its own; the main thread hears how it ended."""
+        began = time.monotonic()
+        status = self._call_each(name, commands.first, variables)
+        if status and commands.instead:
+            status = self._call_each(name, commands.instead, variables)
+        self._ended.put((name, status, time.monotonic() - began))
 
-    def _wait(self, name: str, process: subprocess.Popen[bytes], reader: Thread) -> None:
-        process.wait()
-        reader.join(1.0)  # a process that outlives its stage may hold the pipe open
-        self._ended.put(name)
+    def _call_each(
+        self, name: str, commands: Sequence[Sequence[str]], variables: Mapping[str, str]
+    ) -> int:
+        """Run commands one after another until one fails; the last exit status."""
+        status = 0
+        for command in commands:
+            with self._starting:
+                if self._stopped:
+                    return 1
+                process = self._processes[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **variables, "PATH": _path_with_sightline()},
+                    process_group=0,
+                )
+            read = Thread(target=self._lines.read, args=(name, process.stdout), daemon=True)
+            read.start()
+            status = process.wait()
+            read.join(1.0)  # a process that outlives its stage may hold the pipe open
+            if status:
+                break
+        return status
 
-    def _take(self, name: str) -> None:
-        """Go on after a command of a stage has ended."""
-        child = self._running[name]
-        status = child.process.returncode
-        if status == 0 and child.commands[1:]:
-            self._start(name, child.commands[1:], None, child.slot)
-            return
-        if status != 0 and child.instead:
-            self._start(name, child.instead, None, child.slot)
-            return
+    def _take(self, name: str, status: int, seconds: float) -> None:
+        """Go on after a stage has ended."""
         del self._running[name]
-        seconds = time.monotonic() - child.began
-        if status == 0:
-            self._ran += 1
-            self._done.add(name)
-            self._lines.done(name, f"done in {seconds:,.0f} s")
-        else:
-            self._failed[name] = f"failed after {seconds:,.0f} s ({_ending(status)})"
-            self._lines.failed(name, self._failed[name])
+        if status:
+            self._fail(name, f"failed after {seconds:,.0f} s ({_ending(status)})")
+            return
+        self._ran += 1
+        self._done.add(name)
+        self._lines.done(name, f"done in {seconds:,.0f} s")
+
+    def _fail(self, name: str, how: str) -> None:
+        self._failed[name] = how
+        self._lines.failed(name, how)
 
     def _stop(self, number: int) -> None:
         """Signal all running stages, and end what has not ended after half a minute."""
-        groups = [child.process.pid for child in self._running.values()]
+        with self._starting:
+            self._stopped = True
+        groups = [self._processes[name].pid for name in self._running if name in self._processes]
         end = time.monotonic() + _LEAVE
         for group in groups:
             _signal_group(group, number)
@@ -240,8 +237,7 @@ class _Run:
 
     def _what_failed(self) -> str:
         lines = [f"{name}: {how}" for name, how in self._failed.items()]
-        held = [name for name in self._project.stages if name in self._waiting]
-        if held:
+        if held := [name for name in self._project.stages if name in self._waiting]:
             lines.append(f"not tried, since they need what failed: {', '.join(held)}")
         return "\n".join([*lines, "what is done is kept; rerun the same command"])
 
@@ -280,3 +276,64 @@ def _path_with_sightline() -> str:
     if command.name == "sightline":
         return os.pathsep.join([str(command.resolve().parent), path])
     return os.pathsep.join([path, sysconfig.get_path("scripts")])
+
+
+class _Lines:
+    """Prints lines of several stages; on a terminal, their last ones in place of each other."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._last: dict[str, deque[str]] = {}
+        console = Console(file=sys.stdout, highlight=False, markup=False)
+        self._live = (
+            Live(console=console, transient=True, get_renderable=self._status)
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> None:
+        if self._live:
+            self._live.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def read(self, name: str, output: IO[bytes]) -> None:
+        """Take what a stage says, until it ends."""
+        with self._lock:
+            self._last[name] = deque(maxlen=_KEPT)
+        for raw in output:
+            line = raw.decode(errors="replace").rstrip()
+            if line and not _OF_DVC.match(line):
+                with self._lock:
+                    self._last[name].append(line)
+                    if self._live is None:
+                        self._print(f"{name}: {line}")
+
+    def done(self, name: str, how: str) -> None:
+        """A stage has ended well."""
+        with self._lock:
+            last = self._last.pop(name)
+            self._print(f"{name}: {how}" + (f": {last[-1]}" if self._live and last else ""))
+
+    def failed(self, name: str, how: str) -> None:
+        """A stage has failed; on a terminal its last lines have not been seen together yet."""
+        with self._lock:
+            for line in self._last.pop(name, ()) if self._live else ():
+                self._print(f"{name}: {line}")
+            self._print(f"{name}: {how}")
+
+    def _print(self, line: str) -> None:
+        if self._live is None:
+            print(line, flush=True)
+            return
+        self._live.console.print(Text(line), soft_wrap=True)
+
+    def _status(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        for name, lines in list(self._last.items()):
+            table.add_row(name, lines[-1] if lines else "")
+        return table

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import graph
 from pipeline.extract.settings import Invocation, Machine, RunSettings
 from pipeline.params import Dataset, Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
+from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import Kind
 from sightline.devices import compute_with
 from sightline.errors import SightlineError
@@ -65,13 +66,15 @@ def prepare(params: Params, dataset: str) -> str:
     """Write the manifests of one data set; returns a one-line summary."""
     from pipeline.datasets.kinds import prepare as prepare_source
 
-    found = (
-        Dataset("joined", graph.joined_source(params, dataset))
-        if dataset in params.joined
-        else params.dataset(dataset)
-    )
+    if pair := params.joined.get(dataset):
+        from pipeline.datasets.joined import JoinedSource
+
+        parts = {part: graph.dataset_folder(part) for part in (pair.first, pair.second)}
+        data = Dataset("joined", JoinedSource(parts=parts))
+    else:
+        data = params.dataset(dataset)
     out = graph.dataset_folder(dataset)
-    return prepare_source(found.kind, found.source, out, PhaseProgress()).summary()
+    return prepare_source(data.kind, data.source, out, PhaseProgress()).summary()
 
 
 def features(
@@ -94,7 +97,7 @@ def ground(params: Params, dataset: str, *, how: Invocation = AS_CONFIGURED) -> 
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
     out, cutouts = graph.grounding_folder(dataset), graph.cutouts_folder(dataset)
-    data, settings = graph.prepared(params, dataset), settings_of(params, how)
+    data, settings = graph.prepared(dataset), settings_of(params, how)
     return ground_dataset(data, params.grounding, out, cutouts, settings)
 
 
@@ -116,7 +119,7 @@ def phrase_tokens(params: Params, dataset: str) -> str:
     out = graph.phrase_tokens_folder(dataset, student.name)
     header = tokenize_phrases(
         graph.grounding_folder(dataset),
-        graph.captions_manifest(dataset),
+        PreparedDataset(graph.dataset_folder(dataset)).captions_manifest,
         student.model,
         student.max_length,
         out,
@@ -135,9 +138,13 @@ def code(params: Params) -> Iterator[str]:
         objectives = {each for run in runs for each in objectives_of(run.objective, run.parameters)}
         found = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(objectives)}
         out = graph.code_file(name)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_file(out, (json.dumps(found, indent=1) + "\n").encode(), CODE_SCHEMA.encode())
+        _write_json(out, found)
         yield f"{out}: {len(found['modules'])} modules"
+
+
+def _write_json(out: Path, body: dict[str, Any]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_file(out, (json.dumps(body, indent=1) + "\n").encode(), body["schema"].encode())
 
 
 def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
@@ -192,8 +199,7 @@ def evaluation_data(params: Params, task: str) -> str:
     settings = evaluation.measured[task].settings
     body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found, "settings": settings}
     out = graph.evaluation_file(task)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(out, (json.dumps(body, indent=1) + "\n").encode(), EVALUATION_DATA_SCHEMA.encode())
+    _write_json(out, body)
     return "\n".join([*(f"warning: {each}" for each in evaluation.warnings), str(out)])
 
 
@@ -209,41 +215,31 @@ def evaluate(params: Params) -> Iterator[str]:
 
     evaluation = _evaluation(params, params.evaluation.tasks)
     yield from (f"warning: {warning}" for warning in evaluation.warnings)
-    runs = [(run, seed) for run in params.runs for seed in params.graph.seeds]
-    lines: dict[tuple[str, int], str] = {}
-    failures: dict[tuple[str, int], str] = {}
-    for run, seed in runs:
+    left, failures = list[tuple[str, int]](), list[str]()
+    for run, seed in ((run, seed) for run in params.runs for seed in params.graph.seeds):
+        folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
         try:
-            result = current_result(
-                graph.run_folder(run, seed), evaluation, graph.result_file(run, seed)
-            )
+            result = current_result(folder, evaluation, out)
         except SightlineError as error:
-            failures[run, seed] = str(error)
+            failures.append(f"{run}, seed {seed}: {error}")
             continue
-        if result is not None:
-            lines[run, seed] = _scores_of(result, [])
-    left = [run for run in runs if run not in lines and run not in failures]
-    scored = _score(params, evaluation, left) if left else iter(())
-    for run in runs:  # in this order, whichever ends first
-        while run not in lines and run not in failures:
-            other, line, failure = next(scored)
-            (failures if failure else lines)[other] = failure or line
-        if run in lines:
-            yield f"{run[0]}, seed {run[1]}: {lines[run]}"
-    for _ in scored:
-        pass  # the processes end
+        if result is None:
+            left.append((run, seed))
+        else:
+            yield f"{run}, seed {seed}: {_scores_of(result, [])}"
+    for line, failed in _score(params, evaluation, left) if left else ():
+        if failed:
+            failures.append(line)
+        else:
+            yield line
     if failures:
-        raise SightlineError(
-            "\n".join(
-                f"{run}, seed {seed}: {failures[run, seed]}" for run, seed in sorted(failures)
-            )
-        )
+        raise SightlineError("\n".join(sorted(failures)))
 
 
 def _score(
     params: Params, evaluation: Evaluation, runs: Sequence[tuple[str, int]]
-) -> Iterator[tuple[tuple[str, int], str, str]]:
-    """Run and seed of each of ``runs``, with its scores or else why it failed, as they end."""
+) -> Iterator[tuple[str, bool]]:
+    """A line about each run and seed, as they end, and whether scoring it failed."""
     import transformers.modeling_utils  # noqa: F401  (once, for all processes)
 
     from pipeline.side_by_side import Send, gpu_of, jobs_here, side_by_side
@@ -262,14 +258,13 @@ def _score(
         for run, seed in runs[job::jobs]:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
             try:
-                result, tasks = evaluate_run(folder, evaluation, out, device)
+                said, failed = _scores_of(*evaluate_run(folder, evaluation, out, device)), False
             except SightlineError as error:
-                send(((run, seed), "", str(error)))
-            else:
-                send(((run, seed), _scores_of(result, tasks), ""))
+                said, failed = str(error), True
+            send((f"{run}, seed {seed}: {said}", failed))
 
     calls = {f"scorer {job + 1} of {jobs}": partial(score, job) for job in range(jobs)}
-    return (value for _, value in side_by_side(calls))
+    return (sent for _, sent in side_by_side(calls))
 
 
 def _scores_of(result: RunResult, scored: Sequence[str]) -> str:
@@ -292,14 +287,14 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 
 def report(params: Params) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
-    from train.evaluate.results import load_results
+    from train.evaluate.results import load_result
     from train.report.differences import Comparison
     from train.report.neighbours import neighbours_in
     from train.report.write import write_report
 
-    about, runs, out = params.report, params.runs, graph.report_folder()
+    about, runs, out = params.report, params.runs, graph.REPORT
     files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
-    found = load_results(files)
+    found = map(load_result, files)
     results = [each.model_copy(update={"run": runs[each.run].label}) for each in found]
     baseline, comparisons = runs[about.baseline].label, []
     if about.gain is not None:
@@ -327,14 +322,11 @@ def _photographs(
 
     if task not in params.evaluation.tasks:
         return f"params.yaml has no evaluation task {task!r} any more"
-    data = Path(params.evaluation.tasks[task].settings["data"])
-    if data != graph.dataset_folder(data.name):
-        return f"{data} is not below {graph.dataset_folder('')}"
     try:
-        root = graph.image_root(params, data.name)
+        data = PreparedDataset.open(params.evaluation.tasks[task].data)
+        return photographs(data.images_manifest, data.require_images(), image_ids, keys)
     except SightlineError as error:
         return str(error)
-    return photographs(data / "images.parquet", root, image_ids, keys)
 
 
 def settings_of(params: Params, how: Invocation = AS_CONFIGURED) -> RunSettings:
@@ -344,38 +336,44 @@ def settings_of(params: Params, how: Invocation = AS_CONFIGURED) -> RunSettings:
     return RunSettings(**{**of_the_rows, **dict(params.machine), **said}, copy_from=graph.FEATURES)
 
 
-STAGES: dict[str, Callable[..., Any]] = {
-    "prepare": prepare,
-    "ground": ground,
-    "image-features": partial(features, "image"),
-    "object-features": partial(features, "object"),
-    "text-features": partial(features, "text"),
-    "teachers": partial(features, "teacher"),
-    "tokens": tokens,
-    "phrase-tokens": phrase_tokens,
-    "code": code,
-    "train": train,
-    "evaluation-data": evaluation_data,
-    "evaluate": evaluate,
-    "report": report,
+class Stage(NamedTuple):
+    """A stage of dvc.yaml.
+
+    Attributes:
+        run: from parameters, words and, if there are ``options``, `Invocation` to what to say.
+        options: the fields of `Invocation` that it heeds.
+        sets: words → the sets that it fills, which its workers share; none of them: of other kinds.
+    """
+
+    run: Callable[..., Any]
+    options: Collection[str] = ()
+    sets: Callable[..., list[Path]] | None = None
+
+
+def _features_stage(kind: Kind) -> Stage:
+    def sets(dataset: str, encoder: str) -> list[Path]:
+        return [graph.features_folder(dataset, kind, encoder)]
+
+    return Stage(partial(features, kind), Invocation.model_fields, sets)
+
+
+def _sets_of_grounding(dataset: str) -> list[Path]:
+    return [graph.grounding_folder(dataset), graph.cutouts_folder(dataset)]
+
+
+STAGES: dict[str, Stage] = {
+    "prepare": Stage(prepare),
+    "ground": Stage(ground, Invocation.model_fields.keys() - {"check"}, _sets_of_grounding),
+    "image-features": _features_stage("image"),
+    "object-features": _features_stage("object"),
+    "text-features": _features_stage("text"),
+    "teachers": _features_stage("teacher"),
+    "tokens": Stage(tokens),
+    "phrase-tokens": Stage(phrase_tokens),
+    "code": Stage(code),
+    "train": Stage(train, {*Machine.model_fields, "dry_run"}),
+    "evaluation-data": Stage(evaluation_data),
+    "evaluate": Stage(evaluate),
+    "report": Stage(report),
 }
-"""Name in dvc.yaml → what runs it: parameters and words → what to say of it."""
-
-
-def options_of(stage: str) -> set[str]:
-    """The fields of `Invocation` that a stage heeds."""
-    run = STAGES[stage]
-    if run is train:
-        return {*Machine.model_fields, "dry_run"}
-    if isinstance(run, partial):
-        return set(Invocation.model_fields)
-    return Invocation.model_fields.keys() - {"check"} if run is ground else set()
-
-
-def sets_of(stage: str, *words: str) -> list[Path]:
-    """The sets that a stage fills, which its workers share; none for others."""
-    run = STAGES[stage]
-    if isinstance(run, partial):
-        dataset, encoder = words
-        return [graph.features_folder(dataset, run.args[0], encoder)]
-    return [graph.grounding_folder(*words), graph.cutouts_folder(*words)] if run is ground else []
+"""By their names in dvc.yaml."""

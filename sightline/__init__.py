@@ -28,35 +28,6 @@ if TYPE_CHECKING:
     from train.records import RunSummary
     from train.train_run import train_model
 
-__all__ = [
-    "OBJECTIVES",
-    "CacheError",
-    "Embedder",
-    "EncoderConfig",
-    "EvaluatedModel",
-    "Evaluation",
-    "FeatureSet",
-    "Invocation",
-    "Objective",
-    "PreparedDataset",
-    "RunResult",
-    "RunSummary",
-    "SightlineError",
-    "evaluate_model",
-    "extract_features",
-    "ground_captions",
-    "key_of_file",
-    "keys_of_texts",
-    "make_objective",
-    "named_encoder",
-    "prepare_dataset",
-    "read_phrases",
-    "run_workers",
-    "to_dataset",
-    "tokenize",
-    "train_model",
-]
-
 _PLACES = {
     "OBJECTIVES": "train.objectives",
     "CacheError": "sightline.cache",
@@ -85,6 +56,8 @@ _PLACES = {
     "tokenize": "pipeline.tokenize_texts",
     "train_model": "train.train_run",
 }
+
+__all__ = sorted(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 _load = lazy_names(__name__, _PLACES)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
-from sightline.pooling import Pooling
+from sightline.pooling import TeacherPooling
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -37,33 +37,37 @@ class Recipe:
     """How a sentence-transformers folder says to make an embedding.
 
     `pooling` is None for a plain Hugging Face folder, which does not specify it. `max_length` is in
-    tokens, special tokens included; None leaves it to the tokenizer and the model.
+    tokens, special tokens included; None leaves it to the tokenizer and the model. `prompt` comes
+    before every text, `prompts` are those that its authors named.
     """
 
-    pooling: Pooling | None = None
+    pooling: TeacherPooling | None = None
     normalize: bool = False
     max_length: int | None = None
     do_lower_case: bool = False
     subfolder: str = ""
+    prompt: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
+def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -> Recipe:
     """The recipe of a folder or hub name; an empty `Recipe` for a plain Hugging Face folder.
 
     Args:
         bare: the caller chooses the pooling, so only the encoder's settings (maximum length,
             lower-casing, sub-folder) are read and the modules after it are ignored.
+        revision: of a hub name.
 
     Raises:
-        SightlineError: the folder has a pooling, a module or a default prompt that Sightline does
-            not support; ignoring it would silently change the embeddings.
+        SightlineError: the folder has a pooling or a module that Sightline does not support;
+            ignoring it would silently change the embeddings.
     """
-    folder = Pretrained(str(source))
+    folder = Pretrained(str(source), revision)
     with folder.reading("sentence-transformers settings"):
         modules = folder.json("modules.json")
         if modules is None:
             return Recipe()
-        pooling: Pooling | None = None
+        pooling: TeacherPooling | None = None
         normalize = False
         subfolder = ""
         for module in modules:
@@ -82,15 +86,9 @@ def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
                     "support; give a pooling (cls or mean) to use the encoder without the modules "
                     "after it"
                 )
-        described = {} if bare else folder.json("config_sentence_transformers.json") or {}
-        prompt = described.get("default_prompt_name")
-        if prompt:
-            raise SightlineError(
-                f"{source}: config_sentence_transformers.json prepends the prompt {prompt!r} to "
-                "every sentence, which Sightline does not do; give a pooling to use the encoder "
-                "without it"
-            )
-        transformer = Pretrained(str(source), subfolder=subfolder)
+        described = folder.json("config_sentence_transformers.json") or {}
+        prompts = {name: text for name, text in (described.get("prompts") or {}).items() if text}
+        transformer = Pretrained(str(source), revision, subfolder)
         settings = transformer.json("sentence_bert_config.json") or {}
         length = settings.get("max_seq_length")
         return Recipe(
@@ -99,21 +97,23 @@ def read_recipe(source: str | Path, *, bare: bool = False) -> Recipe:
             max_length=None if length is None else int(length),
             do_lower_case=bool(settings.get("do_lower_case", False)),
             subfolder=subfolder,
+            prompt="" if bare else prompts.get(described.get("default_prompt_name"), ""),
+            prompts=prompts,
         )
 
 
-def _read_pooling(folder: Pretrained, file: str) -> Pooling:
+def _read_pooling(folder: Pretrained, file: str) -> TeacherPooling:
     config = folder.json(file) or {}
     modes = config.get("pooling_mode")
     if modes is None:  # folders of earlier versions of sentence-transformers have a key for each
         keys = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
         modes = [re.sub("pooling_mode_|_tokens?$", "", key) for key in keys] or "mean"
-    for known in ("cls", "mean"):
+    for known in ("cls", "mean", "lasttoken"):
         if modes in (known, [known]):
             return known
     raise SightlineError(
-        f"{folder.name}: {file} sets {modes} pooling, but Sightline supports "
-        "only cls or mean from such a folder; give a pooling to override it"
+        f"{folder.name}: {file} sets {modes} pooling, but Sightline supports only cls, mean or "
+        "lasttoken from such a folder; give a pooling to override it"
     )
 
 
@@ -178,7 +178,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:
+def fit_pooler(model: Any, name: str | Path, pooling: TeacherPooling) -> None:
     """Drop a pooler that `pooling` does not use: it would never be trained, and it costs time.
 
     Raises:

@@ -15,6 +15,7 @@ _EXTRA = {
     "datasets": "datasets",
     "dvc": "dvc",
     "ray": "ray",
+    "mteb": "mteb",
 }
 
 

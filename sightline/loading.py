@@ -187,6 +187,13 @@ class Pretrained:
             tokenizer = AutoTokenizer.from_pretrained(self.name, **self._where())
         return self._with_words(tokenizer)
 
+    def image_processor(self) -> Any:
+        """Image processing alone: how a vision model's images are resized and normalised."""
+        from transformers import AutoImageProcessor  # it requires the vision libraries
+
+        with self.reading("image processor"):
+            return AutoImageProcessor.from_pretrained(self.name, **self._where())
+
     def processor(self) -> Any:
         """Image processing, tokenizer and post-processing; the tokenizer needs a vocabulary."""
         from transformers import AutoProcessor  # it requires the vision libraries

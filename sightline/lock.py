@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from sightline.errors import BusyError, SightlineError
 from sightline.files import options_of
@@ -94,12 +94,7 @@ class WriterLock:
             os.truncate(handle, len(text))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._handle is None:
             return
         if self.alone and self.found_empty:

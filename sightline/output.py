@@ -21,7 +21,6 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 from sightline.errors import SightlineError
@@ -114,13 +113,8 @@ class Output:
         self._entered.enter_context(self._locked(lock))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._entered.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._entered.__exit__(*error)
 
     def joined(self) -> AbstractContextManager[WriterLock]:
         """Write only to the run folder, together with the other workers.
@@ -239,15 +233,6 @@ class Output:
         for parent in {(self.folder / name).parent for name in files}:
             fsync(parent)
         return list(files)
-
-    def move_whole(self, made: Path, name: str) -> None:
-        """Move the folder ``made`` of this run to an unused name, whole or not at all."""
-        _make_durable(made)
-        self.claim([f"{name}/{file}" for file in _files_below(made)])
-        target = self.folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        made.rename(target)
-        fsync(target.parent)
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove those of ``names`` that are ours, and the folders that this leaves empty."""

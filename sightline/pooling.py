@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Pooling = Literal["cls", "pooler", "mean", "first_last_mean"]
 """How token vectors become one sentence vector."""
 
+TeacherPooling = Pooling | Literal["lasttoken"]
+"""The same of a teacher, which may be a decoder: only its last token has seen the whole text."""
+
 
 def check_pooling(name: str) -> Pooling:
     """`name` as a `Pooling`; otherwise a SightlineError lists the valid names."""
@@ -27,17 +30,18 @@ def check_pooling(name: str) -> Pooling:
     raise SightlineError(f"unknown pooling {name!r}; use one of {', '.join(known)}")
 
 
-def needs_hidden_states(pooling: Pooling) -> bool:
+def needs_hidden_states(pooling: TeacherPooling) -> bool:
     """Whether the encoder must be run with `output_hidden_states=True` for `pooling`."""
     return pooling == "first_last_mean"
 
 
-def pool(output: Any, attention_mask: Tensor, pooling: Pooling) -> Tensor:
+def pool(output: Any, attention_mask: Tensor, pooling: TeacherPooling) -> Tensor:
     """One vector per sentence.
 
     - `cls`: the last layer at the first token, before any pooler (SimCSE, section 6.3).
     - `pooler`: the output of the model's own pooler (BERT: Linear + Tanh).
     - `mean`: mean of the last layer over the tokens that the mask keeps.
+    - `lasttoken`: the last layer at the last token that the mask keeps.
     - `first_last_mean`: mean over those tokens of (embedding output + last layer) / 2. "First" is
       `hidden_states[0]`, the output of the embeddings, as in SimCSE's released `avg_first_last`.
 
@@ -56,6 +60,10 @@ def pool(output: Any, attention_mask: Tensor, pooling: Pooling) -> Tensor:
         return last[:, 0]
     if pooling == "pooler":
         return _wide(output.pooler_output)
+    if pooling == "lasttoken":
+        places = attention_mask.new_ones(attention_mask.shape[1]).cumsum(0)  # 1, 2, …, L
+        ends = (attention_mask * places).argmax(dim=1)
+        return last[ends.new_ones(len(ends)).cumsum(0) - 1, ends]
     if pooling == "first_last_mean":
         last = (_wide(output.hidden_states[0]) + last) / 2
     mask = attention_mask.unsqueeze(-1).to(last.dtype)

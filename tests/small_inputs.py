@@ -1,4 +1,4 @@
-"""Photographs of noise and the config of a CLIP that needs no weights, in a few kilobytes."""
+"""Photographs of noise, and a CLIP that needs no weights: in a few kilobytes."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ def write_photos(folder: Path, count: int) -> Path:
         pixels = rng.integers(0, 256, (40 + i, 50, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
     return folder
+
+
+def extracting(kind: str, out: str, *more: object) -> list[object]:
+    """Words of `sightline extract` in a folder with ``photos``, ``texts.txt`` and ``clip.json``."""
+    words = ["extract", kind, "--data", {"image": "photos"}.get(kind, "texts.txt")]
+    weights = [] if "--weights" in more else ["--weights", "random:0"]
+    here = ["--workers", 0, "--threads", 1]
+    return [*words, "--encoder", "clip.json", *weights, "--out", out, *here, *more]

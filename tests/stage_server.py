@@ -157,10 +157,12 @@ def hash_of(text: str) -> float:
 
 
 def without_torch() -> None:
-    """Let a run say what it computes with, and not import PyTorch for it."""
+    """Let a run say what it computes with, and not import PyTorch for it, which takes seconds."""
     from pipeline.extract import runner
 
     runner.threads_here = lambda: 1
+    runner.pick_device = lambda name: name
+    runner.cpu_warning = lambda device: ""
     runner.using_threads = lambda count: contextlib.nullcontext()
     runner.code_version = lambda: "stub"
     runner.described = lambda device: {"device": device}
@@ -203,6 +205,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from sightline.cache.plan import Worker
 
     without_torch()
+    preloaded = "torch" in sys.modules
     writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
     calls: list[int] = []
 
@@ -231,6 +234,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
         cli.main()
     except SystemExit as end:
         return int(end.code or 0)
+    assert preloaded or "torch" not in sys.modules, "a stub run imported PyTorch"
     return 0
 
 

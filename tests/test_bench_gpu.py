@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
@@ -19,54 +20,66 @@ SCRIPT = Path(__file__).parents[1] / "bench" / "gpu.py"
 
 @pytest.fixture(scope="module")
 def gpu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_gpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_gpu"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    sys.path.append(str(SCRIPT.parent))
+    return importlib.import_module("gpu")
 
 
-WRITES = "import pathlib; pathlib.Path({!r}).write_text('{{\"ratio\": 2}}'); "
+WRITES = 'import pathlib; pathlib.Path({!r}).write_text(\'{{"rows": [{{"what": 2}}]}}\'); '
 
 
 @pytest.mark.parametrize(
-    ("then", "status", "found"),
+    ("then", "status"),
     [
-        ("", "done", {"ratio": 2}),
-        ("raise SystemExit(3)", "failed (exit status 3)", {"ratio": 2}),
-        ("import time; time.sleep(60)", "out of time after 3 s", {"ratio": 2}),
-        ("raise ValueError", "failed (exit status 1)", {"ratio": 2}),
+        ("", "done"),
+        ("raise SystemExit(3)", "failed (exit status 3)"),
+        ("import time; time.sleep(60)", "out of time after 5 s"),
     ],
 )
 def test_what_a_part_has_written_is_kept(
-    gpu: ModuleType, tmp_path: Path, then: str, status: str, found: object
+    gpu: ModuleType, tmp_path: Path, then: str, status: str
 ) -> None:
-    words = ["-c", WRITES.format(str(tmp_path / "made.json")) + then]
-    outcome = gpu.run(gpu.Part("made", words, 3, gpu.no_rows), tmp_path, 3, gpu.Stop())
-    assert (outcome.status, outcome.found) == (status, found)
+    words = ["-S", "-c", WRITES.format(str(tmp_path / "made.json")) + then]
+    limit = 5 if "sleep" in then else 30
+    outcome = gpu.run(gpu.Part("made", words, limit), tmp_path, limit, gpu.Stop())
+    assert (outcome.status, outcome.rows) == (status, [{"what": 2}])
 
 
 def test_a_part_without_figures_or_with_half_a_file_is_a_failure(
     gpu: ModuleType, tmp_path: Path
 ) -> None:
-    (tmp_path / "made.json").write_text('{"of": "an earlier run"}')
-    silent = gpu.run(gpu.Part("made", ["-c", "pass"], 9, gpu.no_rows), tmp_path, 9, gpu.Stop())
-    assert (silent.status, silent.found) == ("failed (it wrote no figures)", None)
+    (tmp_path / "made.json").write_text('{"rows": ["of an earlier run"]}')
+    silent = gpu.run(gpu.Part("made", ["-c", "pass"], 9), tmp_path, 9, gpu.Stop())
+    assert (silent.status, silent.rows) == ("failed (it wrote no figures)", [])
     code = f"open({str(tmp_path / 'made.json')!r}, 'w').write('{{')"
-    half = gpu.run(gpu.Part("made", ["-c", code], 9, gpu.no_rows), tmp_path, 9, gpu.Stop())
-    assert half.found is None
+    half = gpu.run(gpu.Part("made", ["-c", code], 9), tmp_path, 9, gpu.Stop())
+    assert half.rows == []
     assert half.status.startswith("failed (its figures cannot be read")
 
 
-def test_the_table_marks_what_missed_its_target(gpu: ModuleType) -> None:
-    rows = [("fast", 9.0, "at least", 8.0), ("slow", 7.0, "at least", 8.0)]
-    rows += [("short", 9.0, "at most", 10.0), ("long", 11.0, "at most", 10.0)]
-    part = gpu.Part("made", [], 1, lambda found: iter(rows))
-    lines = list(gpu.table({"made": (part, gpu.Outcome("done", 1.0, {"any": 1}))}))
+def test_the_table_shows_tests_and_what_missed_its_target(
+    gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import harness  # beside `gpu`
+
+    report = harness.Report(Namespace(json=tmp_path / "made.json"))
+    report.ratio("fast", 9.0, at_least=8.0)
+    report.ratio("slow", 7.0, at_least=8.0, ms=3.5)
+    report.ratio("short", 9.0, at_most=10.0)
+    report.ratio("long", 11.0, at_most=10.0)
+    report.add(step="no ratio", s=1.0)
+    (tmp_path / "tests.json").write_text(
+        '<testsuites><testsuite tests="3" failures="1" errors="0" skipped="1"><testcase name="t">'
+        '<properties><property name="peak" value="7"/></properties></testcase></testsuite>'
+        "</testsuites>"
+    )
+    rows = {"made": gpu.rows_of(tmp_path / "made.json")}
+    rows["tests"] = gpu.rows_of_tests(tmp_path / "tests.json")
+    lines = gpu.table({name: gpu.Outcome("done", 1.0, each) for name, each in rows.items()})
     missed = [line.split()[0] for line in lines if line.endswith("missed")]
     assert missed == ["slow", "long"]
+    assert "pytest -m gpu: 3 tests, 1 failures, 0 errors, 1 skipped" in lines
+    assert rows["tests"][1] == {"test": "t", "recorded": "peak", "value": "7"}
+    assert "| slow | 7.00 | at least 8: missed | 3.50 |" in capsys.readouterr().out
 
 
 def test_a_stopped_benchmark_ends_its_part(tmp_path: Path) -> None:
@@ -93,21 +106,14 @@ def test_a_stopped_benchmark_ends_its_part(tmp_path: Path) -> None:
     assert figures["tests"]["status"] == f"stopped by signal {signal.SIGTERM.value}"
 
 
-def test_a_missing_gpu_is_one_error(tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, str(SCRIPT), "--device", "cuda:99", "--out", str(tmp_path / "never")],
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 1
-    assert "'cuda:99' was requested" in found.stderr
-    assert "Traceback" not in found.stderr
+def test_a_missing_gpu_is_one_error(
+    gpu: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["gpu.py", "--device", "cuda:99", "--out", str(tmp_path / "never")]
+    monkeypatch.setattr(sys, "argv", words)
+    assert gpu.main() == 1
+    assert "'cuda:99' was requested" in capsys.readouterr().err
     assert not (tmp_path / "never").exists()
-
-
-def test_figures_are_one_file(gpu: ModuleType, tmp_path: Path) -> None:
-    part = gpu.Part("made", [], 1, lambda found: iter([("it", 3.0, "at least", 2.0)]))
-    gpu.write(tmp_path / "figures.json", {"made": (part, gpu.Outcome("done", 1.0, {"any": 1}))})
-    body = json.loads((tmp_path / "figures.json").read_text())
-    assert body["made"] == {"status": "done", "seconds": 1.0, "figures": {"any": 1}}
-    assert body["ratios"] == [{"what": "it", "value": 3.0, "target": "at least 2"}]

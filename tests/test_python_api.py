@@ -96,14 +96,14 @@ def test_the_import_is_cheap():
 
 
 @pytest.mark.parametrize(
-    ("script", "name", "package"),
+    ("script", "name", "package", "runs"),
     [
-        ("train.py", "train_model", "train"),
-        ("train.py", "Evaluation", "train"),
-        ("pipeline.py", "prepare_dataset", "pipeline"),
+        ("train.py", "train_model", "train", "itself"),
+        ("train.py", "Evaluation", "train", "beside it"),
+        ("pipeline.py", "prepare_dataset", "pipeline", "itself"),
+        ("pipeline.py", "prepare_dataset", "pipeline", "beside it"),
     ],
 )
-@pytest.mark.parametrize("runs", ["itself", "beside it"])
 def test_a_script_that_hides_a_package_is_told(tmp_path, script, name, package, runs):
     text = f"print('started')\nimport sightline as sl\nsl.FeatureSet\nsl.{name}\n"
     (tmp_path / script).write_text(text)

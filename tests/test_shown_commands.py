@@ -29,28 +29,37 @@ SMALL = {"extract image": ["--batch-size", "4", "--workers", "0"]}
 """Options of a command for four images; they change no row."""
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
     """A folder with the files that the pages assume."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    Path("photos").mkdir()
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "photos").mkdir()
     rows = ["image,caption"]
     for i, colour in enumerate(("red", "blue", "green", "white")):
-        Image.new("RGB", (40, 30), colour).save(f"photos/{i}.png")
+        Image.new("RGB", (40, 30), colour).save(folder / f"photos/{i}.png")
         rows += [f"{i}.png,a {colour} dog sits", f"{i}.png,the big {colour} tree"]
-    Path("captions.csv").write_text("\n".join(rows) + "\n")
-    photos = [path.read_bytes() for path in sorted(Path("photos").iterdir())]
-    pack(Path("shards/00000.tar"), photos)
+    (folder / "captions.csv").write_text("\n".join(rows) + "\n")
+    photos = [path.read_bytes() for path in sorted((folder / "photos").iterdir())]
+    pack(folder / "shards/00000.tar", photos)
     columns = {"image": photos, "captions": [["one", "two"]] * len(photos)}
-    Dataset.from_dict(columns).save_to_disk("saved")
+    Dataset.from_dict(columns).save_to_disk(folder / "saved")
     for part in make_encoder():
-        part.save_pretrained("student")
-    write_transfer(write_senteval(Path("senteval/downstream")))
-    shutil.copytree(ROOT / "configs", "configs")
-    shutil.copy(ROOT / "dvc.yaml", ".")
-    Path(".dvc").mkdir()
-    return tmp_path
+        part.save_pretrained(folder / "student")
+    write_transfer(write_senteval(folder / "senteval/downstream"))
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    (folder / ".dvc").mkdir()
+    (folder / "broken.parquet").write_bytes(b"no parquet")
+    return folder
+
+
+@pytest.fixture
+def place(files, tmp_path, monkeypatch) -> Path:
+    """A copy of that folder to work in."""
+    folder = shutil.copytree(files, tmp_path / "place")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "120")
+    return folder
 
 
 def pack(path: Path, photos: list[bytes]) -> None:
@@ -196,8 +205,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("command", "message"), MISTAKES, ids=[c for c, _ in MISTAKES])
-def test_a_mistake_is_one_clear_error(place, capsys, command, message):
-    Path("broken.parquet").write_bytes(b"no parquet")
+def test_a_mistake_is_one_clear_error(files, monkeypatch, capsys, command, message):
+    monkeypatch.chdir(files)
+    monkeypatch.setenv("COLUMNS", "120")
     assert run(f"sightline {command}") in (1, 2)
     said = capsys.readouterr()
     assert message in unboxed(said.err)

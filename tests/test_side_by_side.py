@@ -26,25 +26,16 @@ from sightline.errors import SightlineError
 from sightline.hardware import Memory, Processor
 
 
-def test_values_come_as_they_are_sent_with_the_name_of_the_call():
-    def count(part: int, send: Send) -> None:
-        send(part)
-        send(part + 10)
-
-    found = list(side_by_side({f"counting {part}": partial(count, part) for part in range(3)}))
-    assert sorted(found) == [
-        (f"counting {part}", part + more) for part in range(3) for more in (0, 10)
-    ]
-
-
-def test_calls_run_at_the_same_time(tmp_path):
+def test_calls_run_at_once_and_values_come_with_the_name_of_the_call(tmp_path):
     def meet(me: str, other: str, send: Send) -> None:
         (tmp_path / me).touch()
         while not (tmp_path / other).exists():
             time.sleep(0.01)
+        send(me)
+        send(f"{me} met {other}")
 
-    calls = {"one": partial(meet, "one", "other"), "other": partial(meet, "other", "one")}
-    assert list(side_by_side(calls)) == []
+    found = list(side_by_side({"1": partial(meet, "a", "b"), "2": partial(meet, "b", "a")}))
+    assert sorted(found) == [("1", "a"), ("1", "a met b"), ("2", "b"), ("2", "b met a")]
 
 
 def test_errors_are_raised_together_after_the_others_have_ended(tmp_path):

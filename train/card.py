@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from sightline.cache import key_of_file
 from sightline.errors import SightlineError
-from train.records import FILE_NAME, FeatureUse, RunSummary
+from train.records import FILE_NAME, RunSummary
 
 if TYPE_CHECKING:
     from train.evaluate.results import RunResult
@@ -46,25 +46,6 @@ _UNTRAINED = (
     "**Untrained weights**: at least one feature set comes from an encoder with random weights. "
     "Scores of this model say nothing about the value of grounding."
 )
-
-
-@dataclass(frozen=True)
-class CardMetric:
-    """One figure of the card.
-
-    Attributes:
-        name: as reports show it.
-        value: as reports show it; None: not defined.
-        data: what it was measured on: the dev set, or an evaluation task.
-        sha256: digest of that data.
-        split: of that data; may be empty.
-    """
-
-    name: str
-    value: float | None
-    data: str
-    sha256: str
-    split: str = ""
 
 
 def model_card(
@@ -132,26 +113,47 @@ def card_with_scores(folder: Path, results: Path) -> str:
     return model_card(summary, source, summary.student["pooling"], result)
 
 
-def card_metrics(summary: RunSummary, result: RunResult | None = None) -> list[CardMetric]:
-    """The dev score of the exported weights, then every score of ``result``."""
-    found: list[CardMetric] = []
+def card_metrics(summary: RunSummary, result: RunResult | None = None) -> list[EvalResult]:
+    """The dev score of the exported weights, then every score of ``result``; None: not defined."""
+    metrics = []
     if summary.dev is not None and summary.best_step is not None:
-        score = summary.best_dev
-        found.append(CardMetric("Spearman × 100", score, summary.dev, summary.dev_sha256, "dev"))
+        dev = summary.dev, summary.dev_sha256, "dev"
+        metrics.append(_metric("Spearman × 100", summary.best_dev, *dev))
     for name, task in result.tasks.items() if result is not None else ():
-        found += [
-            CardMetric(metric, score, name, task.evaluated_on[metric].sha256)
+        metrics += [
+            _metric(metric, score, name, task.evaluated_on[metric].sha256)
             for metric, score in task.scores.items()
         ]
-    return found
+    return metrics
 
 
-def front_matter(summary: RunSummary, metrics: Sequence[CardMetric]) -> str:
+def _metric(
+    name: str, value: float | None, data: str, sha256: str, split: str | None = None
+) -> EvalResult:
+    return EvalResult(
+        task_type="sentence-similarity",
+        dataset_type=_slug(data),
+        dataset_name=data,
+        dataset_split=split,
+        dataset_args={"sha256": sha256} if sha256 else None,
+        metric_type=_slug(name),
+        metric_name=name,
+        metric_value=value,
+    )
+
+
+def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
     """The YAML between the two lines ``---``, without them."""
     tags = [*_TAGS, summary.objective]
     if any(used.untrained for used in summary.features.values()):
         tags.append("untrained-weights")
-    tags += sorted({used.doubt.replace(", ", "-").replace(" ", "-") for used in _doubted(summary)})
+    doubts = {used.doubt for used in summary.features.values() if used.doubt}
+    tags += sorted(doubt.replace(", ", "-").replace(" ", "-") for doubt in doubts)
+    scores = [
+        replace(metric, metric_value=round(metric.metric_value, 4))
+        for metric in metrics
+        if metric.metric_value is not None
+    ]
     data = ModelCardData(
         base_model=summary.base_model or None,
         datasets=list(summary.hub_datasets) or None,
@@ -159,26 +161,9 @@ def front_matter(summary: RunSummary, metrics: Sequence[CardMetric]) -> str:
         pipeline_tag="sentence-similarity",
         tags=tags,
         model_name=_title(summary),
-        eval_results=[_for_a_hub(metric) for metric in metrics if metric.value is not None] or None,
+        eval_results=scores or None,
     )
     return data.to_yaml()
-
-
-def _doubted(summary: RunSummary) -> list[FeatureUse]:
-    return [used for used in summary.features.values() if used.doubt]
-
-
-def _for_a_hub(metric: CardMetric) -> EvalResult:
-    return EvalResult(
-        task_type="sentence-similarity",
-        dataset_type=_slug(metric.data),
-        dataset_name=metric.data,
-        dataset_split=metric.split or None,
-        dataset_args={"sha256": metric.sha256} if metric.sha256 else None,
-        metric_type=_slug(metric.name),
-        metric_name=metric.name,
-        metric_value=round(metric.value or 0.0, 4),
-    )
 
 
 def _slug(name: str) -> str:
@@ -203,7 +188,7 @@ def _features(summary: RunSummary) -> str:
     return "\n".join(lines)
 
 
-def _scores(summary: RunSummary, metrics: Sequence[CardMetric]) -> list[str]:
+def _scores(summary: RunSummary, metrics: Sequence[EvalResult]) -> list[str]:
     if summary.best_step is None:
         said = [f"Trained for {summary.steps} steps without a dev set; the last weights."]
     else:
@@ -214,9 +199,11 @@ def _scores(summary: RunSummary, metrics: Sequence[CardMetric]) -> list[str]:
         ]
     if metrics:
         lines = ["| metric | score | data | SHA-256 of the data |", "|---|---:|---|---|"]
-        for each in metrics:
-            shown = "not defined" if each.value is None else f"{each.value:.2f}"
-            data = f"{each.data} ({each.split})" if each.split else each.data
-            lines.append(f"| {each.name} | {shown} | {data} | `{each.sha256}` |")
+        for metric in metrics:
+            score, args = metric.metric_value, metric.dataset_args or {}
+            shown = "not defined" if score is None else f"{score:.2f}"
+            split = f" ({metric.dataset_split})" if metric.dataset_split else ""
+            data = f"{metric.dataset_name}{split} | `{args.get('sha256', '')}`"
+            lines.append(f"| {metric.metric_name} | {shown} | {data} |")
         said.append("\n".join(lines))
     return said

@@ -6,12 +6,12 @@ Every input of a run is found, and everything missing is reported, before a mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ from train.pairs import (
     take_phrases,
     with_next_objects,
 )
-from train.run_spec import RunSpec, TextSource
+from train.run_spec import PairSource, RunSpec
 from train.schedule import Schedule, Stream
 
 if TYPE_CHECKING:
@@ -59,106 +59,58 @@ CONTROLLED: Mapping[str, set[Kind]] = {
 
 
 @dataclass(frozen=True)
-class FeatureLookup:
-    """Cached features of rows 0 … n − 1 of a stream, from the host or a device.
+class Lookup:
+    """Cached rows of a stream, read on the host or looked up on a device.
 
     A run reads the same rows in every epoch. On a GPU they are moved there once if they fit, and a
     batch is then a lookup on the device; the values are the same.
 
     Attributes:
-        table: the feature set, read on the host, or the rows of it that are needed, on a device:
-            [distinct, D], in the type of the cache.
-        rows: int64 [n], row of the table for each row of the stream.
+        read: rows of the set → [n, width], on the host.
+        at: int64 [n], row of the set, or of ``table``, for each row of the stream.
+        table: the distinct rows that are needed, on a device: [distinct, width].
     """
 
-    table: FeatureSet | Tensor
-    rows: NDArray[np.int64]
+    read: Callable[[NDArray[np.int64]], NDArray[Any]]
+    at: NDArray[np.int64]
+    table: Tensor | None = None
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """Features of ``rows``: float32 [len(rows), D]."""
+        """What is cached for ``rows`` of the stream, in the type of the cache: [n, width]."""
         import torch
 
-        at = self.rows[rows]
-        if not isinstance(self.table, FeatureSet):
-            return self.table[_index(at, self.table.device)].float()
-        return torch.from_numpy(self.table.gather(at).astype(np.float32, copy=False))
+        at = self.at[rows]
+        if self.table is None:
+            return torch.from_numpy(self.read(at))
+        return self.table[to_device(torch.from_numpy(at), self.table.device)]
 
     @property
     def nbytes(self) -> int:
         """What the distinct rows take on a device."""
-        if not isinstance(self.table, FeatureSet):
+        if self.table is not None:
             return self.table.nbytes
-        return len(np.unique(self.rows)) * self.table.dim * self.table.dtype.itemsize
+        return len(np.unique(self.at)) * self.read(self.at[:1]).nbytes
 
-    def moved(self, device: torch.device) -> FeatureLookup:
-        """The same features on ``device``, each distinct row once."""
+    def moved(self, device: torch.device) -> Lookup:
+        """The same rows on ``device``, each distinct one once."""
         import torch
 
-        if not isinstance(self.table, FeatureSet):
-            return replace(self, table=self.table.to(device))
-        distinct, places = np.unique(self.rows, return_inverse=True)
-        dtype = torch.from_numpy(np.empty(0, self.table.dtype)).dtype
-        table = torch.empty(len(distinct), self.table.dim, dtype=dtype, device=device)
+        distinct, places = np.unique(self.at, return_inverse=True)
+        row = torch.from_numpy(self.read(distinct[:1]))
+        table = row.new_empty(len(distinct), row.shape[1], device=device)
         chunk = 1 << 15  # the host may not have the memory for all
         for start in range(0, len(distinct), chunk):
-            part = self.table.gather(distinct[start : start + chunk])
+            part = self.read(distinct[start : start + chunk])
             table[start : start + len(part)] = torch.from_numpy(part).to(device)
-        return FeatureLookup(table, places.astype(np.int64))
+        return replace(self, at=places.astype(np.int64), table=table)
 
 
-@dataclass(frozen=True)
-class TokenLookup:
-    """Token ids of rows 0 … n − 1 of a stream, likewise.
-
-    Attributes:
-        tokens: their token set.
-        rows: int64 [n], row of the set for each row of the stream.
-        table: the padded ids of all rows, on a device: int32 [n, longest]; None reads the set.
-    """
-
-    tokens: TokenSet
-    rows: NDArray[np.int64]
-    table: Tensor | None = None
-
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each row, int64 [n]."""
-        return self.tokens.lengths[self.rows].astype(np.int64)
-
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """Token ids of ``rows``, padded to the longest: int64 [len(rows), L]."""
-        import torch
-
-        if self.table is None:
-            return torch.from_numpy(self._padded(rows).astype(np.int64))
-        longest = int(self.lengths[rows].max())
-        return self.table[:, :longest][_index(rows, self.table.device)].long()
-
-    @property
-    def nbytes(self) -> int:
-        """What the padded rows take on a device."""
-        return len(self.rows) * int(self.lengths.max(initial=0)) * 4
-
-    def moved(self, device: torch.device) -> TokenLookup:
-        """The same ids on ``device``, padded to the longest of all rows."""
-        import torch
-
-        padded = torch.from_numpy(self._padded(np.arange(len(self.rows))))
-        return replace(self, table=padded.to(device))
-
-    def _padded(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Token ids of ``rows`` from the set, padded to the longest of them: int32 [n, L]."""
-        flat, lengths = self.tokens.gather(self.rows[rows])
-        inside = np.arange(lengths.max()) < lengths[:, None]  # (n, L)
-        ids = np.full(inside.shape, self.tokens.header.pad_token_id, dtype=np.int32)
-        ids[inside] = flat
-        return ids
-
-
-def _index(rows: NDArray[np.int64], device: torch.device) -> Tensor:
-    import torch
-
-    return to_device(torch.tensor(rows), device)  # a copy: rows may be read-only
+def padded_ids(tokens: TokenSet, longest: int, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Token ids of ``rows`` of a token set, padded: int32 [n, longest]."""
+    flat, lengths = tokens.gather(rows)
+    ids = np.full((len(rows), longest), tokens.header.pad_token_id, dtype=np.int32)
+    ids[np.arange(longest) < lengths[:, None]] = flat
+    return ids
 
 
 @dataclass(frozen=True)
@@ -166,22 +118,26 @@ class _Stream:
     """One stream, resolved: where each of its rows is in its token set and feature sets.
 
     Attributes:
+        lengths: int64 [n], tokens of each row.
+        ids: its token ids, padded to the longest row.
         features: by name, of the rows; of the phrases' objects for the names in `of_objects`.
     """
 
     keys: NDArray[np.uint8]
-    tokens: TokenLookup
-    features: Mapping[str, FeatureLookup] = field(default_factory=dict)
+    tokens: TokenSet
+    lengths: NDArray[np.int64]
+    ids: Lookup
+    features: Mapping[str, Lookup] = field(default_factory=dict)
     phrases: RaggedPhrases | None = None
     of_objects: frozenset[str] = frozenset()
 
     @property
     def nbytes(self) -> int:
-        return self.tokens.nbytes + sum(lookup.nbytes for lookup in self.features.values())
+        return self.ids.nbytes + sum(lookup.nbytes for lookup in self.features.values())
 
     def moved(self, device: torch.device) -> _Stream:
         features = {name: lookup.moved(device) for name, lookup in self.features.items()}
-        return replace(self, tokens=self.tokens.moved(device), features=features)
+        return replace(self, ids=self.ids.moved(device), features=features)
 
 
 class TrainingData:
@@ -205,35 +161,30 @@ class TrainingData:
                 other inputs: a feature set not given, keys missing from a set, too few rows.
         """
         _check(spec, objective)
-        needs = objective.features
         self.seed = spec.seed
-        self.feature_sets = {need.name: _open(spec, need) for need in needs}
+        self.feature_sets = {need.name: _open(spec, need) for need in objective.features}
         objective.check_widths(self.dims)
         self.dropped_pairs = self.dropped_phrases = 0
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
         self._streams: dict[Stream, _Stream] = {}
-        self._paced_by: int | None = None
-        if spec.pairs is not None:
-            self._add_pairs(spec, objective, needs)
+        paced_by = None if spec.pairs is None else self._add_pairs(spec, spec.pairs, objective)
         if spec.text is not None:
-            self._add_text(spec.text, spec.student.max_length)
+            self.source["text"] = str(spec.text.sentences)
+            texts = read_manifest(spec.text.sentences, SENTENCES).column("text").to_pylist()
+            tokens = open_tokens(spec.text.tokens, spec.student.max_length)
+            self._add("text", texts, keys_of_texts(texts), tokens)
         sizes = {stream: len(rows.keys) for stream, rows in self._streams.items()}
-        for stream, size in sizes.items():
-            if size < 2:
-                raise SightlineError(
-                    f"{self.source[stream]}: too few rows to train on ({size}); a contrastive loss "
-                    "needs at least two"
-                )
         self.schedule = Schedule(
-            sizes.get("pairs", 0),
-            sizes.get("text", 0),
-            spec.train.batch_size,
-            spec.seed,
-            self._paced_by,
+            sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed, paced_by
         )
-        self._check_one_tokenizer()
+        sets = [rows.tokens for rows in self._streams.values()]
+        if len({tokens.header.tokenizer_sha256 for tokens in sets}) > 1:
+            raise SightlineError(
+                f"{', '.join(str(tokens.path) for tokens in sets)}: made with different "
+                "tokenizers; run `sightline tokens` for both streams with the same student"
+            )
 
     @property
     def dims(self) -> dict[str, int]:
@@ -243,15 +194,12 @@ class TrainingData:
     @property
     def token_digests(self) -> dict[str, str]:
         """Stream → content digest of its token set."""
-        return {
-            stream: rows.tokens.tokens.record.content_digest
-            for stream, rows in self._streams.items()
-        }
+        return {name: rows.tokens.record.content_digest for name, rows in self._streams.items()}
 
     @property
     def vocabulary_size(self) -> int:
         """Size of the vocabulary that the token ids are from."""
-        return max(rows.tokens.tokens.header.vocabulary_size for rows in self._streams.values())
+        return max(rows.tokens.header.vocabulary_size for rows in self._streams.values())
 
     @property
     def nbytes(self) -> int:
@@ -274,28 +222,44 @@ class TrainingData:
         if stream.phrases is not None:
             phrases, numbers = take_phrases(stream.phrases, rows)
         features = {
-            name: lookup.take(numbers if name in stream.of_objects else rows)
+            name: lookup.take(numbers if name in stream.of_objects else rows).float()
             for name, lookup in stream.features.items()
         }
-        return Batch(
-            k,
-            self.seed,
-            draw.stream,
-            stream.tokens.take(rows),
-            stream.tokens.lengths[rows],
-            features,
-            stream.keys[rows],
-            phrases,
-        )
+        lengths = stream.lengths[rows]
+        ids = stream.ids.take(rows)[:, : int(lengths.max())].long()
+        keys = stream.keys[rows]
+        return Batch(k, self.seed, draw.stream, ids, lengths, features, keys, phrases)
 
-    def _add_pairs(self, spec: RunSpec, objective: Objective, needs: Sequence[FeatureNeed]) -> None:
-        assert spec.pairs is not None
-        params, source = objective.params, spec.pairs
+    def _add(
+        self,
+        stream: Stream,
+        texts: list[str],
+        keys: NDArray[np.uint8],
+        tokens: TokenSet,
+        **of_pairs: Any,
+    ) -> None:
+        """Add a stream of ``texts``; ``of_pairs`` are the further fields of one of pairs."""
+        if len(texts) < 2:
+            raise SightlineError(
+                f"{self.source[stream]}: too few rows to train on ({len(texts)}); a contrastive "
+                "loss needs at least two"
+            )
+        at = tokens.rows(keys)
+        lengths = tokens.lengths[at].astype(np.int64)
+        ids = Lookup(partial(padded_ids, tokens, int(lengths.max())), at)
+        self._streams[stream] = _Stream(keys, tokens, lengths, ids, **of_pairs)
+        # some texts, spread over the stream, with the ids that the token set has for them
+        chosen = np.unique(np.linspace(0, len(texts) - 1, min(16, len(texts))).astype(int))
+        flat, sizes = tokens.gather(at[chosen])
+        parts = np.split(flat, np.cumsum(sizes)[:-1])
+        samples = zip(chosen, parts, strict=True)
+        self.samples[stream] = [(texts[row], part.tolist()) for row, part in samples]
+
+    def _add_pairs(self, spec: RunSpec, source: PairSource, objective: Objective) -> int | None:
+        """Add the stream of pairs; returns how many pairs pace the schedule, if not these."""
+        params, needs = objective.params, objective.features
         pairs = read_pairs(source.captions, source.images, params.caption, params.data_seed)
-        of_images = [self.feature_sets[need.name] for need in needs if need.kind == "image"]
-        failed = {key for features in of_images for key in features.failed}
-        if failed:
-            pairs = pairs.without_images(failed)
+        pairs = pairs.without_images(self._failed("image", needs))
         self.dropped_pairs = pairs.dropped
         self.source["pairs"] = describe_source(source)
         if not len(pairs):
@@ -303,14 +267,17 @@ class TrainingData:
                 f"{self.source['pairs']}: the images of all {pairs.dropped} pairs could not be "
                 "extracted; see the failures file beside the feature set"
             )
+        paced_by = None
         if params.pairs is not None:
-            self._paced_by = len(pairs)
+            paced_by = len(pairs)
             pairs = pairs.sample(params.pairs, params.data_seed)
         tokens = open_tokens(source.tokens, spec.student.max_length)
         of_objects = frozenset(need.name for need in needs if need.kind == "object")
-        phrases = self._phrases(spec, of_objects, pairs, tokens) if of_objects else None
-        if phrases is not None and params.shuffle_objects:
-            phrases = with_next_objects(phrases)
+        phrases = None
+        if of_objects:
+            phrases = self._read_phrases(spec, source, needs, pairs, tokens)
+            if params.shuffle_objects:
+                phrases = with_next_objects(phrases)
         if params.shuffle_images:
             pairs = pairs.with_shuffled_images(params.data_seed)
         if params.random_images:
@@ -318,67 +285,54 @@ class TrainingData:
         of_captions = pairs.caption_keys
         if params.shuffle_teachers:
             of_captions = pairs.shuffled_captions(params.data_seed)
-        by_kind: dict[Kind, NDArray[np.uint8]] = {
+        keys: dict[Kind, NDArray[np.uint8]] = {
             "image": pairs.image_keys,
             "text": of_captions,
             "teacher": of_captions,
         }
         if phrases is not None:
-            by_kind["object"] = phrases.cutouts
-        features = {need.name: self._lookup(need, by_kind[need.kind]) for need in needs}
-        rows = tokens.rows(pairs.caption_keys)
-        lookup = TokenLookup(tokens, rows)
-        self._streams["pairs"] = _Stream(pairs.caption_keys, lookup, features, phrases, of_objects)
-        self.samples["pairs"] = _samples(pairs.texts, tokens, rows)
+            keys["object"] = phrases.cutouts
+        features = {need.name: self._lookup(need, keys[need.kind]) for need in needs}
+        of_pairs = {"features": features, "phrases": phrases, "of_objects": of_objects}
+        self._add("pairs", pairs.texts, pairs.caption_keys, tokens, **of_pairs)
+        return paced_by
 
-    def _phrases(
-        self, spec: RunSpec, of_objects: Iterable[str], pairs: Pairs, tokens: TokenSet
+    def _failed(self, kind: Kind, needs: Sequence[FeatureNeed]) -> set[bytes]:
+        """Keys of what could not be extracted in a feature set of ``kind``."""
+        sets = (self.feature_sets[need.name] for need in needs if need.kind == kind)
+        return {key for features in sets for key in features.failed}
+
+    def _read_phrases(
+        self,
+        spec: RunSpec,
+        source: PairSource,
+        needs: Sequence[FeatureNeed],
+        pairs: Pairs,
+        tokens: TokenSet,
     ) -> RaggedPhrases:
         """The phrases of ``pairs``, without those whose object could not be extracted."""
-        assert spec.pairs is not None
-        if spec.pairs.phrases is None:
+        if source.phrases is None:
+            names = ", ".join(need.name for need in needs if need.kind == "object")
             raise SightlineError(
-                f"objective {spec.objective} reads features of objects ({', '.join(of_objects)}), "
+                f"objective {spec.objective} reads features of objects ({names}), "
                 "so it needs phrase tokens; make them with `sightline phrase-tokens` and give "
                 "`--phrases` (in a RunSpec `pairs.phrases`)"
             )
-        phrases, self.phrases_digest = read_phrases(spec.pairs.phrases, pairs, tokens)
-        failed = {key for name in of_objects for key in self.feature_sets[name].failed}
-        kept = phrases_without(phrases, failed)
+        phrases, self.phrases_digest = read_phrases(source.phrases, pairs, tokens)
+        kept = phrases_without(phrases, self._failed("object", needs))
         self.dropped_phrases = len(phrases.starts) - len(kept.starts)
         return kept
 
-    def _lookup(self, need: FeatureNeed, keys: NDArray[np.uint8]) -> FeatureLookup:
+    def _lookup(self, need: FeatureNeed, keys: NDArray[np.uint8]) -> Lookup:
         """Where the features of ``keys`` are; an error names the set that does not match."""
         features = self.feature_sets[need.name]
         try:
-            return FeatureLookup(features, features.rows(keys))
+            return Lookup(features.gather, features.rows(keys))
         except MissingKeys as error:
             raise MissingKeys(
                 f"{error}\n  They belong to training pairs, for {need.name}: {need}. "
                 f"Features and captions must come from one data set; `{need.command}` makes them."
             ) from error
-
-    def _add_text(self, source: TextSource, max_length: int) -> None:
-        texts = read_manifest(source.sentences, SENTENCES).column("text").to_pylist()
-        if not texts:
-            raise SightlineError(
-                f"{source.sentences}: contains no sentence to train on; prepare the data set again"
-            )
-        keys = keys_of_texts(texts)
-        tokens = open_tokens(source.tokens, max_length)
-        rows = tokens.rows(keys)
-        self.source["text"] = str(source.sentences)
-        self._streams["text"] = _Stream(keys, TokenLookup(tokens, rows))
-        self.samples["text"] = _samples(texts, tokens, rows)
-
-    def _check_one_tokenizer(self) -> None:
-        sets = [rows.tokens.tokens for rows in self._streams.values()]
-        if len({tokens.header.tokenizer_sha256 for tokens in sets}) > 1:
-            raise SightlineError(
-                f"{', '.join(str(tokens.path) for tokens in sets)}: made with different "
-                "tokenizers; run `sightline tokens` for both streams with the same student"
-            )
 
 
 def _check(spec: RunSpec, objective: Objective) -> None:
@@ -458,16 +412,6 @@ def open_tokens(path: Path, max_length: int) -> TokenSet:
             f"{max_length}; run `sightline tokens` again, or set max_length to {found}"
         )
     return tokens
-
-
-def _samples(
-    texts: list[str], tokens: TokenSet, rows: NDArray[np.int64], count: int = 16
-) -> list[tuple[str, list[int]]]:
-    """Some texts, spread over the stream, with the ids that the token set has for them."""
-    chosen = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(int))
-    flat, lengths = tokens.gather(rows[chosen])
-    parts = np.split(flat, np.cumsum(lengths)[:-1])
-    return [(texts[i], ids.tolist()) for i, ids in zip(chosen, parts, strict=True)]
 
 
 Feed = Callable[[int], Batch]

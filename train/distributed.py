@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
@@ -32,7 +32,7 @@ COLLECTIVE_LIMIT = 3600.0
 # Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
 # these need to free their last tensors (pytorch/pytorch#154976); here they get it
 _GIVE_BACK = 0.2  # seconds
-_BUCKET = 1 << 23  # numbers that are added up at once, 32 MiB in float32
+_ALONE = 1 << 16  # numbers of a gradient that is added up by itself; smaller ones are one tensor
 _groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
 
 T = TypeVar("T")
@@ -108,16 +108,24 @@ class Processes:
             dist.all_gather_object(items, item)
         return items
 
-    def from_main(self, item: T) -> T:
-        """The ``item`` of process 0."""
+    def on_main(self, act: Callable[[], T]) -> T:
+        """What ``act``, without any exchange, returns in process 0, which alone calls it.
+
+        Raises:
+            Exception: in process 0, what ``act`` raised.
+            SaidElsewhere: in the others, then.
+        """
         if self.count == 1:
-            return item
+            return act()
         import torch.distributed as dist
 
-        items = [item]
+        results: list[Any] = [None]
+        with self.one_outcome():
+            if self.main:
+                results = [act()]
         with _waiting():
-            dist.broadcast_object_list(items, src=0)
-        return items[0]
+            dist.broadcast_object_list(results, src=0)
+        return results[0]
 
     @contextmanager
     def one_outcome(self) -> Iterator[None]:
@@ -190,15 +198,19 @@ class Processes:
         with _waiting():
             dist.all_reduce(reached, dist.ReduceOp.MAX)
             pairs = zip(parameters, reached.tolist(), strict=True)
-            for bucket in _buckets([parameter for parameter, is_reached in pairs if is_reached]):
-                zeros = (torch.zeros_like(p) if p.grad is None else p.grad for p in bucket)
-                flat = torch.cat([gradient.reshape(-1) for gradient in zeros])
+            gradients = [_gradient(parameter) for parameter, is_reached in pairs if is_reached]
+            small = [each for each in gradients if each.numel() < _ALONE]
+            sums = [
+                dist.all_reduce(each, async_op=True) for each in gradients if each.numel() >= _ALONE
+            ]
+            if small:
+                flat = torch.cat([each.reshape(-1) for each in small])
                 dist.all_reduce(flat)
-                parts = flat.split([parameter.numel() for parameter in bucket])
-                for parameter, part in zip(bucket, parts, strict=True):
-                    if parameter.grad is None:
-                        parameter.grad = torch.empty_like(parameter)
-                    parameter.grad.copy_(part.view_as(parameter))
+                parts = flat.split([each.numel() for each in small])
+                for gradient, part in zip(small, parts, strict=True):
+                    gradient.copy_(part.view_as(gradient))
+            for pending in sums:
+                pending.wait()
 
     def follow_main(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of process 0."""
@@ -299,14 +311,10 @@ def _reason(error: Exception) -> str:
     return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
 
 
-def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """``parameters`` in order, in lists of one dtype that are summed at once."""
-    bucket: list[nn.Parameter] = []
-    for parameter in parameters:
-        full = sum(each.numel() for each in bucket) + parameter.numel() > _BUCKET
-        if bucket and (full or parameter.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(parameter)
-    if bucket:
-        yield bucket
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient of ``parameter``, zeros if it has none."""
+    import torch
+
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

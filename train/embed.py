@@ -93,9 +93,20 @@ class Embedder:
                 plain Hugging Face folder (which does not say how to pool) without `pooling`.
         """
         recipe = read_recipe(source, bare=pooling is not None)
+        if recipe.prompt:
+            raise SightlineError(
+                f"{source}: config_sentence_transformers.json prepends the prompt "
+                f"{recipe.prompt!r} to every sentence, which an evaluation does not do; give a "
+                "pooling to use the encoder without it"
+            )
         where = pick_device(device)
         model = load_model(source, recipe)
         chosen = pooling or recipe.pooling
+        if chosen == "lasttoken":
+            raise SightlineError(
+                f"{source}: pools the last token, as decoders do; it can be a teacher, but is not "
+                "evaluated: give a pooling for encoders"
+            )
         if chosen is None:
             raise SightlineError(
                 f"{source}: the folder does not say how to pool (it has no modules.json with a "

@@ -85,8 +85,9 @@ def export_heads(path: Path, heads: nn.ModuleDict) -> None:
     """Write the trained heads (names as in the objective: `grounding.0.weight` …)."""
     from safetensors.torch import save_file
 
-    save_file(_on_the_host(heads), path)
+    save_file(on_the_host(heads), path)
 
 
-def _on_the_host(module: nn.Module) -> dict[str, Tensor]:
+def on_the_host(module: nn.Module) -> dict[str, Tensor]:
+    """The weights of ``module``, as safetensors take them."""
     return {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}

@@ -31,6 +31,7 @@ from sightline.files import write_bytes
 from train.batch import Batch
 from train.data import TrainingData, make_feed
 from train.distributed import Processes
+from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, GroundedModel
 from train.objectives.objective import Views
@@ -134,8 +135,7 @@ class Loop:
             if state.stopped_early and not logs:
                 self._log_window()
             if saves or state.should_stop:
-                with self._processes.one_outcome():
-                    self._save()
+                self._processes.on_main(self._save)
             if state.should_stop:
                 break
         for callback in self._callbacks:
@@ -258,22 +258,16 @@ class Loop:
     def _select(self) -> None:
         """Score the weights, keep them when they are a new best, and stop early if none came."""
         assert self._dev_score is not None
-        state, main, score = self.state, self._processes.main, 0.0
-        with self._processes.one_outcome():
-            if main:
-                score = self._dev_score()
-        score = self._processes.from_main(score)
+        state, score = self.state, self._processes.on_main(self._dev_score)
         with self._processes.one_outcome():
             if not math.isfinite(score):
                 raise SightlineError(
                     f"the dev score of step {state.step} is {score}: all embeddings are equal or "
                     "not finite; lower the learning rate"
                 )
-            if state.best is None or score > state.best:
-                state.best, state.best_step = score, state.step
-                if main:
-                    weights = save(_on_the_host(self._model.state_dict()))
-                    write_bytes(self._folder.best, weights, via=self._folder.output.unfinished)
+        if state.best is None or score > state.best:
+            state.best, state.best_step = score, state.step
+            self._processes.on_main(self._save_best)
         self._log({DEV: score})
         patience = self._config.early_stopping_patience
         scores = [entry[DEV] for entry in state.log if DEV in entry]
@@ -282,10 +276,12 @@ class Loop:
             state.stopped_early = state.step < state.steps
             state.should_stop = True
 
+    def _save_best(self) -> None:
+        weights = save(on_the_host(self._model))
+        write_bytes(self._folder.best, weights, via=self._folder.output.unfinished)
+
     def _save(self) -> None:
-        """Write the checkpoint of this step, in process 0."""
-        if not self._processes.main:
-            return
+        """Write the checkpoint of this step."""
         peaks = self.state.peak_memory
         for name, peak in peak_memory(self._device).items():
             peaks[name] = max(peak, peaks.get(name, 0))
@@ -442,7 +438,3 @@ def _rows(embeddings: Tensor | None, rows: range) -> Tensor | None:
     if embeddings is None or embeddings.grad is None:
         return None
     return embeddings.grad[:, rows.start : rows.stop]
-
-
-def _on_the_host(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().contiguous() for name, value in weights.items()}

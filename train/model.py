@@ -36,7 +36,7 @@ _TOKENS_A_GROUP = 48
 _WIDTH = 768
 """Cost of one more length group on a CPU, in tokens of a model of that width. At a width of 128 the
 best is between 200 and 400 tokens (90 ms a step of the demo against 112 ms with one group), which
-agrees with 48 at 768 divided by the width (bench/train_step.py)."""
+agrees with 48 at 768 divided by the width (bench/training.py)."""
 _TAKE_4D = {"bert", "roberta", "xlm-roberta"}
 """Encoders that take a mask for every query."""
 

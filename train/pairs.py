@@ -15,7 +15,6 @@ from sightline.cache import (
     PhraseTokens,
     RaggedPhrases,
     TokenSet,
-    as_keys,
     key_column,
     keys_of_texts,
     ranges,
@@ -32,13 +31,11 @@ class Pairs:
     """Image–caption pairs to train on, one per row.
 
     Attributes:
-        caption_ids: names of the captions.
         texts: the captions.
         caption_keys, image_keys: uint8 [n, 32].
         dropped: pairs left out because their image could not be extracted.
     """
 
-    caption_ids: list[str]
     texts: list[str]
     caption_keys: NDArray[np.uint8]
     image_keys: NDArray[np.uint8]
@@ -49,10 +46,8 @@ class Pairs:
 
     def without_images(self, failed: set[bytes]) -> Pairs:
         """The pairs whose image key is not among ``failed``; `dropped` counts the others."""
-        keep = np.array([key.tobytes() not in failed for key in self.image_keys], dtype=bool)
-        if keep.all():
-            return self
-        kept = self._only(np.flatnonzero(keep))
+        keep = _others(self.image_keys, failed)
+        kept = self if keep.all() else self._only(np.flatnonzero(keep))
         return replace(kept, dropped=self.dropped + int((~keep).sum()))
 
     def sample(self, count: int, seed: int) -> Pairs:
@@ -72,7 +67,6 @@ class Pairs:
     def _only(self, rows: NDArray[np.int64]) -> Pairs:
         return replace(
             self,
-            caption_ids=[self.caption_ids[i] for i in rows],
             texts=[self.texts[i] for i in rows],
             caption_keys=self.caption_keys[rows],
             image_keys=self.image_keys[rows],
@@ -133,11 +127,10 @@ def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, se
         raise SightlineError(
             f"{captions_file}: no caption to train on: splits are {found}, expected 'train' or ''"
         )
-    columns = (captions.column(name).to_pylist() for name in ("text", "image_id", "caption_id"))
-    texts, image_ids, caption_ids = ([column[row] for row in rows] for column in columns)
+    columns = (captions.column(name).to_pylist() for name in ("text", "image_id"))
+    texts, image_ids = ([column[row] for row in rows] for column in columns)
     chosen = choose_captions(image_ids, texts, policy, seed)
     texts = [texts[i] for i in chosen]
-    caption_ids = [caption_ids[i] for i in chosen]
 
     images = read_manifest(images_file, IMAGES)
     keys = key_column(images.column("key"))
@@ -149,7 +142,7 @@ def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, se
             f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
         )
     image_rows = np.array([row_of[image_ids[i]] for i in chosen], dtype=np.int64)
-    return Pairs(caption_ids, texts, as_keys(keys_of_texts(texts)), keys[image_rows])
+    return Pairs(texts, keys_of_texts(texts), keys[image_rows])
 
 
 def _exchanged(keys: NDArray[np.uint8], seed: int, control: str) -> NDArray[np.uint8]:
@@ -167,9 +160,16 @@ def _need_two(found: int, control: str, what: str) -> None:
         raise SightlineError(f"{control} needs at least two different {what}; found {found}")
 
 
+def _others(keys: NDArray[np.uint8], failed: set[bytes]) -> NDArray[np.bool_]:
+    """Which of ``keys`` are not among ``failed``: bool [n]."""
+    if not failed:
+        return np.ones(len(keys), dtype=bool)
+    return np.array([key.tobytes() not in failed for key in keys], dtype=bool)
+
+
 def phrases_without(phrases: RaggedPhrases, failed: set[bytes]) -> RaggedPhrases:
     """Those whose object is not among ``failed``."""
-    kept = np.array([key.tobytes() not in failed for key in phrases.cutouts], dtype=bool)
+    kept = _others(phrases.cutouts, failed)
     before = np.concatenate([[0], np.cumsum(kept)]).astype(np.int64)
     spans = phrases.starts[kept], phrases.ends[kept]
     return RaggedPhrases(before[phrases.offsets], *spans, phrases.cutouts[kept])

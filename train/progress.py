@@ -36,12 +36,6 @@ class ProgressReport(Callback):
         self._first: FirstLine | None = None
         self._device = torch.device("cpu")
 
-    def __enter__(self) -> ProgressReport:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def begin(self, state: RunState, model: GroundedModel) -> None:
         self._started, self._first_step = time.monotonic(), state.step
         self._device = next(model.parameters()).device

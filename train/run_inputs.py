@@ -14,7 +14,7 @@ from sightline.errors import SightlineError
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs
-from train.evaluate.sts import load_dev_set
+from train.evaluate.sts import load_graded_pairs
 from train.objectives import Objective, make_objective
 from train.run_spec import OF_THE_MACHINE, RunSpec
 
@@ -51,7 +51,7 @@ class RunInputs:
             )
         objective = make_objective(spec.objective, spec.parameters)
         data = TrainingData(spec, objective)
-        dev = None if spec.dev is None else load_dev_set(spec.dev)
+        dev = None if spec.dev is None else load_graded_pairs(spec.dev)
         content = _content(spec, data, dev)
         code = code_of(objectives_of(spec.objective, spec.parameters))
         return cls(spec, objective, data, dev, _digest(spec, objective, content), code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,37 +77,37 @@ def train_run(
         starts = processes.every((inputs.digest, inputs.code))
         with processes.one_outcome():
             _require_equal(starts)
-        finished = None
-        with processes.one_outcome():
-            if main:
-                stack.enter_context(folder.claimed())
-                finished = folder.finished(inputs.digest, inputs.code)
-                if finished is not None:
-                    folder.tidy()
-        finished = processes.from_main(finished)
+
+        def claim() -> RunSummary | None:
+            stack.enter_context(folder.claimed())
+            finished = folder.finished(inputs.digest, inputs.code)
+            if finished is not None:
+                folder.tidy()
+            return finished
+
+        finished = processes.on_main(claim)
         if finished is not None:
             tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
             return finished
 
         # resume
-        state = None
-        with processes.one_outcome():
-            if main:
-                state = to_resume(inputs, folder, tell)
-        state = processes.from_main(state) or new_state(inputs)
+        state = processes.on_main(lambda: to_resume(inputs, folder, tell)) or new_state(inputs)
         if state.processes[-1:] != [processes.count]:
             state.processes.append(processes.count)
         with processes.one_outcome():
             device = training_device(spec, processes)
             model, tokenizer = build_model(inputs)
-            if main:
-                _warn(inputs, device, _steps(inputs), tell)
-        with processes.one_outcome():
-            if main and not state.step:
-                if (folder.path / FILE_NAME).is_file():
-                    why = folder.outdated(inputs.digest, inputs.code)
-                    tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
-                folder.begin(state)
+
+        def begin() -> None:
+            _warn(inputs, device, _steps(inputs), tell)
+            if state.step:
+                return
+            if (folder.path / FILE_NAME).is_file():
+                why = folder.outdated(inputs.digest, inputs.code)
+                tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
+            folder.begin(state)
+
+        processes.on_main(begin)
 
         # loop
         from train.embed import Embedder
@@ -117,7 +117,7 @@ def train_run(
         embedder = Embedder(model.encoder, tokenizer, spec.student.pooling)
         dev, size = inputs.dev, spec.train.eval_batch_size
         stop = StopAtStep()
-        shown = [stack.enter_context(ProgressReport(spec.run, say))] if main else []
+        shown = [stack.enter_context(closing(ProgressReport(spec.run, say)))] if main else []
         loop = Loop(
             model,
             inputs.data,
@@ -142,13 +142,7 @@ def train_run(
             raise
 
         # export and record
-        summary = None
-        with processes.one_outcome():
-            if main:
-                summary = _export(inputs, folder, state, model, tokenizer, device)
-        summary = processes.from_main(summary)
-        assert summary is not None
-        return summary
+        return processes.on_main(lambda: _export(inputs, folder, state, model, tokenizer, device))
 
 
 def train_model(
@@ -402,6 +396,7 @@ def _summary(
     from train.loop import steps_on_pairs
 
     spec, data, seconds = inputs.spec, inputs.data, state.seconds
+    reached = {"log", "best_step", "stopped_early", "sentences", "seconds", "peak_memory"}
     manifests = [] if spec.pairs is None else [spec.pairs.captions]
     manifests += [] if spec.text is None else [spec.text.sentences]
     return RunSummary(
@@ -418,15 +413,9 @@ def _summary(
         hub_datasets=hub_datasets(path.parent for path in manifests),
         dev=None if inputs.dev is None else inputs.dev.name,
         dev_sha256="" if inputs.dev is None else inputs.dev.sha256,
-        log=state.log,
-        best_step=state.best_step,
         steps=state.step,
         steps_on_pairs=steps_on_pairs(spec.train, data, state.step),
-        stopped_early=state.stopped_early,
-        sentences=state.sentences,
-        seconds=seconds,
         sentences_per_second=state.sentences / seconds if seconds else 0.0,
-        peak_memory=state.peak_memory,
         trained_parameters=parameters,
         negatives_per_anchor=spec.train.batch_size - 1,
         processes=tuple(state.processes),
@@ -435,4 +424,5 @@ def _summary(
         precision=spec.train.precision,
         spec_digest=inputs.digest,
         code=inputs.code,
+        **state.model_dump(include=reached),
     )

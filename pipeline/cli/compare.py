@@ -101,7 +101,7 @@ def compare(
     from train.report.curve import curve_of
     from train.report.papers import select_published
     from train.report.render import show
-    from train.report.sections import document_of, document_of_curve
+    from train.report.sections import charts_of, document_of, document_of_curve
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise typer.BadParameter(
@@ -118,11 +118,12 @@ def compare(
     if page or plot is not None:
         require("matplotlib", "a chart")
     rows = select_published(published)
-    found, reference = find_runs(runs, graph.results_folder(), baseline)
+    found, reference = find_runs(runs, graph.RESULTS, baseline)
     if curve is None:
         shown = compare_runs(found, reference, rows)
         included = _included(shown.results, space, data) if page else ()
-        document = document_of(shown, included=included, page=page)
+        charts = charts_of(shown) if page else None
+        document = document_of(shown, included=included, charts=charts)
     else:
         shown = curve_of(found, curve, metric, reference if baseline else None)
         document = document_of_curve(shown, page=page)
@@ -188,7 +189,7 @@ def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | 
     if gone := [folder for folder in folders if not folder.is_dir()]:
         raise SightlineError(f"{gone[0]}: no such folder; with --paper, name folders of results")
     recipes, (entry,) = Recipes(), find_entries(table)
-    rows = compare_entry(entry, folders or [graph.results_folder()], recipes.expected)
+    rows = compare_entry(entry, folders or [graph.RESULTS], recipes.expected)
     if not rows and format_ == "terminal" and out is None:
         print(f"{entry.id}: {entry.shows}")
     show(document_of(entry, rows, **recipes.about(entry)), format_, out, folders)

@@ -6,9 +6,11 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_jsonable_python
 
 from pipeline.cli.options import JSON, print_json
 from sightline.errors import first_lines
@@ -17,7 +19,7 @@ from sightline.wording import in_bytes
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from sightline.hardware import Processor
+    from sightline.hardware import Disk, Processor
 
 _LEAST_DISK = 1_000_000_000
 _ALSO = ("sentence-transformers",)  # loads exported models; Sightline does not need it
@@ -48,7 +50,7 @@ def doctor(as_json: JSON = False) -> None:
     """
     report = _examine()
     if as_json:
-        print_json(_plain(report))
+        print_json(to_jsonable_python(report))
         return
     for name, value in report.items():
         if isinstance(value, bool):
@@ -57,15 +59,6 @@ def doctor(as_json: JSON = False) -> None:
         print(f"{name:24} {'' if several else value or 'none'}".rstrip())
         for each in several or ():
             print(f"  {each:22} {several[each]}" if isinstance(several, dict) else f"  {each}")
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return list(map(_plain, value))
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _examine() -> dict[str, Any]:
@@ -85,17 +78,17 @@ def _examine() -> dict[str, Any]:
         device = "cpu"
     folder = Path("data").resolve() if Path("data").is_dir() else Path.cwd()
     usage = shutil.disk_usage(folder)
+    disk = hardware.Disk(str(folder), usage.total, usage.free)
     packages, problems = _packages()
     problems += [f"GPU {i}, {gpu.name}: {gpu.problem}" for i, gpu in enumerate(gpus) if gpu.problem]
-    problems += [*_of_the_processor(cpu), *_of_disk(folder, usage.free)]
-    problems += filter(None, [why_unused(len(listed), len(gpus))])
+    problems += filter(None, [too_many(cpu), too_full(disk), why_unused(len(listed), len(gpus))])
     return {
         "sightline": _version("sightline") or "not installed",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu,
         "memory": hardware.memory(),
-        "disk": hardware.Disk(str(folder), usage.total, usage.free),
+        "disk": disk,
         "gpus": gpus,
         "driver": driver,
         "device": device,
@@ -133,17 +126,22 @@ def why_unused(listed: int, usable: int) -> str:
     return f"the driver lists {listed} GPUs, PyTorch can use {usable}: {cause}"
 
 
-def _of_the_processor(cpu: Processor) -> Iterator[str]:
-    if cpu.quota is not None and (cpu.threads or 0) > max(1, round(cpu.quota)):
-        yield (
-            f"PyTorch uses {cpu.threads} threads, but the control group allows {cpu.quota:g} CPUs: "
-            f"they wait for each other; set OMP_NUM_THREADS={max(1, round(cpu.quota))}"
-        )
+def too_many(cpu: Processor) -> str:
+    """Why PyTorch's threads wait for each other; empty if they do not."""
+    cores = None if cpu.quota is None else max(1, round(cpu.quota))
+    if cores is None or (cpu.threads or 0) <= cores:
+        return ""
+    return (
+        f"PyTorch uses {cpu.threads} threads, but the control group allows {cpu.quota:g} CPUs: "
+        f"they wait for each other; set OMP_NUM_THREADS={cores}"
+    )
 
 
-def _of_disk(folder: Path, free: int) -> Iterator[str]:
-    if free < _LEAST_DISK:
-        yield f"{folder}: only {in_bytes(free)} free; features and checkpoints need more"
+def too_full(disk: Disk) -> str:
+    """Why a disk is too small; empty if it is not."""
+    if disk.free >= _LEAST_DISK:
+        return ""
+    return f"{disk.folder}: only {in_bytes(disk.free)} free; features and checkpoints need more"
 
 
 def _packages() -> tuple[dict[str, _Package], list[str]]:

@@ -73,7 +73,7 @@ def evaluate(
     given = _settings_of(names, set_)
     sources = models_of(models)
     from train.evaluate.evaluation import Evaluation, evaluate_model
-    from train.evaluate.models import load_each, name_models
+    from train.evaluate.models import EvaluatedModel, name_models
 
     named = name_models(sources)
     evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
@@ -83,7 +83,7 @@ def evaluate(
     for one in named:
         failed: dict[str, SightlineError] = {}
         try:
-            ((_, model),) = load_each([one], pooling, device)
+            model = EvaluatedModel.load(one.source, pooling, device)
             if one is named[0]:
                 _say_where(model)
             result = evaluate_model(model, evaluation, one.run, failed)
@@ -163,15 +163,15 @@ def _list_tasks(given: Sequence[str], as_json: bool) -> None:
     from train.evaluate.task import TASKS, task_class
 
     data = pairs_of(given, "--set").get("data")
-    configured: dict[str, dict[str, dict[str, Any]]] = {}
-    if Path(FILE_NAME).is_file():
-        for name, entry in load_params().evaluation.tasks.items():
-            rest = {key: value for key, value in entry.settings.items() if key != "task"}
-            configured.setdefault(entry.task or name, {})[f"{FILE_NAME}, {name}"] = rest
+    entries = load_params().evaluation.tasks if Path(FILE_NAME).is_file() else {}
     found = {}
     for name in TASKS:
         task = task_class(name)
-        places = dict(configured.get(name, {}))
+        places = {
+            f"{FILE_NAME}, {entry}": about.settings
+            for entry, about in entries.items()
+            if (about.task or entry) == name
+        }
         if data is not None:
             places[f"data={data}"] = {"data": data}
         found[name] = {
@@ -181,7 +181,7 @@ def _list_tasks(given: Sequence[str], as_json: bool) -> None:
                 key: about + (f" (default: {default})" if default is not None else "")
                 for key, about, default in _described(task.Settings)
             },
-            "data": {where: _state(name, given) for where, given in places.items()},
+            "data": {where: _state(name, settings) for where, settings in places.items()},
         }
     if as_json:
         print_json(found)

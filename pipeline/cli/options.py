@@ -76,9 +76,8 @@ def takes(
         names: field → name of its option, where it differs.
     """
     shown = [name for name in model.model_fields if only is None or name in only]
-    called = {name: (names or {}).get(name, name) for name in shown}
-    helps = field_help(model)
-    options = [_option(model.model_fields[name], name, called[name], helps[name]) for name in shown]
+    flags, helps = {name: _flag(name, names) for name in shown}, field_help(model)
+    options = [_option(model.model_fields[name], name, flags[name], helps[name]) for name in shown]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = inspect.signature(command, eval_str=True)
@@ -87,7 +86,7 @@ def takes(
         def call(**values: Any) -> Any:
             given = {name: values.pop(f"{parameter}_{name}") for name in shown}
             words = {name: value for name, value in given.items() if value not in (None, [])}
-            return command(**values, **{parameter: from_words(model, words, called)})
+            return command(**values, **{parameter: from_words(model, words, names)})
 
         kept = [
             each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -103,10 +102,13 @@ def takes(
     return decorate
 
 
-def _option(field: FieldInfo, name: str, called: str, about: str) -> inspect.Parameter:
+def _flag(name: str, names: Mapping[str, str] | None) -> str:
+    return f"--{(names or {}).get(name, name).replace('_', '-')}"
+
+
+def _option(field: FieldInfo, name: str, flag: str, about: str) -> inspect.Parameter:
     """The option of one field; a value is taken as text, and the model turns it into its type."""
-    flag, arms = f"--{called.replace('_', '-')}", types_of(field.annotation)
-    about = about.replace("None:", "default:")
+    arms, about = types_of(field.annotation), about.replace("None:", "default:")
     form, kind, repeatable = _metavar(arms), str | None, ""
     if bool in arms:
         kind, form = bool | None, None
@@ -130,37 +132,25 @@ def _option(field: FieldInfo, name: str, called: str, about: str) -> inspect.Par
 
 
 def from_words(
-    model: type[Model], words: Mapping[str, Any], called: Mapping[str, str] | None = None
+    model: type[Model], words: Mapping[str, Any], names: Mapping[str, str] | None = None
 ) -> Model:
     """``model`` from the text of its options; misuse (exit code 2) if it refuses them.
 
     Args:
         words: field → text, or texts of a repeatable option.
-        called: field → name of its option.
+        names: field → name of its option, where it differs.
     """
-    given: dict[str, Any] = {}
-    names = called or {}
+    given = dict(words)
     for name, value in words.items():
-        flag = f"--{names.get(name, name).replace('_', '-')}"
-        arms = types_of(model.model_fields[name].annotation)
-        if any(get_origin(arm) is dict for arm in arms):
-            value = pairs_of(value, flag)
-        given[name] = value
+        if any(get_origin(arm) is dict for arm in types_of(model.model_fields[name].annotation)):
+            given[name] = pairs_of(value, _flag(name, names))
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise typer.BadParameter(_mistake(error, names)) from error
-
-
-def _mistake(error: ValidationError, called: Mapping[str, str]) -> str:
-    """The first validation error, under the name of its option."""
-    first = error.errors()[0]
-    message, place = first["msg"].removeprefix("Value error, "), [str(p) for p in first["loc"]]
-    if not place:
-        return message
-    option, *rest = place
-    where = ".".join([f"--{called.get(option, option).replace('_', '-')}", *rest])
-    return f"{where}: {message}"
+        mistake = error.errors()[0]  # under the name of its option
+        message, place = mistake["msg"].removeprefix("Value error, "), [*map(str, mistake["loc"])]
+        where = ".".join([_flag(place[0], names), *place[1:]]) if place else ""
+        raise typer.BadParameter(": ".join(filter(None, (where, message)))) from error
 
 
 def set_values(model: type[BaseModel], given: Sequence[str]) -> dict[str, Any]:

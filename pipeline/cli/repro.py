@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pipeline.cli.options import from_words
+from pipeline.extract.settings import Machine
 from sightline.devices import OMP
 
 if TYPE_CHECKING:
@@ -76,11 +78,12 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
     """The jobs of this machine; ``threads`` and ``devices`` in params.yaml come first."""
     from pipeline.repro import Jobs
     from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
+    from pipeline.stages import STAGES
     from sightline.hardware import cores
 
-    machine, gpus = params.machine, visible_gpus()
-    gpus = machine.gpus(gpus) if devices is None else _chosen(devices, gpus)
-    threads = machine.threads
+    machine = params.machine
+    chosen = machine if devices is None else from_words(Machine, {"devices": devices})
+    gpus, threads = chosen.gpus(visible_gpus()), machine.threads
     count = given or jobs_here(gpus, threads)
     share = threads or int(os.environ.get(OMP) or max(1, cores() // count))
     whole = {JOBS: str(count)}
@@ -88,7 +91,7 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
         whole[VISIBLE] = ",".join(gpus)
     dividing = {"evaluate"}
     if machine.starts_workers:
-        dividing |= {"ground", "image-features", "object-features", "text-features", "teachers"}
+        dividing |= {name for name, stage in STAGES.items() if stage.sets}
 
     def divides(command: str) -> bool:
         words = command.split()
@@ -96,16 +99,3 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
 
     slots = [{OMP: str(share), **gpu_of(gpus, index)} for index in range(count)]
     return Jobs(slots, whole, divides)
-
-
-def _chosen(devices: str, gpus: list[str]) -> list[str]:
-    """Those of ``gpus`` that ``--devices`` counts up; misuse (exit code 2) for anything else."""
-    names = [name.strip() for name in devices.split(",")]
-    if not all(name.isdecimal() and int(name) < len(gpus) for name in names):
-        raise typer.BadParameter(
-            f"found {devices!r}, expected GPUs of this machine, which has {len(gpus)}, such as 0,1",
-            param_hint="--devices",
-        )
-    if len(set(names)) < len(names):
-        raise typer.BadParameter(f"{devices}: names a GPU twice", param_hint="--devices")
-    return [gpus[int(name)] for name in names]

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli.options import JSON, OUT, print_json, takes
-from pipeline.cli.sets import SET
 from pipeline.interchange.import_rows import ImportOptions
 from sightline.wording import counted, in_bytes
 
+SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]
 _TOOLS, _TAR = "the files of other tools", "a tar"
 _FOR_HUBS = ("--data", "--normalise", "--licence")
 _EXPORT_TAKES = {
@@ -89,7 +89,7 @@ def export_set(
 
         print(f"{out}: {in_bytes(export(path, out))}")
     elif form == "mcse":
-        from pipeline.interchange.mcse import export_mcse
+        from pipeline.interchange.papers import export_mcse
 
         data, texts = _needed(data, "--data"), _needed(texts, "--texts")
         rows = export_mcse(data, path, out, texts, split or "train")
@@ -151,13 +151,13 @@ def import_set(
     given["--texts"] = texts
     _only(what, _IMPORT_TAKES[what], given)
     if form == "mcse":
-        from pipeline.interchange.mcse import import_mcse
+        from pipeline.interchange.papers import import_mcse
 
         note, dataset = note or "an HDF5 file in MCSE's form", _needed(data, "--data")
         record, report = import_mcse(source, _needed(texts, "--texts"), dataset, out, note)
         print(f"{out}: {counted(record.rows, 'image')}\n{dataset}: {report.summary()}")
     elif form == "kdmcse":
-        from pipeline.interchange.kdmcse import import_kdmcse
+        from pipeline.interchange.papers import import_kdmcse
 
         note, dataset = note or "a JSON file in KDMCSE's form", _needed(data, "--data")
         images, captions = out / "image/clip", out / "text/clip"

@@ -31,21 +31,19 @@ def stage(
 
     if name not in stages.STAGES:
         raise typer.BadParameter(unknown(name, stages.STAGES, "stage"), param_hint="NAME")
-    run, given = stages.STAGES[name], tuple(words or ())
-    options = stages.options_of(name)
-    expected = [each for each in inspect.signature(run).parameters if each not in ("params", "how")]
+    chosen, given = stages.STAGES[name], tuple(words or ())
+    expected = [e for e in inspect.signature(chosen.run).parameters if e not in ("params", "how")]
     if len(given) != len(expected):
         usage = " ".join([f"sightline stage {name}", *map(str.upper, expected)])
         raise typer.BadParameter(f"found {' '.join(given) or 'no word'}, expected: {usage}")
-    if odd := sorted(how.model_fields_set - options):
+    if odd := sorted(how.model_fields_set.difference(chosen.options)):
         option = f"--{odd[0].replace('_', '-')}"
         raise typer.BadParameter(f"the stage {name} does not take it", param_hint=option)
     params = stages.load_here(how)
-    computing = how.model_copy(update=dict(params.machine))
-    sets = stages.sets_of(name, *given)
-    if sets and not (how.check or computed_here(computing, sets)):
+    sets = chosen.sets(*given) if chosen.sets else []
+    if sets and not (how.check or computed_here(stages.settings_of(params, how), sets)):
         return
-    done = run(params, *given, **{"how": how} if options else {})
+    done = chosen.run(params, *given, **{"how": how} if chosen.options else {})
     if not is_first_process():
         return
     if hasattr(done, "faults"):

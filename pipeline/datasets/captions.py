@@ -1,10 +1,11 @@
-"""Readers of caption files: Flickr's token files, CSV, TSV and JSONL, and Karpathy's JSON."""
+"""Readers of captions: Flickr's token files, CSV, TSV and JSONL, Karpathy's JSON and COCO's."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from pipeline.datasets.source import DatasetError
+from pipeline.datasets.source import DatasetError, split_name
 from sightline.outside import (
     Identifier,
     Loc,
@@ -43,7 +44,7 @@ class _Sentence(TypedDict):
     raw: Text
 
 
-class KarpathyImage(TypedDict):
+class _KarpathyImage(TypedDict):
     """An image of Karpathy's files (dataset_flickr30k.json, dataset_coco.json)."""
 
     filename: Name
@@ -52,14 +53,32 @@ class KarpathyImage(TypedDict):
 
 
 class _Karpathy(TypedDict):
-    images: Annotated[list[KarpathyImage], Field(min_length=1)]
+    images: Annotated[list[_KarpathyImage], Field(min_length=1)]
+
+
+class _CocoImage(TypedDict):
+    id: Identifier
+    file_name: Name
+
+
+class _CocoAnnotation(TypedDict):
+    id: Identifier
+    image_id: Identifier
+    caption: Text
+
+
+class _Coco(TypedDict):
+    """A captions file of COCO."""
+
+    images: list[_CocoImage]
+    annotations: Annotated[list[_CocoAnnotation], Field(min_length=1)]
 
 
 _HINT = (
     f"; every line is an object with {' and '.join(REQUIRED)}, and optionally "
     f"{' and '.join(OPTIONAL)}"
 )
-_ROW, _KARPATHY = TypeAdapter(_Row), TypeAdapter(_Karpathy)
+_ROW, _KARPATHY, _COCO = TypeAdapter(_Row), TypeAdapter(_Karpathy), TypeAdapter(_Coco)
 _Records = Iterator[tuple[int, Any]]
 
 
@@ -75,6 +94,8 @@ class Captions:
         ids: [n], caption ids from the file, or None.
         splits: [n], the split of each row, or None.
         lines: [n], line of each row in the file (the last line of a multi-line row), or None.
+        listed: (name of an image, its split, the file that says so), or None.
+        left_out: names of the files of images that are not wanted.
         remarks: what was read otherwise than it is written, for the user.
     """
 
@@ -85,6 +106,8 @@ class Captions:
     ids: list[str] | None = None
     splits: list[str] | None = None
     lines: list[int] | None = None
+    listed: list[tuple[str, str, str]] | None = None
+    left_out: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
 
 
@@ -97,38 +120,63 @@ def read_captions(path: Path) -> Captions:
     surrounding white space. Every other suffix is Flickr's ``name.jpg#k<TAB>caption``.
 
     Raises:
-        SightlineError: the file is missing, empty, not UTF-8, or has the wrong columns or values.
+        SightlineError: the file is missing, not UTF-8, or has the wrong columns or values.
     """
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        captions = _read_table(path, _csv_rows if suffix == ".csv" else _tsv_rows)
-    elif suffix in (".jsonl", ".ndjson"):
+        return _read_table(path, _csv_rows if suffix == ".csv" else _tsv_rows)
+    if suffix in (".jsonl", ".ndjson"):
         lines = enumerate(read_lines(path), start=1)
         rows = ((line, row) for line, row in lines if row and not row.isspace())
-        captions = _of_rows(Captions(str(path), lines=[]), rows, _ROW.validate_json, _HINT)
-    else:
-        captions = _read_token(path)
-    if not captions.texts:
-        raise DatasetError(f"{path}: contains no captions")
+        return _of_rows(Captions(str(path), lines=[]), rows, _ROW.validate_json, _HINT)
+    return _read_token(path)
+
+
+def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:
+    """Karpathy's splits and captions, numbered within their image; an image may have none.
+
+    Args:
+        restval: what his split of that name is here; None: its images are left out.
+    """
+    expected = "Karpathy's dataset_….json: `images` with filename, split and sentences"
+    where, numbers, listed = str(path), [], []
+    captions = Captions(where, numbers=numbers, listed=listed)
+    for image in read_json(path, _KARPATHY, expected)["images"]:
+        name, split = image["filename"], image["split"]
+        split = restval if split == "restval" else split
+        if split is None:
+            captions.left_out.add(name)
+            continue
+        listed.append((name, split_name(split, where), where))
+        for number, sentence in enumerate(image.get("sentences") or []):
+            captions.images.append(name)
+            captions.texts.append(sentence["raw"])
+            numbers.append(str(number))
     return captions
 
 
-def read_karpathy(path: Path) -> list[KarpathyImage]:
-    """The images of Karpathy's file, with their splits and captions."""
-    expected = "Karpathy's dataset_….json: `images` with filename, split and sentences"
-    return read_json(path, _KARPATHY, expected)["images"]
-
-
-def captions_of(path: Path, images: Iterable[KarpathyImage]) -> Captions:
-    """The captions of ``images``, which `read_karpathy` read from ``path``."""
-    captions = Captions(str(path), numbers=(numbers := []))
-    for image in images:
-        for number, sentence in enumerate(image.get("sentences") or []):
-            captions.images.append(image["filename"])
-            captions.texts.append(sentence["raw"])
-            numbers.append(str(number))
-    if not captions.texts:
-        raise DatasetError(f"{path}: contains no captions; give `captions` as well")
+def read_coco(files: Mapping[str, Path]) -> Captions:
+    """The captions of one file of COCO per split; a caption's number is its annotation id."""
+    numbers, listed = [], []
+    where = ", ".join(map(str, files.values()))
+    captions = Captions(where, numbers=numbers, listed=listed)
+    expected = (
+        "COCO's captions_*.json: `images` with id and file_name, and `annotations` with id, "
+        "image_id and caption"
+    )
+    for name, path in files.items():
+        split = split_name(name, "captions")
+        body = read_json(path, _COCO, expected)
+        names = {image["id"]: image["file_name"] for image in body["images"]}
+        if len(names) != len(body["images"]):
+            twice, _ = Counter(image["id"] for image in body["images"]).most_common(1)[0]
+            raise DatasetError(f"{path}: images: several have the id {twice!r}; give each its own")
+        listed += [(image, split, str(path)) for image in names.values()]
+        for annotation in body["annotations"]:
+            image = annotation["image_id"]
+            captions.images.append(names.get(image, f"image_id {image}"))
+            captions.texts.append(annotation["caption"])
+            numbers.append(str(annotation["id"]))
     return captions
 
 

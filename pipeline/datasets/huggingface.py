@@ -1,7 +1,8 @@
 """Hugging Face data sets: Parquet or Arrow with a column of images and one of captions.
 
-The library `datasets` reads them. Images that rows hold are written once into tar files, where each
-has a place of its own; images that rows name by path stay where they are.
+The library `datasets` tells which files belong to which split. Images that rows hold are written
+once into tar files, where each has a place of its own; images that rows name by path stay where
+they are.
 """
 
 from __future__ import annotations
@@ -10,23 +11,16 @@ import os
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipeline.datasets.folder import MANIFESTS
-from pipeline.datasets.hub_files import (
-    Columns,
-    ImageRow,
-    fetch,
-    files_by_split,
-    missing_numbers,
-    read_rows,
-)
+from pipeline.datasets.hub_files import fetch, files_by_split, missing_numbers
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
-from pipeline.datasets.manifests import Rows, write_captioned
+from pipeline.datasets.manifests import Rows, write_files
 from pipeline.datasets.source import (
     DatasetError,
     PrepareReport,
@@ -34,6 +28,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
+from pipeline.datasets.tables import batches_of, readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET, read_dataset_record
@@ -41,6 +36,8 @@ from sightline.cache.prepared import HUB_DATASET, read_dataset_record
 WRITES = (*MANIFESTS, "images/00000.tar")
 
 _COMMIT = "commit"
+_ROWS = 64  # a batch of photographs, a few megabytes
+_TEXT, _BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
 
 
 class HuggingFaceSource(Source):
@@ -121,33 +118,28 @@ def prepare(
         report.facts |= {_COMMIT: path.name, HUB_DATASET: source.name}
     splits = _chosen(source, where, files_by_split(path, source.config))
     files = [(theirs, file) for theirs in splits for file in splits[theirs][1]]
-    images, captions = [], []
+    report.warn("missing_files", missing_numbers(file for _, file in files))
     with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
         reader = _Reader(source, _root(source, path), tars)
-        for done, (theirs, file) in enumerate(files, start=1):
-            rows = reader.read(file, theirs, splits[theirs][0])
-            for tables, table in zip((images, captions), rows.tables(), strict=True):
-                tables.append(table)
-            name = file.relative_to(path).as_posix() if file.is_relative_to(path) else file.name
-            report.shards[name] = {"images": len(images[-1]), "captions": len(captions[-1])}
-            if progress is not None:
-                progress("reading", done, len(files), "files")
-    report.counts["files"] = len(files)
+        names = (
+            file.relative_to(path).as_posix() if file.is_relative_to(path) else file.name
+            for _, file in files
+        )
+        rows = (reader.read(file, theirs, splits[theirs][0]) for theirs, file in files)
+        write_files(
+            folder,
+            zip(names, rows, strict=True),
+            report,
+            count=len(files),
+            what="files",
+            where=where,
+            strict=source.strict,
+            progress=progress,
+        )
     report.notes.append(
         f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
         if tars.count
         else f"the images stay in {reader.root}: use it as --root"
-    )
-    for kind, names in sorted(reader.problems.items()):
-        report.note(kind, names)
-    report.warn("missing_files", missing_numbers(file for _, file in files))
-    write_captioned(
-        folder,
-        pa.concat_tables(images),
-        pa.concat_tables(captions),
-        report,
-        where=where,
-        strict=source.strict,
     )
 
 
@@ -177,21 +169,66 @@ def _chosen(
     return {theirs: (name, theirs_to_files[theirs]) for theirs, name in ours.items()}
 
 
+def _check(source: HuggingFaceSource, path: Path) -> list[str]:
+    """The columns to read, which must be in the file and of the right types."""
+    if not path.is_file():
+        raise DatasetError(f"{path}: no such file; get the complete data set")
+    schema = schema_of(path)
+    found = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
+    wanted = {
+        "image": (source.image, _is_image, "bytes, a path, or a struct of both"),
+        "caption": (source.caption, _is_caption, "a string or a list of strings"),
+    }
+    if source.split_column:
+        wanted["split_column"] = (source.split_column, _is_text, "a string")
+    for setting, (name, fits, expected) in wanted.items():
+        if schema.names.count(name) != 1:
+            raise DatasetError(
+                f"{path}: has no column {name!r}; name one of its columns with `{setting}` "
+                f"({found})"
+            )
+        if not fits(schema.field(name).type):
+            raise DatasetError(
+                f"{path}: column {name!r} is {schema.field(name).type}, expected {expected}; name "
+                f"another column with `{setting}` ({found})"
+            )
+    return list(dict.fromkeys(name for name, _, _ in wanted.values()))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in _TEXT
+
+
+def _is_caption(kind: pa.DataType) -> bool:
+    return _is_text(getattr(kind, "value_type", kind))
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    if not pa.types.is_struct(kind):
+        return kind in (*_TEXT, *_BYTES)
+    fits = {"bytes": _BYTES, "path": _TEXT}
+    return all(field.type in fits.get(field.name, ()) for field in kind)
+
+
+def _image_of(cell: bytes | str | dict[str, Any] | None) -> tuple[bytes | None, str]:
+    """Bytes of an image, or None; and its path, which may be empty."""
+    if isinstance(cell, dict):
+        return cell.get("bytes"), cell.get("path") or ""
+    return (cell, "") if isinstance(cell, bytes) else (None, cell or "")
+
+
 class _Reader:
     """Reads rows, and puts the images that they hold into tars.
 
     Attributes:
         root: base folder of the paths in the rows.
-        problems: type of problem → the rows that it concerns.
     """
 
     def __init__(self, source: HuggingFaceSource, root: Path, tars: ImageTars) -> None:
         self.root = root
-        self.problems: dict[str, list[str]] = {}
         self._real = os.path.realpath(root)
         self._source = source
         self._tars = tars
-        self._columns = Columns(source.image, source.caption, source.split_column)
         self._numbers: Counter[str] = Counter()  # split of the data set → rows so far
         self._ids: dict[tuple[bytes, str], str] = {}  # key and split of an image → its id
         self._captions: Counter[str] = Counter()  # id → captions so far
@@ -205,23 +242,26 @@ class _Reader:
             theirs: the data set's split of the file; may be empty.
             split: our name for it, unless there is a column of splits.
         """
-        rows = Rows(self.problems)
-        for row in read_rows(file, self._columns):
-            number = self._numbers[theirs]
-            self._numbers[theirs] += 1
-            name = f"{theirs}/{number}" if theirs else str(number)
-            own = row.split and split_name(row.split, f"{file}, column {self._columns.split}")
-            self._add(rows, name, row, own or split)
+        rows, column = Rows(), self._source.split_column
+        with readable(file):
+            columns = _check(self._source, file)
+        for batch in batches_of(file, columns, _ROWS):
+            for row in batch.to_pylist():
+                name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
+                self._numbers[theirs] += 1
+                own = row[column] if column else ""
+                own = split_name(own, f"{file}, column {column}") if own else split
+                self._add(rows, name, row, own)
         return rows
 
-    def _add(self, rows: Rows, name: str, row: ImageRow, split: str) -> None:
-        data, path = row.data, None
+    def _add(self, rows: Rows, name: str, row: dict[str, Any], split: str) -> None:
+        (data, written), path = _image_of(row[self._source.image]), None
         if data is not None and self._source.images is not None:
             raise DatasetError(
-                f"row {name}: column {self._columns.image!r} contains the images themselves, so "
+                f"row {name}: column {self._source.image!r} contains the images themselves, so "
                 "`images` does not apply; remove it"
             )
-        if data is None and (path := self._file_of(rows, name, row.path)) is not None:
+        if data is None and (path := self._file_of(rows, name, written)) is not None:
             data = Path(path).read_bytes()
         if data is None:
             return
@@ -232,7 +272,8 @@ class _Reader:
             rows.add_image(image_id, self._place(name, data, path), data, split, key)
             if self._owners.setdefault(key, split) != split:
                 rows.problem("images_in_two_splits", image_id)
-        for text in row.captions:
+        said = row[self._source.caption]
+        for text in [said] if isinstance(said, str) else filter(None, said or []):
             rows.add_caption(image_id, self._captions[image_id], text, split)
             self._captions[image_id] += 1
 

@@ -15,12 +15,7 @@ import pyarrow.compute as pc
 from pydantic import field_validator
 
 from pipeline.datasets.manifests import write_captioned
-from pipeline.datasets.source import (
-    DatasetError,
-    PrepareReport,
-    Progress,
-    Source,
-)
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, read_manifest
 from sightline.cache.prepared import (
     HUB_DATASET,
@@ -95,46 +90,42 @@ def prepare(
         said = read_manifest(part / "captions.parquet", CAPTIONS)
         if not len(said):
             raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
-        below = PurePosixPath(os.path.relpath(folders[name], root))
-        paths = pa.array([str(below / path) for path in pictures["path"].to_pylist()], pa.string())
-        images.append(_named(pictures, name, "image_id").set_column(1, "path", paths))
-        captions.append(_named(said, name, "image_id", "caption_id"))
+        below = PurePosixPath(os.path.relpath(folders[name], root)).as_posix()
+        below = "" if below == "." else f"{below}/"
+        images.append(_prefixed(pictures, image_id=f"{name}/", path=below))
+        captions.append(_prefixed(said, image_id=f"{name}/", caption_id=f"{name}/"))
         report.counts[f"images_of_{name}"] = len(pictures)
         report.counts[f"captions_of_{name}"] = len(said)
+    every, said = pa.concat_tables(images), pa.concat_tables(captions)
+    _refuse_shared_images(every, list(source.parts))
     licences = [dataset_facts(part).licence for part in source.parts.values()]
     report.facts[LICENCE] = "; ".join(dict.fromkeys(licences))
     if on_hub := hub_datasets(source.parts.values()):
         report.facts[HUB_DATASET] = ",".join(on_hub)
-    _refuse_shared_images(images, list(source.parts))
-    where = ", ".join(map(str, source.parts.values()))
-    write_captioned(
-        folder, pa.concat_tables(images), pa.concat_tables(captions), report, where=where
-    )
+    write_captioned(folder, every, said, report, where=", ".join(map(str, source.parts.values())))
     if progress is not None:
-        rows = sum(map(len, images))
-        progress("joining", rows, rows, "images")
+        progress("joining", len(every), len(every), "images")
 
 
-def _named(table: pa.Table, name: str, *columns: str) -> pa.Table:
-    """``table`` with the ids in ``columns`` prefixed by ``name/``."""
-    for column in columns:
-        ids = pc.binary_join_element_wise(pa.scalar(name), table[column], "/")
-        table = table.set_column(table.schema.get_field_index(column), column, ids)
+def _prefixed(table: pa.Table, **prefixes: str) -> pa.Table:
+    """``table`` with a prefix before every value of some columns."""
+    for name, prefix in prefixes.items():
+        values = pc.binary_join_element_wise(pa.scalar(prefix), table[name], "")
+        table = table.set_column(table.schema.get_field_index(name), name, values)
     return table.replace_schema_metadata(None)
 
 
-def _refuse_shared_images(tables: list[pa.Table], names: list[str]) -> None:
-    owners: dict[bytes, tuple[int, str]] = {}
+def _refuse_shared_images(images: pa.Table, parts: list[str]) -> None:
+    """Refuse images that are in two parts; an id begins with its part."""
+    owners: dict[bytes, str] = {}  # key → id
     shared: list[tuple[str, str]] = []
-    for part, table in enumerate(tables):
-        keys, ids = table["key"].to_pylist(), table["image_id"].to_pylist()
-        for key, image in zip(keys, ids, strict=True):
-            before = owners.setdefault(key, (part, image))
-            if before[0] != part:
-                shared.append((before[1], image))
+    for key, image in zip(images["key"].to_pylist(), images["image_id"].to_pylist(), strict=True):
+        other = owners.setdefault(key, image)
+        if other.partition("/")[0] != image.partition("/")[0]:
+            shared.append((other, image))
     if shared:
         raise DatasetError(
-            f"joining {', '.join(names)}: {len(shared)} image(s) are in two data sets under "
+            f"joining {', '.join(parts)}: {len(shared)} image(s) are in two data sets under "
             f"different names, such as {shared[0][0]} and {shared[0][1]}, which are the same file; "
             "remove them from one data set, so that no caption has its own image as a negative"
         )

@@ -20,7 +20,7 @@ KINDS = Registry(
         "scenes": "pipeline.datasets.scenes:ScenesSource",
         "pairs": "pipeline.datasets.pairs:PairsSource",
         "flickr30k": "pipeline.datasets.pairs:Flickr30kSource",
-        "coco": "pipeline.datasets.coco:CocoSource",
+        "coco": "pipeline.datasets.pairs:CocoSource",
         "webdataset": "pipeline.datasets.webdataset:WebDatasetSource",
         "huggingface": "pipeline.datasets.huggingface:HuggingFaceSource",
         "sentences": "pipeline.datasets.sentences:SentencesSource",

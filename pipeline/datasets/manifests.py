@@ -10,7 +10,10 @@ see in it. What the writer changes or leaves out, it counts.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.datasets.images import upright_size
-from pipeline.datasets.source import DatasetError, PrepareReport
+from pipeline.datasets.source import MOST_SHOWN, DatasetError, PrepareReport, Progress
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import (
     CAPTIONS,
@@ -31,6 +34,8 @@ from sightline.cache.manifest import (
 from sightline.outside import CONTROL
 
 SPLITS = ("train", "dev", "test", "")
+INCOMPLETE = "incomplete_shards"
+"""A problem that is shown on the terminal as well."""
 
 # White space, format and control characters, and what Unicode lists as default-ignorable besides,
 # with the blank Braille pattern.
@@ -85,6 +90,67 @@ def write_captioned(
     write_manifest(folder / "images.parquet", images, IMAGES)
     write_manifest(folder / "captions.parquet", captions, CAPTIONS)
     write_manifest(folder / "sentences.parquet", pa.table({"text": texts}, SENTENCES), SENTENCES)
+
+
+def write_files(
+    folder: Path,
+    files: Iterable[tuple[str, Rows]],
+    report: PrepareReport,
+    *,
+    count: int,
+    what: str,
+    where: str,
+    strict: bool,
+    limit: int = sys.maxsize,
+    progress: Progress | None = None,
+) -> None:
+    """`write_captioned` for a data set that comes in several files, each counted in the record.
+
+    Args:
+        files: name of each file and what it holds, in order; no more are read than ``limit`` needs.
+        count: of the files.
+        what: they are, in the plural.
+        limit: number of images, of which the first are kept.
+    """
+    images, captions = [IMAGES.empty_table()], [CAPTIONS.empty_table()]
+    problems: defaultdict[str, list[str]] = defaultdict(list)
+    room = limit
+    for done, (name, rows) in enumerate(files, start=1):
+        some_images, some_captions = rows.tables()
+        if len(some_images) > room:
+            some_images = some_images.slice(0, room)
+            kept = pc.is_in(some_captions["image_id"], some_images["image_id"])
+            some_captions = some_captions.filter(kept)
+        images.append(some_images)
+        captions.append(some_captions)
+        room -= len(some_images)
+        report.shards[name] = {"images": len(some_images), "captions": len(some_captions)}
+        for kind, names in rows.problems.items():
+            problems[kind] += names
+        if progress is not None:
+            progress("reading", done, count, what)
+        if not room:
+            break
+    report.counts[what] = len(report.shards)
+    report.notes += _sizes(report.shards)
+    for kind, names in sorted(problems.items()):
+        (report.warn if kind == INCOMPLETE else report.note)(kind, names)
+    tables = pa.concat_tables(images), pa.concat_tables(captions)
+    write_captioned(folder, *tables, report, where=where, strict=strict)
+
+
+def _sizes(files: dict[str, dict[str, int]]) -> Iterator[str]:
+    """How many files there are and what each holds, so that a missing one is noticed."""
+    names = list(files)
+    if len(names) <= MOST_SHOWN:
+        for name, counts in files.items():
+            yield f"{name}: {counts['images']:,} images, {counts['captions']:,} captions"
+        return
+    sizes = [counts["images"] for counts in files.values()]
+    yield (
+        f"{len(names):,} files, {names[0]} to {names[-1]}: {min(sizes):,} to {max(sizes):,} images "
+        f"each, median {statistics.median(sizes):,.0f}"
+    )
 
 
 def write_sentences(

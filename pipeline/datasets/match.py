@@ -1,19 +1,14 @@
 """Match captions and split lists to the images they name: the tables of a set of pairs."""
 
-# pyarrow.compute makes its functions when it is imported:
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import itertools
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.datasets.captions import Captions
 from pipeline.datasets.images import ImageTable
@@ -57,56 +52,52 @@ def _index(names: Iterable[str]) -> dict[str, int]:
     return rows
 
 
-def splits_from_lists(
-    lists: Mapping[str, Path], names: ImageNames, images: ImageTable, report: PrepareReport
-) -> np.ndarray:
-    """The split of each image, from one list of image names per split: object [n].
+def listed_splits(lists: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:
+    """For `assign_splits`: the entries of one list of image names per split.
 
     Raises:
-        SightlineError: a list cannot be read, a split name is unknown, or an image is in two
-            splits.
+        SightlineError: a list cannot be read, or a split name is unknown.
     """
-    rows: list[tuple[str, str, str]] = []
     for name, path in lists.items():
         split = split_name(name, "splits")
         entries = (entry.strip() for entry in read_lines(path))
-        rows += [(entry, split, str(path)) for entry in entries if entry]
-    return assign_splits(rows, names, images, report)
+        yield from ((entry, split, str(path)) for entry in entries if entry)
 
 
 def assign_splits(
-    rows: Iterable[tuple[str, str, str]],
+    entries: Iterable[tuple[str, str, str]],
     names: ImageNames,
     images: ImageTable,
     report: PrepareReport,
-) -> np.ndarray:
-    """The split of each image from (image name, split, source of the entry): object [n].
+) -> list[str]:
+    """The split of each image from (image name, split, source of the entry); [n], may be empty.
 
     Raises:
         DatasetError: an image is in two splits.
     """
-    splits = np.full(len(images.paths), "", dtype=object)
-    unknown: list[str] = []
-    for entry, split, where in rows:
-        row = names.find(entry)
-        if row < 0:
-            unknown.append(entry)
-        elif splits[row] not in ("", split):
+    rows = [(names.find(entry), entry, split, where) for entry, split, where in entries]
+    unknown = dict.fromkeys(entry for row, entry, _, _ in rows if row < 0)
+    report.note("split_entries_without_image", unknown)
+    return _one_split_each((each for each in rows if each[0] >= 0), len(images.paths))
+
+
+def _one_split_each(entries: Iterable[tuple[int, str, str, str]], count: int) -> list[str]:
+    """The split of each of ``count`` images from (row, name, split, source of the entry)."""
+    splits: dict[int, str] = {}
+    for row, name, split, where in entries:
+        if splits.setdefault(row, split) != split:
             raise DatasetError(
-                f"{where}: {entry!r} is in the splits {splits[row]} and {split}; an image "
-                f"belongs to only one"
+                f"{where}: {name!r} is in the splits {splits[row]!r} and {split!r}; an image "
+                "belongs to only one"
             )
-        else:
-            splits[row] = split
-    report.note("split_entries_without_image", dict.fromkeys(unknown))
-    return splits
+    return [splits.get(row, "") for row in range(count)]
 
 
 def write_pairs(
     folder: Path,
     images: ImageTable,
     captions: Captions,
-    splits: np.ndarray | None,
+    splits: Sequence[str] | None,
     report: PrepareReport,
     *,
     strict: bool,
@@ -115,60 +106,44 @@ def write_pairs(
     """Write the manifests (`write_captioned`) into ``folder`` and fill ``report``.
 
     Args:
-        splits: the split of each image, object [n]; None: use the column of the captions.
+        splits: the split of each image, [n]; None: use the column of the captions.
 
     Raises:
         DatasetError: duplicate caption ids, no caption matches an image, an image is in two
             splits, or as `write_captioned`.
     """
-    names = names or ImageNames(images.paths)
-    trimmed: list[str] = []
-    encoded = pa.array(captions.images).dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    image_rows = np.array([names.find(name) for name in distinct], dtype=np.int64)
-    for code in np.flatnonzero(image_rows == UNKNOWN):
-        image_rows[code] = names.find(distinct[code].strip())
-        if image_rows[code] >= 0:
-            trimmed.append(distinct[code])
     report.notes += captions.remarks
-    if trimmed:
-        report.notes.append(
-            f"white space around {len(trimmed):,} image names left out, such as {trimmed[0]!r}"
-        )
-    codes = encoded.indices.to_numpy()
-    rows = image_rows[codes]  # image row of each caption
+    row_of = _rows_by_name(captions, names or ImageNames(images.paths), report)
+    rows = [row_of[name] for name in captions.images]  # image row of each caption
     for problem, code in (
         ("captions_without_image", UNKNOWN),
         ("captions_of_ambiguous_image", AMBIGUOUS),
     ):
-        affected = np.flatnonzero(rows == code)
-        report.note(problem, _caption_names(captions, affected))
-    kept = np.flatnonzero(rows >= 0)
-    if not len(kept):
+        report.note(problem, (_written(captions, i) for i, row in enumerate(rows) if row == code))
+    kept = [i for i, row in enumerate(rows) if row >= 0]
+    if not kept:
         raise DatasetError(
             f"{captions.where}: none of its {len(rows)} captions names an image in the folder "
             f"(captions: {captions.images[0]!r}, …; images: {images.paths[0]!r}, …)"
         )
-    image_ids = pa.array(images.paths).take(pa.array(rows[kept]))
-    ids = _caption_ids(captions, kept, rows[kept], image_ids)
-    _refuse_duplicates(captions, kept, ids)
     if splits is None:
-        splits = _splits_of_column(captions, kept, rows, images)
-    split_column = pa.array(splits, pa.string())
+        splits = _one_split_each(_column(captions, kept, rows), len(images.paths))
+    ids = _caption_ids(captions, kept, rows, images.paths)
+    _refuse_duplicates(captions, kept, ids)
     image_columns = {
-        "image_id": pa.array(images.paths, pa.string()),
-        "path": pa.array(images.paths, pa.string()),
+        "image_id": images.paths,
+        "path": images.paths,
         **whole_files(len(images.paths)),
         "key": key_array(images.keys),
-        "width": pa.array(images.widths, pa.int32()),
-        "height": pa.array(images.heights, pa.int32()),
-        "split": split_column,
+        "width": images.widths,
+        "height": images.heights,
+        "split": splits,
     }
     caption_columns = {
         "caption_id": ids,
-        "image_id": image_ids,
-        "text": pa.array(captions.texts, pa.string()).take(pa.array(kept)),
-        "split": split_column.take(pa.array(rows[kept])),
+        "image_id": [images.paths[rows[i]] for i in kept],
+        "text": [captions.texts[i] for i in kept],
+        "split": [splits[rows[i]] for i in kept],
     }
     write_captioned(
         folder,
@@ -180,62 +155,59 @@ def write_pairs(
     )
 
 
-def _caption_names(captions: Captions, rows: np.ndarray) -> list[str]:
-    if captions.numbers is None:
-        return [captions.images[i] for i in rows]
-    return [f"{captions.images[i]}#{captions.numbers[i]}" for i in rows]
+def _rows_by_name(captions: Captions, names: ImageNames, report: PrepareReport) -> dict[str, int]:
+    """Name of an image → its row, `UNKNOWN` or `AMBIGUOUS`; white space around a name is noise."""
+    rows = {name: names.find(name) for name in dict.fromkeys(captions.images)}
+    bare = {name: names.find(name.strip()) for name, row in rows.items() if row == UNKNOWN}
+    trimmed = [name for name, row in bare.items() if row >= 0]
+    if trimmed:
+        report.notes.append(
+            f"white space around {len(trimmed):,} image names left out, such as {trimmed[0]!r}"
+        )
+    return rows | bare
+
+
+def _written(captions: Captions, i: int) -> str:
+    """How the file names caption ``i``."""
+    return captions.images[i] + (f"#{captions.numbers[i]}" if captions.numbers else "")
 
 
 def _caption_ids(
-    captions: Captions, kept: np.ndarray, rows: np.ndarray, image_ids: pa.Array
-) -> pa.Array:
+    captions: Captions, kept: Sequence[int], rows: Sequence[int], paths: Sequence[str]
+) -> list[str]:
     if captions.ids is not None:
-        return pa.array(captions.ids, pa.string()).take(pa.array(kept))
+        return [captions.ids[i] for i in kept]
     if captions.numbers is not None:
-        numbers = pa.array(captions.numbers, pa.string()).take(pa.array(kept))
-    else:  # 0, 1, 2, … within each image
-        counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
-        numbers = pa.array([str(next(counts[row])) for row in rows.tolist()], pa.string())
-    return pc.binary_join_element_wise(image_ids, numbers, "#")
+        return [f"{paths[rows[i]]}#{captions.numbers[i]}" for i in kept]
+    counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+    return [f"{paths[rows[i]]}#{next(counts[rows[i]])}" for i in kept]
 
 
-def _refuse_duplicates(captions: Captions, kept: np.ndarray, ids: pa.Array) -> None:
-    if pc.count_distinct(ids).as_py() == len(ids):
+def _refuse_duplicates(captions: Captions, kept: Sequence[int], ids: Sequence[str]) -> None:
+    if len(set(ids)) == len(ids):
         return
-    seen: dict[str, int] = {}
-    twice: list[tuple[str, int, int]] = []
-    for row, name in zip(kept, ids.to_pylist(), strict=True):
-        if name in seen:
-            twice.append((name, seen[name], row))
-        seen.setdefault(name, row)
-    name, one, other = twice[0]
+    first: dict[str, int] = {}
+    twice = [(name, i) for i, name in zip(kept, ids, strict=True) if first.setdefault(name, i) != i]
+    name, other = twice[0]
     at = ""
     if captions.lines is not None:
-        at = f" (lines {captions.lines[one]} and {captions.lines[other]})"
+        at = f" (lines {captions.lines[first[name]]} and {captions.lines[other]})"
     raise DatasetError(
         f"{captions.where}: {len(twice)} duplicate caption ids, the first is {name!r}{at}; "
         f"give every caption a unique id"
     )
 
 
-def _splits_of_column(
-    captions: Captions, kept: np.ndarray, rows: np.ndarray, images: ImageTable
-) -> np.ndarray:
-    splits = np.full(len(images.paths), "", dtype=object)
+def _column(
+    captions: Captions, kept: Sequence[int], rows: Sequence[int]
+) -> Iterator[tuple[int, str, str, str]]:
+    """For `_one_split_each`: the captions' own splits."""
     if captions.splits is None:
-        return splits
-    encoded = pa.array(captions.splits).dictionary_encode()
-    known = [
-        split_name(name, f"{captions.where}, column split") if name.strip() else ""
-        for name in encoded.dictionary.to_pylist()
-    ]
-    values = np.array(known, dtype=object)[encoded.indices.to_numpy()]
-    splits[rows[kept]] = values[kept]
-    odd = np.flatnonzero(splits[rows[kept]] != values[kept])
-    if len(odd):
-        row = rows[kept][odd[0]]
-        raise DatasetError(
-            f"{captions.where}: the captions of {images.paths[row]!r} are in several splits; an "
-            f"image belongs to only one"
-        )
-    return splits
+        return
+    where = f"{captions.where}, column split"
+    known = {
+        name: split_name(name, where) if name.strip() else ""
+        for name in dict.fromkeys(captions.splits)
+    }
+    for i in kept:
+        yield rows[i], captions.images[i], known[captions.splits[i]], where

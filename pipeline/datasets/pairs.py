@@ -1,4 +1,4 @@
-"""Any folder of images with their captions and splits; Flickr8k and Flickr30k are such folders."""
+"""Folders of images with their captions and splits: any such folder, Flickr30k and MS COCO."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from pipeline.datasets.captions import captions_of, read_captions, read_karpathy
+from pipeline.datasets.captions import Captions, read_captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
-from pipeline.datasets.match import ImageNames, assign_splits, splits_from_lists, write_pairs
+from pipeline.datasets.match import ImageNames, assign_splits, listed_splits, write_pairs
 from pipeline.datasets.source import (
     DatasetError,
     ImageFolder,
     PrepareReport,
     Progress,
     Source,
-    split_name,
 )
 
 
@@ -50,6 +49,22 @@ class PairsSource(Source):
             raise ValueError("`captions` is missing: the file of the captions")
         return self
 
+    def read(self) -> Captions:
+        """The captions, and the split of each image if a file tells."""
+        listed = None if self.karpathy is None else read_karpathy(self.karpathy)
+        captions = listed if self.captions is None else read_captions(self.captions)
+        assert captions is not None  # one of them is given
+        if listed is not None:
+            captions.listed = listed.listed
+        elif self.splits:
+            captions.listed = list(listed_splits(self.splits))
+        if captions.splits is not None and captions.listed is not None:
+            raise DatasetError(
+                f"{self.captions}: has a column `split`, but "
+                f"`{'splits' if self.splits else 'karpathy'}` also gives splits; use one of them"
+            )
+        return captions
+
 
 class Flickr30kSource(PairsSource):
     """Flickr30k as it is distributed: `pairs` with its licence, which must have splits.
@@ -77,32 +92,72 @@ class Flickr30kSource(PairsSource):
         return self
 
 
+class CocoSource(Source):
+    """MS COCO captions, COCO's own or with Karpathy's splits.
+
+    Attributes:
+        images: the folder that contains ``train2017``, ``val2017`` etc., or one folder of images.
+        folders: subfolders of ``images`` to search, ``[train2017, val2017]``; default: all.
+        captions: for each split, train or val, its file, such as ``captions_train2017.json``.
+        karpathy: his ``dataset_coco.json``; instead of ``captions``. Its splits train, val and
+            test have 82,783 (those of train2014), 5,000 and 5,000 images.
+        restval: train on Karpathy's 30,504 further images as well; they are left out otherwise.
+        strict: treat problems such as captions without image or images without caption as errors.
+    """
+
+    example: ClassVar[str] = (
+        "sightline prepare coco --set images=coco --set captions.train=captions_train2017.json "
+        "--out data/coco"
+    )
+    licence: ClassVar[str] = (
+        "MS COCO: annotations under CC BY 4.0; photographs under the terms of Flickr"
+    )
+
+    images: ImageFolder
+    captions: dict[str, Path] = {}
+    karpathy: Path | None = None
+    restval: bool = False
+    folders: list[str] | None = None
+    strict: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind_of_file(self) -> Self:
+        if bool(self.captions) == bool(self.karpathy):
+            raise ValueError(
+                "give `captions` (COCO's JSON of at least one split) or `karpathy` "
+                "(dataset_coco.json), but not both"
+            )
+        if self.restval and not self.karpathy:
+            raise ValueError("`restval` is a split of `karpathy` (dataset_coco.json): give it")
+        return self
+
+    def read(self) -> Captions:
+        """The captions, and the split of each image."""
+        if self.karpathy is not None:
+            return read_karpathy(self.karpathy, "train" if self.restval else None)
+        return read_coco(self.captions)
+
+
 def prepare(
-    source: PairsSource, folder: Path, report: PrepareReport, progress: Progress | None = None
+    source: PairsSource | CocoSource,
+    folder: Path,
+    report: PrepareReport,
+    progress: Progress | None = None,
 ) -> None:
     """Write the manifests of ``source`` into ``folder`` and fill ``report``.
 
     Raises:
         DatasetError: the images or the captions cannot be used; the message explains why.
     """
-    entries = [] if source.karpathy is None else read_karpathy(source.karpathy)
-    if source.captions is not None:
-        captions = read_captions(source.captions)
-    else:
-        assert source.karpathy is not None
-        captions = captions_of(source.karpathy, entries)
-    if captions.splits is not None and (source.splits or entries):
+    captions = source.read()
+    if not captions.texts:
         raise DatasetError(
-            f"{source.captions}: has a column `split`, but "
-            f"`{'splits' if source.splits else 'karpathy'}` also gives splits; use one of them"
+            f"{captions.where}: contains no captions; give the file that holds them as `captions`"
         )
-    images = scan_images(source.images, report, progress=progress)
+    folders = source.folders if isinstance(source, CocoSource) else None
+    images = scan_images(source.images, report, folders or ["."], progress, captions.left_out)
     names = ImageNames(images.paths)
     splits = None
-    if source.splits:
-        splits = splits_from_lists(source.splits, names, images, report)
-    elif entries:
-        where = str(source.karpathy)
-        rows = ((each["filename"], split_name(each["split"], where), where) for each in entries)
-        splits = assign_splits(rows, names, images, report)
+    if captions.listed is not None:
+        splits = assign_splits(captions.listed, names, images, report)
     write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)

@@ -6,40 +6,34 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, NamedTuple
 
-from pipeline.datasets.manifests import Rows
+from pipeline.datasets.manifests import INCOMPLETE, Rows
 from pipeline.datasets.source import DatasetError
 
 _NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Member(NamedTuple):
-    """A plain file in a tar.
-
-    Attributes:
-        name: its path in the tar, without a leading ``./``.
-        offset: start of its bytes in the tar.
-        length: in bytes.
-    """
+    """A plain file in a tar: its path there, and the offset and length of its bytes."""
 
     name: str
     offset: int
     length: int
 
 
-def members(file: IO[bytes], shard: str, rows: Rows) -> Iterator[Member]:
-    """The plain files of an uncompressed tar, in order; what is left out is noted in ``rows``.
+def members(file: IO[bytes], shard: Path, rows: Rows) -> Iterator[Member]:
+    """The plain files of an uncompressed tar, in order, named without a leading ``./``.
 
-    Args:
-        shard: the tar, for the notes.
+    What is left out is noted in ``rows``, as of ``shard``.
 
     Raises:
         DatasetError: not an uncompressed tar.
     """
     size = os.fstat(file.fileno()).st_size
     if not size:
-        rows.problem("incomplete_shards", f"{shard}: has 0 bytes")
+        rows.problem(INCOMPLETE, f"{shard}: has 0 bytes")
         return
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
@@ -69,7 +63,7 @@ def members(file: IO[bytes], shard: str, rows: Rows) -> Iterator[Member]:
     except (tarfile.TarError, OSError, ValueError, MemoryError) as error:
         fault = f"cannot be read after {last} ({error})"
     if fault:
-        rows.problem("incomplete_shards", f"{shard}: {fault}")
+        rows.problem(INCOMPLETE, f"{shard}: {fault}")
     if others:
         rows.problem("shards_with_links_or_devices", f"{shard}: {others} left out")
 

@@ -1,30 +1,21 @@
 """WebDataset shards, as img2dataset writes them: tar files with KEY.jpg, KEY.txt and KEY.json."""
 
-# pyarrow.compute makes its functions when it is imported:
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import os
 import re
-import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, ClassVar, NamedTuple, Self
+from typing import IO, Annotated, ClassVar, Self
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
 from pipeline.datasets.images import SUFFIXES, any_pixel_count
-from pipeline.datasets.manifests import Rows, write_captioned
+from pipeline.datasets.manifests import Rows, write_files
 from pipeline.datasets.source import (
-    MOST_SHOWN,
     DatasetError,
     PrepareReport,
     Progress,
@@ -39,6 +30,8 @@ _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_SHARDS = 1_000_000
 _MOST_IMAGE = 1 << 30  # bytes
 _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
+
+_ReadCaptions = Callable[[bytes], list[str]]
 
 
 class WebDatasetSource(Source):
@@ -110,58 +103,19 @@ def prepare(
     ]
     if len({path for path, _ in shards}) < len(shards):
         raise DatasetError(f"{source.images}: a shard is in several of `splits`; use it once")
-    limit = source.limit or sys.maxsize
-    images, captions = [], []
-    problems: defaultdict[str, list[str]] = defaultdict(list)
-    count = 0
-    for (path, _), rows in zip(shards, _read_all(source, shards), strict=False):
-        some_images, some_captions = rows.tables()
-        if len(some_images) > limit - count:
-            some_images = some_images.slice(0, limit - count)
-            kept = pc.is_in(some_captions["image_id"], some_images["image_id"])
-            some_captions = some_captions.filter(kept)
-        images.append(some_images)
-        captions.append(some_captions)
-        report.shards[path.as_posix()] = {
-            "images": len(some_images),
-            "captions": len(some_captions),
-        }
-        count += len(some_images)
-        for kind, names in rows.problems.items():
-            problems[kind] += names
-        if progress is not None:
-            progress("reading", len(images), len(shards), "shards")
-        if count == limit:
-            break
-    report.counts["shards"] = len(images)
-    report.notes += _sizes(report.shards)
-    if source.limit is not None and count < limit:
-        report.notes.append(f"warning: limit is {limit:,}, but there are fewer images")
-    for kind, names in sorted(problems.items()):
-        record = report.warn if kind == "incomplete_shards" else report.note
-        record(kind, names)
-    write_captioned(
+    write_files(
         folder,
-        pa.concat_tables(images),
-        pa.concat_tables(captions),
+        zip((path.as_posix() for path, _ in shards), _read_all(source, shards), strict=False),
         report,
+        count=len(shards),
+        what="shards",
         where=str(source.images),
         strict=source.strict,
+        limit=source.limit or sys.maxsize,
+        progress=progress,
     )
-
-
-def _sizes(shards: dict[str, dict[str, int]]) -> Iterator[str]:
-    """How many files there are and what each holds, so that a missing one is noticed."""
-    names = list(shards)
-    if len(names) <= MOST_SHOWN:
-        for name, counts in shards.items():
-            yield f"{name}: {counts['images']:,} images, {counts['captions']:,} captions"
-        return
-    sizes = [counts["images"] for counts in shards.values()]
-    yield (
-        f"{len(names):,} files, {names[0]} to {names[-1]}: {min(sizes):,} to {max(sizes):,} images "
-        f"each, median {statistics.median(sizes):,.0f}"
-    )
+    if report.counts["images"] < (source.limit or 0):
+        report.notes.append(f"warning: limit is {source.limit:,}, but there are fewer images")
 
 
 def find_shards(root: Path, pattern: str) -> list[Path]:
@@ -202,104 +156,94 @@ def _expanded(pattern: str) -> list[str]:
 def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[Rows]:
     """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
     workers = min(8, 2 * (os.cpu_count() or 1))
-    reader = _caption_reader(source.caption_field)
+    suffix, read = _caption_reader(source.caption_field)
     waiting = iter(shards)
+
+    def rows_of(shard: tuple[Path, str]) -> Rows:
+        return _read_shard(source.images, *shard, suffix, read)
+
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
         while some := list(islice(waiting, 2 * workers)):
-            yield from pool.map(lambda each: _read_shard(source.images, *each, reader=reader), some)
+            yield from pool.map(rows_of, some)
 
 
-@dataclass
-class _Sample:
-    image: Member | None = None
-    text: Member | None = None
-
-
-def _read_shard(root: Path, path: Path, split: str, reader: _CaptionReader) -> Rows:
+def _read_shard(root: Path, path: Path, split: str, suffix: str, read: _ReadCaptions) -> Rows:
+    """The images and captions of a shard; ``read`` takes the bytes of KEY``suffix``."""
     rows = Rows()
-    samples: dict[str, _Sample] = {}
     try:
         file = (root / path).open("rb")
     except OSError as error:
         raise DatasetError(f"{root / path}: cannot be read ({error.strerror})") from error
     with file:
-        seen: set[str] = set()
-        for member in members(file, str(path), rows):
-            if member.name in seen:
-                rows.problem("members_with_a_name_used_before", f"{path}/{member.name}")
+        names: set[str] = set()
+        samples: dict[str, dict[str, Member]] = {}  # key → its image and its text
+        for member in members(file, path, rows):
+            name = member.name
+            if name in names:
+                rows.problem("members_with_a_name_used_before", f"{path}/{name}")
                 continue
-            seen.add(member.name)
-            if _sort(member, samples, reader.suffix):
-                rows.problem("images_whose_key_has_another", f"{path}/{member.name}")
+            names.add(name)
+            folder, _, base = name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            extension = f".{extension.lower()}"
+            if extension != suffix and extension not in SUFFIXES:
+                continue
+            part = "text" if extension == suffix else "image"
+            sample = samples.setdefault(f"{folder}/{stem}", {})
+            if part == "image" and part in sample:
+                rows.problem("images_whose_key_has_another", f"{path}/{name}")
+            sample.setdefault(part, member)
         for sample in samples.values():
-            _add(sample, file, path, rows, reader, split)
-    if not any(sample.image for sample in samples.values()):
+            if "image" not in sample:
+                rows.problem("captions_without_image", f"{path}/{sample['text'].name}")
+                continue
+            _add(rows, file, path, split, sample, read)
+    if not any("image" in sample for sample in samples.values()):
         rows.problem("shards_without_images", str(path))
     return rows
 
 
-def _sort(member: Member, samples: dict[str, _Sample], suffix: str) -> bool:
-    """Put a member into its sample if it is an image or the caption's file.
-
-    Returns:
-        Whether it is a second image of its sample.
-    """
-    folder, _, name = member.name.rpartition("/")
-    stem, _, extension = name.partition(".")
-    extension = f".{extension.lower()}"
-    if extension != suffix and extension not in SUFFIXES:
-        return False
-    sample = samples.setdefault(f"{folder}/{stem}", _Sample())
-    if extension == suffix:
-        sample.text = sample.text or member
-    elif sample.image is not None:
-        return True
-    else:
-        sample.image = member
-    return False
-
-
 def _add(
-    sample: _Sample, file: IO[bytes], path: Path, rows: Rows, reader: _CaptionReader, split: str
+    rows: Rows,
+    file: IO[bytes],
+    path: Path,
+    split: str,
+    sample: dict[str, Member],
+    read: _ReadCaptions,
 ) -> None:
-    image, text = sample.image, sample.text
-    if image is None:
-        assert text is not None
-        rows.problem("captions_without_image", f"{path}/{text.name}")
-        return
+    image = sample["image"]
     image_id = f"{path}/{image.name}"
     if image.length > _MOST_IMAGE:
         rows.problem("images_above_1_gib", image_id)
         return
-    rows.add_image(image_id, Place(path, image.offset, image.length), _bytes_of(image, file), split)
-    if text is None:
+    place = Place(path, image.offset, image.length)
+    rows.add_image(image_id, place, _bytes_of(image, file), split)
+    if "text" not in sample:
         return
+    text = sample["text"]
     try:
         if text.length > _MOST_TEXT:
             raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
-        texts = reader.read(_bytes_of(text, file))
+        captions = read(_bytes_of(text, file))
     except DatasetError as error:
         rows.problem("unusable_captions", f"{path}/{text.name}: {error}")
         return
-    for number, each in enumerate(texts):
-        rows.add_caption(image_id, number, each, split)
+    for number, caption in enumerate(captions):
+        rows.add_caption(image_id, number, caption, split)
 
 
 def _bytes_of(member: Member, file: IO[bytes]) -> bytes:
     return os.pread(file.fileno(), member.length, member.offset)
 
 
-class _CaptionReader(NamedTuple):
-    """Reads the captions of KEY``suffix``; a DatasetError does not name the member."""
+def _caption_reader(field: str | None) -> tuple[str, _ReadCaptions]:
+    """The suffix of the captions' files, and what reads one; its DatasetError does not name it.
 
-    suffix: str
-    read: Callable[[bytes], list[str]]
-
-
-def _caption_reader(field: str | None) -> _CaptionReader:
-    """For KEY.txt, or for a field of KEY.json."""
+    Args:
+        field: of KEY.json; None: KEY.txt is the caption.
+    """
     if field is None:
-        return _CaptionReader(".txt", _text)
+        return ".txt", _text
     caption = Annotated[str | list[str] | None, Field(alias=field)]
     schema = create_model("Sample", caption=(caption, ...))
 
@@ -312,7 +256,7 @@ def _caption_reader(field: str | None) -> _CaptionReader:
             raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
         return [texts] if isinstance(texts, str) else texts or []
 
-    return _CaptionReader(".json", read)
+    return ".json", read
 
 
 def _text(data: bytes) -> list[str]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from pipeline.encoders.preprocessing import Interpolation
 from sightline.errors import SightlineError
 from sightline.extras import require
-from sightline.pooling import Pooling
+from sightline.pooling import TeacherPooling
 from sightline.settings import FamilySettings, Registry, explain
 
 if TYPE_CHECKING:
@@ -208,20 +208,26 @@ class OpenClipConfig(EncoderConfig):
 
 
 class TransformersConfig(EncoderConfig):
-    """A teacher: texts.
+    """A Hugging Face model: a teacher of texts, a vision model, or both towers of a CLIP or SigLIP.
 
     Attributes:
         model: a folder or a hub name.
         weights: ``pretrained`` alone uses the folder's content or the hub's main branch, and
             ``pretrained:REVISION`` one revision of a hub name.
-        pooling: ``cls``, the default, is the raw last layer at [CLS].
+        pooling: of a teacher by default that of its sentence-transformers folder, else ``cls``,
+            the raw last layer at [CLS]; ``lasttoken`` is for decoders. Of images by default
+            ``pooler``, the model's own.
         max_length: in tokens; default: the encoder's own.
+        prompt: text before every text of a teacher, such as an instruction.
+        prompt_name: the same by its name in config_sentence_transformers.json.
         compile: run the model with ``torch.compile``, once for each padded length.
     """
 
     family: Literal["transformers"]
-    pooling: Pooling | None = None
+    pooling: TeacherPooling | None = None
     max_length: Annotated[int, Field(ge=2)] | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
     compile: bool = False
 
     def require_files(self) -> None:
@@ -230,10 +236,18 @@ class TransformersConfig(EncoderConfig):
         Pretrained(self.model, self.weights_spec.revision)
         super().require_files()
 
-    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
-        from pipeline.encoders import teacher
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        from pipeline.encoders import vision
 
-        return teacher.build_text(self, device, precision)
+        return vision.build_image(self, device, precision)
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        from pipeline.encoders import teacher, vision
+        from sightline.loading import Pretrained
+
+        settings = Pretrained(self.model, self.weights_spec.revision).config()
+        towers = vision.has_two_towers(settings)
+        return (vision if towers else teacher).build_text(self, device, precision)
 
 
 EncoderKind = Literal["image", "text", "teacher"]

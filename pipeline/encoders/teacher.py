@@ -16,15 +16,18 @@ from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.encoder_folder import (
+    Recipe,
     fit_pooler,
     own_max_length,
     positions,
+    read_recipe,
     token_ids,
     tokenizer_sha256,
 )
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
-from sightline.pooling import Pooling, needs_hidden_states, pool
+from sightline.pooling import TeacherPooling, needs_hidden_states, pool
+from sightline.settings import unknown
 
 FIRST_BUCKET = 16
 """The shortest padded length, in tokens; each further bucket doubles it."""
@@ -39,18 +42,22 @@ def bucket(tokens: int, max_length: int) -> int:
 
 
 def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TextEncoder:
-    """The teacher that `config` names, on `device`. Its pooling defaults to ``cls``.
+    """The teacher that `config` names, on `device`, as its sentence-transformers folder says.
 
-    A text is padded to its own number of tokens, rounded up to a bucket. It is truncated to the
-    maximum length, never to the length of its batch.
+    Its rows are those of ``SentenceTransformer.encode`` before any normalisation. A text is padded
+    on the right to its own number of tokens, rounded up to a bucket; a decoder does not see what
+    comes after its last token, so padding on the left, as its authors have it, gives the same. It
+    is truncated to the maximum length, never to the length of its batch.
 
     Raises:
-        SightlineError: see `Pretrained`; or not an encoder, weights that do not fit, pooling
-            ``pooler`` without a pooler, a tokenizer without padding token, or a maximum length
-            beyond the model's positions.
+        SightlineError: see `Pretrained` and `read_recipe`; or weights that do not fit, pooling
+            ``pooler`` without a pooler, a tokenizer without padding token, an unknown prompt, or a
+            maximum length beyond the model's positions.
     """
-    spec, pooling = config.weights_spec, config.pooling or "cls"
-    source = Pretrained(config.model, spec.revision)
+    spec = config.weights_spec
+    recipe = read_recipe(config.model, bare=config.pooling is not None, revision=spec.revision)
+    pooling, prompt = config.pooling or recipe.pooling or "cls", _prompt(config, recipe)
+    source = Pretrained(config.model, spec.revision, recipe.subfolder)
     settings, tokenizer = _settings_and_tokenizer(source)
     commit = str(getattr(settings, "_commit_hash", None) or "")
     model = _loaded(config, source, settings, pooling)
@@ -74,11 +81,14 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         model, device, precision, forward, compiled=config.compile, cast_buffers=False
     )
 
+    def ids_of(texts: Sequence[str]) -> list[list[int]]:
+        return token_ids(tokenizer, [prompt + text for text in texts], max_length)
+
     def lengths(texts: Sequence[str]) -> list[int]:
-        return [bucket(len(row), max_length) for row in token_ids(tokenizer, texts, max_length)]
+        return [bucket(len(row), max_length) for row in ids_of(texts)]
 
     def encode(texts: Sequence[str], length: int) -> Tensor:
-        ids = token_ids(tokenizer, texts, max_length)
+        ids = ids_of(texts)
         longest = max((len(row) for row in ids), default=0)
         if longest > length:
             raise ValueError(f"a text has {longest} tokens and the batch only {length}")
@@ -94,6 +104,8 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         "buckets": f"{FIRST_BUCKET} doubled, at most max_length",
         "pooling": pooling,
     }
+    if prompt:
+        preprocessing["prompt"] = prompt
     return TextEncoder(
         identity,
         int(settings.hidden_size),
@@ -120,10 +132,25 @@ def _settings_and_tokenizer(source: Pretrained) -> tuple[Any, Any]:
             "use an encoder (BERT, RoBERTa, MPNet, …)"
         )
     tokenizer.padding_side = "right"  # [CLS] stays the first token
+    settings.use_cache = False  # of a decoder that only reads
     return settings, tokenizer
 
 
-def _loaded(config: TransformersConfig, source: Pretrained, settings: Any, pooling: Pooling) -> Any:
+def _prompt(config: TransformersConfig, recipe: Recipe) -> str:
+    """What comes before every text: the user's words, or those that the folder has for a name."""
+    name = config.prompt_name
+    if name is None:
+        return recipe.prompt if config.prompt is None else config.prompt
+    if config.prompt is not None:
+        raise SightlineError(f"{config.model}: prompt and prompt_name are both given; choose one")
+    if name not in recipe.prompts:
+        raise SightlineError(f"{config.model}: {unknown(name, recipe.prompts, 'prompt')}")
+    return recipe.prompts[name]
+
+
+def _loaded(
+    config: TransformersConfig, source: Pretrained, settings: Any, pooling: TeacherPooling
+) -> Any:
     """The encoder on the CPU with the weights that `config` names, and only the pooler in use."""
     spec = config.weights_spec
     if spec.kind == "pretrained":
@@ -170,7 +197,8 @@ def _always_mask(model: Any) -> None:
         return
 
     def masked(*args: Any, **options: Any) -> Tensor | None:
-        return sdpa_mask(*args, **{**options, "allow_is_bidirectional_skip": False})
+        kept = {"allow_is_bidirectional_skip": False, "allow_is_causal_skip": False}
+        return sdpa_mask(*args, **{**options, **kept})
 
     AttentionInterface.register(MASKED_ATTENTION, sdpa_attention_forward)
     AttentionMaskInterface.register(MASKED_ATTENTION, masked)

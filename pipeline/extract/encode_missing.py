@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.extract.halving import HalvingCalls
 from pipeline.extract.inputs import CutoutRules, FeatureInputs, inputs_of
-from pipeline.extract.runner import (
-    Advance,
-    Computed,
-    HalvingCalls,
-    Job,
-    RunSettings,
-    SetSummary,
-    run,
-)
+from pipeline.extract.runner import Advance, Computed, Job, SetSummary, good_rows, run
+from pipeline.extract.settings import RunSettings
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec, SetWriter
-from sightline.cache.keys import KeyTable, as_keys, unique_sorted
+from sightline.cache.keys import as_keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.record import Kind, refuse_other_kinds, set_output
 from sightline.devices import pick_device
@@ -114,12 +108,12 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
     if not len(inputs.entries):
         raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
     distinct = unique_sorted(inputs.keys)
-    table = KeyTable(inputs.keys[distinct])
+    keys = inputs.keys[distinct]
     entries = [inputs.entries[row] for row in distinct]
     calls = HalvingCalls(out.as_posix())
 
     def entries_of(batch: Batch) -> list[Any]:
-        found = [entries[row] for row in table.find(batch.keys)]
+        found = [entries[row] for row in find_keys(keys, batch.keys)]
         return found if inputs.stored is None else inputs.stored.filled(found)
 
     lengths = groups = None
@@ -134,12 +128,7 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
     if inputs.kind == "object":
         groups = as_keys([entry.image_key for entry in entries])
     if groups is not None and inputs.stored is not None:  # what is stored is read shard by shard
-        groups = np.where(inputs.stored.holds(table.keys)[:, None], table.keys, groups)
-
-    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
-        for computed in rows_of(batches):
-            yield computed
-            advance(len(computed.batch.keys))
+        groups = np.where(inputs.stored.holds(keys)[:, None], keys, groups)
 
     spec = FeatureSpec(
         kind=inputs.kind,
@@ -152,9 +141,9 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
     job = Job(
         SetWriter(out, spec, settings.inputs, settings.worker),
         unit,
-        table.keys,
+        keys,
         settings.batch_size,
-        compute,
+        rows_of,
         _described,
         groups,
         lengths,
@@ -178,6 +167,7 @@ def _rows_of_texts(
     texts_of: Callable[[Batch], list[str]],
     calls: HalvingCalls,
     batches: Iterator[Batch],
+    advance: Advance,
 ) -> Iterator[Computed]:
     """The features of each batch: float32 [n, dim]."""
     for batch in batches:
@@ -191,6 +181,7 @@ def _rows_of_texts(
 
         rows = np.concatenate(calls.run(len(texts), call))
         yield Computed(batch, rows[: len(texts)], {})
+        advance(len(texts))
 
 
 def _reader(inputs: FeatureInputs, encoder: ImageEncoder, max_pixels: int) -> Reader:
@@ -210,29 +201,31 @@ def _rows_of_pictures(
     calls: HalvingCalls,
     workers: int,
     batches: Iterator[Batch],
+    advance: Advance,
 ) -> Iterator[Computed]:
     """The features of each batch, those that could be read: float32 [n, dim]."""
     from pipeline.extract.batches import Feed, decoded_batches
 
     feed = Feed(encoder, read)
+    launched: deque[tuple[Batch, list[Result], dict[bytes, Failure]]] = deque()
+
+    def finished() -> Computed:
+        """Wait for the features of the first batch."""
+        batch, results, failed = launched.popleft()
+        features = np.concatenate([result() for result in results])[: len(batch.keys)]
+        advance(len(batch.keys))
+        return Computed(batch, features[good_rows(batch, failed)], failed)
+
     batches, planned = tee(batches)
     entries = map(entries_of, planned)
     decoded = decoded_batches(entries, calls.begun_with, read, workers, pinned=feed.on_gpu)
-    launched: deque[tuple[Batch, list[Result], dict[bytes, Failure]]] = deque()
     for (inputs, failed), batch in zip(decoded, batches, strict=True):
         results = calls.run(len(batch.keys), partial(feed.launch, inputs))
         launched.append((batch, results, failed))
         if len(launched) > feed.on_gpu:  # there the next is launched before this one is read
-            yield _finished(*launched.popleft())
-    for last in launched:
-        yield _finished(*last)
-
-
-def _finished(batch: Batch, results: list[Result], failed: dict[bytes, Failure]) -> Computed:
-    """Wait for the features of a batch."""
-    features = np.concatenate([result() for result in results])[: len(batch.keys)]
-    good = [key.tobytes() not in failed for key in batch.keys]
-    return Computed(batch, features[good], failed)
+            yield finished()
+    while launched:
+        yield finished()
 
 
 def _described(record: FeatureSetRecord) -> list[str]:

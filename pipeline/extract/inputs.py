@@ -13,12 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from sightline.cache import (
-    Place,
-    key_column,
-    keys_of_texts,
-    places_of,
-)
+from sightline.cache import Place, key_column, keys_of_texts, places_of
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import Keys, as_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
@@ -127,27 +122,26 @@ def inputs_of(
     """
     if isinstance(data, Path) and (data / RECORD).is_file():
         data = PreparedDataset.open(data)
+    prepared = data if isinstance(data, PreparedDataset) else None
     place = data.folder if isinstance(data, PreparedDataset) else data
     entries: Sequence[Any]
     stored = None
     if kind in ("text", "teacher"):
-        entries = texts_in(data.captions_manifest if isinstance(data, PreparedDataset) else data)
+        entries = texts_in(prepared.captions_manifest if prepared else place)
     elif kind == "image":
-        entries = (
-            image_entries_of(data) if isinstance(data, PreparedDataset) else images_below(data)
-        )
+        entries = image_entries_of(prepared) if prepared else images_below(place)
     elif phrases is None:
         raise SightlineError(
             "features of objects need `phrases` (--phrases): the records of a grounding"
         )
-    elif not isinstance(data, PreparedDataset):
+    elif prepared is None:
         raise SightlineError(f"{data}: no prepared data set, which features of objects need")
     else:
         from pipeline.extract.objects import StoredCutouts
 
         stored = None if cutouts is None else StoredCutouts(cutouts)
-        entries = objects_of_phrases(phrases, data, stored)
-    root = data.image_root if isinstance(data, PreparedDataset) else None
+        entries = objects_of_phrases(phrases, prepared, stored)
+    root = prepared.image_root if prepared else None
     paths = tuple(filter(None, (place, root, phrases, cutouts)))
     return FeatureInputs(kind, entries, rules or CutoutRules(), stored, paths)
 

@@ -75,8 +75,8 @@ def from_png(data: bytes) -> Tensor:
 class Cutter:
     """Cuts objects out of their images.
 
-    Keeps the last decoded image, so that an image with many objects is decoded once: a plan keeps
-    them together.
+    Keeps the last decoded image, or why it cannot be, so that an image with many objects is read
+    once: a plan keeps them together.
 
     Args:
         max_pixels: largest width × height of an image.
@@ -84,7 +84,8 @@ class Cutter:
 
     def __init__(self, max_pixels: int = MAX_PIXELS) -> None:
         self._max_pixels = max_pixels
-        self._last: tuple[tuple[Place, bytes], Tensor] | None = None
+        self._place: tuple[Place, bytes] | None = None
+        self._image: Tensor | ImageError
 
     def __call__(self, entry: CutoutEntry) -> Tensor:
         """The object as returned by `cut_out`: uint8 [4, h, w].
@@ -102,10 +103,15 @@ class Cutter:
                 f"{CROP_RULE}; recreate the phrases",
             )
         place = entry.place, entry.image_key
-        if self._last is None or self._last[0] != place:
-            self._last = place, load_image(*place, self._max_pixels)
-        image = self._last[1]
-        height, width = image.shape[1:]
+        if self._place != place:
+            self._place = place
+            try:
+                self._image = load_image(*place, self._max_pixels)
+            except ImageError as error:
+                self._image = error
+        if isinstance(self._image, ImageError):
+            raise self._image
+        height, width = self._image.shape[1:]
         if entry.size != (height, width):
             raise ImageError(
                 "mask_size",
@@ -116,7 +122,7 @@ class Cutter:
             mask = decode_mask(size, counts)
         except CacheError as error:
             raise ImageError("mask_damaged", str(error).removeprefix("mask: ")) from error
-        return cut_out(image, mask)
+        return cut_out(self._image, mask)
 
 
 @dataclass(frozen=True)

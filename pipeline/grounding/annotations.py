@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.grounding.entities import (
-    NOT_VISUAL,
-    Annotation,
-    Mention,
-    Sentence,
-    align,
-    read_annotation,
-    read_sentences,
-)
+from pipeline.grounding.entities import Entities
 from pipeline.grounding.protocols import (
     Answer,
     Caption,
@@ -25,17 +16,9 @@ from pipeline.grounding.protocols import (
     Grounder,
     GroundingError,
 )
-from sightline.cache import (
-    PHRASES,
-    CacheError,
-    key_of_bytes,
-    key_of_file,
-    key_of_text,
-    read_manifest,
-)
+from sightline.cache import PHRASES, CacheError, key_of_file, key_of_text, read_manifest
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
-from sightline.outside import read_data
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,95 +115,3 @@ def _decoded(height: int, width: int, counts: str) -> Tensor:
     import torch
 
     return torch.from_numpy(decode_mask([height, width], counts).copy())
-
-
-class Entities:
-    """Flickr30k Entities: phrases and boxes, no masks."""
-
-    name = "annotations"
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def describe(self) -> dict[str, object]:
-        digest = hashlib.sha256()
-        for path in sorted(self.folder.glob("Sentences/*.txt")) + sorted(
-            self.folder.glob("Annotations/*.xml")
-        ):
-            digest.update(f"{path.relative_to(self.folder).as_posix()}\n".encode())
-            digest.update(key_of_bytes(read_data(path)))
-        return {"family": self.name, "format": "entities", "sha256": digest.hexdigest()}
-
-    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
-        """See `Grounder`. Captions are matched to sentences by their text."""
-        return [
-            self._answer(image, caption) for image, caption in zip(images, captions, strict=True)
-        ]
-
-    def _answer(self, image: Tensor, caption: Caption) -> Answer:
-        sentences, annotation = self._read(image, caption)
-        named = {mention.entity for sentence in sentences for mention in sentence.mentions}
-        dropped = [
-            Dropped("", "unnamed", f"id {entity} has no phrase in any sentence")
-            for entity in annotation.entities
-            if entity not in named
-        ]
-        for sentence in sentences:
-            span_of = align(sentence, caption.text)
-            if span_of is None:
-                continue
-            found: list[Grounded] = []
-            for mention in sentence.mentions:
-                outcome = _ground(sentence, mention, span_of(mention), caption.text, annotation)
-                if isinstance(outcome, Grounded):
-                    found.append(outcome)
-                else:
-                    dropped.append(outcome)
-            if not sentence.mentions:
-                dropped.append(Dropped("", "no_phrase", "nothing is marked in this sentence"))
-            return found, dropped
-        dropped.append(Dropped("", "no_phrase", "no sentence of the image reads like this caption"))
-        return [], dropped
-
-    def _read(self, image: Tensor, caption: Caption) -> tuple[list[Sentence], Annotation]:
-        stem = PurePosixPath(caption.image_id).stem
-        path = self.folder / "Annotations" / f"{stem}.xml"
-        try:
-            sentences = read_sentences(self.folder / "Sentences" / f"{stem}.txt")
-            annotation = read_annotation(path)
-        except SightlineError as error:
-            raise GroundingError(caption.image_key, "bad_annotation", str(error)) from error
-        height, width = image.shape[1:]
-        if (annotation.height, annotation.width) != (height, width):
-            raise GroundingError(
-                caption.image_key,
-                "wrong_size",
-                f"{path}: boxes for {annotation.width} × {annotation.height} pixels, the image "
-                f"has {width} × {height}",
-            )
-        return sentences, annotation
-
-
-def _ground(
-    sentence: Sentence,
-    mention: Mention,
-    span: tuple[int, int] | None,
-    caption: str,
-    annotation: Annotation,
-) -> Grounded | Dropped:
-    words = sentence.text[mention.start : mention.end]
-    if span is None:
-        return Dropped(words, "not_in_caption", "the mark holds no letter")
-    phrase = caption[slice(*span)]
-    entity = annotation.entities.get(mention.entity)
-    if entity is None or not entity.boxes:
-        if NOT_VISUAL in mention.types:
-            return Dropped(phrase, "not_visual")
-        if entity is not None and entity.scene:
-            return Dropped(phrase, "scene")
-        detail = f"id {mention.entity} " + ("is not in the XML" if entity is None else "has none")
-        return Dropped(phrase, "no_box", detail)
-    import torch
-
-    boxes = torch.tensor(entity.boxes, dtype=torch.float32)
-    return Grounded(phrase, *span, boxes, torch.ones(len(boxes)))

@@ -1,55 +1,76 @@
-"""Ground blocks of images: decoding runs ahead of the grounder, segmentation behind it."""
+"""Ground blocks of images: decoding runs ahead of the grounder; masks and rows follow behind it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain
+from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.runner import HalvingCalls, RunSettings
+from pipeline.extract.halving import HalvingCalls
+from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import Unit
-from pipeline.grounding.matching import select
-from pipeline.grounding.protocols import Answer, Caption, Grounder, GroundingError, Segmenter
+from pipeline.grounding.matching import hull, select
+from pipeline.grounding.protocols import (
+    Answer,
+    Dropped,
+    Grounded,
+    Grounder,
+    GroundingError,
+    Segmenter,
+)
 from pipeline.grounding.settings import Rules
-from pipeline.grounding.table_rows import GroundedRows, Selected, check_masks, drawn_masks
+from sightline.cache import key_of_text
+from sightline.cache.parts import Failure
+from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from sightline.cache.tables import GROUNDED
 
 _BATCHES_AHEAD = 2
 
 
 @dataclass
 class _Image:
-    """An image being processed in a batch: its pixels, or the code and reason of its error."""
+    """An image of a batch.
+
+    Attributes:
+        pixels: uint8 [3, h, w]; None once it has failed.
+        failure: why it failed.
+        answers: for each caption, its phrases and drops.
+    """
 
     unit: Unit
-    pixels: Tensor | None
-    error: tuple[str, str] | None = None
-    selected: list[Selected] = field(default_factory=list)
+    pixels: Tensor | None = None
+    failure: Failure | None = None
+    answers: list[Answer] = field(default_factory=list)
 
-    def fail(self, error: GroundingError) -> None:
+    def fail(self, error: ImageError) -> None:
         """Release the pixels and keep the error in their place."""
-        self.pixels, self.error = None, (error.code, error.reason)
+        self.pixels, self.failure = None, error.at(self.unit.place)
 
     @property
-    def boxes(self) -> Tensor:
-        """float32 [k, 4]: the boxes of every phrase of every caption, in order."""
-        boxes = [phrase.boxes for some in self.selected for phrase in some.phrases]
-        return torch.cat([torch.zeros(0, 4), *boxes])
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels, while it is intact."""
+        assert self.pixels is not None
+        return self.pixels.shape[1], self.pixels.shape[2]
 
     @property
-    def distinct_boxes(self) -> Tensor:
-        """float32 [d, 4]: captions of one image mostly name the same objects."""
-        return torch.unique(self.boxes, dim=0)
+    def phrases(self) -> list[Grounded]:
+        """The phrases of every caption, in order."""
+        return [phrase for phrases, _ in self.answers for phrase in phrases]
 
-    @property
-    def box_rows(self) -> Tensor:
-        """int64 [k]: row of each of `boxes` in `distinct_boxes`."""
-        return torch.unique(self.boxes, dim=0, return_inverse=True)[1]
+    def distinct_boxes(self) -> tuple[Tensor, Tensor]:
+        """float32 [d, 4], since captions mostly name the same objects; and int64 [k]: the row
+        there of each box of each phrase, in order.
+        """
+        boxes = torch.cat([torch.zeros(0, 4), *(phrase.boxes for phrase in self.phrases)])
+        return torch.unique(boxes, dim=0, return_inverse=True)
 
 
 class BlockGrounder:
@@ -76,26 +97,34 @@ class BlockGrounder:
         self._segmenter = segmenter
         self._rules = rules
         self._settings = settings
-        name = segmenter.name if segmenter else "annotations"
-        most = settings.batch_size
-        grounder_title, segmenter_title = f"grounder {grounder.name}", f"segmenter {name}"
-        self._grounder_calls = HalvingCalls(grounder_title, "captions", "grounder", most)
-        self._segmenter_calls = HalvingCalls(segmenter_title, "images", "segmenter", most)
-        self.calls = [self._grounder_calls, self._segmenter_calls]
+        name, most = segmenter.name if segmenter else "annotations", settings.batch_size
+        self.calls = [
+            HalvingCalls(f"grounder {grounder.name}", "captions", "grounder", most),
+            HalvingCalls(f"segmenter {name}", "images", "segmenter", most),
+        ]
 
-    def ground(self, units: Sequence[Unit], advance: Callable[[int], None]) -> GroundedRows:
-        """The rows of a block's images, in order."""
-        rows = GroundedRows()
+    def ground(
+        self, units: Sequence[Unit], advance: Callable[[int], None]
+    ) -> tuple[pa.Table, dict[bytes, Failure]]:
+        """The rows of a block's images, in order, and why others have none, by their keys."""
+        rows: list[dict[str, Any]] = []
+        failures: dict[bytes, Failure] = {}
+
+        def finish(batch: Sequence[_Image]) -> None:
+            rows.extend(self._finish(batch))
+            failures.update((i.unit.unit_key, i.failure) for i in batch if i.failure is not None)
+            advance(len(batch))
+
         pending: deque[Future[None]] = deque()
         with ThreadPoolExecutor(max_workers=1) as behind:
             for batch in self._decoded(units):
-                answers = self._ground(batch)
-                pending.append(behind.submit(self._finish, batch, answers, rows, advance))
+                self._ground(batch)
+                pending.append(behind.submit(finish, batch))
                 while len(pending) > 1:  # one batch is segmented while the next is grounded
                     pending.popleft().result()
             for future in pending:
                 future.result()
-        return rows
+        return pa.Table.from_pylist(rows, schema=GROUNDED), failures
 
     def _decoded(self, units: Sequence[Unit]) -> Iterator[list[_Image]]:
         """Batches of decoded images, with captions for about one model batch each."""
@@ -117,93 +146,132 @@ class BlockGrounder:
                 yield [future.result() for future in ahead.popleft()]
 
     def _load(self, unit: Unit) -> _Image:
+        image = _Image(unit)
         try:
-            return _Image(unit, load_image(unit.place, unit.key, self._settings.max_pixels))
+            image.pixels = load_image(unit.place, unit.key, self._settings.max_pixels)
         except ImageError as error:
-            return _Image(unit, None, (error.code, error.reason))
+            image.fail(error)
+        return image
 
-    def _ground(self, batch: Sequence[_Image]) -> dict[bytes, list[Answer]]:
-        """Answers to every caption of the intact images; errors are recorded in the batch."""
+    def _ground(self, batch: Sequence[_Image]) -> None:
+        """Give the intact images their answers; those that the grounder refuses fail."""
         while True:
-            pairs = [
-                (image.pixels, caption)
+            asked = [
+                (image, image.pixels, caption)
                 for image in batch
                 if image.pixels is not None
                 for caption in image.unit.captions
             ]
+
+            def call(start: int, stop: int, asked: Sequence[Any] = asked) -> list[Answer]:
+                _, pixels, captions = zip(*asked[start:stop], strict=True)
+                return self._grounder.ground(pixels, captions)
+
             try:
-                answers = self._answers(pairs)
+                answers = chain.from_iterable(self.calls[0].run(len(asked), call))
             except GroundingError as error:
-                blamed = [image for image in batch if image.unit.key == error.image_key]
-                if not any(image.pixels is not None for image in blamed):
+                blamed = {image.unit.key: image for image, *_ in asked}.get(error.image_key)
+                if blamed is None:
                     raise  # not about an image of this batch: retrying would never end
-                for image in blamed:
-                    image.fail(error)
-                continue
-            found: dict[bytes, list[Answer]] = {}
-            for (_, caption), answer in zip(pairs, answers, strict=True):
-                found.setdefault(caption.image_key, []).append(answer)
-            return found
+                blamed.fail(error)
+            else:
+                for (image, *_), answer in zip(asked, answers, strict=True):
+                    image.answers.append(answer)
+                return
 
-    def _answers(self, pairs: Sequence[tuple[Tensor, Caption]]) -> list[Answer]:
-        def call(start: int, stop: int) -> Sequence[Answer]:
-            some = pairs[start:stop]
-            return self._grounder.ground([image for image, _ in some], [c for _, c in some])
-
-        return list(chain.from_iterable(self._grounder_calls.run(len(pairs), call)))
-
-    def _finish(
-        self,
-        batch: Sequence[_Image],
-        answers: dict[bytes, list[Answer]],
-        rows: GroundedRows,
-        advance: Callable[[int], None],
-    ) -> None:
-        """Apply the rules, segment, and add the rows, in the order of the batch."""
-        for image in batch:
-            if image.pixels is not None:
-                height, width = image.pixels.shape[1:]
-                for caption, (found, dropped) in zip(
-                    image.unit.captions, answers[image.unit.key], strict=True
-                ):
-                    kept, more = select(found, self._rules, height, width)
-                    image.selected.append(Selected(caption, kept, [*dropped, *more]))
-        masks = self._masks([image for image in batch if image.pixels is not None])
-        for image in batch:
+    def _finish(self, batch: Sequence[_Image]) -> list[dict[str, Any]]:
+        """Apply the rules and segment: rows of the intact images, in order."""
+        intact = [image for image in batch if image.pixels is not None]
+        for image in intact:
+            for i, (found, dropped) in enumerate(image.answers):
+                phrases, more = select(found, self._rules, *image.size)
+                image.answers[i] = phrases, [*dropped, *more]
+        masks = self._segmented([image for image in intact if image.phrases])
+        rows = []
+        for image in intact:
             try:
-                if image.pixels is not None:
-                    mask = check_masks(
-                        image.unit, masks[image.unit.key], len(image.boxes), image.pixels
-                    )
-                    rows.add(image.unit, image.selected, mask, self._rules)
+                rows.append(self._row(image, masks.get(image.unit.key)))
             except GroundingError as error:
                 image.fail(error)
-            if image.error is not None:
-                rows.fail(image.unit, *image.error)
-        advance(len(batch))
+        return rows
 
-    def _masks(self, images: Sequence[_Image]) -> dict[bytes, Tensor]:
-        """Masks bool [k, h, w] of the boxes of each image, by the image's key."""
-        masks: dict[bytes, Tensor] = {}
-        asked: list[_Image] = []
-        for image in images:
-            assert image.pixels is not None
-            if self._segmenter is None:
-                try:
-                    masks[image.unit.key] = drawn_masks(image.unit, image.selected, image.pixels)
-                except GroundingError as error:
-                    image.fail(error)
-            elif len(image.boxes):
-                asked.append(image)
-            else:
-                masks[image.unit.key] = torch.zeros(0, *image.pixels.shape[1:], dtype=torch.bool)
-        if self._segmenter is not None and asked:
-            segment = self._segmenter.segment
-            work = [(i.pixels, i.distinct_boxes) for i in asked if i.pixels is not None]
-            found = self._segmenter_calls.run(
-                len(work),
-                lambda i, j: segment([p for p, _ in work[i:j]], [b for _, b in work[i:j]]),
-            )
-            for image, some in zip(asked, chain.from_iterable(found), strict=True):
-                masks[image.unit.key] = some[image.box_rows] if len(some) else some
-        return masks
+    def _segmented(self, images: Sequence[_Image]) -> dict[bytes, Tensor]:
+        """Image key → masks of its distinct boxes, bool [d, h, w]; empty without a segmenter."""
+        if self._segmenter is None:
+            return {}
+        segment = self._segmenter.segment
+        pixels = [image.pixels for image in images if image.pixels is not None]
+        boxes = [image.distinct_boxes()[0] for image in images]
+        masks = self.calls[1].run(len(images), lambda i, j: segment(pixels[i:j], boxes[i:j]))
+        keys = [image.unit.key for image in images]
+        return dict(zip(keys, chain.from_iterable(masks), strict=True))
+
+    def _row(self, image: _Image, masks: Tensor | None) -> dict[str, Any]:
+        """The row of an image, see `sightline.cache.tables.GROUNDED`.
+
+        Args:
+            masks: of its distinct boxes; None: use those that came with the phrases.
+
+        Raises:
+            GroundingError: there are no masks, or they have the wrong number or size.
+        """
+        if masks is None:
+            of_phrases = iter([_drawn_masks(image, phrase) for phrase in image.phrases])
+        else:
+            boxes, rows = image.distinct_boxes()
+            counts = [len(phrase.boxes) for phrase in image.phrases]
+            of_phrases = iter(_checked(image, masks, len(boxes))[rows].split(counts))
+        phrases: list[dict[str, Any]] = []
+        drops: list[dict[str, Any]] = []
+        for caption, (found, dropped) in zip(image.unit.captions, image.answers, strict=True):
+            caption_key = key_of_text(caption.text)
+            drops += [{"caption_key": caption_key, **asdict(drop)} for drop in dropped]
+            for phrase in found:
+                mask = next(of_phrases).any(dim=0)
+                drop = self._refused(phrase, int(mask.sum()))
+                if drop is None:
+                    record = _record(image.unit.key, phrase, mask)
+                    phrases.append({"caption_key": caption_key, **record})
+                else:
+                    drops.append({"caption_key": caption_key, **asdict(drop)})
+        lists = {"phrases": phrases, "drops": drops}
+        return {"image_key": image.unit.key, "captions": len(image.unit.captions), **lists}
+
+    def _refused(self, phrase: Grounded, area: int) -> Dropped | None:
+        """Why a phrase whose mask covers ``area`` pixels does not become a record."""
+        if not area:
+            return Dropped(phrase.phrase, "empty_mask")
+        if area < self._rules.min_area:
+            detail = f"mask of {area} pixels < {self._rules.min_area:g}"
+            return Dropped(phrase.phrase, "too_small", detail)
+        return None
+
+
+def _drawn_masks(image: _Image, phrase: Grounded) -> Tensor:
+    if phrase.masks is None:
+        reason = f"{phrase.phrase!r} has boxes but no mask; choose a segmenter that makes masks"
+        raise GroundingError(image.unit.key, "no_mask", reason)
+    return _checked(image, phrase.masks, len(phrase.boxes))
+
+
+def _checked(image: _Image, masks: Tensor, count: int) -> Tensor:
+    """``masks``, if there are ``count`` with the image's size; GroundingError otherwise."""
+    expected = [count, *image.size]
+    if list(masks.shape) != expected or masks.dtype != torch.bool:
+        found = f"{masks.dtype} {list(masks.shape)}".removeprefix("torch.")
+        reason = f"masks: found {found}, expected bool {expected}"
+        raise GroundingError(image.unit.key, "wrong_size", reason)
+    return masks
+
+
+def _record(image_key: bytes, phrase: Grounded, mask: Tensor) -> dict[str, Any]:
+    code = encode_mask(mask.numpy())
+    return {
+        "phrase": phrase.phrase,
+        "char_start": phrase.char_start,
+        "char_end": phrase.char_end,
+        "box": hull(phrase.boxes),
+        "score": max(phrase.scores.tolist()),
+        "mask": code,
+        "cutout_key": cutout_key(image_key, code["size"], code["counts"], CROP_RULE),
+    }

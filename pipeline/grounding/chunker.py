@@ -6,13 +6,15 @@ riding waves"), unless it follows a determiner ("a smiling man"), has no vowel b
 swing") or is a listed noun ("a tall building"). Limitations, each of which adds or removes a word
 in a phrase: an unlisted finite verb is included in the phrase before it ("a man juggles"), and so
 is a listed noun that is a verb here ("children building sandcastles"); an unlisted noun ends it;
-other languages give one long phrase. A tagger can be plugged in through `Chunker`.
+other languages give one long phrase.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Protocol
+
+NAME = "function-words/2"
+"""Name and version of these rules. Part of fingerprints: keep in sync with the code."""
 
 _LETTERS = r"(?:[^\W_][\u0300-\u036f]*)+"  # with combining marks
 _WORD = re.compile(rf"{_LETTERS}(?:['’.\-]{_LETTERS})*|[^\w\s]|_")
@@ -61,46 +63,34 @@ _BREAKS = frozenset(
         _PREPOSITIONS + _CONJUNCTIONS_AND_ADVERBS + _PRONOUNS + _AUXILIARIES + _VERBS_OF_CAPTIONS
     ).split()
 )
-_ALWAYS_NOUNS = frozenset(_NOUNS_IN_ING.split())
-_NOUNS_OR_VERBS = frozenset(_NOUNS_OR_VERBS_IN_ING.split())
 _VOWELS = frozenset("aeiouy")
 
 
-class Chunker(Protocol):
-    """Finds the noun phrases of a caption."""
-
-    name: str
-
-    def spans(self, caption: str) -> list[tuple[int, int]]:
-        """Spans (start, end) of the noun phrases, in order, not nested."""
-        ...
-
-
-class FunctionWordChunker:
-    """Noun phrases between function words; see the module docstring for its limitations."""
-
-    name = "function-words/2"
-
-    def spans(self, caption: str) -> list[tuple[int, int]]:
-        """See `Chunker`."""
-        spans: list[tuple[int, int]] = []
-        words: list[tuple[int, int]] = []
-        matches = list(_WORD.finditer(caption))
-        texts = [match[0].casefold() for match in matches]
-        for match, word, following in zip(matches, texts, [*texts, ""][1:], strict=True):
-            if word in _DETERMINERS:
-                # "both the dogs" is one phrase, "the dogs the man" two
-                if not all(caption[slice(*span)].casefold() in _DETERMINERS for span in words):
-                    _close(words, caption, spans)
-                words.append(match.span())
-                continue
-            before = caption[slice(*words[-1])].casefold() if words else ""
-            if word in _BREAKS or not word[0].isalnum() or _is_verb(word, before, following):
-                _close(words, caption, spans)
-            else:
-                words.append(match.span())
-        _close(words, caption, spans)
-        return spans
+def noun_phrases(caption: str) -> list[tuple[int, int]]:
+    """Spans (start, end) of the noun phrases of a caption, in order, not nested."""
+    phrases: list[list[tuple[str, re.Match[str]]]] = [[]]  # of words
+    matches = list(_WORD.finditer(caption))
+    words = [match[0].casefold() for match in matches]
+    for match, word, following in zip(matches, words, [*words, ""][1:], strict=True):
+        phrase = phrases[-1]
+        if word in _DETERMINERS:
+            # "both the dogs" is one phrase, "the dogs the man" two
+            if not all(other in _DETERMINERS for other, _ in phrase):
+                phrases.append([])
+            phrases[-1].append((word, match))
+        elif (
+            word in _BREAKS
+            or not word[0].isalnum()
+            or _is_verb(word, phrase[-1][0] if phrase else "", following)
+        ):
+            phrases.append([])
+        else:
+            phrase.append((word, match))
+    return [
+        (phrase[0][1].start(), phrase[-1][1].end())
+        for phrase in phrases
+        if any(word not in _DETERMINERS for word, _ in phrase)
+    ]
 
 
 def _is_verb(word: str, before: str, following: str) -> bool:
@@ -110,15 +100,8 @@ def _is_verb(word: str, before: str, following: str) -> bool:
         before: the word before it in its phrase; empty if it would be the first.
         following: the next word of the caption.
     """
-    if not word.endswith("ing") or word in _ALWAYS_NOUNS or _VOWELS.isdisjoint(word[:-3]):
+    if not word.endswith("ing") or word in _NOUNS_IN_ING.split() or _VOWELS.isdisjoint(word[:-3]):
         return False
-    if word in _NOUNS_OR_VERBS:
+    if word in _NOUNS_OR_VERBS_IN_ING.split():
         return following in _DETERMINERS
     return before not in _DETERMINERS
-
-
-def _close(words: list[tuple[int, int]], caption: str, spans: list[tuple[int, int]]) -> None:
-    """End the phrase of ``words``, unless it consists only of determiners."""
-    if any(caption[slice(*span)].casefold() not in _DETERMINERS for span in words):
-        spans.append((words[0][0], words[-1][1]))
-    words.clear()

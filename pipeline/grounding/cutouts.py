@@ -21,14 +21,12 @@ from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
 from pipeline.extract.settings import RunSettings
 from sightline.cache import Place
 from sightline.cache.groundings import read_phrases
-from sightline.cache.keys import KeyTable, unique_sorted
+from sightline.cache.keys import find_keys, unique_sorted
 from sightline.cache.manifest import key_column
 from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
-from sightline.cache.record import SetRecord
 from sightline.cache.tables import CUTOUTS
 from sightline.cache.writer import SetWriter
-from sightline.errors import SightlineError
 from sightline.wording import counted
 
 _BLOCK = 512  # objects that are finished together
@@ -52,19 +50,14 @@ def write_cutouts(
         SightlineError: no grounding, one of its images is not in ``places``, or more of them
             failed than ``settings.max_failed`` allows (good cut-outs are published first).
     """
-    if out.resolve() == records.resolve():
-        raise SightlineError(
-            f"{out}: holds the grounding itself; choose another folder for cut-outs"
-        )
     phrases = read_phrases(records).select(["image_key", "cutout_key", "mask"])
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
-    table = KeyTable(keys)
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         with ThreadPoolExecutor(max_workers=max(settings.workers, 1)) as pool:
             for batch in batches:
-                objects = cutout_entries(records, phrases.take(table.find(batch.keys)), places)
+                objects = cutout_entries(records, phrases.take(find_keys(keys, batch.keys)), places)
                 images = [[*some] for _, some in groupby(objects, lambda each: each.image_key)]
                 rows: list[dict[str, Any]] = []
                 failed: dict[bytes, Failure] = {}
@@ -95,11 +88,7 @@ def write_cutouts(
         keys,
         settings.block_rows or _BLOCK,
         compute,
-        _described,
+        lambda record: [counted(record.rows, "cut-out")],
         groups=key_column(phrases["image_key"]),
     )
     return run(job, settings)
-
-
-def _described(record: SetRecord) -> list[str]:
-    return [counted(record.rows, "cut-out")]

@@ -1,4 +1,4 @@
-"""Human-drawn boxes: Flickr30k Entities' sentences and annotations.
+"""The grounder `annotations` on Flickr30k Entities: phrases and boxes that people marked.
 
 Sentences/<image>.txt has one caption per line, phrases marked as ``[/EN#283585/people A man]``.
 Annotations/<image>.xml has objects with the ids they belong to and a box, or ``nobndbox`` or
@@ -8,20 +8,25 @@ Annotations/<image>.xml has objects with the ids they belong to and a box, or ``
 
 from __future__ import annotations
 
+import hashlib
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
+from sightline.cache import key_of_bytes
 from sightline.errors import SightlineError
 from sightline.outside import Text, dotted, read_data, read_lines, refusal
 
-NOT_VISUAL = "notvisual"
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _MARK = re.compile(r"\[/EN#(\d+)((?:/[^/\s\]]+)+)\s")
 
 
@@ -79,13 +84,100 @@ class Entity:
     scene: bool = False
 
 
-@dataclass(frozen=True)
-class Annotation:
-    """One image's XML: its size in pixels according to the file, and its entities by id."""
+class Entities:
+    """Phrases and boxes of the release in a folder; it has no masks."""
 
-    width: int
-    height: int
-    entities: dict[str, Entity]
+    name = "annotations"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def describe(self) -> dict[str, object]:
+        digest = hashlib.sha256()
+        for pattern in ("Sentences/*.txt", "Annotations/*.xml"):
+            for path in sorted(self.folder.glob(pattern)):
+                digest.update(f"{path.relative_to(self.folder).as_posix()}\n".encode())
+                digest.update(key_of_bytes(read_data(path)))
+        return {"family": self.name, "format": "entities", "sha256": digest.hexdigest()}
+
+    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
+        """See `Grounder`. Captions are matched to sentences by their text."""
+        return [
+            self._answer(image, caption) for image, caption in zip(images, captions, strict=True)
+        ]
+
+    def _answer(self, image: Tensor, caption: Caption) -> Answer:
+        sentences, entities = self._read(image, caption)
+        named = {mention.entity for sentence in sentences for mention in sentence.mentions}
+        found: list[Grounded] = []
+        dropped = [
+            Dropped("", "unnamed", f"id {entity} has no phrase in any sentence")
+            for entity in entities
+            if entity not in named
+        ]
+        for sentence in sentences:
+            spans = align(sentence, caption.text)
+            if spans is None:
+                continue
+            for mention, span in zip(sentence.mentions, spans, strict=True):
+                entity = entities.get(mention.entity)
+                if span is None:
+                    words = sentence.text[mention.start : mention.end]
+                    dropped.append(Dropped(words, "not_in_caption", "the mark holds no letter"))
+                elif entity is not None and entity.boxes:
+                    found.append(_grounded(caption.text, span, entity))
+                else:
+                    dropped.append(_without_box(caption.text[slice(*span)], mention, entity))
+            if not sentence.mentions:
+                dropped.append(Dropped("", "no_phrase", "nothing is marked in this sentence"))
+            return found, dropped
+        dropped.append(Dropped("", "no_phrase", "no sentence of the image reads like this caption"))
+        return found, dropped
+
+    def _read(self, image: Tensor, caption: Caption) -> tuple[list[Sentence], dict[str, Entity]]:
+        """The sentences of an image, and its entities by id."""
+        stem = PurePosixPath(caption.image_id).stem
+        path = self.folder / "Annotations" / f"{stem}.xml"
+        try:
+            sentences = read_sentences(self.folder / "Sentences" / f"{stem}.txt")
+            annotation = _read_annotation(path)
+        except SightlineError as error:
+            raise GroundingError(caption.image_key, "bad_annotation", str(error)) from error
+        height, width = image.shape[1:]
+        size = annotation["size"]
+        if (size["width"], size["height"]) != (width, height):
+            raise GroundingError(
+                caption.image_key,
+                "wrong_size",
+                f"{path}: boxes for {size['width']} × {size['height']} pixels, the image "
+                f"has {width} × {height}",
+            )
+        entities: dict[str, Entity] = {}
+        for thing in annotation["object"]:
+            for name in thing["name"]:
+                entity = entities.setdefault(name, Entity())
+                entity.scene = entity.scene or thing["scene"] == "1"
+                if box := thing["bndbox"]:
+                    corners = box["xmin"] - 1, box["ymin"] - 1, box["xmax"], box["ymax"]
+                    entity.boxes.append(corners)
+        return sentences, entities
+
+
+def _grounded(caption: str, span: tuple[int, int], entity: Entity) -> Grounded:
+    import torch
+
+    boxes = torch.tensor(entity.boxes, dtype=torch.float32)
+    return Grounded(caption[slice(*span)], *span, boxes, torch.ones(len(boxes)))
+
+
+def _without_box(phrase: str, mention: Mention, entity: Entity | None) -> Dropped:
+    if "notvisual" in mention.types:
+        return Dropped(phrase, "not_visual")
+    if entity is None:
+        return Dropped(phrase, "no_box", f"id {mention.entity} is not in the XML")
+    if entity.scene:
+        return Dropped(phrase, "scene")
+    return Dropped(phrase, "no_box", f"id {mention.entity} has none")
 
 
 def parse_sentence(line: str) -> Sentence:
@@ -103,13 +195,21 @@ def parse_sentence(line: str) -> Sentence:
         text += line[at : mark.start()]
         end = _closing_bracket(line, mark.end())
         phrase = line[mark.end() : end]
-        lead = len(phrase) - len(phrase.lstrip())
-        start = len(text) + lead
+        start = len(text) + len(phrase) - len(phrase.lstrip())
         types = tuple(mark[2].strip("/").split("/"))
         mentions.append(Mention(mark[1], types, start, start + len(phrase.strip())))
         text += phrase
         at = end + 1
     return Sentence(text + line[at:], tuple(mentions))
+
+
+def _closing_bracket(line: str, start: int) -> int:
+    depth = 1
+    for i in range(start, len(line)):
+        depth += {"[": 1, "]": -1}.get(line[i], 0)
+        if not depth:
+            return i
+    raise ValueError(f"the markup at character {start} has no closing bracket")
 
 
 def read_sentences(path: Path) -> list[Sentence]:
@@ -128,7 +228,7 @@ def read_sentences(path: Path) -> list[Sentence]:
     return sentences
 
 
-def read_annotation(path: Path) -> Annotation:
+def _read_annotation(path: Path) -> _File:
     """The boxes of one image.
 
     Raises:
@@ -139,32 +239,23 @@ def read_annotation(path: Path) -> Annotation:
         root = ElementTree.fromstring(read_data(path))
     except (ElementTree.ParseError, LookupError, ValueError) as error:  # also a strange encoding
         raise SightlineError(f"{path}: truncated or invalid XML ({error})") from error
-    size = root.find("size")
     written = {
-        "size": None if size is None else _texts(size),
+        "size": _texts(root.find("size")),
         "object": [
             {
                 "name": [
                     text for name in thing.iter("name") if (text := (name.text or "").strip())
                 ],
-                "bndbox": None if (box := thing.find("bndbox")) is None else _texts(box),
+                "bndbox": _texts(thing.find("bndbox")),
                 "scene": (thing.findtext("scene") or "").strip(),
             }
             for thing in root.iter("object")
         ],
     }
     try:
-        checked = _FILE.validate_python(written)
+        return _FILE.validate_python(written)
     except ValidationError as error:
         raise refusal(path, error, dotted) from None
-    entities: dict[str, Entity] = {}
-    for thing in checked["object"]:
-        for name in thing["name"]:
-            entity = entities.setdefault(name, Entity())
-            entity.scene = entity.scene or thing["scene"] == "1"
-            if box := thing["bndbox"]:
-                entity.boxes.append((box["xmin"] - 1, box["ymin"] - 1, box["xmax"], box["ymax"]))
-    return Annotation(checked["size"]["width"], checked["size"]["height"], entities)
 
 
 def _texts(element: ElementTree.Element | None) -> dict[str, str] | None:
@@ -174,36 +265,32 @@ def _texts(element: ElementTree.Element | None) -> dict[str, str] | None:
     return {child.tag: (child.text or "").strip() for child in reversed(element)}
 
 
-def align(sentence: Sentence, caption: str) -> Callable[[Mention], tuple[int, int] | None] | None:
-    """A function from the sentence's mentions to spans of ``caption``, or None.
+def align(sentence: Sentence, caption: str) -> list[tuple[int, int] | None] | None:
+    """Spans of a sentence's mentions in ``caption``, None for a mark without letters.
 
     The sentences are tokenised ("a man 's hat ."), while a caption may be raw. They match if their
     characters do, ignoring white space and case, or else their letters and digits; spans are
     mapped character by character.
+
+    Returns:
+        None if they do not match.
     """
     for counts in (lambda c: not c.isspace(), str.isalnum):
-        ours, theirs = _characters(caption, counts), _characters(sentence.text, counts)
-        if [c for c, _ in ours] != [c for c, _ in theirs]:
+        here, there = _characters(caption, counts), _characters(sentence.text, counts)
+        if [c for c, _ in here] != [c for c, _ in there]:
             continue
-        pairs = [(there, here) for (_, there), (_, here) in zip(theirs, ours, strict=True)]
-
-        def span(mention: Mention, pairs: list[tuple[int, int]] = pairs) -> tuple[int, int] | None:
-            inside = [here for there, here in pairs if mention.start <= there < mention.end]
-            return (inside[0], inside[-1] + 1) if inside else None
-
-        return span
+        spans: list[tuple[int, int] | None] = []
+        for mention in sentence.mentions:
+            inside = [
+                at
+                for (_, at), (_, marked) in zip(here, there, strict=True)
+                if mention.start <= marked < mention.end
+            ]
+            spans.append((inside[0], inside[-1] + 1) if inside else None)
+        return spans
     return None
 
 
 def _characters(text: str, counts: Callable[[str], bool]) -> list[tuple[str, int]]:
     """Folded relevant characters, each with its position in ``text``."""
     return [(f, i) for i, c in enumerate(text) if counts(c) for f in c.casefold()]
-
-
-def _closing_bracket(line: str, start: int) -> int:
-    depth = 1
-    for i in range(start, len(line)):
-        depth += {"[": 1, "]": -1}.get(line[i], 0)
-        if not depth:
-            return i
-    raise ValueError(f"the markup at character {start} has no closing bracket")

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.grounding.grounding_model import LoadedModel, load_model
+from pipeline.grounding.grounding_model import LoadedModel, ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.settings import Florence2Settings
 from pipeline.grounding.spans import SpanFinder
-from sightline.devices import check_precision, computing
+from sightline.devices import computing
 
 TASK = "<CAPTION_TO_PHRASE_GROUNDING>"
 _PROMPT = "Locate the phrases in the caption: {}"  # the processor's expansion of TASK
@@ -21,37 +21,24 @@ _SPECIAL = re.compile(r"<s>|</s>|<pad>")
 _LOCATED = re.compile(r"([^<]*)((?:<loc_\d+>)*)")
 
 
-class Florence2Grounder:
+class Florence2Grounder(ModelGrounder[Florence2Settings]):
     """Captions → phrases with boxes. Florence-2 gives no scores: every score is 1.
 
     Replaces ``<`` and ``>`` in a caption with spaces, since they delimit the model's tokens, and
     reads only the start of a caption that exceeds its positions.
     """
 
-    name = "florence2"
+    name = model_type = "florence2"
+    architecture = "Florence2ForConditionalGeneration"
 
     def __init__(
         self, settings: Florence2Settings, loaded: LoadedModel, device: torch.device, precision: str
     ) -> None:
-        self._settings = settings
-        self._model = loaded.model.to(device)
-        self._processor = loaded.processor
+        super().__init__(settings, loaded, device, precision)
         self._processor.tokenizer.padding_side = "right"
-        self._identity = loaded.identity
-        self._device = device
-        self._precision = check_precision(precision)
         config = self._model.config.text_config
         # <image> … <s> prompt </s>
         self._text_tokens = config.max_position_embeddings - self._processor.num_image_tokens - 2
-
-    def describe(self) -> dict[str, object]:
-        return {
-            "family": self.name,
-            **self._identity,
-            "precision": self._precision,
-            "beams": self._settings.beams,
-            "max_length": self._settings.max_length,
-        }
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
         """See `Grounder`; the images and captions are one batch."""
@@ -154,15 +141,3 @@ def _unparsed(answer: str, banned: set[str]) -> list[Dropped]:
         elif label in banned:
             dropped.append(Dropped(label, "no_phrase", "the processor takes it for no phrase"))
     return dropped
-
-
-def build(settings: Florence2Settings, device: torch.device, precision: str) -> Florence2Grounder:
-    """Florence-2 as specified by ``settings``.
-
-    Raises:
-        SightlineError: see `load_model`.
-    """
-    loaded = load_model(
-        settings.model, settings.weights, "florence2", "Florence2ForConditionalGeneration"
-    )
-    return Florence2Grounder(settings, loaded, device, precision)

@@ -71,19 +71,18 @@ def ground_dataset(
     from pipeline.grounding.cutouts import write_cutouts
     from sightline.devices import computing, pick_device
 
-    where = pick_device(how.device)
-    grounder = settings.grounder.build(where, how.precision)
-    segmenter = settings.segmenter.build(where, how.precision)
-    how = how.on(str(where)).but(inputs=inputs, copy_from=None)
+    device = pick_device(how.device)
+    grounder = settings.grounder.build(device, how.precision)
+    segmenter = settings.segmenter.build(device, how.precision)
+    how = how.on(str(device)).but(inputs=inputs, copy_from=None)
     grounding = how.but(batch_size=settings.batch_size, block_rows=settings.block_images)
     # models set global flags per call; set here, two threads cannot reset each other's
-    with computing(where, "fp32"):
+    with computing(device, "fp32"):
         summary = ground(units, grounder, segmenter, settings.rules, out, grounding)
-    if cutouts is None or not (summary.record is not None or summary.to_do == 0):
+    if cutouts is None or (summary.record is None and summary.to_do != 0):
         return summary
     if settings.cutouts:
-        places = {unit.key: unit.place for unit in units}
-        cut = write_cutouts(out, places, cutouts, how)
+        cut = write_cutouts(out, {unit.key: unit.place for unit in units}, cutouts, how)
         if how.dry_run:
             summary = replace(summary, remarks=(*summary.remarks, f"{cutouts}: {cut}"))
     elif not how.dry_run:
@@ -161,11 +160,8 @@ def ground(
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         for batch in batches:
-            done = blocks.ground([by_key[key.tobytes()] for key in batch.keys], advance)
-            yield Computed(batch, done.to_arrow(), done.failures)
-
-    def described(_: object) -> list[str]:
-        return _described(grounding_counts(out))
+            block = [by_key[key.tobytes()] for key in batch.keys]
+            yield Computed(batch, *blocks.ground(block, advance))
 
     job = Job(
         SetWriter(out, spec, settings.inputs, settings.worker),
@@ -173,7 +169,7 @@ def ground(
         as_keys(list(by_key)),
         settings.block_rows or _BLOCK,
         compute,
-        described,
+        lambda _: _described(grounding_counts(out)),
         groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
         calls=blocks.calls,
     )

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.grounding.chunker import Chunker, FunctionWordChunker
-from pipeline.grounding.grounding_model import LoadedModel, load_model
+from pipeline.grounding import chunker
+from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
 from pipeline.grounding.settings import GroundingDinoSettings
-from sightline.devices import check_precision, computing
+from sightline.devices import computing
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Query:
     beyond: list[tuple[int, int]]  # spans of phrases that no longer fit
 
 
-class GroundingDinoGrounder:
+class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
     """Captions → boxes for their noun phrases.
 
     A box counts if any token of the text scores above the box threshold for it. It belongs to
@@ -34,34 +34,11 @@ class GroundingDinoGrounder:
     of its best token: the rule of the model's authors, who print a box with all such words.
     """
 
-    name = "grounding-dino"
-
-    def __init__(
-        self,
-        settings: GroundingDinoSettings,
-        loaded: LoadedModel,
-        device: torch.device,
-        precision: str,
-        chunker: Chunker | None = None,
-    ) -> None:
-        self._settings = settings
-        self._model = loaded.model.to(device)
-        self._processor = loaded.processor
-        self._identity = loaded.identity
-        self._device = device
-        self._precision = check_precision(precision)
-        self._chunker: Chunker = chunker or FunctionWordChunker()
-        self._max_tokens = int(self._model.config.max_text_len)
+    name = model_type = "grounding-dino"
+    architecture = "GroundingDinoForObjectDetection"
 
     def describe(self) -> dict[str, object]:
-        return {
-            "family": self.name,
-            **self._identity,
-            "precision": self._precision,
-            "chunker": self._chunker.name,
-            "box_threshold": self._settings.box_threshold,
-            "text_threshold": self._settings.text_threshold,
-        }
+        return {**super().describe(), "chunker": chunker.NAME}
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
         """See `Grounder`; images of one size share a batch, so that none needs padding."""
@@ -144,7 +121,8 @@ class GroundingDinoGrounder:
         return found, dropped + [self._beyond(caption, span) for span in query.beyond]
 
     def _beyond(self, caption: str, span: tuple[int, int]) -> Dropped:
-        detail = f"the phrases before it fill the {self._max_tokens} tokens that the model reads"
+        most = self._model.config.max_text_len
+        detail = f"the phrases before it fill the {most} tokens that the model reads"
         return Dropped(caption[slice(*span)], "too_long", detail)
 
     def _query(self, caption: str) -> _Query:
@@ -156,13 +134,14 @@ class GroundingDinoGrounder:
         begin, end = tokenizer.cls_token_id, tokenizer.sep_token_id
         stop = tokenizer.convert_tokens_to_ids(".")
         query = _Query([begin], [], [], [])
-        for span in self._chunker.spans(caption):
+        most = self._model.config.max_text_len
+        for span in chunker.noun_phrases(caption):
             words = caption[slice(*span)].lower().replace(".", " ").replace("?", " ")
             ids = tokenizer(words, add_special_tokens=False)["input_ids"]
             if not ids:
                 continue
             at = len(query.input_ids)
-            if at + len(ids) + 2 > self._max_tokens:
+            if at + len(ids) + 2 > most:
                 query.beyond.append(span)
                 continue
             query.spans.append(span)
@@ -170,17 +149,3 @@ class GroundingDinoGrounder:
             query.input_ids.extend([*ids, stop])
         query.input_ids.append(end)
         return query
-
-
-def build(
-    settings: GroundingDinoSettings, device: torch.device, precision: str
-) -> GroundingDinoGrounder:
-    """Grounding DINO as specified by ``settings``.
-
-    Raises:
-        SightlineError: see `load_model`.
-    """
-    loaded = load_model(
-        settings.model, settings.weights, "grounding-dino", "GroundingDinoForObjectDetection"
-    )
-    return GroundingDinoGrounder(settings, loaded, device, precision)

@@ -1,18 +1,23 @@
-"""Load exactly the requested grounding model, with exactly its weights."""
+"""Grounders that run a model of transformers: exactly the requested one, with its weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import torch
 import transformers
 
 from pipeline.encoders.config import WeightsSpec, parse_weights
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from pipeline.grounding.settings import ModelSettings
+from sightline.devices import check_precision
 from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
 from sightline.loading import Pretrained
+
+_Settings = TypeVar("_Settings", bound=ModelSettings)
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,45 @@ class LoadedModel:
     model: Any
     processor: Any
     identity: dict[str, object]
+
+
+class ModelGrounder(Generic[_Settings]):
+    """A grounder around a model; a subclass writes its queries and reads its answers.
+
+    Attributes:
+        name: the family.
+        model_type: required `model_type` of the model's configuration.
+        architecture: class in transformers.
+    """
+
+    name: ClassVar[str]
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+
+    def __init__(
+        self, settings: _Settings, loaded: LoadedModel, device: torch.device, precision: str
+    ) -> None:
+        self._settings = settings
+        self._model = loaded.model.to(device)
+        self._processor = loaded.processor
+        self._identity = loaded.identity
+        self._device = device
+        self._precision = check_precision(precision)
+
+    @classmethod
+    def load(cls, settings: _Settings, device: torch.device, precision: str) -> Self:
+        """The grounder that ``settings`` describe.
+
+        Raises:
+            SightlineError: see `load_model`.
+        """
+        loaded = load_model(settings.model, settings.weights, cls.model_type, cls.architecture)
+        return cls(settings, loaded, device, precision)
+
+    def describe(self) -> dict[str, object]:
+        """See `Grounder`: the model, and the parameters of its family."""
+        parameters = self._settings.model_dump(mode="json", exclude={"model", "weights"})
+        return {**parameters, **self._identity, "precision": self._precision}
 
 
 def load_model(name: str, weights: str, model_type: str, class_name: str) -> LoadedModel:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torchvision.ops import box_iou, clip_boxes_to_image
+from torchvision.ops import box_area, box_iou, clip_boxes_to_image
 
 from pipeline.grounding.protocols import Dropped, Grounded, Reason
 from pipeline.grounding.settings import Rules
@@ -32,21 +32,30 @@ def select(
         the remaining phrases, in caption order (with rule ``best`` each has one box), and the
         drops.
     """
-    dropped: list[Dropped] = []
     phrases: list[Grounded] = []
+    dropped: list[Dropped] = []
     for phrase in found:
-        checked = _check_boxes(phrase, rules, height, width, dropped)
-        if checked is not None:
-            phrases.append(_best_box(checked) if rules.boxes == "best" else checked)
+        if not len(phrase.boxes):
+            dropped.append(Dropped(phrase.phrase, "no_box"))
+            continue
+        inside = clip_boxes_to_image(phrase.boxes.float(), (height, width))
+        problems = _problems(phrase, inside, rules, height, width)
+        dropped += [Dropped(phrase.phrase, *problem) for problem in problems if problem is not None]
+        valid = [i for i, problem in enumerate(problems) if problem is None]
+        if valid and rules.boxes == "best":
+            valid = [max(valid, key=phrase.scores.tolist().__getitem__)]
+        if valid:
+            masks = None if phrase.masks is None else phrase.masks[valid]
+            boxes = {"boxes": inside[valid], "scores": phrase.scores[valid], "masks": masks}
+            phrases.append(replace(phrase, **boxes))
     # keep the better of two phrases; of equal ones, the first in the caption
-    phrases.sort(key=lambda phrase: (-_score(phrase), *_span(phrase)))
+    phrases.sort(key=lambda phrase: (-max(phrase.scores.tolist()), *_span(phrase)))
     phrases = _without_duplicates(phrases, rules.duplicate_iou, dropped)
     if rules.max_pairs is not None:
         for rank, phrase in enumerate(phrases[rules.max_pairs :], start=rules.max_pairs + 1):
             dropped.append(Dropped(phrase.phrase, "too_many", f"rank {rank} of {len(phrases)}"))
         phrases = phrases[: rules.max_pairs]
-    phrases.sort(key=_span)
-    return phrases, dropped
+    return sorted(phrases, key=_span), dropped
 
 
 def hull(boxes: Tensor) -> Box:
@@ -55,40 +64,30 @@ def hull(boxes: Tensor) -> Box:
     return min(left), min(top), max(right), max(bottom)
 
 
-def _check_boxes(
-    phrase: Grounded, rules: Rules, height: int, width: int, dropped: list[Dropped]
-) -> Grounded | None:
-    """The phrase with its valid boxes, clipped to the image; None if none is left."""
-    if not len(phrase.boxes):
-        dropped.append(Dropped(phrase.phrase, "no_box"))
-        return None
-    kept: list[int] = []
-    for i, (box, score) in enumerate(
-        zip(phrase.boxes.tolist(), phrase.scores.tolist(), strict=True)
-    ):
-        problem = _problem(box, score, rules, height, width)
-        if problem is None:
-            kept.append(i)
-        else:
-            dropped.append(Dropped(phrase.phrase, *problem))
-    if not kept:
-        return None
-    inside = clip_boxes_to_image(phrase.boxes.float(), (height, width))
-    return _only(dataclasses.replace(phrase, boxes=inside), kept)
+def _problems(
+    phrase: Grounded, inside: Tensor, rules: Rules, height: int, width: int
+) -> list[tuple[Reason, str] | None]:
+    """Reason and detail for each box whose part inside the image breaks a rule."""
+    areas = box_area(inside.double()).tolist()
+    return [
+        _problem(box, score, area, rules, height, width)
+        for box, score, area in zip(
+            phrase.boxes.tolist(), phrase.scores.tolist(), areas, strict=True
+        )
+    ]
 
 
 def _problem(
-    box: Box, score: float, rules: Rules, height: int, width: int
+    box: Box, score: float, area: float, rules: Rules, height: int, width: int
 ) -> tuple[Reason, str] | None:
-    """Reason and detail if a box's part inside the image breaks a rule."""
     left, top, right, bottom = box
+    shown = f"[{', '.join(f'{edge:g}' for edge in box)}]"
     if not all(map(math.isfinite, box)) or not 0 <= score <= 1:
-        return "bad_box", f"{_shown(box)}, score {score:g}: not finite, or no score"
+        return "bad_box", f"{shown}, score {score:g}: not finite, or no score"
     if right <= left or bottom <= top:
-        return "bad_box", f"{_shown(box)} is inverted or empty"
-    area = _area((max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height)))
+        return "bad_box", f"{shown} is inverted or empty"
     if not area:
-        return "bad_box", f"{_shown(box)} lies outside the image, {width} × {height} pixels"
+        return "bad_box", f"{shown} lies outside the image, {width} × {height} pixels"
     if score < rules.min_score:
         return "low_score", f"{score:.3f} < {rules.min_score:g}"
     if area < rules.min_area:
@@ -125,30 +124,3 @@ def _without_duplicates(
 
 def _span(phrase: Grounded) -> tuple[int, int]:
     return phrase.char_start, phrase.char_end
-
-
-def _best_box(phrase: Grounded) -> Grounded:
-    scores = phrase.scores.tolist()
-    return _only(phrase, [scores.index(max(scores))])
-
-
-def _only(phrase: Grounded, boxes: list[int]) -> Grounded:
-    if len(boxes) == len(phrase.boxes):
-        return phrase
-    masks = None if phrase.masks is None else phrase.masks[boxes]
-    return dataclasses.replace(
-        phrase, boxes=phrase.boxes[boxes], scores=phrase.scores[boxes], masks=masks
-    )
-
-
-def _score(phrase: Grounded) -> float:
-    return max(phrase.scores.tolist())
-
-
-def _area(box: Box) -> float:
-    """Area of a box; 0 if its edges are inverted."""
-    return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
-
-
-def _shown(box: Box) -> str:
-    return "[" + ", ".join(f"{edge:g}" for edge in box) + "]"

@@ -92,20 +92,16 @@ def thumbnails(
     from pipeline.extract.decode import ImageError, load_picture
 
     table = read_manifest(manifest, IMAGES)
-    row_of = {image: row for row, image in enumerate(table["image_id"].to_pylist())}
-    places = places_of(manifest, table)
-    if keys is None:
-        keys = {
-            image: table["key"][row_of[image]].as_py() for image in image_ids if image in row_of
-        }
+    rows = zip(places_of(manifest, table), table["key"].to_pylist(), strict=True)
+    sources = dict(zip(table["image_id"].to_pylist(), rows, strict=True))
     found = {}
     for image in image_ids:
-        if image not in row_of or image not in keys:
+        if image not in sources or (keys is not None and image not in keys):
             found[image] = Thumbnail(problem=f"{image}: not in {manifest.name}")
             continue
-        place = places[row_of[image]]
+        place, key = sources[image]
         try:
-            pixels = load_picture(place.below(root), keys[image])
+            pixels = load_picture(place.below(root), key if keys is None else keys[image])
             found[image] = Thumbnail(photograph(pixels, side))
         except ImageError as error:
             found[image] = Thumbnail(problem=f"{place}: {error.reason}")

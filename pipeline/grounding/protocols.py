@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from sightline.errors import SightlineError
+from pipeline.extract.decode import ImageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +31,8 @@ Reason = Literal[
 """Why a phrase did not become a record; stable, for filters and counts."""
 
 
-class GroundingError(SightlineError):
-    """One image that cannot be grounded, which costs only its own row.
+class GroundingError(ImageError):
+    """An image that cannot be grounded, which costs only its own row.
 
     Attributes:
         image_key: key of that image.
@@ -41,10 +41,8 @@ class GroundingError(SightlineError):
     """
 
     def __init__(self, image_key: bytes, code: str, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
+        super().__init__(code, reason)
         self.image_key = image_key
-        self.code = code
-        self.reason = reason
 
 
 @dataclass(frozen=True)

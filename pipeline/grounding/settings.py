@@ -51,6 +51,8 @@ class GrounderSettings(FamilySettings):
         {
             "florence2": "pipeline.grounding.settings:Florence2Settings",
             "grounding-dino": "pipeline.grounding.settings:GroundingDinoSettings",
+            "mm-grounding-dino": "pipeline.grounding.settings:MMGroundingDinoSettings",
+            "sam3": "pipeline.grounding.settings:Sam3Settings",
             "annotations": "pipeline.grounding.settings:AnnotationSettings",
         },
     )
@@ -64,8 +66,8 @@ class GrounderSettings(FamilySettings):
         """
 
 
-class _GrounderModel(GrounderSettings):
-    """A model from a folder or the hub.
+class ModelSettings(GrounderSettings):
+    """A grounder's model, from a folder or the hub.
 
     Attributes:
         model: folder, or hub name.
@@ -88,7 +90,7 @@ class _GrounderModel(GrounderSettings):
         Pretrained(self.model, parse_weights(self.weights).revision)
 
 
-class Florence2Settings(_GrounderModel):
+class Florence2Settings(ModelSettings):
     """Florence-2.
 
     Attributes:
@@ -101,12 +103,12 @@ class Florence2Settings(_GrounderModel):
     max_length: int = Field(default=1024, ge=8)
 
     def build(self, device: torch.device, precision: str) -> Grounder:
-        from pipeline.grounding import florence2
+        from pipeline.grounding.florence2 import Florence2Grounder
 
-        return florence2.build(self, device, precision)
+        return Florence2Grounder.load(self, device, precision)
 
 
-class GroundingDinoSettings(_GrounderModel):
+class GroundingDinoSettings(ModelSettings):
     """Grounding DINO; the default thresholds are those of its authors' demo.
 
     Attributes:
@@ -119,9 +121,38 @@ class GroundingDinoSettings(_GrounderModel):
     text_threshold: _Share = 0.25
 
     def build(self, device: torch.device, precision: str) -> Grounder:
-        from pipeline.grounding import grounding_dino
+        from pipeline.grounding.grounding_dino import GroundingDinoGrounder
 
-        return grounding_dino.build(self, device, precision)
+        return GroundingDinoGrounder.load(self, device, precision)
+
+
+class MMGroundingDinoSettings(GroundingDinoSettings):
+    """MM Grounding DINO or LLMDet, with the parameters of Grounding DINO."""
+
+    family: Literal["mm-grounding-dino"]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        from pipeline.grounding.mm_grounding_dino import MMGroundingDinoGrounder
+
+        return MMGroundingDinoGrounder.load(self, device, precision)
+
+
+class Sam3Settings(ModelSettings):
+    """SAM 3; the default thresholds are those of its processor. Its masks need no segmenter.
+
+    Attributes:
+        threshold: a box is kept if its score is higher.
+        mask_threshold: a pixel belongs to a mask if its probability is higher.
+    """
+
+    family: Literal["sam3"]
+    threshold: _Share = 0.3
+    mask_threshold: _Share = 0.5
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        from pipeline.grounding.sam3 import Sam3Grounder
+
+        return Sam3Grounder.load(self, device, precision)
 
 
 class AnnotationSettings(GrounderSettings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
 
 import regex
 
@@ -25,27 +24,38 @@ class SpanFinder:
         self.caption = caption
         self._ascii_only = ascii_only
         self._folded = _fold(caption, ascii_only)
+        self._text = "".join(character for character, _, _ in self._folded)
         self._resume: dict[str, int] = {}
 
     def find(self, label: str) -> tuple[int, int] | None:
         """Span (start, end) of the next occurrence of ``label``, or None if there is none left."""
-        wanted = _fold(label, self._ascii_only).text.strip(" ")
+        wanted = self._wanted(label)
         if not wanted:
             return None
         start = self._resume.get(wanted, 0)
-        while (start := self._folded.text.find(wanted, start)) >= 0:
+        while (start := self._text.find(wanted, start)) >= 0:
             end = start + len(wanted)
-            if self._folded.separates(start) and self._folded.separates(end):
+            if self._separates(start) and self._separates(end):
                 self._resume[wanted] = end
-                return self._widened(self._folded.starts[start], self._folded.ends[end - 1])
+                return self._widened(self._folded[start][1], self._folded[end - 1][2])
             start += 1
         return None
 
     def reason(self, label: str) -> str:
         """Why `find` gave no span for ``label``."""
-        if _fold(label, self._ascii_only).text.strip(" ") in self._resume:
+        if self._wanted(label) in self._resume:
             return "named more often than the caption has it"
         return "not in the caption"
+
+    def _wanted(self, label: str) -> str:
+        return "".join(character for character, _, _ in _fold(label, self._ascii_only)).strip(" ")
+
+    def _separates(self, at: int) -> bool:
+        """Whether the position before folded character ``at`` is between two clusters and words."""
+        if at in (0, len(self._folded)):
+            return True
+        (before, start, _), (after, other, _) = self._folded[at - 1 : at + 1]
+        return start != other and not (_in_word(before) and _in_word(after))
 
     def _widened(self, start: int, end: int) -> tuple[int, int]:
         """The span, extended over ignored non-ASCII letters at its ends."""
@@ -57,39 +67,21 @@ class SpanFinder:
         return start, end
 
 
-@dataclass(frozen=True)
-class _Folded:
-    """A folded text, and for each of its characters the cluster it came from, as a span."""
-
-    text: str
-    starts: list[int]
-    ends: list[int]
-
-    def separates(self, at: int) -> bool:
-        """Whether the position before character ``at`` is between two clusters and two words."""
-        if at in (0, len(self.text)):
-            return True
-        if self.starts[at] == self.starts[at - 1]:
-            return False
-        return not (_in_word(self.text[at - 1]) and _in_word(self.text[at]))
-
-
-def _fold(text: str, ascii_only: bool) -> _Folded:
-    characters: list[str] = []
-    starts: list[int] = []
-    ends: list[int] = []
+def _fold(text: str, ascii_only: bool) -> list[tuple[str, int, int]]:
+    """Folded characters, each with the span of the cluster it came from."""
+    folded: list[tuple[str, int, int]] = []
     for match in regex.finditer(r"\X", text):  # what a reader sees as one character
         (start, end), cluster = match.span(), match[0]
         if ascii_only:
             cluster = "".join(character for character in cluster if character.isascii())
-        folded = " " if cluster.isspace() else _composed(_composed(cluster).casefold())
-        if folded == " " and characters and characters[-1] == " ":
-            ends[-1] = end
-            continue
-        characters.extend(folded)
-        starts.extend([start] * len(folded))
-        ends.extend([end] * len(folded))
-    return _Folded("".join(characters), starts, ends)
+        if not cluster.isspace():
+            characters = _composed(_composed(cluster).casefold())
+            folded += [(character, start, end) for character in characters]
+        elif folded and folded[-1][0] == " ":
+            folded[-1] = " ", folded[-1][1], end
+        else:
+            folded.append((" ", start, end))
+    return folded
 
 
 def _composed(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def statistics(folder: Path, captions: Path | None = None) -> dict[str, Any]:
         pairs_of_images[row["image_key"]] += 1
     return {
         "images": len(images),
-        "failed": _by_count(failed.values()),
+        "failed": dict(Counter(sorted(failed.values())).most_common()),
         "captions": sum(images["captions"].to_pylist()),
         "contrasted": sum(len(some) >= _LEAST_PAIRS for some in spans.values()),
         "pairs": len(phrases),
@@ -52,40 +51,34 @@ def statistics(folder: Path, captions: Path | None = None) -> dict[str, Any]:
         "published_pairs_per_image": PUBLISHED_PAIRS,
         "images_by_pairs": dict(sorted(Counter(pairs_of_images.values()).items())),
         "objects": len({row["cutout_key"] for row in phrases}),
-        "dropped": _by_count(drop["reason"] for drop in drops),
+        "dropped": dict(Counter(sorted(drop["reason"] for drop in drops)).most_common()),
         "span_coverage": None if captions is None else _coverage(spans, captions),
     }
 
 
 def described(stats: dict[str, Any]) -> dict[str, str]:
     """`statistics` in words: name → value on one line."""
+
+    def by_reason(counts: dict[str, int], before: str) -> str:
+        words = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
+        return f"{before}{words}" if words else ""
+
     lines = {
-        "Images": f"{stats['images']:,}",
+        "Images": f"{stats['images']:,}{by_reason(stats['failed'], '; failed: ')}",
         "Captions": f"{stats['captions']:,}; {stats['contrasted']:,} have two pairs or more, and "
         "only these enter MCSEO's object term",
         "Pairs": f"{stats['pairs']:,} of {stats['objects']:,} distinct objects; "
         f"{stats['pairs_per_image']:.2f} per image (MCSEO on Flickr30k: {PUBLISHED_PAIRS})",
-        "Dropped": f"{sum(stats['dropped'].values()):,}",
+        "Dropped": f"{sum(stats['dropped'].values()):,}{by_reason(stats['dropped'], ': ')}",
     }
-    for name, counts in (("Images", stats["failed"]), ("Dropped", stats["dropped"])):
-        if counts:
-            what = "; failed: " if name == "Images" else ": "
-            words = (f"{reason.replace('_', ' ')} {count:,}" for reason, count in counts.items())
-            lines[name] += what + ", ".join(words)
     if stats["span_coverage"] is not None:
         lines["In phrases"] = f"{stats['span_coverage']:.1%} of a caption's characters"
     return lines
 
 
-def _by_count(names: Iterable[str]) -> dict[str, int]:
-    """Name → how often it occurs, the most frequent first."""
-    return dict(sorted(Counter(names).items(), key=lambda item: (-item[1], item[0])))
-
-
 def _coverage(spans: _Spans, captions: Path) -> float | None:
-    texts = {
-        key_of_text(text): text for text in read_manifest(captions, CAPTIONS)["text"].to_pylist()
-    }
+    texts = read_manifest(captions, CAPTIONS)["text"].to_pylist()
+    texts = {key_of_text(text): text for text in texts}
     absent = {caption for _, caption in spans} - texts.keys()
     if absent:
         raise CacheError(

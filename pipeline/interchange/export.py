@@ -8,22 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import pyarrow as pa
 
 from pipeline.interchange.card import card
-from pipeline.interchange.rows import TEXT_KINDS, Rows, write_npy, write_parquet
+from pipeline.interchange.rows import Rows, write_npy, write_parquet
 from sightline.cache import (
-    CAPTIONS,
-    IMAGES,
-    SENTENCES,
     FeatureSet,
     FeatureSetRecord,
-    FeatureSpec,
     key_column,
     keys_of_texts,
     places_of,
-    read_manifest,
 )
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
@@ -73,10 +67,13 @@ def export_features(
         raise SightlineError(f"licence {licence!r}: expected an identifier such as cc-by-4.0")
     features = FeatureSet.open(folder)
     record = features.record
-    normalise = normalise and not record.spec.normalised
-    spec = normalised_spec(record.spec) if normalise else record.spec
+    spec = record.spec
+    normalise = normalise and not spec.normalised
+    if normalise:  # never mixed with the original
+        preprocessing = {**spec.preprocessing, "normalised": True}
+        spec = spec.model_copy(update={"preprocessing": preprocessing})
     inputs = [folder] if dataset is None else [folder, dataset]
-    names = {} if dataset is None else names_in(dataset, features)
+    names = {} if dataset is None else names_in(PreparedDataset.open(dataset), features)
     source = Rows(features, names, normalise)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as work:
         (write_parquet if form == "parquet" else write_npy)(work, source)
@@ -105,18 +102,12 @@ def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dat
         SightlineError: the library `datasets` is not installed, or ``data`` has none of the rows.
     """
     library = require("datasets", "to_dataset")
-    rows = Rows(features, {} if data is None else names_in(data.folder, features))
+    rows = Rows(features, {} if data is None else names_in(data, features))
     tables = [rows.schema.empty_table(), *rows.tables(range(len(features)))]
     return library.Dataset(pa.concat_tables(tables))
 
 
-def normalised_spec(spec: FeatureSpec) -> FeatureSpec:
-    """The spec of a set after dividing each row by its length: never mixed with the original."""
-    preprocessing = {**spec.preprocessing, "normalised": True}
-    return spec.model_copy(update={"preprocessing": preprocessing})
-
-
-def names_in(dataset: Path, features: FeatureSet) -> dict[str, pa.Array]:
+def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]:
     """What a data set calls the rows of ``features``: column → strings [len(features)].
 
     Raises:
@@ -128,43 +119,23 @@ def names_in(dataset: Path, features: FeatureSet) -> dict[str, pa.Array]:
             f"{features.path}: its rows are objects, which have no path of their own; leave out "
             "--data"
         )
-    names: list[str | None] = [None] * len(features)
     if kind == "image":
-        column, manifest = "image_path", dataset / "images.parquet"
-        table = read_manifest(manifest, IMAGES)
-        ids = table["image_id"].to_pylist()
-        places = places_of(manifest, table)
+        images = data.images
+        places = places_of(data.images_manifest, images)
         values = [
-            each if place.offset is not None else place.path.as_posix()
-            for each, place in zip(ids, places, strict=True)
+            image if place.offset is not None else place.path.as_posix()
+            for image, place in zip(images["image_id"].to_pylist(), places, strict=True)
         ]
-        keys = key_column(table["key"])
+        rows = features.find(key_column(images["key"]))
     else:
-        assert kind in TEXT_KINDS
-        column, values = "caption", _texts_of(dataset)
-        keys = keys_of_texts(values)
-    rows = features.find(keys)
-    for row, value in zip(rows[::-1].tolist(), reversed(values), strict=True):  # the first one wins
-        if row >= 0:
-            names[row] = value
-    if len(features) and not np.any(rows >= 0):
+        values = data.texts
+        rows = features.find(keys_of_texts(values))
+    name_of = dict(zip(rows[::-1].tolist(), reversed(values), strict=True))  # the first one wins
+    name_of.pop(-1, None)
+    if len(features) and not name_of:
         raise SightlineError(
-            f"{dataset}: has none of the {len(features):,} rows of {features.path}; give the data "
-            "set that these features were extracted from"
+            f"{data.folder}: has none of the {len(features):,} rows of {features.path}; give the "
+            "data set that these features were extracted from"
         )
-    return {column: pa.array(names, pa.string())}
-
-
-def _texts_of(dataset: Path) -> list[str]:
-    manifests = {"captions.parquet": CAPTIONS, "sentences.parquet": SENTENCES}
-    there = {name: schema for name, schema in manifests.items() if (dataset / name).is_file()}
-    if not there:
-        raise SightlineError(
-            f"{dataset}: has neither captions.parquet nor sentences.parquet; give a prepared data "
-            "set"
-        )
-    return [
-        text
-        for name, schema in there.items()
-        for text in read_manifest(dataset / name, schema)["text"].to_pylist()
-    ]
+    column = "image_path" if kind == "image" else "caption"
+    return {column: pa.array(map(name_of.get, range(len(features))), pa.string())}

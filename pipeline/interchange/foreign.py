@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
+from pipeline.datasets.tables import batches_of, readable, schema_of
 from pipeline.interchange.rows import FEATURES, KEY
 from sightline.cache.record import Kind
-from sightline.errors import SightlineError, first_lines
+from sightline.errors import SightlineError
 
 NAMES = {
     "image": ("image_path", "path", "file_name", "filename", "image_id", "uid", "__key__"),
@@ -51,18 +50,19 @@ class Part:
         rows, table: one file for both, if it is a table.
         column: array of an archive, or column of a table, that holds the rows.
         names: column of ``table`` with the names of the images, the texts, or the keys.
+        keyed: whether it holds keys, as our exports write them.
     """
 
     rows: Path
     table: Path
     column: str
     names: str
+    keyed: bool
 
     def names_of_rows(self) -> list[str | None]:
         """The names, one per row; None where the cell is empty."""
-        with _readable(self.table):
-            batches = list(_batches(self.table, self.names))
-            return [value for batch in batches for value in batch.column(0).to_pylist()]
+        batches = batches_of(self.table, [self.names], _ROWS)
+        return [value for batch in batches for value in batch.column(0).to_pylist()]
 
     def blocks(self) -> Iterator[NDArray]:
         """The rows [≤ n, dim] of float16 or float32, in order.
@@ -70,9 +70,8 @@ class Part:
         Raises:
             SightlineError: damaged, or not rows of numbers.
         """
-        with _readable(self.rows):
-            blocks = self._lists() if self.rows == self.table else self._array()
-            for block in blocks:
+        with readable(self.rows):
+            for block in self._lists() if self.rows == self.table else self._array():
                 if block.dtype.name not in _DTYPES or block.ndim != 2 or not block.shape[1]:
                     raise SightlineError(
                         f"{self.rows}: {block.dtype} {list(block.shape)}, expected float16 or "
@@ -89,7 +88,7 @@ class Part:
 
     def _lists(self) -> Iterator[NDArray]:
         done = dim = 0
-        for batch in _batches(self.rows, self.column):
+        for batch in batches_of(self.rows, [self.column], _ROWS):
             column = batch.column(0)
             values = column.flatten()
             dim = dim or len(values) // max(len(column), 1)
@@ -131,13 +130,13 @@ def find(source: Path, kind: Kind | None, features: str | None, names: str | Non
     """
     if not source.exists():
         raise SightlineError(f"{source}: no such file or folder; {_EXPECTED}")
-    if any((source / f"{each}_emb").is_dir() for each in ("img", "text")):
-        return _clip_retrieval(source, kind, features, names)
-    for suffix in (".npz", ".parquet", ".arrow"):
-        files = [source] if source.is_file() else sorted(source.rglob(f"*{suffix}"))
-        if files := [path for path in files if path.suffix == suffix and path.is_file()]:
-            return _datacomp_or_tables(files, kind, features, names)
-    if source.suffix == ".npy" or next(source.rglob("*.npy"), None):
+    if folders := [what for what in ("img", "text") if (source / f"{what}_emb").is_dir()]:
+        return _clip_retrieval(source, folders, kind, features, names)
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
+    for suffix in SUFFIXES[:-1]:
+        if some := [path for path in files if path.suffix == suffix and path.is_file()]:
+            return _datacomp_or_tables(some, kind, features, names)
+    if any(path.suffix == ".npy" for path in files):
         raise SightlineError(
             f"{source}: rows without metadata: nothing says which image or text each of them "
             "describes, so they have no keys. Put them into clip-retrieval's layout, with "
@@ -147,26 +146,25 @@ def find(source: Path, kind: Kind | None, features: str | None, names: str | Non
 
 
 def _clip_retrieval(
-    source: Path, kind: Kind | None, features: str | None, names: str | None
+    source: Path, folders: list[str], kind: Kind | None, features: str | None, names: str | None
 ) -> Foreign:
     if features is not None:
         raise SightlineError("--features is for .npz, Parquet and Arrow; here, choose with --kind")
-    there = [what for what in ("img", "text") if (source / f"{what}_emb").is_dir()]
-    if kind is None and len(there) > 1:
+    if kind is None and len(folders) > 1:
         raise SightlineError(
             f"{source}: has img_emb and text_emb; choose with --kind image or text"
         )
-    kind = kind or ("image" if there == ["img"] else "text")
+    kind = kind or ("image" if folders == ["img"] else "text")
     what = "img" if kind == "image" else "text"
     numbered = {
         match[1]: path
-        for path in sorted((source / f"{what}_emb").glob("*.npy"))
+        for path in (source / f"{what}_emb").glob("*.npy")
         if (match := re.fullmatch(rf"{what}_emb_(\d+)\.npy", path.name))
     }
     if not numbered:
         raise SightlineError(f"{source}: has no {what}_emb/{what}_emb_N.npy")
     parts = [
-        _beside(numbered[number], source / f"metadata/metadata_{number}.parquet", "", kind, names)
+        _part(numbered[number], source / f"metadata/metadata_{number}.parquet", "", kind, names)
         for number in sorted(numbered, key=int)
     ]
     return Foreign("clip-retrieval", kind, parts, {})
@@ -176,7 +174,7 @@ def _datacomp_or_tables(
     files: list[Path], kind: Kind | None, features: str | None, names: str | None
 ) -> Foreign:
     archives = files[0].suffix == ".npz"
-    columns = [(_array_of if archives else _list_column)(path, features) for path in files]
+    columns = [_column_of_rows(path, features) for path in files]
     if kind is None and archives:
         kinds: dict[str, Kind] = {"_img": "image", "_txt": "text"}
         kind = kinds.get(columns[0][-4:])
@@ -185,42 +183,34 @@ def _datacomp_or_tables(
             f"{files[0]}: do its rows describe images or texts? Give --kind image or text"
         )
     parts = [
-        _beside(path, path.with_suffix(".parquet") if archives else path, column, kind, names)
+        _part(path, path.with_suffix(".parquet") if archives else path, column, kind, names)
         for path, column in zip(files, columns, strict=True)
     ]
     known = {} if features is None else {"array" if archives else "column": features}
     return Foreign(files[0].suffix[1:], kind, parts, known)
 
 
-def _array_of(path: Path, name: str | None) -> str:
-    with _readable(path), np.load(path, allow_pickle=False) as archive:
-        there = archive.files
-    if name is None and len(there) == 1:
-        return there[0]
-    if name is None or name not in there:
-        raise SightlineError(
-            f"{path}: has {', '.join(map(repr, there[:20])) or 'no arrays'}; name the array to "
-            "import with --features"
-        )
-    return name
-
-
-def _list_column(path: Path, name: str | None) -> str:
-    with _readable(path):
-        kinds = {field.name: field.type for field in _schema(path)}
-    fixed = [column for column, kind in kinds.items() if pa.types.is_fixed_size_list(kind)]
-    if name is None and len(fixed) == 1:
-        name = fixed[0]
-    if name is None and FEATURES in kinds:
-        name = FEATURES
+def _column_of_rows(path: Path, name: str | None) -> str:
+    """The array of an archive, or the column of a table, that holds the rows."""
+    if path.suffix == ".npz":
+        with readable(path), np.load(path, allow_pickle=False) as archive:
+            kinds = dict.fromkeys(archive.files)
+        usual = list(kinds)
+    else:
+        kinds = {field.name: field.type for field in schema_of(path)}
+        usual = [column for column, kind in kinds.items() if pa.types.is_fixed_size_list(kind)]
+        if len(usual) != 1 and FEATURES in kinds:
+            usual = [FEATURES]
+    if name is None and len(usual) == 1:
+        name = usual[0]
     if name is None or name not in kinds:
-        columns = ", ".join(f"{column}: {kind}" for column, kind in kinds.items())
+        there = (f"{each!r}: {kind}" if kind else repr(each) for each, kind in kinds.items())
         raise SightlineError(
-            f"{path}: has {columns[:500]}; name the column of features, lists of numbers, with "
-            "--features"
+            f"{path}: has {', '.join(there)[:500] or 'no arrays'}; name the array, or the column "
+            "of lists of numbers, with --features"
         )
     kind = kinds[name]
-    if not hasattr(kind, "value_type") or str(kind.value_type) not in ("halffloat", "float"):
+    if kind and str(getattr(kind, "value_type", "")) not in ("halffloat", "float"):
         raise SightlineError(
             f"{path}: column {name!r} is {kind}, expected lists of float16 or float32; convert it "
             "first"
@@ -228,22 +218,22 @@ def _list_column(path: Path, name: str | None) -> str:
     return name
 
 
-def _beside(rows: Path, table: Path, column: str, kind: Kind, names: str | None) -> Part:
+def _part(rows: Path, table: Path, column: str, kind: Kind, names: str | None) -> Part:
     """Rows with the metadata in ``table``."""
     if not table.is_file():
         raise SightlineError(
             f"{rows}: {table.name} is missing, so nothing says which {kind} each row describes; "
             "without it there are no keys"
         )
-    with _readable(table):
-        there = {field.name: str(field.type) for field in _schema(table)}
+    there = {field.name: str(field.type) for field in schema_of(table)}
     usual = (KEY, *NAMES["image" if kind == "image" else "text"])
     for name in usual if names is None else (names,):
-        if name not in there or (name == KEY and names is None and not _has_keys(table)):
+        keyed = name == KEY and name in there and _has_keys(table)
+        if name not in there or (name == KEY and names is None and not keyed):
             continue
         if there[name] not in ("string", "large_string"):
             raise SightlineError(f"{table}: column {name!r} is {there[name]}, expected texts")
-        return Part(rows, table, column, name)
+        return Part(rows, table, column, name, keyed)
     what = "names the images" if kind == "image" else "holds the texts"
     raise SightlineError(
         f"{table}: has columns {', '.join(there)[:300]}; without one that {what} there are no "
@@ -251,61 +241,11 @@ def _beside(rows: Path, table: Path, column: str, kind: Kind, names: str | None)
     )
 
 
-def is_key(name: str | None) -> bool:
+def is_key(name: object) -> bool:
     """Whether a name is a key as our exports write it: SHA-256 in hexadecimal."""
     return isinstance(name, str) and _HEX.fullmatch(name) is not None
 
 
 def _has_keys(table: Path) -> bool:
-    with _readable(table):
-        first = next((batch.column(0)[0].as_py() for batch in _batches(table, KEY)), None)
-    return is_key(first)
-
-
-def _schema(path: Path) -> pa.Schema:
-    if path.suffix == ".parquet":
-        return ds.dataset(path, format="parquet").schema
-    with _arrow(path) as reader:
-        return reader.schema
-
-
-def _batches(path: Path, column: str) -> Iterator[pa.RecordBatch]:
-    """A column of a Parquet or Arrow file, a few thousand rows at a time."""
-    if path.suffix == ".parquet":
-        table = ds.dataset(path, format="parquet")
-        batches = table.to_batches(columns=[column], batch_size=_ROWS, batch_readahead=1)
-        yield from (batch for batch in batches if len(batch))
-        return
-    with _arrow(path) as reader:
-        for batch in reader:
-            batch.validate(full=True)
-            yield from (
-                batch.select([column]).slice(start, _ROWS) for start in range(0, len(batch), _ROWS)
-            )
-
-
-@contextmanager
-def _arrow(path: Path) -> Iterator[pa.RecordBatchReader]:
-    """A reader of an Arrow stream, which `datasets` writes, or of a file."""
-    with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_stream(source)
-        except pa.ArrowInvalid:
-            source.seek(0)
-            file = pa.ipc.open_file(source)
-            batches = (file.get_batch(number) for number in range(file.num_record_batches))
-            reader = pa.RecordBatchReader.from_batches(file.schema, batches)
-        yield reader
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Errors of a damaged file as one sentence: on such files, the libraries may raise anything."""
-    try:
-        yield
-    except SightlineError:
-        raise
-    except Exception as error:
-        raise SightlineError(
-            f"{path}: damaged, or not such a file ({first_lines(error, 1)}); get it again"
-        ) from error
+    first = next(batches_of(table, [KEY], 1), None)
+    return first is not None and is_key(first.column(0)[0].as_py())

@@ -5,35 +5,42 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from pipeline.datasets.images import image_files
 from pipeline.datasets.manifests import cleaned
 from pipeline.datasets.match import ImageNames
 from pipeline.interchange.foreign import Foreign, Part, find, is_key
-from pipeline.interchange.imported import foreign_spec, write_rows
-from pipeline.interchange.rows import KEY, are_unit
-from sightline.cache import FeatureSetRecord, key_column, key_of_file, key_of_text
+from pipeline.interchange.rows import are_unit
+from sightline.cache import (
+    EncoderRecord,
+    FeatureSetRecord,
+    FeatureSpec,
+    SetWriter,
+    as_keys,
+    key_of_file,
+    key_of_text,
+)
 from sightline.cache.keys import KEY_BYTES, Keys, unique_sorted
 from sightline.cache.prepared import PreparedDataset, read_dataset_record
-from sightline.cache.record import DTypeName, Kind
+from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
 from sightline.progress import progress
 from sightline.settings import Settings
 from sightline.wording import counted
 
-_DTYPE: dict[str, DTypeName] = {"float16": "float16", "float32": "float32"}
 _SAMPLE = 1000
+_BATCH = 1024
 _Names = Sequence[str | None]
-_KeysOf = Callable[[_Names], list[bytes | None]]
 
 
 class ImportOptions(Settings):
@@ -110,15 +117,7 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
             differ in length or dtype.
     """
     foreign = find(source, options.kind, options.features, options.names)
-    shapes = [next(part.blocks(), np.empty((0, 0), np.float32)) for part in foreign.parts]
-    first = shapes[0]
-    for part, rows in zip(foreign.parts, shapes, strict=True):
-        if (rows.shape[1], rows.dtype) != (first.shape[1], first.dtype):
-            raise SightlineError(
-                f"{part.rows}: rows of {rows.shape[1]} {rows.dtype.name}, but "
-                f"{foreign.parts[0].rows} has {first.shape[1]} {first.dtype.name}; they are not "
-                "one set"
-            )
+    dim, dtype = _one_shape(foreign.parts)
     keys, known, counts, trimmed = _keys(source, foreign, options)
     kept = np.flatnonzero(known)
     kept = kept[np.sort(unique_sorted(keys[known]))]
@@ -129,22 +128,37 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     every = list(zip(foreign.parts, counts, strict=True))
     normalised, contradicting = _measure(every, keys, known, wanted)
     spec = foreign_spec(
-        _sha256(foreign.parts),
         foreign.form,
+        [path for part in foreign.parts for path in dict.fromkeys((part.rows, part.table))],
         foreign.kind,
-        first.shape[1],
-        _DTYPE[first.dtype.name],
+        dim,
         options.source or f"imported from {foreign.form}",
-        {**foreign.known, "normalised": normalised},
+        dtype,
+        **foreign.known,
+        normalised=normalised,
     )
     inputs = [source] if options.data is None else [source, options.data]
     blocks = (
         (keys[here][wanted[here]], rows[wanted[here]]) for here, rows in _blocks(every, "import")
     )
     record = write_rows(out, spec, keys[kept], blocks, inputs)
-    repeated = int(known.sum()) - len(kept)
-    missing = int((~known).sum())
+    repeated, missing = int(known.sum()) - len(kept), int((~known).sum())
     return Imported(record, foreign.form, missing, repeated, contradicting, trimmed)
+
+
+def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
+    """Length and dtype of the rows, which every part must have."""
+    shapes = []
+    for part in parts:
+        rows = next(part.blocks(), np.empty((0, 0), np.float32))
+        shapes.append((rows.shape[1], rows.dtype.name))
+        if shapes[-1] != shapes[0]:
+            (dim, dtype), (other_dim, other) = shapes[-1], shapes[0]
+            raise SightlineError(
+                f"{part.rows}: rows of {dim} {dtype}, but {parts[0].rows} has {other_dim} {other}; "
+                "they are not one set"
+            )
+    return shapes[0]
 
 
 def _keys(
@@ -157,19 +171,22 @@ def _keys(
     counts: list[int] = []
     lost = ""
     trimmed = 0
-    keys_of: _KeysOf | None = None
+    images: _ImageKeys | None = None
     for part in foreign.parts:
         names = part.names_of_rows()
-        if foreign.kind != "image" and part.names != KEY:
+        if part.keyed:
+            some = [bytes.fromhex(name) if name and is_key(name) else None for name in names]
+        elif foreign.kind == "image":
+            images = images or _ImageKeys(source, options.data, names)
+            some = images.of(names)
+        else:
             texts = cleaned(pa.array(names, pa.string())).to_pylist()
             trimmed += sum(text != name for text, name in zip(texts, names, strict=True))
-            names = texts
-        keys_of = keys_of or _reading(source, foreign.kind, part, names, options.data)
-        of_part = keys_of(names)
-        if None in of_part and not lost:
-            row = of_part.index(None)
+            some = [key_of_text(text) if text else None for text in texts]
+        if None in some and not lost:
+            row = some.index(None)
             lost = f"{names[row]!r:.80} (row {row} of {part.table.name})"
-        keys += of_part
+        keys += some
         counts.append(len(names))
     known = np.array([key is not None for key in keys], dtype=bool)
     if lost and not (options.allow_missing and known.any()):
@@ -183,23 +200,6 @@ def _keys(
     return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), known, counts, trimmed
 
 
-def _reading(source: Path, kind: Kind, part: Part, names: _Names, data: Path | None) -> _KeysOf:
-    """How names become keys."""
-    if part.names == KEY and all(map(is_key, names)):
-        return lambda some: [
-            bytes.fromhex(name) if name and is_key(name) else None for name in some
-        ]
-    if kind != "image":
-        return lambda texts: [key_of_text(text) if text else None for text in texts]
-    if data is None:
-        example = next((f"{name!r:.80}" for name in names if name), "none")
-        raise SightlineError(
-            f"{source}: a row's key is the SHA-256 of its image, and these rows name images such "
-            f"as {example}; give their folder, or a prepared data set, with --data"
-        )
-    return _ImageKeys(data, names).of
-
-
 class _ImageKeys:
     """Keys of images by name: a path below their folder, its file's name or that without suffix.
 
@@ -207,26 +207,33 @@ class _ImageKeys:
     sample share is taken away.
 
     Args:
+        source: the files that name them, for messages.
         data: a folder, whose named images are hashed, or a prepared data set, whose images were.
-        sample: some of the names.
+        names: some of the names.
 
     Raises:
         SightlineError: neither, or a folder without images.
     """
 
-    def __init__(self, data: Path, sample: _Names) -> None:
+    def __init__(self, source: Path, data: Path | None, names: _Names) -> None:
+        if data is None:
+            example = next((f"{name!r:.80}" for name in names if name), "none")
+            raise SightlineError(
+                f"{source}: a row's key is the SHA-256 of its image, and these rows name images "
+                f"such as {example}; give their folder, or a prepared data set, with --data"
+            )
         self._root = data
         self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
         if read_dataset_record(data) is not None:
             table = PreparedDataset.open(data).images
             self._paths = table["image_id"].to_pylist()
-            self._keys = dict(enumerate(key.tobytes() for key in key_column(table["key"])))
+            self._keys = dict(enumerate(table["key"].to_pylist()))
         elif data.is_dir():
             self._paths = sorted(image_files(data, data)[0])
         else:
             raise SightlineError(f"{data}: expected a folder of images, or a prepared data set")
         self._names = ImageNames(self._paths)
-        self._beginning = self._choose([name for name in sample[:_SAMPLE] if name])
+        self._beginning = self._choose([name for name in names[:_SAMPLE] if name])
 
     def of(self, names: _Names) -> list[bytes | None]:
         """The key of each image, or None if it is missing, unreadable or unnamed."""
@@ -256,15 +263,6 @@ class _ImageKeys:
             return key_of_file(self._root / self._paths[row])
         except OSError:
             return None
-
-
-def _sha256(parts: list[Part]) -> str:
-    """SHA-256 (hex) of the file that the rows come from, or of the list of them if several."""
-    files = [path for part in parts for path in dict.fromkeys((part.rows, part.table))]
-    sums = [key_of_file(path).hex() for path in files]
-    if len(sums) == 1:
-        return sums[0]
-    return hashlib.sha256("".join(f"{each}\n" for each in sums).encode()).hexdigest()
 
 
 def _measure(
@@ -307,3 +305,61 @@ def _blocks(parts: list[tuple[Part, int]], what: str) -> Iterator[tuple[slice, N
                     f"{part.table}: {names:,} rows, but {part.rows.name} has {at - begin:,}; row i "
                     "belongs to row i, so one of them is the wrong file or truncated"
                 )
+
+
+def foreign_spec(
+    form: str,
+    files: Sequence[Path],
+    kind: Kind,
+    dim: int,
+    source: str,
+    dtype: DTypeName = "float32",
+    **known: Any,
+) -> FeatureSpec:
+    """A record that claims only what is known about rows that another tool made.
+
+    Args:
+        files: that they come from; their SHA-256, or that of the list of them, is recorded.
+        source: what computed the rows.
+        known: added to the preprocessing, such as ``normalised=True``.
+
+    Raises:
+        SightlineError: ``source`` is too long or contains control characters.
+    """
+    sums = [key_of_file(path).hex() for path in files]
+    listed = "".join(f"{each}\n" for each in sums).encode()
+    sha256 = sums[0] if len(sums) == 1 else hashlib.sha256(listed).hexdigest()
+    try:
+        encoder = EncoderRecord(name=f"{FOREIGN}{form}", source=source, weights_sha256=sha256)
+    except ValidationError as error:
+        raise SightlineError(f"--source {source[:80]!a}: {error.errors()[0]['msg']}") from error
+    return FeatureSpec(
+        kind=kind,
+        encoder=encoder,
+        preprocessing={"imported_from": form, "file_sha256": sha256, **known},
+        precision="unknown",
+        dim=dim,
+        dtype=dtype,
+    )
+
+
+def write_rows(
+    out: Path,
+    spec: FeatureSpec,
+    keys: Keys | Sequence[bytes],
+    blocks: Iterable[tuple[Keys | list[bytes], NDArray]],
+    inputs: Iterable[Path],
+) -> FeatureSetRecord:
+    """Publish the rows of ``blocks`` (keys and [n, dim] each) as the feature set ``out``.
+
+    Args:
+        keys: of all rows.
+    """
+    how: dict[str, str | int] = {"imported_from": spec.encoder.name}
+    with SetWriter(out, spec, inputs) as writer:
+        if writer.plan(as_keys(keys), batch_size=_BATCH):
+            for some, rows in blocks:
+                writer.add(as_keys(some), rows, computed=how)
+        record = writer.publish(Provenance(imported=True))
+    assert isinstance(record, FeatureSetRecord)
+    return record

@@ -37,40 +37,28 @@ class Rows:
     normalise: bool = False
 
     @property
-    def name_schema(self) -> pa.Schema:
-        """Columns of what the rows are called: the key and the names."""
-        named = [pa.field(name, pa.string()) for name in self.names]
-        return pa.schema([pa.field(KEY, pa.string(), nullable=False), *named])
-
-    @property
     def schema(self) -> pa.Schema:
         """Columns of a table of rows: key, names, and the features as a fixed-size list."""
         kind = pa.float16() if self.features.dtype.itemsize == 2 else pa.float32()
         item = pa.field("item", kind, nullable=False)
-        return self.name_schema.append(pa.field(FEATURES, pa.list_(item, self.features.dim)))
-
-    def chunks(self, rows: range) -> Iterator[tuple[pa.Table, NDArray]]:
-        """Names and values [n, dim] of ``rows``, a few megabytes at a time."""
-        step = max(1, _CHUNK_BYTES // (self.features.dim * self.features.dtype.itemsize))
-        for start in range(rows.start, rows.stop, step):
-            stop = min(start + step, rows.stop)
-            keys = self.features.keys[start:stop]
-            values = self.features.gather(np.arange(start, stop))
-            if self.normalise:
-                values = unit_rows(values).astype(self.features.dtype)
-            columns = {KEY: pa.array([key.tobytes().hex() for key in keys], pa.string())}
-            columns |= {
-                name: every.slice(start, stop - start) for name, every in self.names.items()
-            }
-            yield pa.table(columns, self.name_schema), np.ascontiguousarray(values)
+        named = [pa.field(name, pa.string()) for name in self.names]
+        rows = pa.field(FEATURES, pa.list_(item, self.features.dim))
+        return pa.schema([pa.field(KEY, pa.string(), nullable=False), *named, rows])
 
     def tables(self, rows: range) -> Iterator[pa.Table]:
         """``rows`` as tables of `schema`, a few megabytes at a time."""
-        kind = self.schema.field(FEATURES).type
-        for names, values in self.chunks(rows):
+        step = max(1, _CHUNK_BYTES // (self.features.dim * self.features.dtype.itemsize))
+        for start in range(rows.start, rows.stop, step):
+            stop = min(start + step, rows.stop)
+            values = self.features.gather(np.arange(start, stop))
+            if self.normalise:
+                values = unit_rows(values).astype(self.features.dtype)
+            keys = pa.array([key.tobytes().hex() for key in self.features.keys[start:stop]])
+            names = [every.slice(start, stop - start) for every in self.names.values()]
+            kind = self.schema.field(FEATURES).type
             flat = pa.array(values.reshape(-1), kind.value_type)
             lists = pa.FixedSizeListArray.from_arrays(flat, type=kind)
-            yield pa.table([*names.columns, lists], schema=self.schema)
+            yield pa.table([keys, *names, lists], schema=self.schema)
 
 
 def write_parquet(folder: Path, source: Rows) -> None:
@@ -100,12 +88,13 @@ def write_npy(folder: Path, source: Rows) -> None:
             path = folder / f"{what}_emb" / f"{what}_emb_{number:04}.npy"
             file = stack.enter_context(path.open("xb"))
             table = folder / "metadata" / f"metadata_{number:04}.parquet"
-            writer = stack.enter_context(pq.ParquetWriter(table, source.name_schema))
+            schema = source.schema.remove(source.schema.get_field_index(FEATURES))
+            writer = stack.enter_context(pq.ParquetWriter(table, schema))
             header = {**shape, "shape": (len(rows), source.features.dim)}
             np.lib.format.write_array_header_1_0(file, header)
-            for names, values in source.chunks(rows):
-                file.write(values.data)
-                writer.write_table(names)
+            for some in source.tables(rows):
+                file.write(some[FEATURES].chunk(0).values.to_numpy().data)
+                writer.write_table(some.drop_columns([FEATURES]))
 
 
 def _files(source: Rows) -> Iterator[tuple[int, range]]:

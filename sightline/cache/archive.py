@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import shutil
 import tarfile
 from pathlib import Path
 
@@ -28,8 +26,6 @@ from sightline.output import replacing_file
 
 SUMS = "SHA256SUMS"
 _FIRST_NAME = FILE_NAME.encode() + b"\0"  # every such tar starts with this
-_COPY_BYTES = 8 << 20
-_MOST_PER_FILE = 8 << 30  # the limit of eleven octal digits
 
 
 def export_set(folder: Path, archive: Path) -> int:
@@ -50,10 +46,6 @@ def export_set(folder: Path, archive: Path) -> int:
     ):
         _add(tar, FILE_NAME, to_bytes(record))
         for file in record.files:
-            if file.bytes >= _MOST_PER_FILE:
-                raise CacheError(
-                    f"{folder / file.name}: too large for a tar; run `sightline cache gc --compact`"
-                )
             with (folder / file.name).open("rb") as source:
                 tar.addfile(_header(file.name, file.bytes), source)
         _add(tar, SUMS, _sums(folder, record))
@@ -78,10 +70,10 @@ def import_set(archive: Path, folder: Path) -> SetRecord:
     with set_output(folder, [archive]) as output, output.scratch() as part:
         try:
             with tarfile.open(archive, "r:") as tar:
-                _unpack(tar, FILE_NAME, part)
+                tar.extract(FILE_NAME, part, set_attrs=False, filter="data")
                 record = read_record(part)
                 for file in record.files:
-                    _unpack(tar, file.name, part)
+                    tar.extract(file.name, part, set_attrs=False, filter="data")
         except (tarfile.TarError, KeyError, CacheError) as error:
             raise CacheError(
                 f"{archive}: truncated, or not made by `sightline cache export` ({error}); "
@@ -93,16 +85,6 @@ def import_set(archive: Path, folder: Path) -> SetRecord:
         output.move_in(part)
         write_record(output, record)
         return record
-
-
-def _unpack(tar: tarfile.TarFile, name: str, folder: Path) -> None:
-    content = tar.extractfile(name)
-    if content is None:
-        raise CacheError(f"{name} is not a plain file")
-    with (folder / name).open("xb") as file:
-        shutil.copyfileobj(content, file, _COPY_BYTES)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sums(folder: Path, record: SetRecord) -> bytes:

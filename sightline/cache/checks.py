@@ -35,10 +35,9 @@ def file_fault(folder: Path, file: FileRecord, progress: Progress = lambda _: No
     digest = blake3()
     try:
         with path.open("rb", buffering=0) as handle:
-            buffer = memoryview(bytearray(_READ_BYTES))
-            while count := handle.readinto(buffer):
-                digest.update(buffer[:count])
-                progress(count)
+            while data := handle.read(_READ_BYTES):
+                digest.update(data)
+                progress(len(data))
     except OSError as error:
         return f"{path}: {UNREADABLE} ({error.strerror})"
     if digest.hexdigest() != file.blake3:

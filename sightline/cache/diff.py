@@ -72,11 +72,8 @@ def compare(a: Path, b: Path) -> Difference:
     assert one.rows.digests is not None
     assert two.rows.digests is not None
     other = (one.rows.digests[mine] != two.rows.digests[theirs]).any(axis=1)
-    changed, largest, most = int(other.sum()), 0.0, ""
-    if isinstance(first.spec, FeatureSpec):
-        changed, largest, most = _change(one.rows, two.rows, mine[other], theirs[other])
-    elif changed:
-        most = one.rows.keys[mine[other][0]].tobytes().hex()
+    changed = int(other.sum())
+    largest, most = _largest_change(one.rows, two.rows, mine[other], theirs[other])
     return Difference(
         added=len(two.rows) - len(mine),
         gone=len(one.rows) - len(mine),
@@ -110,23 +107,15 @@ def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -
         raise CacheError(f"{b}: holds {NAMES[two.kind]}, expected {NAMES[one.kind]}")
 
 
-def _change(
+def _largest_change(
     one: Rows, two: Rows, mine: NDArray[np.int64], theirs: NDArray[np.int64]
-) -> tuple[int, float, str]:
-    """How many rows differ in value, 1 - cosine of the one that changed most, and its key (hex)."""
-    changed, largest, most = 0, 0.0, ""
-    for start in range(0, len(mine), _BLOCK):
+) -> tuple[float, str]:
+    """Of rows that differ: 1 - cosine of the one that changed most, and its key (hex)."""
+    largest, row = 0.0, mine[:1]
+    for start in range(0, len(mine) if isinstance(one.spec, FeatureSpec) else 0, _BLOCK):
         part = slice(start, start + _BLOCK)
-        first, second = one.gather(mine[part]), two.gather(theirs[part])
-        other = np.arange(len(first))
-        if first.dtype != second.dtype:  # equal values have other bytes
-            other = np.flatnonzero((first != second).any(axis=1))
-        if not len(other):
-            continue
-        changed += len(other)
-        change = 1 - cosines(first[other], second[other])
+        change = 1 - cosines(one.gather(mine[part]), two.gather(theirs[part]))
         worst = int(np.argmax(change))
-        if change[worst] > largest or not most:
-            largest = float(change[worst])
-            most = one.keys[mine[part][other[worst]]].tobytes().hex()
-    return changed, largest, most
+        if change[worst] > largest:
+            largest, row = float(change[worst]), mine[part][worst : worst + 1]
+    return largest, one.keys[row].tobytes().hex()

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from sightline.cache.keys import KEY_BYTES, Keys, as_keys, increasing, picked, sort_order
+from sightline.cache.keys import KEY_BYTES, as_keys, increasing, picked, sort_order
 from sightline.cache.manifest import key_array, key_column, read_batches, read_schema
-from sightline.cache.record import FeatureSpec, FileRecord, SetRecord, TableSpec, check_file
+from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.cache.rows import Rows, Shard
-from sightline.cache.shards import DIGEST_BYTES, Digests, format_of
+from sightline.cache.shards import DIGEST_BYTES
 from sightline.errors import CacheError
 from sightline.output import Output
 
@@ -140,34 +140,22 @@ def read_index(
     return Rows(record.spec, files, keys, shards, rows, known), failed
 
 
-class Content:
-    """The content digest of a set, while its rows pass by in the order of their keys.
+def content_digest(rows: Rows, failed: Mapping[bytes, str]) -> str:
+    """The content digest of a set with these rows, which have digests, and failed keys (hex).
 
     It is the BLAKE3 of the fingerprint, every key with its row's digest, and every failed key with
-    its code. Two sets with one fingerprint have equal digests exactly when they hold the same rows,
-    regardless of the history of additions, removals and kills behind their shards.
+    its code, both in the order of the keys. Two sets with one fingerprint have equal digests
+    exactly when they hold the same rows, regardless of the history of additions, removals and
+    kills behind their shards.
     """
-
-    def __init__(self, spec: FeatureSpec | TableSpec) -> None:
-        self._format = format_of(spec)
-        self._total = blake3(spec.fingerprint.encode())
-
-    def add(self, keys: Keys, digests: Digests) -> None:
-        """The next keys, and the digests of their rows."""
-        for start in range(0, len(keys), _ROWS):
-            part = slice(start, start + _ROWS)
-            self._total.update(np.hstack([keys[part], digests[part]]).data)
-
-    def add_rows(self, keys: Keys, rows: Any) -> None:
-        """The next keys and rows."""
-        self.add(keys, self._format.digests(rows))
-
-    def digest(self, failed: Mapping[bytes, str]) -> str:
-        """The digest (hex); ``failed``: key → code."""
-        total = self._total.copy()
-        for key in sorted(failed):
-            total.update(key + failed[key].encode())
-        return total.hexdigest()
+    assert rows.digests is not None
+    total = blake3(rows.spec.fingerprint.encode())
+    for start in range(0, len(rows), _ROWS):
+        part = slice(start, start + _ROWS)
+        total.update(np.hstack([rows.keys[part], rows.digests[part]]).data)
+    for key in sorted(failed):
+        total.update(key + failed[key].encode())
+    return total.hexdigest()
 
 
 def _failed(batch: pa.RecordBatch) -> dict[bytes, str]:

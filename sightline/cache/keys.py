@@ -59,54 +59,42 @@ def as_keys(keys: Keys | Sequence[bytes]) -> Keys:
 
 def sort_order(keys: Keys) -> NDArray[np.int64]:
     """The order that sorts ``keys`` as byte strings, stable for equal keys: int64 [n]."""
-    heads = prefixes(keys)
-    order = np.argsort(heads, kind="stable")
-    heads = heads[order]
-    twins = heads[1:] == heads[:-1]
-    if not twins.any():  # distinct digests differ in their first eight bytes
-        return order
-    tied = np.zeros(len(order), dtype=bool)
-    tied[1:] |= twins
-    tied[:-1] |= twins
-    rows = order[tied]
-    words = _words(keys[rows])
-    order[tied] = rows[np.lexsort((words[:, 3], words[:, 2], words[:, 1], words[:, 0]))]
-    return order
+    return np.argsort(_strings(keys), kind="stable")
 
 
 def unique_sorted(keys: Keys) -> NDArray[np.int64]:
     """Positions of the distinct keys in sorted order; the first of equal keys: int64 [m]."""
     order = sort_order(keys)
-    if len(order) < 2:
-        return order
-    heads = prefixes(keys)[order]
+    strings = _strings(keys)[order]
     first = np.ones(len(order), dtype=bool)
-    first[1:] = heads[1:] != heads[:-1]
-    tied = np.flatnonzero(~first)
-    first[tied] = (keys[order[tied]] != keys[order[tied - 1]]).any(axis=1)
+    first[1:] = strings[1:] != strings[:-1]
     return order[first]
 
 
 def increasing(keys: Keys) -> bool:
     """Whether ``keys`` are strictly increasing: sorted, without duplicates."""
-    starts = range(0, len(keys), _FIND_ROWS)  # in chunks, to limit memory
-    return all(_increasing(keys[start : start + _FIND_ROWS + 1]) for start in starts)
+    strings = _strings(keys)
+    return bool((strings[1:] > strings[:-1]).all())
 
 
-def _increasing(keys: Keys) -> bool:
-    heads = prefixes(keys)
-    if (heads[1:] < heads[:-1]).any():
-        return False
-    tied = np.flatnonzero(heads[1:] == heads[:-1])
-    before, after = _words(keys[tied]), _words(keys[tied + 1])
-    word = (before != after).argmax(axis=1)  # the first that differs, or 0 if none does
-    row = np.arange(len(tied))
-    return bool((before[row, word] < after[row, word]).all())
+def find_keys(table: Keys, keys: Keys) -> NDArray[np.int64]:
+    """Row of each key in the table, or -1: int64 [len(keys)].
 
-
-def prefixes(keys: Keys) -> NDArray[np.uint64]:
-    """The first eight bytes of each key as a number with the same sort order: uint64 [n]."""
-    return np.ascontiguousarray(keys[:, :8]).view(">u8").reshape(len(keys)).astype(np.uint64)
+    Args:
+        table: uint8 [n, 32], strictly increasing as byte strings.
+    """
+    found = np.full(len(keys), -1, dtype=np.int64)
+    if not len(table):
+        return found
+    strings = _strings(table)
+    for start in range(0, len(keys), _FIND_ROWS):  # in chunks, to limit memory
+        wanted = _strings(keys[start : start + _FIND_ROWS])
+        order = np.argsort(wanted)  # three times as fast: neighbours are looked up in turn
+        rows = np.searchsorted(strings, wanted[order])
+        rows[rows == len(strings)] = 0
+        rows[strings[rows] != wanted[order]] = -1
+        found[start + order] = rows
+    return found
 
 
 def picked(values: NDArray[_Number], mask: NDArray[np.bool_]) -> NDArray[_Number]:
@@ -114,43 +102,9 @@ def picked(values: NDArray[_Number], mask: NDArray[np.bool_]) -> NDArray[_Number
     return values if mask.all() else values[mask]
 
 
-def _words(keys: Keys) -> NDArray[np.uint64]:
-    """Keys as big-endian numbers, which sort like the bytes: [n, 4]."""
-    return np.ascontiguousarray(keys).view(">u8").reshape(len(keys), 4)
-
-
-class KeyTable:
-    """Finds keys in a sorted table, by binary search on their first eight bytes.
-
-    Args:
-        keys: uint8 [n, 32], strictly increasing as byte strings.
-    """
-
-    def __init__(self, keys: Keys) -> None:
-        self.keys = keys
-        self._prefixes = prefixes(keys)
-
-    def find(self, keys: Keys) -> NDArray[np.int64]:
-        """Row of each key in the table, or -1: int64 [len(keys)]."""
-        rows = np.full(len(keys), -1, dtype=np.int64)
-        for start in range(0, len(keys), _FIND_ROWS):  # in chunks, to limit memory
-            part = slice(start, start + _FIND_ROWS)
-            self._find(keys[part], rows[part])
-        return rows
-
-    def _find(self, keys: Keys, rows: NDArray[np.int64]) -> None:
-        """Write the row of each key into ``rows``, initially all -1."""
-        wanted = prefixes(keys)
-        found = np.searchsorted(self._prefixes, wanted).astype(np.int64)
-        open_ = np.arange(len(keys))
-        while len(open_):  # at most twice, unless digests were forged with equal prefixes
-            inside = found[open_] < len(self.keys)
-            open_ = open_[inside]
-            open_ = open_[self._prefixes[found[open_]] == wanted[open_]]
-            same = (self.keys[found[open_]] == keys[open_]).all(axis=1)
-            rows[open_[same]] = found[open_[same]]
-            open_ = open_[~same]
-            found[open_] += 1
+def _strings(keys: Keys) -> NDArray[np.bytes_]:
+    """Keys as byte strings of NumPy, which compares them whole: [n]."""
+    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(len(keys))
 
 
 def raise_missing(path: Path, keys: Keys, rows: NDArray[np.int64], remedy: str) -> None:

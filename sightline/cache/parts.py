@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,7 @@ from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
 from sightline.cache.shards import Computed, format_of, note_in
 from sightline.errors import CacheError
-from sightline.files import fsync, write_bytes
+from sightline.files import write_bytes
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
 _NAME = re.compile(r"part-[0-9a-f]{32}\.(?:h5|parquet)")
@@ -55,9 +55,6 @@ class Parts:
     Args:
         run_folder: parent of the parts' folder.
         spec: description of the rows.
-        alone: no other process writes here, so unusable files are removed: those with a different
-            fingerprint, and damaged ones.
-        looks: only read what there is; nothing is made or removed.
         unfinished: folder to make parts in (`Output.unfinished`).
 
     Attributes:
@@ -66,27 +63,14 @@ class Parts:
     """
 
     def __init__(
-        self,
-        run_folder: Path,
-        spec: FeatureSpec | TableSpec,
-        *,
-        alone: bool = True,
-        looks: bool = False,
-        unfinished: Path | None = None,
+        self, run_folder: Path, spec: FeatureSpec | TableSpec, unfinished: Path | None = None
     ) -> None:
         self.folder = run_folder / FOLDER
         self.parts: list[Part] = []
         self.damaged: list[str] = []
         self._spec, self._format, self._unfinished = spec, format_of(spec), unfinished
         self._seen: set[str] = set()
-        if not looks:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        if not self.folder.is_dir():
-            return
-        self.refresh(self.damaged)
-        if alone and not looks:
-            used = {part.name for part in self.parts}
-            self._remove(lambda name: name not in used)
+        self.refresh()
 
     def append(
         self, keys: Keys, rows: Any, failed: Mapping[bytes, Failure], computed: Mapping[str, Any]
@@ -117,10 +101,10 @@ class Parts:
         self.parts.append(Part(name, shard, keys, dict(failed), dict(computed)))
         return self.parts[-1]
 
-    def refresh(self, damaged: list[str] | None = None) -> None:
+    def refresh(self) -> None:
         """Load the parts that other workers have finished in the meantime."""
-        for path in sorted(self.folder.iterdir()):
-            if path.name in self._seen or not _NAME.fullmatch(path.name):
+        for path in sorted(_parts_in(self.folder)):
+            if path.name in self._seen:
                 continue
             self._seen.add(path.name)
             try:
@@ -128,28 +112,28 @@ class Parts:
             except FileNotFoundError:  # the run beside has published
                 continue
             except (CacheError, OSError, ValueError, KeyError, TypeError, AttributeError):
-                if damaged is not None:
-                    damaged.append(path.name)
+                self.damaged.append(path.name)
                 continue
             if part is not None:
                 self.parts.append(part)
 
+    def remove_unusable(self) -> None:
+        """Remove damaged parts and those of another fingerprint; no other process writes here."""
+        used = {part.name for part in self.parts}
+        for path in _parts_in(self.folder):
+            if path.name not in used:
+                path.unlink()
+
     def clear(self) -> None:
         """Remove every part: published or unusable."""
-        self._remove(lambda name: True)
-        fsync(self.folder)
-        self.leave()
         self.parts = []
+        self.remove_unusable()
+        self.leave()
 
     def leave(self) -> None:
         """Remove the folder if it is empty."""
         with suppress(OSError):
             self.folder.rmdir()
-
-    def _remove(self, unused: Callable[[str], bool]) -> None:
-        for path in self.folder.iterdir():
-            if _NAME.fullmatch(path.name) and unused(path.name):
-                path.unlink()
 
     def _read(self, path: Path) -> Part | None:
         """The part of this file, or None if it has another fingerprint.
@@ -179,12 +163,14 @@ def _shard(name: str, digest: str, size: int, rows: int, computed: Computed) -> 
 
 def rows_in_parts(run_folder: Path, omitted: Collection[str]) -> int:
     """How many rows are in finished parts, failed ones included, except in those ``omitted``."""
-    try:
-        paths = [*(run_folder / FOLDER).iterdir()]
-    except OSError:
-        return 0
-    ours = [path for path in paths if _NAME.fullmatch(path.name) and path.name not in omitted]
-    return sum(map(_rows_of, ours))
+    parts = _parts_in(run_folder / FOLDER)
+    return sum(_rows_of(path) for path in parts if path.name not in omitted)
+
+
+def _parts_in(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return []  # there is no such folder
 
 
 @cache

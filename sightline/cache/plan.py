@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -59,94 +58,16 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a run computes.
-
-    A row's value may depend on the shape of its batch, so the shape is part of the plan: every
-    batch is padded to ``batch_size`` rows and holds rows of only one ``length``.
-
-    Attributes:
-        fingerprint: fingerprint of the rows to compute.
-        keys: uint8 [n, 32], sorted by length, then by group if there are groups, then by key.
-        lengths: int32 [n], padded length of each row (0 for images).
-        shape: how they are computed.
-        asked: the shape that was requested; a resumed run keeps that of the interrupted one.
-    """
-
-    fingerprint: str
-    keys: Keys
-    lengths: NDArray[np.int32]
-    shape: Shape
-    asked: Shape
-
-    @classmethod
-    def make(
-        cls,
-        fingerprint: str,
-        keys: Keys,
-        lengths: NDArray[np.int32] | None,
-        shape: Shape,
-        groups: Keys | None = None,
-        asked: Shape | None = None,
-    ) -> Plan:
-        """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation.
-
-        Args:
-            groups: uint8 [n, 32]; rows of one group (the objects of one image) are consecutive.
-            asked: the requested shape, if different.
-        """
-        by_key = sort_order(keys)
-        if groups is not None:
-            by_key = by_key[sort_order(groups[by_key])]
-        if lengths is None:
-            lengths = np.zeros(len(keys), dtype=np.int32)
-        order = by_key[np.argsort(lengths[by_key], kind="stable")]
-        if (order[1:] > order[:-1]).all():  # already in order: avoid a copy
-            return cls(fingerprint, keys, lengths, shape, asked or shape)
-        return cls(fingerprint, keys[order], lengths[order], shape, asked or shape)
-
-    def batches(self) -> list[Batch]:
-        """The batches of the plan, in order; each has rows of a single length."""
-        size = self.shape.batch_size
-        batches: list[Batch] = []
-        block = rows = 0
-        edges = np.flatnonzero(np.diff(self.lengths)) + 1
-        for first, end in pairwise([0, *edges.tolist(), len(self.keys)]):
-            for start in range(first, end, size):
-                keys = self.keys[start : min(start + size, end)]
-                batches.append(Batch(len(batches), block, keys, int(self.lengths[start])))
-                rows += len(keys)
-                if rows >= self.shape.block_rows:
-                    block, rows = block + 1, 0
-        return batches
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 (hex) of the plan."""
-        digest = hashlib.sha256(json.dumps(self._head, sort_keys=True).encode())
-        digest.update(np.ascontiguousarray(self.keys).data)
-        digest.update(self.lengths.astype("<i4", copy=False).data)
-        return digest.hexdigest()
-
-    @property
-    def _head(self) -> dict[str, str | int]:
-        return {"fingerprint": self.fingerprint, "rows": len(self.keys), **asdict(self.shape)}
-
-    def stored(self, parts: frozenset[str]) -> StoredPlan:
-        """What the plan's file says of it; ``parts`` as there."""
-        return StoredPlan(
-            self.fingerprint, len(self.keys), self.shape, self.asked, parts, self.digest
-        )
-
-
-@dataclass(frozen=True)
 class StoredPlan:
     """The file of a plan, by which runs that resume or join know that theirs is the same.
 
     Attributes:
-        fingerprint, shape, asked, digest: those of the plan.
-        rows: rows of the plan.
+        fingerprint: fingerprint of the rows to compute.
+        rows: how many there are.
+        shape: how they are computed.
+        asked: the shape that was requested; a resumed run keeps that of the interrupted one.
         parts: names of the finished parts that were there before it; it omits their rows.
+        digest: SHA-256 (hex) of the rows in their order, and of the shape.
     """
 
     fingerprint: str
@@ -182,6 +103,74 @@ class StoredPlan:
             f"{name}: {theirs[name]} → {mine[name]}" for name in mine if mine[name] != theirs[name]
         ]
         return lines or ["the same number of rows, but different ones"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run computes.
+
+    A row's value may depend on the shape of its batch, so the shape is part of the plan: every
+    batch is padded to ``batch_size`` rows and holds rows of only one ``length``.
+
+    Attributes:
+        stored: what the plan's file says of it.
+        keys: uint8 [n, 32], sorted by length, then by group if there are groups, then by key.
+        lengths: int32 [n], padded length of each row (0 for images).
+    """
+
+    stored: StoredPlan
+    keys: Keys
+    lengths: NDArray[np.int32]
+
+    @classmethod
+    def make(
+        cls,
+        fingerprint: str,
+        keys: Keys,
+        lengths: NDArray[np.int32] | None,
+        shape: Shape,
+        groups: Keys | None = None,
+        asked: Shape | None = None,
+        parts: frozenset[str] = frozenset(),
+    ) -> Plan:
+        """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation.
+
+        Args:
+            groups: uint8 [n, 32]; rows of one group (the objects of one image) are consecutive.
+            asked: the requested shape, if different.
+            parts: as in `StoredPlan`.
+        """
+        by_key = sort_order(keys)
+        if groups is not None:
+            by_key = by_key[sort_order(groups[by_key])]
+        if lengths is None:
+            lengths = np.zeros(len(keys), dtype=np.int32)
+        order = by_key[np.argsort(lengths[by_key], kind="stable")]
+        if not (order[1:] > order[:-1]).all():  # else already in order: avoid a copy
+            keys, lengths = keys[order], lengths[order]
+        head = {"fingerprint": fingerprint, "rows": len(keys), **asdict(shape)}
+        digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+        digest.update(np.ascontiguousarray(keys).data)
+        digest.update(lengths.astype("<i4", copy=False).data)
+        stored = StoredPlan(
+            fingerprint, len(keys), shape, asked or shape, parts, digest.hexdigest()
+        )
+        return cls(stored, keys, lengths)
+
+    def batches(self) -> list[Batch]:
+        """The batches of the plan, in order; each has rows of a single length."""
+        size = self.stored.shape.batch_size
+        batches: list[Batch] = []
+        block = rows = 0
+        edges = np.flatnonzero(np.diff(self.lengths)) + 1
+        for first, end in pairwise([0, *edges.tolist(), len(self.keys)]):
+            for start in range(first, end, size):
+                keys = self.keys[start : min(start + size, end)]
+                batches.append(Batch(len(batches), block, keys, int(self.lengths[start])))
+                rows += len(keys)
+                if rows >= self.stored.shape.block_rows:
+                    block, rows = block + 1, 0
+        return batches
 
 
 _LAUNCHERS = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_NTASKS"}

@@ -8,7 +8,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from sightline.cache.index import Content, write_index
+from sightline.cache.index import content_digest, write_index
 from sightline.cache.keys import Keys
 from sightline.cache.record import (
     FeatureSetRecord,
@@ -20,7 +20,7 @@ from sightline.cache.record import (
     TableSpec,
     write_record,
 )
-from sightline.cache.rows import Rows, Shard, joined
+from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, Format, shard_name
 from sightline.errors import CacheError
 from sightline.output import Output
@@ -39,10 +39,10 @@ def write_shards(
         shard_rows: keys per shard, including failed rows.
         known: sound shards of the output, which are not written again.
     """
-    made = Rows(rows.spec)
     there = {record.name: record for record in known}
     files: list[Shard] = []
-    parts, digests = [made.keys], [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
+    parts: list[Keys] = []
+    digests = [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
     for start in range(0, len(keys), shard_rows):
         found = rows.find(keys[start : start + shard_rows])
         found = found[found >= 0]
@@ -51,11 +51,9 @@ def write_shards(
             files.append(Shard(output.folder, record))
             parts.append(rows.keys[found])
             digests.append(hashed)
-    counts = [len(part) for part in parts]
-    shards = np.repeat(np.arange(-1, len(files), dtype=np.int32), counts)
-    numbers = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
-    every = np.concatenate(parts)
-    return Rows(rows.spec, files, every, shards, numbers, np.concatenate(digests))
+    made = rows_in(rows.spec, files, keys=parts)
+    made.digests = np.concatenate(digests)
+    return made
 
 
 def _write(
@@ -128,13 +126,11 @@ def publish(
     shards = places[rows.shards] if len(rows) else rows.shards
     digests = np.empty((0, DIGEST_BYTES), np.uint8) if rows.digests is None else rows.digests
     rows = Rows(spec, files, rows.keys, shards, rows.numbers, digests)
-    content = Content(spec)
-    content.add(rows.keys, digests)
     kind = FeatureSetRecord if isinstance(spec, FeatureSpec) else TableSetRecord
     record = kind(
         spec=spec,  # pyright: ignore[reportArgumentType]
         fingerprint=spec.fingerprint,
-        content_digest=content.digest(failed),
+        content_digest=content_digest(rows, failed),
         provenance=provenance,
         rows=len(rows),
         failed=len(failed),

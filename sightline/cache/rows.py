@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.keys import KEY_BYTES, Keys, KeyTable, picked, unique_sorted
+from sightline.cache.keys import KEY_BYTES, Keys, find_keys, picked, unique_sorted
 from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
 from sightline.cache.shards import Computed, Digests, format_of
 
@@ -58,14 +57,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    @cached_property
-    def table(self) -> KeyTable:
-        """Finds keys among the rows."""
-        return KeyTable(self.keys)
-
     def find(self, keys: Keys) -> NDArray[np.int64]:
         """Position of each key, or -1: int64 [len(keys)]."""
-        return self.table.find(keys)
+        return find_keys(self.keys, keys)
 
     def gather(self, rows: NDArray) -> Any:
         """The rows at these positions, in this order.
@@ -84,8 +78,9 @@ class Rows:
         return self._opened[number]
 
     def computed(self, rows: NDArray) -> list[Computed]:
-        """The distinct ways in which these rows were computed."""
-        return [self.files[i].record.computed for i in np.unique(self.shards[rows])]
+        """The distinct ways in which these rows were computed; none of rows in no file."""
+        shards = np.unique(self.shards[rows]) if self.files else ()
+        return [self.files[i].record.computed for i in shards]
 
     def live(self) -> NDArray[np.int64]:
         """How many of the rows are in each shard: int64 [len(files)]."""
@@ -108,6 +103,18 @@ class Rows:
             self.numbers[mask],
             None if self.digests is None else self.digests[mask],
         )
+
+
+def rows_of_no_file(spec: FeatureSpec | TableSpec, keys: Keys, values: Any) -> Rows:
+    """Rows that are yet to be written.
+
+    Args:
+        keys: uint8 [n, 32], strictly increasing.
+        values: n rows, as the set's format has them.
+    """
+    rows = Rows(spec, (), keys, np.zeros(len(keys), np.int32), np.arange(len(keys), dtype=np.int32))
+    rows._opened[0] = keys, values
+    return rows
 
 
 def rows_in(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from sightline.cache.checks import require_sound
 from sightline.cache.index import read_index
 from sightline.cache.keys import (
     Keys,
-    KeyTable,
     as_keys,
     key_of_bytes,
     raise_missing,
@@ -25,20 +24,22 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.manifest import key_array, key_column
+from sightline.cache.publish import publish, write_shards
 from sightline.cache.record import (
     FeatureSetRecord,
+    Provenance,
     TableKind,
     TableSetRecord,
     TableSpec,
     read_features,
     read_tables_record,
+    refuse_other_kinds,
+    set_output,
 )
-from sightline.cache.rows import Rows
+from sightline.cache.rows import Rows, rows_of_no_file
 from sightline.cache.tables import PHRASE_TOKENS, TOKENS
-from sightline.cache.writer import SetWriter
 from sightline.errors import CacheError
 
-_BATCH_ROWS = 1 << 16
 H = TypeVar("H")
 
 
@@ -175,17 +176,18 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
         CacheError: ``folder`` holds a set of a different kind.
         SightlineError: as in `sightline.output.Output`.
     """
+    refuse_other_kinds(folder, spec.kind)
     first = unique_sorted(keys)
-    table = KeyTable(keys[first])
-    with SetWriter(folder, spec) as writer:
-        writer.start_over()
-        for batch in writer.plan(table.keys, batch_size=_BATCH_ROWS):
-            here = first[table.find(batch.keys)]
-            writer.add(batch.keys, rows.take(pa.array(here)), block=batch.block)
-        return writer.publish().rows
+    every = rows_of_no_file(spec, keys[first], rows.take(pa.array(first)))
+    with set_output(folder) as output:
+        made = write_shards(output, every.keys, every.format.shard_rows, every)
+        return publish(output, [made], {}, Provenance()).rows
 
 
-@dataclass(frozen=True)
+_EXACTLY = ConfigDict(extra="forbid", strict=True)
+
+
+@checked_dataclass(frozen=True, config=_EXACTLY)
 class TokenHeader:
     """Settings that a token set was made with.
 
@@ -207,23 +209,16 @@ class TokenHeader:
     weights: str = ""
 
 
+@dataclass(frozen=True, eq=False)
 class TokenSet:
     """Texts of a data set, tokenised once per student, gathered as ragged rows."""
 
-    def __init__(
-        self,
-        path: Path,
-        record: TableSetRecord,
-        header: TokenHeader,
-        rows: Rows,
-        ids: pa.ListArray,
-    ) -> None:
-        self.path = path
-        self.record = record
-        self.header = header
-        self._rows = rows
-        self._ids = _int32(ids.values)
-        self._offsets = np.from_dlpack(ids.offsets).astype(np.int64)
+    path: Path
+    record: TableSetRecord
+    header: TokenHeader
+    _rows: Rows
+    _ids: NDArray[np.int32]
+    _offsets: NDArray[np.int64]
 
     @classmethod
     def open(cls, path: Path | str) -> TokenSet:
@@ -235,14 +230,14 @@ class TokenSet:
         path = Path(path)
         record, rows, _ = open_tables(path, "tokens")
         header = _header(path, record, TokenHeader, "sightline tokens")
-        lists = _one_chunk(rows.gather(np.arange(len(rows))).column("input_ids"))
-        ids = _int32(lists.values)
+        lists, offsets = _lists(rows, "input_ids")
+        ids = _int32(lists)
         if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
             raise CacheError(
                 f"{path}: token ids {ids.min()} to {ids.max()} are outside the vocabulary of "
                 f"{header.vocabulary_size}; rerun `sightline tokens`"
             )
-        return cls(path, record, header, rows, lists)
+        return cls(path, record, header, rows, ids, offsets)
 
     @property
     def lengths(self) -> NDArray[np.int32]:
@@ -278,7 +273,7 @@ def write_tokens(
     return write_rows(folder, spec, keys, pa.table([pa.array(input_ids)], TOKENS))
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=_EXACTLY)
 class PhraseTokenHeader:
     """Settings that phrase tokens were made with.
 
@@ -314,22 +309,15 @@ class RaggedPhrases:
     cutouts: Keys
 
 
+@dataclass(frozen=True, eq=False)
 class PhraseTokens:
     """Token spans of phrases and the objects they name, looked up by image and caption."""
 
-    def __init__(
-        self,
-        path: Path,
-        record: TableSetRecord,
-        header: PhraseTokenHeader,
-        rows: Rows,
-        phrases: RaggedPhrases,
-    ) -> None:
-        self.path = path
-        self.record = record
-        self.header = header
-        self._rows = rows
-        self._phrases = phrases
+    path: Path
+    record: TableSetRecord
+    header: PhraseTokenHeader
+    _rows: Rows
+    _phrases: RaggedPhrases
 
     @classmethod
     def open(cls, path: Path | str) -> PhraseTokens:
@@ -341,8 +329,8 @@ class PhraseTokens:
         path = Path(path)
         record, rows, _ = open_tables(path, "phrase-tokens")
         header = _header(path, record, PhraseTokenHeader, "sightline phrase-tokens")
-        lists = _one_chunk(rows.gather(np.arange(len(rows))).column("phrases"))
-        starts, ends, cutouts = lists.values.flatten()
+        lists, offsets = _lists(rows, "phrases")
+        starts, ends, cutouts = lists.flatten()
         starts, ends = _int32(starts), _int32(ends)
         wrong = np.flatnonzero((starts < 0) | (ends <= starts) | (ends > header.max_length))
         if len(wrong):
@@ -350,7 +338,6 @@ class PhraseTokens:
                 f"{path}: phrase {wrong[0]} has tokens {starts[wrong[0]]} to {ends[wrong[0]]} of "
                 f"at most {header.max_length}; rerun `sightline phrase-tokens`"
             )
-        offsets = np.from_dlpack(lists.offsets).astype(np.int64)
         phrases = RaggedPhrases(offsets, starts, ends, key_column(cutouts))
         return cls(path, record, header, rows, phrases)
 
@@ -416,9 +403,7 @@ def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
 def _header(folder: Path, record: TableSetRecord, header: type[H], made_by: str) -> H:
     """The settings that a set was made with, from its record."""
     try:
-        header(**record.spec.description)  # rejects extra fields
-        text = json.dumps(record.spec.description)
-        return TypeAdapter(header).validate_json(text, strict=True)
+        return header(**record.spec.description)
     except (TypeError, ValidationError) as error:
         raise CacheError(
             f"{folder}: described by a different version; rerun `{made_by}`"
@@ -430,9 +415,9 @@ def _int32(values: pa.Array) -> NDArray[np.int32]:
     return np.from_dlpack(values).astype(np.int32, copy=False)
 
 
-def _one_chunk(column: pa.ChunkedArray) -> Any:
-    """A column as one array that starts at its buffers' start."""
-    array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
-    return array
+def _lists(rows: Rows, name: str) -> tuple[Any, NDArray[np.int64]]:
+    """The items of all lists in a column, and where each list begins and ends: int64 [n + 1]."""
+    column = rows.gather(np.arange(len(rows))).column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    return column.values, np.from_dlpack(column.offsets).astype(np.int64)

@@ -98,10 +98,41 @@ class Numbers:
         """Keys and rows of a shard, as read-only memory maps.
 
         Raises:
-            CacheError: the file is missing, of another size, or not such a shard.
+            CacheError: the file is missing, of another size, or its layout is anything but
+                contiguous runs of plain numbers inside this file.
         """
-        keys, rows = _mapped(folder, record, self.dim, self.dtype)
-        return keys, rows
+        path = check_file(folder, record)
+        expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (self.dim, self.dtype)}
+        offsets: dict[str, int] = {}
+        try:
+            file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
+            for name, (width, kind) in expected.items():
+                data = _plain_numbers(file, name.encode())
+                if data is None:
+                    raise CacheError(
+                        f"{path}: /{name} is not one contiguous run of numbers in this file; "
+                        f"{REMEDY}"
+                    )
+                if (data.shape, data.dtype) != ((record.rows, width), kind):
+                    raise CacheError(
+                        f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
+                        f"{(record.rows, width)}; {REMEDY}"
+                    )
+                offsets[name] = data.get_offset() or 0
+        except CacheError:
+            raise
+        except Exception as error:  # on damaged files the library may raise anything
+            raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
+        with path.open("rb") as opened:
+            whole = mmap(opened.fileno(), 0, access=ACCESS_READ)
+        maps: list[NDArray] = []
+        for name, (width, kind) in expected.items():
+            offset, size = offsets[name], record.rows * width * kind.itemsize
+            if not offset or offset + size > record.bytes or offset % kind.itemsize:
+                raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
+            values = np.frombuffer(whole, kind, record.rows * width, offset)
+            maps.append(values.reshape(record.rows, width))
+        return maps[0], maps[1]
 
     def gather(
         self, shards: Callable[[int], NDArray], numbers: NDArray[np.int32], rows: NDArray[np.int32]
@@ -115,10 +146,6 @@ class Numbers:
     def joined(self, parts: Sequence[NDArray]) -> NDArray:
         """The rows of all parts, one after the other."""
         return np.concatenate([np.empty((0, self.dim), self.dtype), *parts])
-
-    def taken(self, rows: NDArray, numbers: NDArray[np.int64]) -> NDArray:
-        """Some rows, in the order of ``numbers``."""
-        return rows[numbers]
 
     def digests(self, rows: NDArray) -> Digests:
         """XXH3-128 of each row's bytes: uint8 [n, 16]."""
@@ -263,46 +290,6 @@ def _by_shard(numbers: NDArray[np.int32]) -> list[NDArray[np.int64]]:
 
 def _hex(value: bytes) -> str:
     return xxh3_128_digest(value).hex()
-
-
-def _mapped(folder: Path, record: ShardRecord, dim: int, dtype: np.dtype) -> list[NDArray]:
-    """Keys and rows of an HDF5 file as read-only memory maps.
-
-    Raises:
-        CacheError: the file is missing or truncated, or its layout is anything but contiguous runs
-            of plain numbers inside this file.
-    """
-    path = check_file(folder, record)
-    expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (dim, dtype)}
-    offsets: dict[str, int] = {}
-    try:
-        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
-        for name, (width, kind) in expected.items():
-            data = _plain_numbers(file, name.encode())
-            if data is None:
-                raise CacheError(
-                    f"{path}: /{name} is not one contiguous run of numbers in this file; {REMEDY}"
-                )
-            if (data.shape, data.dtype) != ((record.rows, width), kind):
-                raise CacheError(
-                    f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
-                    f"{(record.rows, width)}; {REMEDY}"
-                )
-            offsets[name] = data.get_offset() or 0
-    except CacheError:
-        raise
-    except Exception as error:  # on damaged files the library may raise anything
-        raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
-    with path.open("rb") as opened:
-        whole = mmap(opened.fileno(), 0, access=ACCESS_READ)
-    maps: list[NDArray] = []
-    for name, (width, kind) in expected.items():
-        offset, size = offsets[name], record.rows * width * kind.itemsize
-        if not offset or offset + size > record.bytes or offset % kind.itemsize:
-            raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
-        values = np.frombuffer(whole, kind, record.rows * width, offset)
-        maps.append(values.reshape(record.rows, width))
-    return maps
 
 
 def _plain_numbers(file: h5py.h5f.FileID, name: bytes) -> h5py.h5d.DatasetID | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.checks import UNREADABLE, Progress, file_faults
-from sightline.cache.index import Content, read_index
+from sightline.cache.index import content_digest, read_index
 from sightline.cache.publish import publish
 from sightline.cache.record import (
     DAMAGED,
@@ -59,16 +58,14 @@ def verify(
     live = every.by_shard() if every is not None else []
     for number, shard in enumerate(record.shards):
         if shard.name in damaged:
-            here = None if every is None else live[number]
+            here = live[number] if live else None
             changed = _what_changed(damaged[shard.name], shard, number, every, here)
             faults.append(f"{damaged[shard.name]}; {changed}")
         elif every is not None:
             faults += _row_faults(every, number, live[number], look=rows)
         progress(shard.bytes if rows else 0)
-    if not faults and every is not None and every.digests is not None:
-        content = Content(record.spec)
-        content.add(every.keys, every.digests)
-        found = content.digest(failed)
+    if not faults and every is not None:
+        found = content_digest(every, failed)
         if found != record.content_digest:
             faults.append(
                 f"{folder}: content digest {found[:16]}, expected {record.content_digest[:16]}"
@@ -112,9 +109,9 @@ class Sound:
     """
 
     rows: Rows
-    failed: dict[bytes, str]
-    dropped: tuple[Dropped, ...]
-    index_fault: str
+    failed: dict[bytes, str] = field(default_factory=dict)
+    dropped: tuple[Dropped, ...] = ()
+    index_fault: str = ""
 
     def lines(self) -> list[str]:
         """What is wrong, one sentence per fault."""
@@ -234,10 +231,9 @@ def _what_changed(
     if every is None or here is None or UNREADABLE in fault:  # mapping it would end the process
         return lost
     try:
-        keys, rows = every.shard(number)
+        wrong = _differing(every, number, here)
     except CacheError:
         return lost
-    wrong = _differing(every, here, keys, rows)
     if not len(wrong):
         return "its keys and rows are intact, the bytes around them changed"
     return f"{len(wrong):,} of its {shard.rows:,} rows{in_use} changed: {_some(wrong)}"
@@ -245,17 +241,17 @@ def _what_changed(
 
 def _row_faults(every: Rows, number: int, here: NDArray, *, look: bool) -> list[str]:
     """What is wrong with a shard whose bytes are those of the record; ``look`` at its rows too."""
-    folder, shard = every.files[number]
-    path = folder / shard.name
-    fault = _layout_fault(folder, shard, every.spec)
-    if fault or not look:
-        return [fault] if fault else []
+    if not look and isinstance(every.spec, TableSpec):
+        return []
     faults: list[str] = []
+    path = every.files[number].folder / every.files[number].record.name
     try:
-        keys, rows = every.shard(number)
+        rows = every.shard(number)[1]
+        if not look:
+            return []
+        wrong = _differing(every, number, here)
     except CacheError as error:
         return [str(error)]
-    wrong = _differing(every, here, keys, rows)
     if len(wrong):
         faults.append(f"{path}: {len(wrong):,} rows are not the index's: {_some(wrong)}")
     if isinstance(rows, np.ndarray):
@@ -275,13 +271,13 @@ def _layout_fault(folder: Path, shard: ShardRecord, spec: FeatureSpec | TableSpe
     return None
 
 
-def _differing(every: Rows, here: NDArray, keys: NDArray, rows: Any) -> NDArray[np.int32]:
+def _differing(every: Rows, number: int, here: NDArray) -> NDArray[np.int32]:
     """Numbers of the rows of a shard that differ from the index in key or digest, sorted."""
     assert every.digests is not None
-    digests = every.format.digests(rows)
+    keys, rows = every.shard(number)
     numbers = every.numbers[here]
     same = (keys[numbers] == every.keys[here]).all(axis=1)
-    same &= (digests[numbers] == every.digests[here]).all(axis=1)
+    same &= (every.format.digests(rows)[numbers] == every.digests[here]).all(axis=1)
     return np.sort(numbers[~same])
 
 

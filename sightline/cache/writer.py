@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.checks import file_fault, remembered_faults
-from sightline.cache.keys import (
-    KEY_BYTES,
-    Keys,
-    KeyTable,
-    as_keys,
-    picked,
-    sort_order,
-    unique_sorted,
-)
+from sightline.cache.existing import Existing
+from sightline.cache.keys import KEY_BYTES, Keys, as_keys, find_keys, picked, unique_sorted
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
     Failure,
@@ -35,17 +26,13 @@ from sightline.cache.parts import (
 from sightline.cache.plan import FILE, Batch, Plan, Shape, StoredPlan, Worker
 from sightline.cache.publish import Spec, publish, write_shards
 from sightline.cache.record import (
-    DAMAGED,
-    FILE_NAME,
     Provenance,
     SetRecord,
-    read_record,
     refuse_other_kinds,
     set_output,
 )
 from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import Numbers, format_of
-from sightline.cache.verify import Sound, sound_part
 from sightline.errors import CacheError, SightlineError
 from sightline.files import free_bytes
 from sightline.lock import WriterLock
@@ -56,7 +43,6 @@ BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
 """Rows per block by kind, a batch for others: a kill loses at most this many."""
 MAX_SMALL_SHARDS = 16
 """With more shards than this less than half full, the next run merges them."""
-_LOOKUPS = 1 << 16  # at once, so that memory does not grow with the set
 _INDEX_BYTES = 61  # of a row in the index, about
 
 
@@ -114,11 +100,9 @@ class SetWriter:
         inputs: Iterable[Path] = (),
         worker: Worker | None = None,
     ) -> None:
-        self.folder = folder
-        self.spec = spec
+        self.folder, self.spec, self.worker = folder, spec, worker
         self.format = format_of(spec)
         self.ahead = 4 if isinstance(self.format, Numbers) else 0  # a table's result is a block
-        self.worker = worker
         self._output = set_output(folder, inputs, str(worker or ""))
         self.run_folder = self._output.run_folder
         self.replaces: list[str] = []
@@ -132,8 +116,6 @@ class SetWriter:
         self._finished: Parts | None = None
         self._marking = threading.Lock()
         self._looks = False
-        self._record: SetRecord | None = None
-        self._there = Sound(Rows(spec), {}, (), "")
         self._buffer: list[tuple[Keys, Any, dict[bytes, Failure]]] = []
         self._buffered_rows = 0
         self._buffered_block: int | None = None
@@ -147,13 +129,8 @@ class SetWriter:
             self._entered = entering.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._entered.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._entered.__exit__(*error)
 
     @contextmanager
     def joined(self) -> Iterator[Self]:
@@ -217,88 +194,60 @@ class SetWriter:
                 different plan.
         """
         block_rows = BLOCK_ROWS.get(self.spec.kind, 1)
-        shape = Shape(batch_size, block_rows, shard_rows or self.format.shard_rows, threads, code)
+        asked = Shape(batch_size, block_rows, shard_rows or self.format.shard_rows, threads, code)
         keys = as_keys(keys)
         first = unique_sorted(keys)
         self._wanted = keys[first]
         self.wanted_rows = len(self._wanted)
-        self._table = KeyTable(self._wanted)
-        missing = self._missing(retry_failed)
-        self._copies = self._copied(missing, copy_from)
-        copied = np.zeros_like(missing)
-        for rows in self._copies:
-            copied |= missing & (rows.find(self._wanted) >= 0)
-        self._copied_keys = self._wanted[copied]
-        self.copied_rows = len(self._copied_keys)
-        missing &= ~copied
+        missing = self._there.missing(self._wanted, retry_failed=retry_failed)
+        self._copies, self._copied = self._there.copies(self._wanted, missing, copy_from)
+        self._planned = missing & ~self._copied
         # workers that start later must not retry what another worker has tried
         again = retry_failed and self.worker is None
-        done = self._done(self.parts, again=again)
-        stored = StoredPlan.load(self.run_folder)
-        asked = shape
-        if (
-            stored is not None
-            and stored.fingerprint == self.spec.fingerprint
-            and any(map(len, done))
-        ):
+        self._done = np.zeros_like(missing)
+        self._mark(self._done, self.parts, again=again)
+        stored, self.shape = StoredPlan.load(self.run_folder), asked
+        if stored and stored.fingerprint == self.spec.fingerprint and self._done.any():
             # an interrupted run resumes in its original shape, or its rows would not match
             kept = stored.shape
-            shape = replace(shape, batch_size=kept.batch_size, threads=kept.threads)
-        self._row_is_done = np.zeros_like(missing)
-        self._mark(self._row_is_done, done)
+            self.shape = replace(asked, batch_size=kept.batch_size, threads=kept.threads)
 
-        def cut(rows: NDArray[np.bool_]) -> Plan:
+        def cut(done: NDArray[np.bool_], parts: Iterable[str]) -> Plan:
+            rows = self._planned & ~done
             return Plan.make(
                 self.spec.fingerprint,
                 picked(self._wanted, rows),
                 None if lengths is None else lengths[first][rows],
-                shape,
+                self.shape,
                 None if groups is None else groups[first][rows],
                 asked,
+                frozenset(parts),
             )
 
-        plan, before = None, np.zeros_like(missing)
+        plan = None
         if stored is not None:
+            before = np.zeros_like(missing)
             begun = [part for part in self.parts if part.name in stored.parts]
-            self._mark(before, self._done(begun, again=again))
-            plan = cut(missing & ~before)
-        if self._shared is not None and not self._shared.alone:
-            plan = self._require_their_plan(plan, stored)
-        else:
-            base = frozenset() if stored is None else stored.parts
-            if plan is None or stored is None or stored.digest != plan.digest:
+            self._mark(before, begun, again=again)
+            plan = cut(before, stored.parts)
+        if self._is_alone:
+            if plan is None or stored is None or stored.digest != plan.stored.digest:
                 # the wanted rows have changed: plan what is not done yet
-                before = missing & self._row_is_done
-                base = frozenset(part.name for part in self.parts)
-                plan = cut(missing & ~before)
-            if stored != plan.stored(base) and not self._looks:
-                plan.stored(base).save(self.run_folder, self._output.unfinished)
+                plan = cut(self._done, (part.name for part in self.parts))
+            if stored != plan.stored and not self._looks:
+                plan.stored.save(self.run_folder, self._output.unfinished)
             if self._shared is not None:
                 self._shared.share()
-        self.shape = shape
-        outside = missing & before
-        self._planned = plan.keys
-        if outside.any():
-            self._planned = np.concatenate([plan.keys, self._wanted[outside]])
+        elif plan is None or stored != plan.stored:
+            self._refuse_their_plan(plan, stored)
         batches = plan.batches()
-        if (missing & self._row_is_done).any():
+        if (self._planned & self._done).any():
             batches = [batch for batch in batches if not self._is_done(batch)]
         left = sum(len(batch.keys) for batch in batches)
-        self.planned_rows = len(self._planned)
+        self.copied_rows, self.planned_rows = int(self._copied.sum()), int(self._planned.sum())
         self.resumed_rows = self.durable_rows = self.planned_rows - left
         self._require_space(left)
         return batches
-
-    def start_over(self) -> None:
-        """Take over nothing, neither published rows nor finished parts; before `plan`.
-
-        For rows that are all there, and that the fingerprint does not determine alone.
-        """
-        assert self._finished is not None
-        self._record, self._there = None, Sound(Rows(self.spec), {}, (), "")
-        self._finished.clear()
-        self._finished.folder.mkdir()
-        (self.run_folder / FILE).unlink(missing_ok=True)
 
     def mine(
         self, batches: Sequence[Batch], skipped: Callable[[int], None] = lambda _: None
@@ -373,7 +322,7 @@ class SetWriter:
         with self._marking:
             part = self._finished.append(keys, rows, failed, self._buffered_computed)
             if self._shared is not None:
-                self._mark(self._row_is_done, self._done([part], again=False))
+                self._mark(self._done, [part])
         self.durable_rows += len(keys) + len(failed)
         self._buffer, self._buffered_rows = [], 0
 
@@ -388,27 +337,27 @@ class SetWriter:
             CacheError: rows of the plan were neither added nor reported as failed.
         """
         self.flush()
-        self.folder.mkdir(parents=True, exist_ok=True)
         folder = self.run_folder / PARTS
-        files = [Shard(folder, part.shard) for part in self.parts if part.shard is not None]
-        keys = [part.keys for part in self.parts if part.shard is not None]
-        finished = rows_in(self.spec, files, keys=keys)
+        parts = [part for part in self.parts if part.shard is not None]
+        files = [Shard(folder, part.shard) for part in parts if part.shard is not None]
+        finished = rows_in(self.spec, files, keys=[part.keys for part in parts])
         failed = self._newly_failed(finished)
-        kept, kept_failed = self._kept()
+        again = self._planned | self._copied
+        kept, kept_failed = self._there.kept(self._wanted, again)
         if self._unchanged(kept, kept_failed):
-            assert self._record is not None
+            assert self._there.record is not None
             self._finish(kept_failed)
-            return self._record
+            return self._there.record
         # else a file that holds the right rows among damaged bytes would stay
-        self._output.remove(shard.name for shard in self._there.dropped)
-        own = len(kept) or any(self._is_own(rows) for rows in self._copies)
+        self._output.remove(shard.name for shard in self._there.sound.dropped)
+        own = len(kept) or any(self._there.owns(rows) for rows in self._copies)
         kept, small = self._split_small(kept)
         sources = joined(self.spec, [finished, *self._copies, small])
-        keys = np.concatenate([self._planned, self._copied_keys, small.keys])
-        keys = keys[sort_order(keys)]
+        again[find_keys(self._wanted, small.keys)] = True
+        keys = picked(self._wanted, again)
         new = write_shards(self._output, keys, self.shape.shard_rows, sources)
-        if provenance is None and own and self._record is not None:
-            provenance = self._record.provenance
+        if provenance is None and own and self._there.record is not None:
+            provenance = self._there.record.provenance
         self.failures |= failed
         # before publishing: no kill leaves an error without its reason
         write_failures(self.run_folder, self.failures, self._output.unfinished)
@@ -435,7 +384,7 @@ class SetWriter:
         if isinstance(self.format, Numbers):
             each = float(self.format.row_bytes + KEY_BYTES)
         else:
-            record = self._record
+            record = self._there.record
             shards = [] if record is None else list(record.shards)
             shards += [part.shard for part in self.parts if part.shard is not None]
             if not shards:
@@ -446,16 +395,11 @@ class SetWriter:
     # -- the existing set --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.replaces, self.repaired = [], []
-        self._open_published()
-        alone = self._shared is None or self._shared.alone
-        self._finished = Parts(
-            self.run_folder,
-            self.spec,
-            alone=alone,
-            looks=self._looks,
-            unfinished=self._output.unfinished,
-        )
+        self._there = Existing(self.folder, self.spec, remember=not self._looks)
+        self.replaces, self.repaired = self._there.replaces, self._there.sound.lines()
+        self._finished = Parts(self.run_folder, self.spec, self._output.unfinished)
+        if self._is_alone and not self._looks:
+            self._finished.remove_unusable()
         self.repaired += [
             f"{name}: damaged part of an interrupted run; recomputing its rows"
             for name in self._finished.damaged
@@ -465,117 +409,32 @@ class SetWriter:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """Read what there is; in the end keep added rows, and leave no empty folder."""
-        failing = True
         try:
             self._begin()
             yield
-            failing = False
-        finally:
-            try:
+        except BaseException:
+            with suppress(OSError):  # most likely the error with which the run is ending
                 self.flush()
-            except OSError:
-                if not failing:
-                    raise  # else the run is already ending with an error, most likely this one
-            finally:
-                alone = self._shared is None or self._shared.alone  # others may be about to write
-                if alone and self._finished is not None and not self._finished.parts:
-                    self._finished.leave()
-                self._finished = None
+            raise
+        else:
+            self.flush()
+        finally:
+            if self._is_alone and self._finished is not None:  # others may be about to write
+                self._finished.leave()
+            self._finished = None
 
-    def _open_published(self) -> None:
-        self._record, self._there = None, Sound(Rows(self.spec), {}, (), "")
-        if not (self.folder / FILE_NAME).exists():
-            return
-        try:
-            record = read_record(self.folder)
-        except CacheError as error:
-            self.replaces = [f"the existing set is damaged: {error}"]
-            return
-        if record.fingerprint != self.spec.fingerprint:
-            self.replaces = self.spec.differences(record.spec)
-            return
-        self._record = record
-        faults = remembered_faults(self.folder, record.files, remember=not self._looks)
-        self._there = sound_part(self.folder, record, faults)
-        self.repaired = self._there.lines()
-
-    def _missing(self, retry_failed: bool) -> NDArray[np.bool_]:
-        """Which of the wanted keys need computing: bool [n]."""
-        missing = self._there.rows.find(self._wanted) < 0
-        if not retry_failed:
-            failed = [key for key, code in self._there.failed.items() if code != DAMAGED]
-            rows = self._table.find(as_keys(failed))
-            missing[rows[rows >= 0]] = False
-        return missing
-
-    def _copied(self, missing: NDArray[np.bool_], root: Path | None) -> list[Rows]:
-        """Rows on disk that need no model: this set's dropped ones, then those of other sets."""
-        keys = picked(self._wanted, missing)
-        copies: list[Rows] = []
-        for rows in self._on_disk(root):
-            if not len(keys):
-                break
-            mine = rows.only(KeyTable(keys).find(rows.keys) >= 0)
-            if not self._is_own(mine):
-                # a new shard gets a new digest: copying damaged rows would give them a valid one
-                faults = [file_fault(*file) for file in mine.files]
-                fine = np.array([fault is None for fault in faults], dtype=bool)
-                mine = mine.only(fine[mine.shards])
-            if len(mine):
-                copies.append(mine)
-                keys = keys[mine.find(keys) < 0]
-        return copies
-
-    def _on_disk(self, root: Path | None) -> Iterator[Rows]:
-        """Dropped rows of this set, and the rows of other sets with its fingerprint, by path.
-
-        Skips sets that cannot be read, which do not concern this run, and imported ones: their
-        rows would lose their provenance.
-        """
-        yield self._dropped_rows()
-        for file in sorted(root.rglob(FILE_NAME)) if root is not None else ():
-            if file.parent.resolve() == self.folder.resolve():
-                continue
-            try:
-                record = read_record(file.parent)
-                if record.fingerprint == self.spec.fingerprint and not record.provenance.imported:
-                    yield sound_part(file.parent, record, {}).rows
-            except CacheError:
-                continue
-
-    def _dropped_rows(self) -> Rows:
-        """Rows in the shards of this set but not in its index: no manifest wanted them."""
-        there = self._there.rows
-        sizes = np.array([file.record.rows for file in there.files], dtype=np.int64)
-        some = np.flatnonzero(there.live() < sizes)
-        if not len(some):
-            return Rows(self.spec)
-        live = there.by_shard()
-        dead = [np.setdiff1d(np.arange(sizes[i]), there.numbers[live[i]]) for i in some]
-        return rows_in(self.spec, [there.files[i] for i in some], dead)
-
-    def _is_own(self, rows: Rows) -> bool:
-        """Whether rows are in shards of this set."""
-        return any(file.folder == self.folder for file in rows.files)
-
-    def _kept(self) -> tuple[Rows, dict[bytes, str]]:
-        """Rows of the published set that are still wanted, and rows that remain failed."""
-        again = KeyTable(self._planned[sort_order(self._planned)])
-        bad = as_keys(sorted(self._there.failed))
-        stays = (self._table.find(bad) >= 0) & (again.find(bad) < 0)
-        stays &= KeyTable(self._copied_keys).find(bad) < 0
-        failed = {key.tobytes(): self._there.failed[key.tobytes()] for key in bad[stays]}
-        rows = self._there.rows
-        return rows.only(self._table.find(rows.keys) >= 0), failed
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other worker is at this set."""
+        return self._shared is None or self._shared.alone
 
     def _unchanged(self, kept: Rows, failed: Mapping[bytes, str]) -> bool:
-        there = self._there
+        there = self._there.sound
         return (
-            self._record is not None
+            self._there.record is not None
             and not there.dropped
             and not there.index_fault
-            and not len(self._planned)
-            and not len(self._copied_keys)
+            and not (self._planned | self._copied).any()
             and len(kept) == len(there.rows)
             and len(failed) == len(there.failed)
         )
@@ -614,34 +473,32 @@ class SetWriter:
             CacheError: some were neither added nor reported as failed.
         """
         failed = {key: about for part in self.parts for key, about in part.failed.items()}
-        without = [key.tobytes() for key in self._planned[finished.find(self._planned) < 0]]
+        planned = self._wanted[self._planned]
+        without = [key.tobytes() for key in planned[finished.find(planned) < 0]]
         lost = sum(key not in failed for key in without)
         if lost:
             raise CacheError(f"{self.folder}: {lost} planned rows were never computed")
         return {key: failed[key] for key in without}
 
-    def _done(self, parts: Iterable[Part], *, again: bool) -> list[Keys]:
-        """Keys of these parts; failed keys are excluded if retried (``again``)."""
-        done = [part.keys for part in parts]
-        if not again:
-            done += [as_keys(list(part.failed)) for part in parts if part.failed]
-        return done
-
     def _is_done(self, batch: Batch) -> bool:
-        return bool(self._row_is_done[self._table.find(batch.keys)].all())
+        return bool(self._done[find_keys(self._wanted, batch.keys)].all())
 
     def _look_for_parts(self) -> None:
         assert self._finished is not None
         with self._marking:
             known = len(self._finished.parts)
             self._finished.refresh()
-            self._mark(self._row_is_done, self._done(self._finished.parts[known:], again=False))
+            self._mark(self._done, self._finished.parts[known:])
 
-    def _mark(self, rows: NDArray[np.bool_], parts: Iterable[Keys]) -> None:
-        """Set ``rows`` (bool [n] over the wanted keys) where any of ``parts`` has the key."""
-        for keys in parts:
-            for start in range(0, len(keys), _LOOKUPS):
-                found = self._table.find(keys[start : start + _LOOKUPS])
+    def _mark(self, rows: NDArray[np.bool_], parts: Iterable[Part], *, again: bool = False) -> None:
+        """Set ``rows`` (bool [n] over the wanted keys) that are in ``parts``.
+
+        Args:
+            again: failed rows are tried again, so they do not count.
+        """
+        for part in parts:
+            for keys in (part.keys, as_keys([] if again else list(part.failed))):
+                found = find_keys(self._wanted, keys)
                 rows[found[found >= 0]] = True
 
     def _finish(self, failed: Iterable[bytes]) -> None:
@@ -655,18 +512,10 @@ class SetWriter:
 
     # -- helpers -----------------------------------------------------------------------------
 
-    def _require_their_plan(self, plan: Plan | None, stored: StoredPlan | None) -> Plan:
-        """``plan``, if it is that of the other workers.
-
-        Raises:
-            SightlineError: it is not.
-        """
+    def _refuse_their_plan(self, plan: Plan | None, stored: StoredPlan | None) -> NoReturn:
+        lines = ["they no longer have one"]
         if plan is not None and stored is not None:
-            if (plan.digest, plan.asked) == (stored.digest, stored.asked):
-                return plan
-            lines = plan.stored(stored.parts).differences(stored)
-        else:
-            lines = ["they no longer have one"]
+            lines = plan.stored.differences(stored)
         raise SightlineError(
             f"{self.folder}: other workers fill this set with a different plan than "
             f"{self.worker}:\n  "

@@ -6,13 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from every_kind import make_all
+from stub_set import KINDS, make
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a set of each kind, named after it; tests only read it."""
-    return make_all(tmp_path_factory.mktemp("sets"))
+    folder = tmp_path_factory.mktemp("sets")
+    for kind in KINDS:
+        make(folder / kind, kind)
+    return folder
 
 
 @pytest.fixture

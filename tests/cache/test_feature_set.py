@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from stub_set import DIM, KEYS, SHARD_ROWS, SPEC, files, fill, rows_of
 
 from sightline.cache import (
@@ -20,14 +17,9 @@ from sightline.cache import (
 )
 
 
-def write(folder: Path, keys: np.ndarray = KEYS, **options):
-    """The record of a set filled by a stub; None if stopped before publishing."""
-    return fill(folder, keys, **options)[0]
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_rows_are_returned_in_the_requested_order_across_shards(tmp_path, dtype):
-    write(tmp_path / "set", spec=SPEC.model_copy(update={"dtype": dtype}))
+    fill(tmp_path / "set", spec=SPEC.model_copy(update={"dtype": dtype}))
     features = FeatureSet.open(tmp_path / "set")
     asked = KEYS[np.random.default_rng(0).integers(0, len(KEYS), 500)]
     assert len(features.record.shards) > 3
@@ -38,14 +30,14 @@ def test_rows_are_returned_in_the_requested_order_across_shards(tmp_path, dtype)
 
 
 def test_missing_keys_are_counted_and_named(tmp_path):
-    write(tmp_path / "set", KEYS[:50])
+    fill(tmp_path / "set", KEYS[:50])
     with pytest.raises(MissingKeys, match="50 of 100 keys are missing"):
         FeatureSet.open(tmp_path / "set").rows(KEYS)
 
 
 def test_a_failed_row_is_an_error_status_and_not_a_row(tmp_path):
     bad = KEYS[3].tobytes()
-    record = write(tmp_path / "set", failing=frozenset([bad]))
+    record, _ = fill(tmp_path / "set", failing=frozenset([bad]))
     features = FeatureSet.open(tmp_path / "set")
     assert (record.rows, record.failed) == (99, 1)
     assert features.failed == {bad: "undecodable"}
@@ -68,30 +60,17 @@ def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
     assert list(FeatureSet.open(tmp_path / "set").failed.values()) == ["not_finite"]
 
 
-def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path):
-    write(tmp_path / "whole")
-    for stop in (0, 1, 3, 2):
-        assert write(tmp_path / "cut", stop_after=stop) is None
-    with SetWriter(tmp_path / "cut", SPEC) as writer:
-        left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
-        assert len(left) < 7
-        assert writer.resumed_rows > 0
-    write(tmp_path / "cut")
-    assert files(tmp_path / "cut") == files(tmp_path / "whole")
-    assert not (tmp_path / "cut.run").exists()
-
-
 def test_an_interrupted_run_keeps_its_batch_shape(tmp_path):
-    write(tmp_path / "set", stop_after=3, batch_size=16)
+    fill(tmp_path / "set", stop_after=3, batch_size=16)
     with SetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=64, shard_rows=SHARD_ROWS)
         assert writer.shape.batch_size == 16
 
 
-def broken_off(folder, blocks=3, spec=SPEC):
+def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
     """A run that finished some blocks of 16 rows; their files."""
     with SetWriter(folder, spec) as writer:
-        for batch in writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)[:blocks]:
+        for batch in writer.plan(wanted, batch_size=16, shard_rows=SHARD_ROWS)[:blocks]:
             writer.add(batch.keys, rows_of(batch.keys), computed={"device": "cpu"})
             writer.flush()
     return sorted((folder.with_name(folder.name + ".run") / "parts").iterdir())
@@ -109,8 +88,8 @@ def test_a_damaged_part_is_named_and_recomputed(tmp_path, damage):
         assert writer.resumed_rows == 32
         (said,) = writer.repaired
         assert "damaged part of an interrupted run" in said
-    write(tmp_path / "set")
-    write(tmp_path / "whole")
+    fill(tmp_path / "set")
+    fill(tmp_path / "whole")
     assert files(tmp_path / "set") == files(tmp_path / "whole")
 
 
@@ -124,32 +103,27 @@ def test_parts_of_another_encoder_are_not_used(tmp_path):
 
 
 def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path):
-    with SetWriter(tmp_path / "set", SPEC) as writer:
-        for batch in writer.plan(KEYS[:40], batch_size=16, shard_rows=SHARD_ROWS):
-            writer.add(batch.keys, rows_of(batch.keys))
+    broken_off(tmp_path / "set", wanted=KEYS[:40])
+    broken_off(tmp_path / "set", blocks=1)
     with SetWriter(tmp_path / "set", SPEC) as writer:
         left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
-        assert sum(len(batch.keys) for batch in left) == 60
-        assert (writer.planned_rows, writer.resumed_rows) == (100, 40)
-        for batch in left[:1]:
-            writer.add(batch.keys, rows_of(batch.keys))
-    with SetWriter(tmp_path / "set", SPEC) as writer:  # the same plan, resumed
-        left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
-        assert (sum(len(batch.keys) for batch in left), writer.resumed_rows) == (44, 56)
-    write(tmp_path / "set")
-    write(tmp_path / "whole")
+        assert sum(len(batch.keys) for batch in left) == 44
+        assert (writer.planned_rows, writer.resumed_rows) == (100, 56)
+    fill(tmp_path / "set")
+    fill(tmp_path / "whole")
     assert files(tmp_path / "set") == files(tmp_path / "whole")
 
 
 def test_a_second_run_changes_nothing(tmp_path):
-    write(tmp_path / "set")
+    fill(tmp_path / "set")
+    assert not (tmp_path / "set.run").exists()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()}
-    write(tmp_path / "set", KEYS[::-1])
+    fill(tmp_path / "set", KEYS[::-1])
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()} == before
 
 
 def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
-    write(tmp_path / "set")
+    fill(tmp_path / "set")
     other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
     with SetWriter(tmp_path / "set", other) as writer:
         assert len(writer.plan(KEYS, batch_size=16)) == 7
@@ -159,17 +133,6 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
 
 
 def test_an_open_set_survives_pickling(tmp_path):
-    write(tmp_path / "set")
+    fill(tmp_path / "set")
     features = pickle.loads(pickle.dumps(FeatureSet.open(tmp_path / "set")))
     np.testing.assert_array_equal(features.take(KEYS), rows_of(KEYS).astype(np.float16))
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 99), unique=True, min_size=1), st.integers(1, 40))
-def test_manifest_order_and_worker_batches_do_not_matter(tmp_path_factory, ids, n):
-    keys = KEYS[ids]
-    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    first = write(one / "set", keys, batch_size=n)
-    second = write(two / "set", keys[::-1], batch_size=n)
-    assert first == second
-    assert files(one / "set") == files(two / "set")

@@ -1,13 +1,15 @@
-"""Keys are found regardless of their bytes, and two writers exclude each other."""
+"""Keys and digests depend on bytes alone, and two writers exclude each other."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +19,16 @@ from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
-from sightline.cache import keys as keys_module
-from sightline.cache.keys import KeyTable, as_keys, sort_order, unique_sorted
+from sightline.cache.keys import as_keys, find_keys, increasing, sort_order, unique_sorted
+from sightline.cache.parts import FAILURES, read_failures, write_failures
+from sightline.digest import digest
+from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import BusyError, SightlineError
 from sightline.files import write_bytes
 from sightline.lock import WriterLock
 
-# few distinct bytes, so that prefixes collide as a forger's would
-FORGED = st.lists(
+# few distinct bytes, zeros at the end among them
+FEW = st.lists(
     st.binary(min_size=2, max_size=2).map(lambda b: bytes([b[0] % 2]) * 9 + bytes([b[1] % 4]) * 23),
     min_size=1,
     max_size=30,
@@ -38,21 +42,24 @@ def test_a_key_is_the_sha256_of_the_content(tmp_path):
 
 
 @settings(max_examples=60, deadline=None)
-@given(FORGED, FORGED)
-def test_a_table_finds_exactly_the_keys_it_holds(held, asked):
+@given(FEW, FEW)
+def test_keys_are_sorted_and_found_as_bytes(looked_up_in_chunks, held, asked):
     keys = as_keys(held)
-    keys = keys[unique_sorted(keys)]
-    found = KeyTable(keys).find(as_keys(asked))
-    for key, row in zip(asked, found, strict=True):
-        assert (row >= 0) == (key in held)
-        assert row < 0 or keys[row].tobytes() == key
+    assert [key.tobytes() for key in keys[sort_order(keys)]] == sorted(held)
+    assert increasing(keys) == (held == sorted(set(held)))
+    table = keys[unique_sorted(keys)]
+    assert [key.tobytes() for key in table] == sorted(set(held))
+    found = find_keys(table, as_keys(asked))
+    assert found.tolist() == [sorted(set(held)).index(k) if k in held else -1 for k in asked]
+    assert find_keys(table[:0], keys).tolist() == [-1] * len(keys)
 
 
-@settings(max_examples=40, deadline=None)
-@given(FORGED)
-def test_sorting_is_the_order_of_the_bytes(held):
-    keys = as_keys(held)
-    assert [row.tobytes() for row in keys[sort_order(keys)]] == sorted(held)
+@pytest.fixture(scope="module")
+def looked_up_in_chunks():
+    """Keys are looked up three at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sightline.cache.keys._FIND_ROWS", 3)
+        yield
 
 
 def test_keys_of_the_wrong_size_are_refused():
@@ -62,46 +69,136 @@ def test_keys_of_the_wrong_size_are_refused():
         as_keys(np.zeros((2, 16), np.uint8))
 
 
-def test_a_second_writer_is_told_who_holds_the_lock(tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
-        "with WriterLock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(BusyError, match=f"process {other.pid}"), WriterLock(tmp_path):
-            pass
-        other.kill()
-        other.wait()
-        with WriterLock(tmp_path):  # the kernel dropped it with the process
-            pass
-    finally:
-        other.kill()
-        other.communicate()
+class Tokenizer:
+    """A slow one: a vocabulary and special tokens."""
+
+    all_special_tokens = ("[SEP]", "[CLS]")
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"é": 1, "a": 0}
 
 
-def test_one_process_cannot_write_twice_at_once(tmp_path):
-    with WriterLock(tmp_path):
+def test_digests_have_not_changed():
+    """They are on disk: in fingerprints, names of encoders, token sets and runs."""
+    value = {"b": [1, 2.5, None, True], "a": {"ü": "é", "z": 1e-05}}
+    assert digest(value) == "c874b0801717ddd1fc976eea2556f5bb9682d2baac704b6257bff0fff5feb29b"
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert digest(value) == hashlib.sha256(text.encode()).hexdigest()
+    expected = "51115bfb7e773200bdcef5c054a93f3e03941153415fb851ce1186914ff71329"
+    assert tokenizer_sha256(Tokenizer()) == expected
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "snö/1.jpg",
+        os.fsdecode(b"caf\xe9.jpg"),
+        "two\u2028lines.jpg",
+        "next\x85line.jpg",
+        "a\nb.jpg",
+    ],
+)
+def test_reasons_of_failures_are_read_back_for_any_file_name(path, tmp_path):
+    write_failures(tmp_path, {})
+    assert not (tmp_path / FAILURES).exists()
+    failures = {bytes(range(32)): {"code": "unreadable", "path": path, "reason": "cut short"}}
+    write_failures(tmp_path, failures)
+    assert read_failures(tmp_path) == failures
+    write_failures(tmp_path, {})
+    assert (tmp_path / FAILURES).read_bytes() == b""
+
+
+# --- locks: in separate processes, since the kernel grants one process every lock it requests
+
+
+LOCKER = """
+import sys
+from pathlib import Path
+from sightline.lock import WriterLock
+
+lock = WriterLock(Path(sys.argv[1]), sys.argv[2], join=bool(sys.argv[2]))
+with lock:
+    print(lock.alone, flush=True)
+    for line in sys.stdin:
+        word, *number = line.split()
+        print(getattr(lock, word)(*map(int, number)), flush=True)
+"""
+
+
+class Locker:
+    """A process that takes the lock of a folder, and what it answers."""
+
+    def __init__(self, folder: Path, worker: str = "") -> None:
+        words = [sys.executable, "-c", LOCKER, str(folder), worker]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.process = subprocess.Popen(words, text=True, **pipes)
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def asked(self, words: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{words}\n")
+        self.process.stdin.flush()
+        return self.says()
+
+    def end(self) -> str:
+        return self.process.communicate()[1]
+
+
+@pytest.fixture
+def locker(tmp_path):
+    started: list[Locker] = []
+
+    def start(worker: str = "") -> Locker:
+        started.append(Locker(tmp_path, worker))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.end()
+
+
+Start = Callable[..., Locker]
+
+
+def test_a_second_writer_is_told_who_holds_the_lock(tmp_path, locker: Start):
+    other = locker()
+    assert other.says() == "True"
+    with pytest.raises(BusyError, match=f"process {other.process.pid}"), WriterLock(tmp_path):
+        pass
+    other.process.kill()
+    other.process.wait()
+    with WriterLock(tmp_path):  # the kernel dropped it with the process
         with pytest.raises(BusyError, match="this process"), WriterLock(tmp_path):
             pass
         # and the attempt has not let go of the lock, as closing its file would have
-        code = (
-            "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
-            "WriterLock(Path(sys.argv[1])).__enter__()"
-        )
-        found = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
-        )
-        assert f"process {os.getpid()}" in found.stderr
+        assert f"process {os.getpid()}" in locker().end()
     with WriterLock(tmp_path):
         pass
+
+
+def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path, locker: Start):
+    first = locker("worker 0/2")
+    assert first.says() == "True"
+    second = locker("worker 1/2")
+    assert first.asked("share") == "None"
+    assert second.says() == "False"  # it has waited for that
+    with pytest.raises(BusyError, match=r"another run is writing here \(worker 0/2, process"):
+        WriterLock(tmp_path).__enter__()
+    assert first.asked("claim 3") == "True"
+    assert second.asked("claim 3") == "False"
+    assert second.asked("claim 4") == "True"
+    assert first.asked("release 3") == "None"
+    assert second.asked("claim 3") == "True"
+    second.process.kill()
+    second.process.wait()
+    assert first.asked("claim 3") == "True"  # the kernel has let go of it
+    first.end()
+    with WriterLock(tmp_path) as last:
+        assert last.alone
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -186,64 +283,3 @@ def test_a_file_system_that_cannot_rename_over_a_file_is_named(tmp_path, monkeyp
     with SetWriter(tmp_path / "set", SPEC) as writer, said:
         writer.plan(KEYS, batch_size=16)
     assert not (tmp_path / "set").exists()
-
-
-def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path):
-    """In separate processes: the kernel grants one process every lock it requests."""
-    code = (
-        "import sys; from pathlib import Path; from sightline.lock import WriterLock\n"
-        "lock = WriterLock(Path(sys.argv[1]), sys.argv[2], join=True)\n"
-        "with lock:\n"
-        "    print(lock.alone, flush=True)\n"
-        "    for line in sys.stdin:\n"
-        "        word, _, number = line.strip().partition(' ')\n"
-        "        if word == 'share':\n            lock.share()\n"
-        "        if word == 'release':\n            lock.release(int(number))\n"
-        "        print(lock.claim(int(number)) if word == 'claim' else 'ok', flush=True)\n"
-    )
-
-    def worker(name: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", code, str(tmp_path), name]
-        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(process: subprocess.Popen[str], words: str) -> str:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{words}\n")
-        process.stdin.flush()
-        return process.stdout.readline().strip()
-
-    first = worker("worker 0/2")
-    assert first.stdout is not None
-    assert first.stdout.readline() == "True\n"
-    second = worker("worker 1/2")
-    assert second.stdout is not None
-    assert ask(first, "share") == "ok"
-    assert second.stdout.readline() == "False\n"  # it has waited for that
-    with pytest.raises(BusyError, match=r"another run is writing here \(worker 0/2, process"):
-        WriterLock(tmp_path).__enter__()
-    assert ask(first, "claim 3") == "True"
-    assert ask(second, "claim 3") == "False"
-    assert ask(second, "claim 4") == "True"
-    assert ask(first, "release 3") == "ok"
-    assert ask(second, "claim 3") == "True"
-    second.kill()
-    second.wait()
-    assert ask(first, "claim 3") == "True"  # the kernel has let go of it
-    first.communicate()
-    with WriterLock(tmp_path) as last:
-        assert last.alone
-
-
-def test_keys_are_increasing_across_chunks_too(monkeypatch):
-    monkeypatch.setattr(keys_module, "_FIND_ROWS", 2)
-    rows = np.zeros((7, 32), dtype=np.uint8)
-    rows[:, 31] = range(7)
-    assert keys_module.increasing(rows)
-    for row in range(1, 7):
-        swapped = rows.copy()
-        swapped[[row - 1, row]] = swapped[[row, row - 1]]
-        assert not keys_module.increasing(swapped)
-        twice = rows.copy()
-        twice[row] = twice[row - 1]
-        assert not keys_module.increasing(twice)

@@ -13,7 +13,7 @@ import pytest
 
 from sightline.errors import BusyError, SightlineError
 from sightline.files import check_apart
-from sightline.output import Output, json_record, next_names, run_folder_of, write_file
+from sightline.output import RECORDS, Output, json_record, next_names, run_folder_of, write_file
 
 RECORD, SCHEMA = "dataset.json", "sightline.dataset/1"
 
@@ -49,21 +49,39 @@ def test_files_replace_those_that_the_record_lists(tmp_path):
     assert names_in(tmp_path) == ["out/a", "out/d", f"out/{RECORD}", "out/sub/mine"]
     assert (tmp_path / "out/a").read_text() == "2"
     assert json.loads((tmp_path / "out" / RECORD).read_text())["files"] == ["a", "d"]
+    (tmp_path / "out/sub/mine").unlink()
+    publish(tmp_path / "out", a="3", deep__deeper__e="1")
+    publish(tmp_path / "out", a="4")
+    folders = {path.name for path in (tmp_path / "out").iterdir()}
+    assert folders == {"a", "sub", RECORD}  # one that our files leave empty goes
 
 
-def test_an_emptied_folder_is_removed(tmp_path):
-    publish(tmp_path / "out", sub__deep__c="1")
-    publish(tmp_path / "out", a="2")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a", RECORD]
-
-
+@pytest.mark.parametrize("kind", ["file", "link"])
 @pytest.mark.parametrize("name", ["a", "sub/c"])
-def test_a_file_that_is_not_listed_is_never_replaced(tmp_path, name):
+def test_a_file_that_is_not_listed_is_never_replaced(tmp_path, name, kind):
     (tmp_path / "out/sub").mkdir(parents=True)
-    (tmp_path / "out" / name).write_text("mine")
+    theirs = tmp_path / "out" / name
+    if kind == "link":
+        theirs.symlink_to(tmp_path / "mine")
+        theirs = tmp_path / "mine"
+    theirs.write_text("mine")
+    before = names_in(tmp_path)
     with pytest.raises(SightlineError, match=rf"out/{name}: already exists, and {RECORD} does"):
         publish(tmp_path / "out", a="1", sub__c="1")
-    assert names_in(tmp_path) == [f"out/{name}"]
+    assert names_in(tmp_path) == before
+    assert theirs.read_text() == "mine"
+
+
+@pytest.mark.parametrize("record", sorted(RECORDS.keys() - {RECORD}))
+def test_a_folder_of_another_kind_is_refused(tmp_path, record):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / record).write_text('{"schema": "sightline.else/1", "files": []}')
+    before = names_in(tmp_path)
+    with pytest.raises(SightlineError, match=f"contains {RECORDS[record]} .* another folder"):
+        publish(tmp_path / "out", a="1")
+    assert names_in(tmp_path) == before
+    (tmp_path / "out" / record).write_text("{}")  # a file of that name which is not ours
+    publish(tmp_path / "out", a="1")
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
@@ -149,23 +167,6 @@ def test_a_next_record_that_is_not_ours_is_refused(tmp_path, kind):
         publish(tmp_path / "out", a="2")
     assert path.lstat() == before
     assert (tmp_path / "out/a").read_text() == "1"
-
-
-def test_a_folder_is_moved_whole_and_its_files_are_ours(tmp_path):
-    def moved(name: str) -> None:
-        with opened(tmp_path / "out") as output, output.scratch() as made:
-            (made / "new").mkdir()
-            (made / "new/a").write_text("1")
-            output.move_whole(made / "new", name)
-
-    moved("steps/1")
-    assert (tmp_path / "out/steps/1/a").read_text() == "1"
-    with opened(tmp_path / "out") as output:
-        assert "steps/1/a" in output.owned
-    (tmp_path / "out/steps/2").write_text("mine")
-    with pytest.raises(SightlineError, match="is a file"):
-        moved("steps/2")
-    assert (tmp_path / "out/steps/2").read_text() == "mine"
 
 
 def test_a_file_with_the_same_bytes_is_adopted(tmp_path):

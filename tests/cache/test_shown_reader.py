@@ -13,15 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pytest
 from blake3 import blake3
-from every_kind import KINDS, every_kind, make, read
-from shown_reader import APART, PAGE, plain, read_as_shown, shown_code
-from stub_set import KEYS, fill
+from shown_reader import APART, PAGE, shown_code
+from stub_set import every_kind, make
 from xxhash import xxh3_128
 
-from sightline.cache import FeatureSet
-from sightline.cache.index import read_index
 from sightline.cache.record import SCHEMA, read_record
 from sightline.cache.tables import SHARD_ROWS
 
@@ -37,38 +33,13 @@ def test_the_code_is_short_and_needs_nothing_of_ours(tmp_path):
     assert "ModuleNotFoundError" in done.stderr
 
 
-def test_the_code_reads_rows_of_several_shards_and_what_failed(tmp_path):
-    broken = KEYS[70].tobytes()
-    fill(tmp_path, KEYS[:50])
-    fill(tmp_path, KEYS, frozenset({broken}))  # several shards, a failure
-    fill(tmp_path, KEYS[5:])  # rows in shards that are not in the set
-    (shown,) = read_as_shown([tmp_path])
-    features = FeatureSet.open(tmp_path)
-    assert shown.keys == [key.tobytes() for key in features.keys]
-    assert (np.array(shown.rows, np.float16) == features.take(features.keys)).all()
-    assert shown.failed == features.failed == {broken: "undecodable"}
-
-
-def test_the_code_reads_sets_of_every_kind(world):
-    for kind, shown in zip(KINDS, read_as_shown([world / kind for kind in KINDS]), strict=True):
-        keys = read_index(world / kind, read_record(world / kind))[0].keys
-        rows = read(world / kind, kind)
-        assert shown.keys == [key.tobytes() for key in keys]
-        assert shown.rows == (rows.tolist() if kind == "image" else plain(rows.to_pylist()))
-
-
-@pytest.mark.parametrize("rows", SHARD_ROWS.values())
-def test_the_page_has_the_sizes_of_shards(rows):
-    assert f"{rows:,}" in PAGE.read_text()
-
-
-def test_the_page_has_the_fields_of_the_record(tmp_path):
+def test_the_page_has_the_sizes_of_shards_and_the_fields_of_the_record(world):
     text = PAGE.read_text()
-    fill(tmp_path / "set")
-    record = read_record(tmp_path / "set")
-    assert SCHEMA in text
-    for name in record.model_dump(by_alias=True):
-        assert f"`{name}`" in text
+    record = read_record(world / "image")
+    for name in (SCHEMA, *(f"`{field}`" for field in record.model_dump(by_alias=True))):
+        assert name in text
+    for rows in SHARD_ROWS.values():
+        assert f"{rows:,}" in text
 
 
 def digest_of(row) -> bytes:
@@ -83,7 +54,7 @@ def digest_of(row) -> bytes:
 def test_names_and_digests_are_those_that_the_page_describes(world, kind, monkeypatch):
     monkeypatch.setattr("sightline.cache.index._ROWS", 16)
     folder = world / "again"
-    make(world, kind, folder)
+    make(folder, kind)
     read: dict[str, Any] = {}
     exec(shown_code(), read)
     keys, rows, failed = read["read_set"](folder)

@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
+from made import column, load_all, texts
 from PIL import Image
 
-from pipeline import graph
+from pipeline import graph, stages
 from pipeline.datasets.joined import JoinedSource, common_root
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.sentences import SentencesSource
 from pipeline.datasets.source import DatasetError
 from pipeline.params import load_params
-from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest
 from sightline.errors import SightlineError
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -41,35 +42,23 @@ def joined(folder: Path, *names: str) -> JoinedSource:
     )
 
 
-def test_both_parts_are_included_with_distinct_names(tmp_path: Path) -> None:
+def test_both_parts_are_included_with_distinct_names_and_their_licences(tmp_path: Path) -> None:
     part(tmp_path, "one", [1, 2])
     part(tmp_path, "two", [3])
-    source = joined(tmp_path, "one", "two")
-    report = prepare("joined", source, tmp_path / "both")
-    assert report.counts["images_of_one"] == 2
-    images = read_manifest(tmp_path / "both/images.parquet", IMAGES)
-    assert images["image_id"].to_pylist() == ["one/0.png", "one/1.png", "two/0.png"]
-    root = common_root(source.images.values())
-    assert root == tmp_path
-    for path, key in zip(images["path"].to_pylist(), images["key"].to_pylist(), strict=True):
-        assert (root / path).is_file()
-        assert len(key) == 32
-    captions = read_manifest(tmp_path / "both/captions.parquet", CAPTIONS)
-    assert captions["image_id"].to_pylist() == images["image_id"].to_pylist()
-    assert captions["caption_id"].to_pylist() == ["one/0.png#0", "one/1.png#0", "two/0.png#0"]
-    texts = read_manifest(tmp_path / "both/sentences.parquet", SENTENCES)["text"].to_pylist()
-    assert texts == captions["text"].to_pylist()
-
-
-def test_the_licences_of_the_parts_are_kept(tmp_path: Path) -> None:
-    part(tmp_path, "one", [1])
-    part(tmp_path, "two", [2])
     for name, licence in (("one", "CC BY 4.0"), ("two", "Flickr")):
         path = tmp_path / name / "dataset.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"licence": licence}))
-    prepare("joined", joined(tmp_path, "one", "two"), tmp_path / "both")
-    record = json.loads((tmp_path / "both/dataset.json").read_text())
-    assert record["licence"] == "CC BY 4.0; Flickr"
+    out = tmp_path / "both"
+    source = joined(tmp_path, "one", "two")
+    report = prepare("joined", source, out)
+    assert report.counts["images_of_one"] == 2
+    assert json.loads((out / "dataset.json").read_text())["licence"] == "CC BY 4.0; Flickr"
+    ids = ["one/0.png", "one/1.png", "two/0.png"]
+    assert column(out, "image_id") == column(out, "image_id", "captions") == ids
+    assert common_root(source.images.values()) == tmp_path
+    assert len(load_all(out)) == 3
+    assert list(texts(out)) == [f"{name}#0" for name in ids]
+    assert column(out, "text", "sentences") == list(texts(out).values())
 
 
 def test_an_image_in_both_is_refused_with_both_names(tmp_path: Path) -> None:
@@ -106,10 +95,6 @@ def test_the_root_of_relative_folders_is_relative() -> None:
 def test_the_graph_finds_the_images_of_a_joined_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import yaml
-
-    from pipeline import stages
-
     monkeypatch.chdir(tmp_path)
     given = yaml.safe_load(PARAMS.read_text())
     for name, colours in (("one", [1, 2]), ("two", [3])):

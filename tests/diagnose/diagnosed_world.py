@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 from blake3 import blake3
+from prepared_data import as_prepared
 
 from sightline.cache import (
     CAPTIONS,
@@ -24,24 +23,23 @@ from sightline.cache import (
     write_manifest,
 )
 from sightline.cache.index import read_index
-from sightline.cache.manifest import whole_files
-from sightline.cache.prepared import RECORD, SCHEMA
 from sightline.cache.record import FILE_NAME, to_bytes
+from train.diagnose.diagnosis import Diagnosis, diagnose
+from train.diagnose.settings import Settings
 
 DIM = 12
 IMAGES_COUNT, CAPTIONS_EACH = 30, 3
 
 
-def write_set(folder: Path, kind: Any, rows: dict[bytes, np.ndarray], **about: Any) -> Path:
-    dim = len(next(iter(rows.values())))
-    record = EncoderRecord(
-        name="test/clip",
-        source=about.pop("source", "file:clip.safetensors"),
-        weights_sha256="3" * 64,
-        untrained=about.pop("untrained", False),
-    )
+def write_set(folder: Path, kind: Any, rows: dict[bytes, np.ndarray], **encoder: Any) -> Path:
+    made_by = {"name": "test/clip", "source": "file:clip.safetensors", "weights_sha256": "3" * 64}
     spec = FeatureSpec(
-        kind=kind, encoder=record, preprocessing={}, precision="fp32", dim=dim, dtype="float32"
+        kind=kind,
+        encoder=EncoderRecord.model_validate({**made_by, **encoder}),
+        preprocessing={},
+        precision="fp32",
+        dim=len(next(iter(rows.values()))),
+        dtype="float32",
     )
     with SetWriter(folder, spec) as writer:
         for batch in writer.plan(list(rows), batch_size=64):
@@ -51,89 +49,73 @@ def write_set(folder: Path, kind: Any, rows: dict[bytes, np.ndarray], **about: A
     return folder
 
 
-@dataclass
 class DiagnosedWorld:
-    """Paths of two sets and two manifests, and their content.
+    """Two sets and two manifests below ``root``; tests change what they hold before `write`.
+
+    Rows of an image and of its captions share a direction.
 
     Attributes:
         captions: (image number, text).
+        image_keys: of every image, by number.
         image_rows, text_rows: key → row.
     """
 
-    root: Path
-    captions: list[tuple[int, str]] = field(default_factory=list)
-    image_rows: dict[bytes, np.ndarray] = field(default_factory=dict)
-    text_rows: dict[bytes, np.ndarray] = field(default_factory=dict)
-    images: int = IMAGES_COUNT
-
-    @classmethod
-    def make(cls, root: Path, noise: float = 0.6) -> DiagnosedWorld:
-        """Rows of an image and of its captions share a direction."""
-        world, rng = cls(root), np.random.default_rng(5)
-        for number in range(world.images):
+    def __init__(self, root: Path, noise: float = 0.6) -> None:
+        self.root = root
+        self.images_manifest, self.captions_manifest = (
+            root / f"{name}.parquet" for name in ("images", "captions")
+        )
+        self.image_set, self.text_set = root / "image", root / "text"
+        self.image_keys = [key_of_bytes(b"image %d" % number) for number in range(IMAGES_COUNT)]
+        self.captions: list[tuple[int, str]] = []
+        self.image_rows: dict[bytes, np.ndarray] = {}
+        self.text_rows: dict[bytes, np.ndarray] = {}
+        rng = np.random.default_rng(5)
+        for number, key in enumerate(self.image_keys):
             shared = rng.normal(size=DIM)
-            world.image_rows[world.image_key(number)] = shared + noise * rng.normal(size=DIM)
+            self.image_rows[key] = shared + noise * rng.normal(size=DIM)
             for k in range(CAPTIONS_EACH):
                 text = f"caption {k} of image {number}"
-                world.captions.append((number, text))
-                world.text_rows[key_of_text(text)] = shared + noise * rng.normal(size=DIM)
-        return world
+                self.captions.append((number, text))
+                self.text_rows[key_of_text(text)] = shared + noise * rng.normal(size=DIM)
 
-    def image_key(self, number: int) -> bytes:
-        return key_of_bytes(b"image %d" % number)
+    @property
+    def text_keys(self) -> list[bytes]:
+        return [key_of_text(text) for _, text in self.captions]
 
     def write(self) -> DiagnosedWorld:
-        self.root.mkdir(parents=True, exist_ok=True)
-        names = [f"{number:03}" for number in range(self.images)]
-        images = pa.table(
-            {
-                "image_id": names,
-                "path": [f"{name}.jpg" for name in names],
-                **whole_files(len(names)),
-                "key": [self.image_key(number) for number in range(self.images)],
-                "width": [8] * len(names),
-                "height": [8] * len(names),
-                "split": ["train"] * len(names),
-            },
-            schema=IMAGES,
-        )
-        captions = pa.table(
-            {
-                "caption_id": [f"{i}" for i in range(len(self.captions))],
-                "image_id": [names[number] for number, _ in self.captions],
-                "text": [text for _, text in self.captions],
-                "split": ["train"] * len(self.captions),
-            },
-            schema=CAPTIONS,
-        )
-        write_manifest(self.images_manifest, images, IMAGES)
-        write_manifest(self.captions_manifest, captions, CAPTIONS)
-        (self.root / RECORD).write_text(json.dumps({"schema": SCHEMA}))
+        self.root.mkdir(parents=True)
+        images = [
+            {"image_id": f"{n:03}", "path": f"{n:03}.jpg", "key": key, "width": 8, "height": 8}
+            for n, key in enumerate(self.image_keys)
+        ]
+        captions = [
+            {"caption_id": f"{i}", "image_id": f"{number:03}", "text": text}
+            for i, (number, text) in enumerate(self.captions)
+        ]
+        for path, rows, schema in (
+            (self.images_manifest, images, IMAGES),
+            (self.captions_manifest, captions, CAPTIONS),
+        ):
+            table = pa.Table.from_pylist([{**row, "split": "train"} for row in rows], schema)
+            write_manifest(path, table, schema)
+        as_prepared(self.root)
         write_set(self.image_set, "image", self.image_rows)
         write_set(self.text_set, "text", self.text_rows)
         return self
 
-    @property
-    def images_manifest(self) -> Path:
-        return self.root / "images.parquet"
-
-    @property
-    def captions_manifest(self) -> Path:
-        return self.root / "captions.parquet"
-
-    @property
-    def image_set(self) -> Path:
-        return self.root / "image"
-
-    @property
-    def text_set(self) -> Path:
-        return self.root / "text"
-
     def units(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Unit rows of images and of captions in float64, and the image of each caption."""
-        images = np.array([self.image_rows[self.image_key(n)] for n in range(self.images)])
-        texts = np.array([self.text_rows[key_of_text(text)] for _, text in self.captions])
-        return unit(images), unit(texts), np.array([number for number, _ in self.captions])
+        images = unit(np.array([self.image_rows[key] for key in self.image_keys]))
+        texts = unit(np.array([self.text_rows[key] for key in self.text_keys]))
+        return images, texts, np.array([number for number, _ in self.captions])
+
+
+def look(world: DiagnosedWorld, **settings: object) -> Diagnosis:
+    """Both sets, in few batches unless `settings` say otherwise."""
+    chosen = Settings.model_validate({"batches": 2, **settings})
+    sets = [world.text_set, world.image_set]  # the order does not matter
+    return diagnose(sets, world.captions_manifest, world.images_manifest, chosen)
 
 
 def poison(path: Path, key: bytes, value: float) -> None:

@@ -4,50 +4,42 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import sightline
 from demo_params import demo_params_text
 from diagnosed_world import DiagnosedWorld
 
-from sightline.cache import key_of_text
-from sightline.cache.prepared import RECORD
-
-ROOT = Path(__file__).parents[2]
 SETS = "data/features/scenes/image/clip", "data/features/scenes/text/clip"
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch) -> DiagnosedWorld:
+def look(tmp_path, monkeypatch, said):
+    """Runs `sightline look features` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return DiagnosedWorld.make(Path("world"))
-
-
-def diagnose(*words: object) -> int:
-    return sightline("look", "features", *words)
+    return partial(said, "look", "features")
 
 
 def inputs(world: DiagnosedWorld) -> list[object]:
     return [world.image_set, world.text_set, "--data", world.root]
 
 
-def with_hostile_text(world: DiagnosedWorld) -> DiagnosedWorld:
-    """The first caption is markup; its row is the nearest to another one's."""
+def test_the_summary_the_json_and_the_page_hold_the_same(look, tmp_path):
+    world = DiagnosedWorld(tmp_path / "world")
     world.captions[0] = (0, "<script>alert(1)</script> & more")
-    first, second = (key_of_text(text) for _, text in world.captions[:2])
-    world.text_rows[first] = world.text_rows[second].copy()
-    return world.write()
-
-
-def test_the_json_and_the_page_hold_the_same(world, capsys):
-    with_hostile_text(world)
-    assert diagnose(*inputs(world), "--json", "--out", "page.html") == 0
-    found = json.loads(capsys.readouterr().out)
+    first, second = world.text_keys[:2]
+    world.text_rows[first] = world.text_rows[second].copy()  # so that the page names it
+    world.write()
+    words = ("--threshold", 0.3, "--batch-size", 8, "--batches", 5, "--out", "page.html")
+    code, out, err = look(*inputs(world), *words, "--json")
+    assert (code, err) == (0, "page.html: written\n")
+    found = json.loads(out)
     assert found["schema"] == "sightline.diagnosis/2"
     assert [each["spec"]["kind"] for each in found["sets"]] == ["image", "text"]
     assert found["pairs"]["compared"] == len(world.captions)
-    assert found["settings"]["batch_size"] == 64
+    assert found["settings"]["batch_size"] == 8
     assert {each["term"] for each in found["filters"]} == {"image", "teacher_text", "released"}
     page = Path("page.html").read_text()
     assert page.count("<svg") == 5  # cosines, ranks, thresholds, and one for each set
@@ -59,45 +51,30 @@ def test_the_json_and_the_page_hold_the_same(world, capsys):
     for each in found["sets"]:
         assert each["fingerprint"] in page
 
-
-def test_the_same_sets_give_the_same_page(world, capsys):
-    world.write()
-    pages = []
-    for _ in range(2):
-        assert diagnose(*inputs(world), "--out", "page.html") == 0
-        pages.append(Path("page.html").read_bytes())
-    assert pages[0] == pages[1]
-    assert "page.html: written" in capsys.readouterr().err
-
-
-def test_the_summary_says_what_was_found(world, capsys):
-    world.write()
-    assert diagnose(*inputs(world), "--threshold", 0.3, "--batch-size", 8) == 0
-    said = capsys.readouterr().out
+    code, summary, _ = look(*inputs(world), *words)
+    assert code == 0
     for part in ("rows × width", "30 × 12", "median", "No problem found", "Image term: cosine"):
-        assert part in said
-    assert re.search(r"^0\.3 ", said, re.M)
-    assert re.search(r"^0\.9 \(default\)", said, re.M)
+        assert part in summary
+    assert re.search(r"^0\.3 ", summary, re.M)
+    assert re.search(r"^0\.9 \(default\)", summary, re.M)
+    assert Path("page.html").read_text() == page
 
 
-def test_one_set_alone(world, capsys):
-    world.write()
-    assert diagnose(world.image_set, "--json", "--out", "page.html") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_one_set_alone(look, world):
+    code, out, _ = look(world.image_set, "--json", "--out", "page.html")
+    assert code == 0
+    found = json.loads(out)
     assert found["cross"] is found["pairs"] is None
     assert found["filters"] == []
     assert len(found["sets"]) == 1
     assert Path("page.html").read_text().count("<svg") == 1
 
 
-def test_a_repository_provides_manifests_and_thresholds(world, capsys):
-    world.write()
-    for source, target in zip((world.image_set, world.text_set), SETS, strict=True):
+def test_a_repository_provides_manifests_and_thresholds(look, world):
+    shutil.copytree(world.root, "data/datasets/scenes")
+    for kind, target in zip(("image", "text"), SETS, strict=True):
         Path(target).parent.mkdir(parents=True)
-        source.rename(target)
-    Path("data/datasets/scenes").mkdir(parents=True)
-    for path in (world.captions_manifest, world.images_manifest, world.root / RECORD):
-        path.rename(Path("data/datasets/scenes") / path.name)
+        Path("data/datasets/scenes", kind).rename(target)
     params = demo_params_text()
     own = "{image: clip, text: clip, weight: 2.0, image_threshold: 0.4, caption: longest}"
     changed = params.replace("{image: clip, text: clip, weight: 2.0}", own)
@@ -105,36 +82,35 @@ def test_a_repository_provides_manifests_and_thresholds(world, capsys):
     Path("params.yaml").write_text(
         changed.replace("batch_size: 64\n  learning", "batch_size: 9\n  learning")
     )
-    assert diagnose(*SETS, "--json") == 0
-    settings = json.loads(capsys.readouterr().out)["settings"]
-    assert (settings["run"], settings["batch_size"], settings["caption"]) == (
-        "kdmcse",
-        9,
-        "longest",
-    )
-    assert settings["configured"] == {"image": 0.4, "teacher_text": 0.9, "released": False}
 
-    assert diagnose(*SETS, "--json", "--batch-size", 12, "--caption", "all") == 0
-    settings = json.loads(capsys.readouterr().out)["settings"]
-    assert (settings["batch_size"], settings["caption"]) == (12, "all")
+    def settings(*words: object) -> dict[str, object]:
+        code, out, _ = look(*SETS, "--batches", 2, "--json", *words)
+        assert code == 0
+        return json.loads(out)["settings"]
+
+    found = settings()
+    assert (found["run"], found["batch_size"], found["caption"]) == ("kdmcse", 9, "longest")
+    assert found["configured"] == {"image": 0.4, "teacher_text": 0.9, "released": False}
+    found = settings("--batch-size", 12, "--caption", "all")
+    assert (found["batch_size"], found["caption"]) == (12, "all")
 
 
-def test_a_foreign_file_is_not_replaced_and_is_refused_before_any_work(world, capsys):
-    world.write()
+def test_a_foreign_file_is_not_replaced_and_is_refused_before_any_work(look, world):
     Path("notes.html").write_text("mine")
-    assert diagnose(*inputs(world), "--out", "notes.html") == 1
-    assert "was not written by this command" in capsys.readouterr().err
+    code, _, err = look(*inputs(world), "--out", "notes.html")
+    assert code == 1
+    assert "was not written by this command" in err
     assert Path("notes.html").read_text() == "mine"
-    assert diagnose(*inputs(world), "--out", world.image_set / "page.html") == 1
-    assert "is inside the input" in capsys.readouterr().err
+    code, _, err = look(*inputs(world), "--out", world.image_set / "page.html")
+    assert code == 1
+    assert "is inside the input" in err
 
 
-def test_a_mistake_is_one_line(world, capsys):
-    world.write()
-    assert diagnose(world.image_set, world.text_set) == 1
-    said = capsys.readouterr()
-    assert "give --data, the data set" in said.err
-    assert "Traceback" not in said.err + said.out
-    assert diagnose("nowhere") == 1
-    assert "nowhere" in capsys.readouterr().err
-    assert diagnose() == 2
+@pytest.mark.parametrize(
+    ("sets", "code", "message"),
+    [(("image", "text"), 1, "give --data, the data set"), (("no",), 1, "no"), ((), 2, "SET")],
+)
+def test_a_mistake_is_one_line(look, world, sets, code, message):
+    found, _, err = look(*(world.root / name for name in sets))
+    assert found == code
+    assert message in err

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-from diagnosed_world import DiagnosedWorld
 
 from train.diagnose.checks import Rows, Spectrum
-from train.diagnose.diagnosis import Diagnosis, Settings, diagnose
 from train.diagnose.findings import findings
 from train.diagnose.sections import document_of
-from train.diagnose.thresholds import Terms
 from train.report.render import to_text
 
 
-@pytest.fixture(scope="module")
-def diagnosis(tmp_path_factory) -> Diagnosis:
-    world = DiagnosedWorld.make(Path(tmp_path_factory.mktemp("world"))).write()
-    settings = Settings(batches=2, configured=Terms(image=0.5), run="kdmcse")
-    sets = [world.image_set, world.text_set]
-    return diagnose(sets, world.captions_manifest, world.images_manifest, settings)
-
-
-def with_set(diagnosis: Diagnosis, **changes: Any) -> Diagnosis:
+def with_set(diagnosis, **changes):
     first, *others = diagnosis.sets
     return replace(diagnosis, sets=(replace(first, **changes), *others))
 
 
-def with_removal(diagnosis: Diagnosis, share: float) -> Diagnosis:
+def with_removal(diagnosis, share: float):
     """With another share of the configured threshold."""
     filters = []
     for each in diagnosis.filters:
@@ -40,7 +27,7 @@ def with_removal(diagnosis: Diagnosis, share: float) -> Diagnosis:
     return replace(diagnosis, filters=tuple(filters))
 
 
-def texts(diagnosis: Diagnosis) -> str:
+def texts(diagnosis) -> str:
     return "\n".join(f"{each.level}: {each.text}" for each in findings(diagnosis))
 
 
@@ -60,14 +47,14 @@ def test_one_direction_is_a_mean_cosine_above_nine_tenths(diagnosis, cosine, one
 @pytest.mark.parametrize(
     ("share", "level", "said"),
     [
-        (0.0, "notice", "removes no negative in 2 batches"),
-        (0.09, "fine", "removes 9 % of the negatives in batches of 64"),
-        (0.11, "notice", "removes 11 % of the negatives in batches of 64"),
+        (0.0, "notice", "removes no negative in 9 batches"),
+        (0.09, "fine", "removes 9 % of the negatives in batches of 16"),
+        (0.11, "notice", "removes 11 % of the negatives in batches of 16"),
     ],
 )
 def test_a_threshold_removes_nothing_some_or_much(diagnosis, share, level, said):
     lines = texts(with_removal(diagnosis, share)).splitlines()
-    (line,) = [line for line in lines if "Image term: the configured threshold 0.5" in line]
+    (line,) = [line for line in lines if "Image term: the configured threshold 0.35" in line]
     assert line.startswith(f"{level}: ")
     assert said in line
     assert ("many of them are likely to be true negatives" in line) == (share > 0.1)
@@ -83,7 +70,6 @@ def test_problems_come_first_then_notices_and_none_is_said_to_be_none(diagnosis)
 
 
 def test_a_cosine_that_rounds_to_zero_has_no_minus(diagnosis):
-    assert diagnosis.captions is not None
     cosines = diagnosis.captions.mismatched
     none = replace(cosines, mean=-1e-5, quantiles=dict.fromkeys(cosines.quantiles, -1e-5))
     captions = replace(diagnosis.captions, mismatched=none)

@@ -130,27 +130,13 @@ def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
     good = entry(tmp_path, "good.png", PNG)
     cut = entry(tmp_path, "cut.jpg", JPEG[:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
-    others = (tmp_path, tmp_path / "nowhere.png", good.place.path)
-    folder, missing, changed = (
-        ImageEntry(Place(path), bytes([i] * 32)) for i, path in enumerate(others)
-    )
-    empty = entry(tmp_path, "empty.jpg", b"")
-    bad = {
-        cut: "truncated",
-        missing: "missing",
-        changed: "changed",
-        empty: "empty",
-        folder: "missing",
-        strip: "too_many_pixels",
-    }
-    entries = [cut, good, *list(bad)[1:]]
-    batch, failed = decode_batch(entries, 9, ImageReader(SMALL, 100_000))
-    assert batch.shape == (9, 3, 16, 16)
-    assert batch.dtype == torch.uint8
+    batch, failed = decode_batch([cut, good, strip], 4, ImageReader(SMALL, 100_000))
+    assert (batch.shape, batch.dtype) == ((4, 3, 16, 16), torch.uint8)
+    bad = {cut: "truncated", strip: "too_many_pixels"}  # the strip once it is resized
     expected = [(each.key, code, str(each.place)) for each, code in bad.items()]
     assert [(key, why["code"], why["path"]) for key, why in failed.items()] == expected
     assert torch.equal(SMALL.normalised(batch[1]), SMALL(decode_image(PNG)))
-    assert not batch[[0, *range(2, 9)]].any()
+    assert not batch[[0, 2, 3]].any()
     with pytest.raises(ValueError, match="do not fit"):
         decode_batch([good] * 3, 2, ImageReader(SMALL))
 

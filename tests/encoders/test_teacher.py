@@ -74,16 +74,6 @@ def test_lengths_are_buckets_of_the_text_alone(folder: Path) -> None:
         encoder.encode([TEXTS[3]], 16)
 
 
-def test_a_row_does_not_depend_on_its_batch(folder: Path) -> None:
-    full = "a cat " * 7  # 16 tokens with [CLS] and [SEP]: no padding at all
-    for pooling in ("cls", "first_last_mean"):
-        encoder = build(folder, pooling=pooling)
-        assert encoder.lengths([full]) == [16]
-        rows = encoder.encode([full, "dog", "", "a red dog"], 16)
-        assert torch.equal(encoder.encode([full] * 4, 16)[3], rows[0])
-        assert torch.equal(encoder.encode(["", "a red dog", full, "dog"], 16)[[2, 3, 0, 1]], rows)
-
-
 def test_attention_always_gets_its_mask(folder: Path, monkeypatch) -> None:
     seen = []
     original = torch.nn.functional.scaled_dot_product_attention

@@ -9,27 +9,34 @@ from small_senteval import write_senteval
 from tiny_encoder import make_encoder
 
 
+def saved(folder: Path, kind: str) -> Path:
+    for part in make_encoder(kind):
+        part.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain Hugging Face folder."""
-    folder = tmp_path_factory.mktemp("encoder")
-    model, tokenizer = make_encoder()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("encoder"), "bert")
 
 
 @pytest.fixture(scope="session")
 def roberta_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain Hugging Face folder of a RoBERTa, whose positions begin after the padding's."""
-    folder = tmp_path_factory.mktemp("roberta")
-    model, tokenizer = make_encoder("roberta")
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return saved(tmp_path_factory.mktemp("roberta"), "roberta")
 
 
 @pytest.fixture
 def senteval(tmp_path: Path) -> Path:
     """SentEval's layout with three scored pairs in every subset, and one that is not scored."""
     return write_senteval(tmp_path / "downstream")
+
+
+@pytest.fixture
+def senteval_files(shared_data: Path) -> Path:
+    """SentEval's real files; skips if they are not here."""
+    folder = shared_data / "senteval" / "downstream"
+    if not (folder / "MR").is_dir():
+        pytest.skip("SentEval's files are not on this machine")
+    return folder

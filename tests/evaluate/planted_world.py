@@ -23,7 +23,7 @@ from sightline.cache import (
     write_manifest,
 )
 from train.evaluate.evaluation import Evaluation
-from train.evaluate.models import NoHeadsError
+from train.evaluate.vectors import NotDefinedError
 from train.objectives.objective import FeatureNeed
 
 DIM = 6
@@ -109,7 +109,7 @@ class Model:
     """A model whose embeddings and heads are planted; its objective is of another package."""
 
     def __init__(self, embeddings: dict[str, np.ndarray], fingerprint: str = "") -> None:
-        self.name = "planted"
+        self.name, self.folder, self.pooling = "planted", None, None
         self.embeddings = embeddings
         self.sentence_head: nn.Module = nn.Identity()
         self.image_head: nn.Module = nn.Identity()
@@ -133,7 +133,7 @@ class Model:
 
     def heads(self) -> Any:
         if self.no_heads:
-            raise NoHeadsError(self.no_heads)
+            raise NotDefinedError(self.no_heads)
         objective = SimpleNamespace(
             name="foreign",
             features=self.needs,

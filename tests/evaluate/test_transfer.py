@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,14 @@ import pytest
 import torch
 
 from sightline.errors import SightlineError
-from train.evaluate import softmax_classifiers
 from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
+from train.evaluate.task import SubsetSettings
 from train.evaluate.transfer import (
     EXPECTED_EXAMPLES,
     TASKS,
     Examples,
     Fold,
-    TransferData,
+    Transfer,
     TransferTask,
     choices_of,
     choose,
@@ -86,7 +85,7 @@ def made(protocol, sizes: dict[str, int], classes=2, name="MADE", pairs=False, s
 
 def evaluate(task, encode, **options):
     """Accuracy, or the reason why there is none."""
-    found = evaluate_transfer(encode, TransferData({task.name: task}), **options)
+    found = evaluate_transfer(encode, {task.name: task}, **options)
     return found.reasons.get(task.name) or found.scores[task.name]
 
 
@@ -103,8 +102,8 @@ def chosen(task, encode, folds=10, recipe=None):
 
 def test_files_are_read_as_senteval_reads_them(downstream):
     data = load_transfer(downstream)
-    assert tuple(data.tasks) == TASKS
-    train = {name: task.splits["train"] for name, task in data.tasks.items()}
+    assert tuple(data) == TASKS
+    train = {name: task.splits["train"] for name, task in data.items()}
     # Fewest words first; of equally many the lower label; words joined by single spaces.
     assert train["MR"].first == ("bad .", "veryé good", "a good film")
     assert train["MR"].labels.tolist() == [0, 1, 1]
@@ -114,44 +113,34 @@ def test_files_are_read_as_senteval_reads_them(downstream):
     assert train["SUBJ"].first == ("a joy", "she stays", "he walks home")
     assert train["SUBJ"].labels.tolist() == [0, 1, 1]
     assert train["SST-2"].first == ("dull", "fine café", "a moving film")
-    assert [len(part) for part in data.tasks["SST-2"].splits.values()] == [3, 2, 2]
+    assert [len(part) for part in data["SST-2"].splits.values()] == [3, 2, 2]
     assert train["TREC"].first == ("What ?", "When ?", "Who wroteé it ?")
     assert train["TREC"].labels.tolist() == [1, 5, 3]
-    assert data.tasks["TREC"].classes == 6
+    assert data["TREC"].classes == 6
     assert train["MRPC"].first == ("a cat", "a cat", 'a "quoted dog')
     assert train["MRPC"].second == ("one cat", "two cats sleep", "the dog")
     assert train["MRPC"].labels.tolist() == [1, 0, 1]
 
 
 def test_counts_that_differ_from_the_published_are_a_warning(downstream):
-    assert load_transfer(downstream, ["TREC"]).warnings == (
-        "TREC train: 3 examples, but published results have 5452; accuracies are not comparable "
+    assert Transfer(SubsetSettings(data=downstream, subsets=("TREC",))).warnings == (
+        "TREC train: 3 examples, but published results have 5452; scores are not comparable "
         "with them",
-        "TREC test: 2 examples, but published results have 500; accuracies are not comparable "
+        "TREC test: 2 examples, but published results have 500; scores are not comparable "
         "with them",
     )
 
 
 def test_the_digest_changes_with_a_label_and_with_a_sentence(downstream):
-    before = load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256
-    assert load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256 == before
     file = downstream / "SST/binary/sentiment-test"
-    digests = {before}
-    for text in ("great film\t0\nboring film\t0\n", "great film\t1\nboring films\t0\n"):
+    texts = [file.read_text(), "great film\t0\nboring film\t0\n"]
+    texts += ["great film\t1\nboring films\t0\n", file.read_text()]
+    digests = []
+    for text in texts:
         file.write_text(text)
-        digests.add(load_transfer(downstream, ["SST-2"]).tasks["SST-2"].sha256)
-    assert len(digests) == 3
-
-
-@pytest.mark.parametrize(
-    "missing",
-    ["MR/rt-polarity.neg", "SST/binary/sentiment-dev", "TREC/TREC_10.label", "CR/custrev.pos"],
-)
-def test_a_missing_file_is_named_with_where_to_get_it(downstream, missing):
-    (downstream / missing).unlink()
-    with pytest.raises(SightlineError, match=r"no such file; .*get_transfer_data\.bash") as caught:
-        load_transfer(downstream)
-    assert str(caught.value).startswith(str(downstream / missing))
+        digests.append(load_transfer(downstream, ["SST-2"])["SST-2"].sha256)
+    assert digests[0] == digests[-1]
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.parametrize(
@@ -169,14 +158,19 @@ def test_a_missing_file_is_named_with_where_to_get_it(downstream, missing):
         ("MRPC/msr_paraphrase_train.txt", b"Quality\nyes\t2\t3\ta\tb\n", "line 2: found"),
         ("MRPC/msr_paraphrase_test.txt", b"Quality\n", "no examples"),
         ("MPQA/mpqa.neg", b"", "no examples"),
+        ("MR/rt-polarity.neg", None, "no such file; expected SentEval's data/downstream folder"),
+        ("SST/binary/sentiment-dev", None, "no such file"),
+        ("TREC/TREC_10.label", None, "no such file"),
     ],
 )
 def test_a_bad_file_is_named(downstream, file, data, message):
-    (downstream / file).write_bytes(data)
+    (downstream / file).unlink()
+    if data is not None:
+        (downstream / file).write_bytes(data)
     with pytest.raises(SightlineError) as caught:
         load_transfer(downstream)
     assert str(caught.value).startswith(str(downstream / file))
-    assert repr(message)[1:-1] in repr(str(caught.value)) or message in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_an_unknown_task_lists_the_valid_ones(downstream):
@@ -184,51 +178,38 @@ def test_an_unknown_task_lists_the_valid_ones(downstream):
         load_transfer(downstream, ["SST-5"])
 
 
-def test_nested_folds_equal_classifiers_trained_one_by_one():
-    task, encode = made("nested", {"train": 331})
-    examples = task.splits["train"]
-    x = encode(examples.first)
-    expected = one_by_one.nested(x, examples.labels, 2, 3, max_epoch=24)
-    assert chosen(task, encode, 3, SHORT) == expected
-    assert evaluate(task, encode, folds=3, recipe=SHORT) == expected[0]
-
-
-def test_six_classes_with_folds_of_the_training_set_equal_one_by_one():
-    task, encode = made("k-fold", {"train": 400, "test": 90}, classes=6)
-    train, test = task.splits["train"], task.splits["test"]
-    expected = one_by_one.k_fold(
-        encode(train.first), train.labels, (encode(test.first), test.labels), 6, 4, max_epoch=24
-    )
-    assert chosen(task, encode, 4, SHORT) == expected
-
-
-def test_pairs_have_differences_and_products_as_features():
-    task, encode = made("k-fold", {"train": 210, "test": 60}, pairs=True)
-    features = []
+def by_hand(task, encode, folds, max_epoch=24):
+    """Accuracy, dev accuracy and penalties of a task's classifiers trained one by one."""
+    parts = []
     for examples in task.splits.values():
-        u, v = encode(examples.first), encode(examples.second)
-        features.append(np.c_[np.abs(u - v), u * v])
-    train, test = task.splits["train"], task.splits["test"]
-    expected = one_by_one.k_fold(
-        features[0], train.labels, (features[1], test.labels), 2, 3, max_epoch=24
-    )
-    assert chosen(task, encode, 3, SHORT) == expected
+        u = encode(examples.first)
+        if examples.second:
+            v = encode(examples.second)
+            u = np.c_[np.abs(u - v), u * v]
+        parts.append((u, examples.labels))
+    (x, y), *others = parts
+    if task.protocol == "nested":
+        return one_by_one.nested(x, y, task.classes, folds, max_epoch=max_epoch)
+    if task.protocol == "k-fold":
+        return one_by_one.k_fold(x, y, others[0], task.classes, folds, max_epoch=max_epoch)
+    return one_by_one.split(x, y, *others, task.classes, max_epoch=max_epoch)
 
 
-def test_a_dev_set_equals_one_by_one_to_the_last_epoch():
-    """Until training stops early, and where it continues to the maximum number of epochs."""
-    task, encode = made("split", {"train": 300, "dev": 70, "test": 80}, seed=3)
-    train, dev, test = task.splits.values()
-    for max_epoch in (200, 8):
-        expected = one_by_one.split(
-            encode(train.first),
-            train.labels,
-            (encode(dev.first), dev.labels),
-            (encode(test.first), test.labels),
-            2,
-            max_epoch=max_epoch,
-        )
-        assert chosen(task, encode, recipe=Recipe(max_epoch=max_epoch)) == expected
+@pytest.mark.parametrize(
+    ("protocol", "sizes", "folds", "more", "max_epoch"),
+    [
+        ("nested", {"train": 331}, 3, {}, 24),
+        ("k-fold", {"train": 400, "test": 90}, 4, {"classes": 6}, 24),
+        ("k-fold", {"train": 210, "test": 60}, 3, {"pairs": True}, 24),
+        # until training stops early, and where it continues to the maximum number of epochs
+        ("split", {"train": 300, "dev": 70, "test": 80}, 2, {"seed": 3}, 200),
+        ("split", {"train": 300, "dev": 70, "test": 80}, 2, {"seed": 3}, 8),
+    ],
+)
+def test_classifiers_equal_those_trained_one_by_one(protocol, sizes, folds, more, max_epoch):
+    task, encode = made(protocol, sizes, **more)
+    recipe = Recipe(max_epoch=max_epoch)
+    assert chosen(task, encode, folds, recipe) == by_hand(task, encode, folds, max_epoch)
 
 
 def test_every_classifier_has_the_weights_of_one_trained_alone():
@@ -257,22 +238,17 @@ def test_every_classifier_has_the_weights_of_one_trained_alone():
             assert steps == alone.steps
 
 
-def test_dividing_folds_for_memory_changes_no_accuracy(monkeypatch):
+def test_dividing_folds_for_memory_changes_no_accuracy_and_no_random_state(monkeypatch):
     task, encode = made("nested", {"train": 200}, seed=2)
-    together = evaluate(task, encode, folds=3, recipe=SHORT)
-    monkeypatch.setattr("train.evaluate.softmax_classifiers._BATCH_BYTES_ON_CPU", 1)
-    assert evaluate(task, encode, folds=3, recipe=SHORT) == together
-
-
-def test_the_caller_keeps_its_random_states():
-    task, encode = made("k-fold", {"train": 100, "test": 20})
     np.random.seed(7)
     torch.manual_seed(7)
     expected = np.random.rand(), float(torch.rand(()))
     np.random.seed(7)
     torch.manual_seed(7)
-    evaluate(task, encode, folds=2, recipe=Recipe(max_epoch=3))
+    together = evaluate(task, encode, folds=3, recipe=SHORT)
     assert (np.random.rand(), float(torch.rand(()))) == expected
+    monkeypatch.setattr("train.evaluate.softmax_classifiers._BATCH_BYTES_ON_CPU", 1)
+    assert evaluate(task, encode, folds=3, recipe=SHORT) == together
 
 
 @pytest.mark.gpu
@@ -306,7 +282,7 @@ def test_tasks_side_by_side_are_those_alone_in_one_call_of_the_encoder(two_threa
         return encode(sentences)
 
     recipe = Recipe(max_epoch=8)
-    data = TransferData({"MADE": task, "OTHER": other})
+    data = {"MADE": task, "OTHER": other}
     scores = evaluate_transfer(record, data, folds=2, recipe=recipe).scores
     assert torch.get_num_threads() == 2
     assert [len(sentences) for sentences in asked] == [160]
@@ -314,20 +290,11 @@ def test_tasks_side_by_side_are_those_alone_in_one_call_of_the_encoder(two_threa
     assert scores == alone  # two of the seven tasks have no mean
 
 
-def test_initial_weights_are_those_of_a_layer_made_after_the_seed():
-    torch.manual_seed(1111)
-    layer = torch.nn.Linear(12, 3)
-    weights = softmax_classifiers._initial_weights(torch.zeros(2, 13), 3, 1111)
-    assert torch.equal(weights, torch.cat([layer.weight, layer.bias[:, None]], dim=1))
-
-
 def test_embeddings_that_are_not_finite_have_no_score_and_say_why():
     task, encode = made("k-fold", {"train": 60, "test": 20})
     broken = encode([str(number) for number in range(80)]).copy()
     broken[3] = np.nan
-    found = evaluate_transfer(
-        lambda sentences: broken[: len(sentences)], TransferData({"MADE": task}), folds=2
-    )
+    found = evaluate_transfer(lambda sentences: broken[: len(sentences)], {"MADE": task}, folds=2)
     assert found.scores == {"MADE": None}
     assert found.reasons["MADE"] == "features of 1 of 80 examples are not finite"
 
@@ -343,33 +310,19 @@ def test_too_few_examples_of_a_class_are_named():
     with pytest.raises(SightlineError, match="has 10 training examples, too few for 10"):
         selections(task, 10, 1111)
     assert len(selections(task, 5, 1111)) == 5
-
-
-def test_a_class_without_training_examples_is_an_error_with_a_dev_set_too():
-    task, encode = made("split", {"train": 30, "dev": 20, "test": 20})
-    train = task.splits["train"]
-    one = replace(task, splits={**task.splits, "train": replace(train, labels=train.labels * 0)})
-    with pytest.raises(SightlineError, match="MADE: class 1 of 2 has no training example"):
-        evaluate(one, encode)
-
-
-@pytest.fixture
-def senteval_files(shared_data: Path) -> Path:
-    folder = shared_data / "senteval" / "downstream"
-    if not (folder / "MR").is_dir():
-        pytest.skip("SentEval's transfer tasks are not on this machine")
-    return folder
+    parts = {"train": examples, "dev": examples, "test": examples}
+    with pytest.raises(SightlineError, match="MADE: class 2 of 3 has no training example"):
+        selections(TransferTask("MADE", "split", 3, parts), 10, 1111)
 
 
 def test_counts_of_the_real_files(senteval_files):
     data = load_transfer(senteval_files)
-    assert data.warnings == ()
     found = {
         name: {split: len(part) for split, part in task.splits.items()}
-        for name, task in data.tasks.items()
+        for name, task in data.items()
     }
     assert found == EXPECTED_EXAMPLES
-    positive = {name: int(data.tasks[name].splits["train"].labels.sum()) for name in TASKS[:4]}
+    positive = {name: int(data[name].splits["train"].labels.sum()) for name in TASKS[:4]}
     assert positive == {"MR": 5331, "CR": 2407, "SUBJ": 5000, "MPQA": 3312}
 
 
@@ -378,13 +331,10 @@ def test_real_questions_equal_one_by_one(senteval_files):
         counts = [[s.lower().count(letter) for letter in "?abcdefghwmny"] for s in sentences]
         return np.array(counts, dtype=np.float32)
 
-    task = load_transfer(senteval_files, ["TREC"]).tasks["TREC"]
-    found = chosen(task, letters, 2, Recipe(max_epoch=12))
-    train, test = task.splits.values()
-    accuracy, dev_accuracy, penalties = one_by_one.k_fold(
-        letters(train.first), train.labels, (letters(test.first), test.labels), 6, 2, max_epoch=12
-    )
-    assert found[0] == pytest.approx(accuracy, abs=0.3)
-    assert found[1] == pytest.approx(dev_accuracy, abs=0.1)
-    assert found[2] == penalties
+    task = load_transfer(senteval_files, ["TREC"])["TREC"]
+    accuracy, dev_accuracy, penalties = chosen(task, letters, 2, Recipe(max_epoch=4))
+    expected = by_hand(task, letters, 2, max_epoch=4)
+    assert accuracy == pytest.approx(expected[0], abs=0.3)
+    assert dev_accuracy == pytest.approx(expected[1], abs=0.1)
+    assert penalties == expected[2]
     assert accuracy > 30

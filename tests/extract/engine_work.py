@@ -11,13 +11,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PosixPath
 from typing import Any
+from unittest.mock import patch
 
-import torch
 from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 
+from pipeline.extract import runner
 from pipeline.extract.encode_missing import encode
 from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import SetSummary
@@ -39,8 +41,9 @@ class StubWork:
         broken: worker number → what happens there at its third batch: ``kill`` (unless ``once``
             exists already, which it makes), ``error`` or ``bug``.
         once: file that lets only the first process with this number be killed.
-        log: folder for a file per process, named by worker and process, with a dot per batch.
-        meet: number of processes that wait for each other at their first batch, in ``log``.
+        log: folder for a file per process, with a dot per batch; its name is the worker, the
+            process and the number of threads that it was told to use.
+        meet: no process goes beyond its third batch before so many have begun, as ``log`` shows.
     """
 
     out: Path
@@ -61,27 +64,45 @@ class StubWork:
         )
         return run_workers([repr(self)], how, [self.out], module="engine_work")
 
+    def command(self) -> list[str]:
+        """A process that does it alone."""
+        words = [sys.executable, "-m", "engine_work", repr(self)]
+        return [*words, "--threads", "1", "--devices", "cpu"]
+
     def __call__(self, how: RunSettings) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
         settings = how.but(batch_size=self.batch, max_failed=0.2)
         texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
-        return encode(texts, stub_encoder(_Broken(self, how), self.weights), self.out, settings)
+        broken = _Broken(self, how)
+        # without PyTorch, which takes seconds to import
+        with patch.multiple(
+            runner,
+            pick_device=lambda name: "cpu",
+            cpu_warning=lambda device: "",
+            described=lambda device: {"device": device},
+            using_threads=broken.using_threads,
+        ):
+            return encode(texts, stub_encoder(broken, self.weights), self.out, settings)
 
 
 class _Broken:
     def __init__(self, work: StubWork, how: RunSettings) -> None:
-        self._work, self._batches = work, 0
+        self._work, self._batches, self._threads = work, 0, 0
         self._index = how.worker.index if how.worker else 0
+
+    def using_threads(self, count: int) -> AbstractContextManager[None]:
+        self._threads = count
+        return nullcontext()
 
     def __call__(self, texts: Sequence[str], length: int) -> Any:
         work = self._work
         self._batches += 1
         time.sleep(work.pause)
         if work.log is not None:
-            name = f"{self._index}-{os.getpid()}-{torch.get_num_threads()}"
+            name = f"{self._index}-{os.getpid()}-{self._threads}"
             with (work.log / name).open("a") as file:
                 file.write(".")
-            while len(list(work.log.iterdir())) < work.meet:
+            while self._batches > 3 and len(list(work.log.iterdir())) < work.meet:
                 time.sleep(0.01)
         if self._batches == 3:
             self._break(work.broken.get(self._index))

@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from engine_work import StubWork
 from interrupted import wait_until
-from test_faults import STAGE
 
 from sightline.cache import FeatureSet, verify
 
 pytestmark = pytest.mark.slow
 
-HELD = """
-import time
-
-def held(texts, length):
-    while Path("held").exists():  # however long a second run takes to be refused
-        time.sleep(0.05)
-    return stub_rows(texts, length)
-
-stage(3000, held)
-"""
-PIPELINE = """
-stages:
-  features:
-    cmd: {python} stage.py features
-    deps: [stage.py]
-    outs:
-      - features:
-          persist: true
-"""
+DVC = [sys.executable, "-m", "dvc"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DVC_NO_ANALYTICS": "1"}
+STAGE = {"cmd": "", "deps": ["input"], "outs": [{"features": {"persist": True}}]}
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    (tmp_path / "stage.py").write_text(STAGE + HELD)
-    (tmp_path / "dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
+    """A stage that waits after three batches until another process has begun."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "input").touch()
+    work = StubWork(Path("features"), log=tmp_path / "log", meet=2)
+    stages = {"features": {**STAGE, "cmd": shlex.join(work.command())}}
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": stages}))
     for command in (["git", "init", "-q"], [*DVC, "init", "-q"]):
         subprocess.run(command, cwd=tmp_path, check=True, env=ENVIRONMENT)
     return tmp_path
-
-
-DVC = [sys.executable, "-m", "dvc"]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": ":".join(map(str, (Path(__file__).parent, *Path(__file__).parents[1:3]))),
-    "DVC_NO_ANALYTICS": "1",
-}
 
 
 def repro(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -65,7 +47,7 @@ def stages_in(folder: Path) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
-            if b"stage.py" in command and (process / "cwd").readlink() == folder:
+            if b"engine_work" in command and (process / "cwd").readlink() == folder:
                 found.append(int(process.name))
         except OSError:
             continue  # it has ended in the meantime
@@ -73,11 +55,10 @@ def stages_in(folder: Path) -> list[int]:
 
 
 def test_the_orphan_is_respected_and_its_work_reused(repository: Path) -> None:
-    blocks, held = repository / "features.run" / "parts", repository / "held"
-    held.touch()
+    log, blocks = repository / "log", repository / "features.run" / "parts"
     dvc = subprocess.Popen([*DVC, "repro", "-q"], cwd=repository, env=ENVIRONMENT)
     try:
-        wait_until(blocks.exists)
+        wait_until(lambda: list(log.iterdir()))
         dvc.kill()
         dvc.wait()
         (stage,) = stages_in(repository)
@@ -87,11 +68,10 @@ def test_the_orphan_is_respected_and_its_work_reused(repository: Path) -> None:
         assert stages_in(repository) == [stage]
         os.kill(stage, signal.SIGTERM)
         wait_until(lambda: not stages_in(repository))
-        held.unlink()
         assert repro(repository).returncode == 0
     finally:
         for process in stages_in(repository):
             os.kill(process, signal.SIGKILL)
     assert verify(repository / "features") == []
-    assert len(FeatureSet.open(repository / "features")) == 2970
+    assert len(FeatureSet.open(repository / "features")) == 237
     assert not blocks.exists()

@@ -149,7 +149,7 @@ def test_a_child_that_always_dies_is_one_error_and_the_others_do_its_work(
     tmp_path, log, expected, monkeypatch
 ) -> None:
     monkeypatch.setattr(workers, "DEATHS", 1)
-    work = StubWork(tmp_path / "set", pause=0.3, broken={1: "kill"}, log=log, meet=2)
+    work = StubWork(tmp_path / "set", pause=0.1, broken={1: "kill"}, log=log, meet=3)
     with pytest.raises(SightlineError) as caught:
         work.start(TWO)
     found = str(caught.value)
@@ -210,7 +210,7 @@ def command(work: StubWork, engine: str, threads: int = 1) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected, number) -> None:
     work = StubWork(tmp_path / "set", pause=0.3, log=log)
     run = subprocess.Popen(

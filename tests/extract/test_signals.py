@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from interrupted import AFTER, World, files, image_words
 from stage_server import Outcome, StageServer
-from transformers import BertTokenizerFast
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
+PROGRESS = (" expected", " left")  # the ends of its lines, which a busy machine has time for
 
 
 def check_line(outcome: Outcome, number: signal.Signals) -> str:
-    """The one line that the user sees."""
+    """The one line that the user sees, beside those of progress."""
     assert outcome.code == 128 + number, outcome.said
-    (line,) = outcome.said.splitlines()
+    (line,) = [each for each in outcome.said.splitlines() if not each.endswith(PROGRESS)]
     assert line.startswith(f"stopped by {number.name}: ")
     assert "the same command" in line
     return line
@@ -55,9 +55,15 @@ def images(real: StageServer, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return words, folder / "whole"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("group", [False, True])
-@pytest.mark.parametrize("point", ["encode 3", "decode 2", "half write part 1"])
+@pytest.mark.parametrize(
+    ("number", "point"),
+    [
+        (signal.SIGINT, "encode 3"),
+        (signal.SIGTERM, "decode 2"),
+        (signal.SIGTERM, "half write part 1"),
+    ],
+)
 def test_a_signal_to_a_process_or_its_group_while_workers_decode(
     real: StageServer,
     images: tuple[list[str], Path],
@@ -93,24 +99,6 @@ def test_prepare_leaves_existing_files(
     assert "what was published before is intact" in check_line(stopped, number)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "data"]
-
-
-def test_tokens_leave_existing_files(real: StageServer, tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nboat\n")
-    student = tmp_path / "student"
-    BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"), do_lower_case=True).save_pretrained(
-        student
-    )
-    (student / "config.json").write_text('{"model_type": "bert"}')
-    (tmp_path / "a.txt").write_text("a boat\n")
-    words = ["tokens", "--data", str(tmp_path / "a.txt"), "--student", str(student), "--out"]
-    out = tmp_path / "tokens"
-    stopped = real.run(
-        out, words=[*words, str(out)], act="signal", at="before sync folder 1", number=15
-    )
-    assert "stopped by SIGTERM" in stopped.said
-    assert stopped.code == 143
-    assert real.run(out, words=[*words, str(out)]).code == 0
 
 
 @pytest.mark.slow

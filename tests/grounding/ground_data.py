@@ -1,4 +1,7 @@
-"""A small data set on the disk, and a grounder and a segmenter that need no model."""
+"""A small data set on the disk, and a grounder and a segmenter that need no model.
+
+Other rooms' tests ground with it as well.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +23,7 @@ from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.segmenters.box import BoxSegmenter
 from pipeline.grounding.settings import CaptionChoice, Rules
 from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
 from sightline.cache.prepared import PreparedDataset
@@ -57,7 +62,7 @@ class DataSet:
 
     def write(self) -> None:
         """Write both manifests and the record."""
-        rows = []
+        images = []
         for name in self.captions:
             path = self.folder / "images" / name
             try:
@@ -65,17 +70,15 @@ class DataSet:
                     width, height = image.size
             except OSError:
                 width = height = 0
-            rows.append((name, name, None, None, key_of_file(path), width, height, "train"))
-        columns = dict(zip(IMAGES.names, map(list, zip(*rows, strict=True)), strict=True))
-        write_manifest(self.folder / "images.parquet", pa.table(columns, schema=IMAGES), IMAGES)
-        rows = [
-            (f"{name}#{k}", name, text, "train")
+            row = {"image_id": name, "path": name, "key": key_of_file(path), "split": "train"}
+            images.append({**row, "width": width, "height": height})
+        captions = [
+            {"caption_id": f"{name}#{k}", "image_id": name, "text": text, "split": "train"}
             for name, texts in self.captions.items()
             for k, text in enumerate(texts)
         ]
-        columns = dict(zip(CAPTIONS.names, map(list, zip(*rows, strict=True)), strict=True))
-        table = pa.table(columns, schema=CAPTIONS)
-        write_manifest(self.folder / "captions.parquet", table, CAPTIONS)
+        write_table(self.folder / "images.parquet", images, IMAGES)
+        write_table(self.folder / "captions.parquet", captions, CAPTIONS)
         as_prepared(self.folder)
 
     def units(self, choice: CaptionChoice = "all") -> list[Unit]:
@@ -114,27 +117,15 @@ class WordGrounder:
         return found, [] if found else [Dropped("", "no_phrase")]
 
 
-class BoxSegmenter:
+class HookedBoxes(BoxSegmenter):
     """The rectangle itself."""
 
-    name = "rectangle"
-
-    def __init__(self, hook: Callable[[Sequence[Tensor]], None] | None = None) -> None:
+    def __init__(self, hook: Callable[[Sequence[Tensor]], None]) -> None:
         self._hook = hook
 
-    def describe(self) -> dict[str, object]:
-        return {"family": self.name}
-
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
-        if self._hook is not None:
-            self._hook(images)
-        return [self._masks(i, b) for i, b in zip(images, boxes, strict=True)]
-
-    def _masks(self, image: Tensor, boxes: Tensor) -> Tensor:
-        masks = torch.zeros(len(boxes), *image.shape[1:], dtype=torch.bool)
-        for mask, (x0, y0, x1, y1) in zip(masks, boxes.round().int().tolist(), strict=True):
-            mask[y0:y1, x0:x1] = True
-        return masks
+        self._hook(images)
+        return super().segment(images, boxes)
 
 
 def run_ground(
@@ -156,6 +147,12 @@ def run_ground(
         out,
         settings,
     )
+
+
+def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> Path:
+    """A manifest of these rows; returns its path."""
+    write_manifest(path, pa.Table.from_pylist(rows, schema=schema), schema)
+    return path
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

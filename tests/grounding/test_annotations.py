@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
+from ground_data import write_table
 
 from pipeline.grounding.annotations import open_annotations
 from pipeline.grounding.entities import align, parse_sentence
 from pipeline.grounding.protocols import Caption, Grounded, GroundingError
-from sightline.cache import PHRASES, key_of_text, write_manifest
+from sightline.cache import PHRASES, key_of_text
 from sightline.cache.rle import encode_mask
 from sightline.errors import SightlineError
 
@@ -91,9 +91,8 @@ def test_a_raw_caption_matches_the_tokenised_sentence_up_to_white_space(entities
 def test_a_caption_with_different_punctuation_is_matched_by_its_letters():
     sentence = parse_sentence("`` [/EN#1/people A man 's dog] '' , [/EN#2/people a man] .")
     caption = '"A man\'s dog" - a man'
-    span_of = align(sentence, caption)
-    assert span_of is not None
-    spans = [span_of(mention) for mention in sentence.mentions]
+    spans = align(sentence, caption)
+    assert spans is not None
     assert [caption[slice(*span)] for span in spans if span] == ["A man's dog", "a man"]
     assert align(sentence, "A man's dog, a woman") is None
 
@@ -104,9 +103,7 @@ def test_a_caption_with_different_punctuation_is_matched_by_its_letters():
 def test_any_caption_keeps_its_own_characters(text):
     sentence = parse_sentence(f"[/EN#1/other {text}] stands")
     caption = f"{text.upper()}  stands"
-    span_of = align(sentence, caption)
-    assert span_of is not None
-    assert span_of(sentence.mentions[0]) == (0, len(text.upper()))
+    assert align(sentence, caption) == [(0, len(text.upper()))]
 
 
 def test_a_caption_that_matches_no_sentence_is_a_drop(entities):
@@ -115,12 +112,13 @@ def test_a_caption_that_matches_no_sentence_is_a_drop(entities):
     assert [each.reason for each in dropped] == ["no_phrase"]
 
 
-def test_a_box_that_no_phrase_names_is_reported(entities):
+def test_a_box_that_no_phrase_names_and_a_sentence_without_marks_are_reported(entities):
     found, dropped = entities(things=THINGS + thing("99", box=(1, 1, 2, 2)))
     assert len(found) == 2
-    assert [each.detail for each in dropped if each.reason == "unnamed"] == [
-        "id 99 has no phrase in any sentence"
-    ]
+    assert dropped[0].detail == "id 99 has no phrase in any sentence"
+    found, dropped = entities("It runs .", "It runs .", "")
+    assert found == []
+    assert [each.detail for each in dropped] == ["nothing is marked in this sentence"]
 
 
 def test_a_phrase_whose_id_has_no_object_and_a_scene_with_a_box(entities):
@@ -137,42 +135,40 @@ def test_an_object_of_several_phrases_gives_its_box_to_each(entities):
     assert found[0].boxes.tolist() == found[1].boxes.tolist() == [[1, 2, 4, 5]]
 
 
+def swapped(old: str, new: str):
+    return lambda whole: whole.replace(old, new)
+
+
+def encoded(name: str):
+    return lambda whole: f'<?xml version="1.0" encoding="{name}"?>{whole}'
+
+
 @pytest.mark.parametrize(
     ("xml", "code", "says"),
     [
-        (lambda whole: whole[:90], "bad_annotation", "truncated or invalid XML"),
-        (lambda whole: "", "bad_annotation", "truncated or invalid XML"),
-        (
-            lambda whole: whole.replace("<xmax>10<", "<xmax>ten<"),
-            "bad_annotation",
-            "xmax: found 'ten'",
-        ),
-        (lambda whole: whole.replace("<width>40</width>", ""), "bad_annotation", "size.width: is"),
-        (lambda whole: whole.replace("<name>2</name>", ""), "bad_annotation", r"\[2\].name: is"),
-        (lambda whole: whole.replace(">40<", ">41<"), "wrong_size", "41 × 30"),
+        (swapped(">40<", ">41<"), "wrong_size", "41 × 30"),
         *(
-            (
-                lambda whole, n=number: whole.replace("<width>40", f"<width>{n}"),
-                "bad_annotation",
-                f"size.width: found '{number[:9]}",
+            (xml, "bad_annotation", "truncated or invalid XML")
+            for xml in (
+                *(lambda whole: whole[:90], lambda whole: ""),
+                *map(encoded, ("no-such", "utf-16", "big5", "idna", "")),
             )
-            for number in ("NaN", "inf", "1e400", "-inf", "-4", "40.5", "9" * 5000, "")
         ),
         *(
-            (
-                lambda whole, n=number: whole.replace("<xmax>10<", f"<xmax>{n}<"),
-                "bad_annotation",
-                r"object\[0\].bndbox.xmax: found",
+            (swapped(old, new), "bad_annotation", says)
+            for old, new, says in (
+                ("<xmax>10<", "<xmax>ten<", "xmax: found 'ten'"),
+                ("<width>40</width>", "", "size.width: is"),
+                ("<name>2</name>", "", r"\[2\].name: is"),
+                *(
+                    ("<width>40", f"<width>{number}", f"size.width: found '{number[:9]}")
+                    for number in ("NaN", "inf", "1e400", "-inf", "-4", "40.5", "9" * 5000, "")
+                ),
+                *(
+                    ("<xmax>10<", f"<xmax>{number}<", r"object\[0\].bndbox.xmax: found")
+                    for number in ("NaN", "inf", "1e400", "")
+                ),
             )
-            for number in ("NaN", "inf", "1e400", "")
-        ),
-        *(
-            (
-                lambda whole, e=encoding: f'<?xml version="1.0" encoding="{e}"?>{whole}',
-                "bad_annotation",
-                "truncated or invalid XML",
-            )
-            for encoding in ("no-such", "utf-16", "big5", "idna", "")
         ),
     ],
 )
@@ -191,17 +187,13 @@ def test_unclosed_markup_names_its_line(entities):
         parse_sentence("[/EN#1/people a [ b ]")
 
 
-def test_an_image_without_files_is_a_separate_error(tmp_path):
-    (tmp_path / "Sentences").mkdir()
-    (tmp_path / "Annotations").mkdir()
-    image = torch.zeros(3, 3, 3, dtype=torch.uint8)
-    with pytest.raises(GroundingError, match="no such file"):
-        open_annotations(tmp_path).ground([image], [Caption("7.jpg", KEY, "a")])
-
-
-def test_an_error_about_annotations_says_what_is_expected(tmp_path):
+def test_a_folder_without_annotations_and_an_image_without_files(tmp_path):
     with pytest.raises(SightlineError, match=r"expected a phrases manifest"):
         open_annotations(tmp_path)
+    (tmp_path / "Sentences").mkdir()
+    (tmp_path / "Annotations").mkdir()
+    with pytest.raises(GroundingError, match="no such file"):
+        answer_of(tmp_path)
 
 
 # -- phrases manifests --------------------------------------------------------------------------
@@ -211,19 +203,11 @@ def manifest(tmp_path: Path, **changes) -> Path:
     mask = np.zeros((30, 40), dtype=bool)
     mask[5:10, 4:20] = True
     row = {
-        "image_key": KEY,
-        "caption_key": key_of_text("a dog runs"),
-        "phrase": "a dog",
-        "char_start": 0,
-        "char_end": 5,
-        "box": [4.0, 5.0, 20.0, 10.0],
-        "score": 1.0,
-        "mask": encode_mask(mask),
-        "cutout_key": KEY,
-    } | changes
-    path = tmp_path / "phrases.parquet"
-    write_manifest(path, pa.Table.from_pylist([row], schema=PHRASES), PHRASES)
-    return path
+        **{"image_key": KEY, "caption_key": key_of_text("a dog runs"), "phrase": "a dog"},
+        **{"char_start": 0, "char_end": 5, "box": [4.0, 5.0, 20.0, 10.0], "score": 1.0},
+        **{"mask": encode_mask(mask), "cutout_key": KEY},
+    }
+    return write_table(tmp_path / "phrases.parquet", [{**row, **changes}], PHRASES)
 
 
 def answer_of(path: Path, text="a dog runs"):

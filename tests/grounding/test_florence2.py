@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grounding_images import captions_of, pictures
-from tiny_grounders import IMAGE_TOKENS, POSITIONS, florence_processor, save_dino, save_florence
+from tiny_grounders import (
+    IMAGE_TOKENS,
+    POSITIONS,
+    captions_of,
+    florence_processor,
+    pictures,
+    save_dino,
+    save_florence,
+)
 
-from pipeline.grounding.florence2 import Florence2Grounder, build, parse_answer
+from pipeline.grounding.florence2 import Florence2Grounder, parse_answer
 from pipeline.grounding.settings import Florence2Settings
 from sightline.errors import SightlineError
 
@@ -21,33 +28,24 @@ def post_processor():
     return florence_processor().post_processor
 
 
+WHOLE, MAN = [0, 0, 499, 199], [50, 40, 150, 80]  # of BOX and OTHER
+
+
 @pytest.mark.parametrize(
     ("answer", "found", "dropped"),
     [
-        (
-            f"</s><s>A man{OTHER}a dog{BOX}</s>",
-            {"A man": [[50, 40, 150, 80]], "a dog": [[0, 0, 499, 199]]},
-            [],
-        ),
-        (
-            f"</s><s>a dog{OTHER}{BOX}{OTHER}</s><pad><pad>",
-            {"a dog": [[50, 40, 150, 80], [0, 0, 499, 199], [50, 40, 150, 80]]},
-            [],
-        ),
-        (f"<s>the caf{BOX}</s>", {"the café": [[0, 0, 499, 199]]}, []),
+        (f"</s><s>A man{OTHER}a dog{BOX}</s>", {"A man": [MAN], "a dog": [WHOLE]}, []),
+        (f"</s><s>a dog{OTHER}{BOX}{OTHER}</s><pad><pad>", {"a dog": [MAN, WHOLE, MAN]}, []),
+        (f"<s>the caf{BOX}</s>", {"the café": [WHOLE]}, []),
         ("</s><s></s>", {}, [("", "no_phrase")]),
         ("", {}, [("", "no_phrase")]),
-        (
-            f"</s><s>A man{OTHER}a dog<loc_1><loc_2>",
-            {"A man": [[50, 40, 150, 80]]},
-            [("a dog", "unfinished")],
-        ),
-        (f"<s>A man{OTHER}a do", {"A man": [[50, 40, 150, 80]]}, [("a do", "unfinished")]),
-        (f"<s>A man{OTHER}<loc_5>", {"A man": [[50, 40, 150, 80]]}, [("A man", "unfinished")]),
+        (f"</s><s>A man{OTHER}a dog<loc_1><loc_2>", {"A man": [MAN]}, [("a dog", "unfinished")]),
+        (f"<s>A man{OTHER}a do", {"A man": [MAN]}, [("a do", "unfinished")]),
+        (f"<s>A man{OTHER}<loc_5>", {"A man": [MAN]}, [("A man", "unfinished")]),
         (f"<s>A mana dog{BOX}</s>", {}, [("A mana dog", "not_in_caption")]),
         (
             f"<s>a cat{BOX}a dog{BOX}a dog{OTHER}</s>",
-            {"a dog": [[0, 0, 499, 199]]},
+            {"a dog": [WHOLE]},
             [("a cat", "not_in_caption"), ("a dog", "not_in_caption")],
         ),
         (f"<s>it{BOX}</s>", {}, [("it", "no_phrase")]),
@@ -88,7 +86,7 @@ def test_an_inverted_location_is_parsed_verbatim(post_processor):
 def grounder(tmp_path_factory) -> Florence2Grounder:
     folder = save_florence(tmp_path_factory.mktemp("models") / "florence")
     settings = Florence2Settings(family="florence2", model=str(folder), beams=2, max_length=12)
-    return build(settings, torch.device("cpu"), "fp32")
+    return Florence2Grounder.load(settings, torch.device("cpu"), "fp32")
 
 
 def test_a_batch_equals_one_by_one(grounder):
@@ -122,13 +120,11 @@ def test_any_caption_is_read(grounder, text):
     assert any(each.reason == "too_long" for each in dropped) != fits
 
 
-def test_no_captions_give_no_answers(grounder):
+def test_no_captions_give_no_answers_and_parameters_are_described(grounder):
     assert grounder.ground([], []) == []
-
-
-def test_the_description_names_weights_and_parameters(grounder):
     described = grounder.describe()
-    assert described["beams"] == 2
+    said = {name: described[name] for name in ("family", "beams", "max_length")}
+    assert said == {"family": "florence2", "beams": 2, "max_length": 12}
     assert len(str(described["weights_sha256"])) == 64
 
 
@@ -136,10 +132,4 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     folder = save_dino(tmp_path / "dino")
     settings = Florence2Settings(family="florence2", model=str(folder))
     with pytest.raises(SightlineError, match=r"'grounding-dino', expected 'florence2'"):
-        build(settings, torch.device("cpu"), "fp32")
-
-
-def test_a_folder_without_a_model_is_an_error_that_says_what_is_expected(tmp_path):
-    settings = Florence2Settings(family="florence2", model=str(tmp_path))
-    with pytest.raises(SightlineError, match=r"config\.json"):
-        build(settings, torch.device("cpu"), "fp32")
+        Florence2Grounder.load(settings, torch.device("cpu"), "fp32")

@@ -6,11 +6,12 @@ import base64
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
-from command_line import sightline
-from gallery_data import Builder, small_grounding
+from gallery_data import Grounding, small_grounding
+from ground_data import write_table
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -18,18 +19,15 @@ from PIL import Image
 
 from pipeline.grounding.gallery.cards import COLOURS, Phrase, pieces, read_contents
 from pipeline.grounding.gallery.outline import outline, shrink
-from pipeline.grounding.gallery.page import write_gallery
 from pipeline.grounding.pictures import cut_out, photograph
+from sightline.cache import PHRASES
 from sightline.errors import SightlineError
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gallery")
-    files = small_grounding(folder)
-    contents = read_contents(files.phrases, files.captions, files.images, limit=10)
-    write_gallery(contents, files.root, folder / "page.html", "A <title> & more")
-    return (folder / "page.html").read_text()
+    return small_grounding(folder).page(folder / "page.html", "A <title> & more")
 
 
 def filled(path: str, height: int, width: int) -> np.ndarray:
@@ -70,8 +68,7 @@ def test_a_thin_mask_survives_shrinking():
 
 
 def phrase(number: int, start: int, end: int) -> Phrase:
-    box = (0.0, 0.0, 1.0, 1.0)
-    return Phrase(number, "", start, end, 1.0, box, (1, 1), "1")
+    return Phrase(number, {"char_start": start, "char_end": end})
 
 
 def test_pieces_of_nested_crossing_and_repeated_phrases():
@@ -117,16 +114,13 @@ def test_problems_are_shown_where_they_occur(page):
 
 
 def test_masks_are_drawn_once_and_larger_objects_below_smaller_ones(tmp_path):
-    build = Builder(tmp_path)
-    texts = ["a hat on a dog", "a dog"]
-    key = build.image("one.png", 40, 40, texts)
-    build.phrase(key, texts[0], "a hat", (5, 5, 10, 10), 1.0)
-    build.phrase(key, texts[0], "a dog", (0, 0, 30, 30), 1.0)
-    build.phrase(key, texts[1], "a dog", (0, 0, 30, 30), 1.0)
-    files = build.write()
-    contents = read_contents(files.phrases, files.captions, files.images, limit=1)
-    write_gallery(contents, files.root, tmp_path / "page.html", "t")
-    (drawing,) = re.findall(r'json">(.*?)</script>', (tmp_path / "page.html").read_text())
+    made, texts = Grounding(tmp_path), ("a hat on a dog", "a dog")
+    made.image("one.png", 40, 40, *texts)
+    made.phrase("one.png", texts[0], "a hat", (5, 5, 10, 10))
+    made.phrase("one.png", texts[0], "a dog", (0, 0, 30, 30))
+    made.phrase("one.png", texts[1], "a dog", (0, 0, 30, 30))
+    made.write()
+    (drawing,) = re.findall(r'json">(.*?)</script>', made.page(tmp_path / "page.html"))
     drawn = json.loads(drawing)
     assert len(drawn["shapes"]) == len(drawn["cutouts"]) == 2
     numbers = [[(each["number"], each["shape"]) for each in some] for some in drawn["captions"]]
@@ -134,51 +128,42 @@ def test_masks_are_drawn_once_and_larger_objects_below_smaller_ones(tmp_path):
 
 
 def test_an_image_that_cannot_be_read_keeps_its_card(tmp_path):
-    files = small_grounding(tmp_path)
-    (files.root / "plain.jpg").write_bytes(b"other bytes")
-    (files.root / "wrong.jpg").unlink()
-    contents = read_contents(files.phrases, files.captions, files.images, limit=10)
-    write_gallery(contents, files.root, tmp_path / "page.html", "t")
-    text = (tmp_path / "page.html").read_text()
+    made = small_grounding(tmp_path)
+    (made.folder / "images/plain.jpg").write_bytes(b"other bytes")
+    (made.folder / "images/wrong.jpg").unlink()
+    text = made.page(tmp_path / "page.html")
     assert "plain.jpg: the 11 bytes there now differ from those" in text
     assert "wrong.jpg: no such file" in text
     assert text.count('"photo":null') == 2
-    assert len(contents.cards) == 3
+    assert text.count('class="card"') == 3
+    assert text.count("<img data-cutout") == 2  # of the third image
 
 
 def test_a_limit_spreads_over_the_manifest(tmp_path):
-    build = Builder(tmp_path)
+    made = Grounding(tmp_path)
     for i in range(20):
-        key = build.image(f"{i:02}.png", 8, 8, [f"thing {i}"])
-        build.phrase(key, f"thing {i}", "thing", (1, 1, 7, 7), 1.0)
-    files = build.write()
-    shown = read_contents(files.phrases, files.captions, files.images, limit=4)
-    assert [card.image_id for card in shown.cards] == ["00.png", "05.png", "10.png", "15.png"]
+        made.image(f"{i:02}.png", 8, 8, "a thing")
+        made.phrase(f"{i:02}.png", "a thing", "thing", (1, 1, 7, 7))
+    made.write()
+    shown = made.contents(limit=4)
+    assert [card.row["path"] for card in shown.cards] == ["00.png", "05.png", "10.png", "15.png"]
     assert shown.grounded == 20
 
 
 def test_files_of_equal_content_are_one_image(tmp_path):
-    build = Builder(tmp_path)
-    key = build.image("one.png", 8, 8, ["a thing"])
-    (build.root / "two.png").write_bytes((build.root / "one.png").read_bytes())
-    build.images.append({**build.images[0], "image_id": "two.png", "path": "two.png"})
-    row = {"caption_id": "two.png#0", "image_id": "two.png", "text": "another thing", "split": ""}
-    build.captions.append(row)
+    made = Grounding(tmp_path)
+    made.image("one.png", 8, 8, "a thing")
+    shutil.copy(made.folder / "images/one.png", made.folder / "images/two.png")
+    made.captions["two.png"] = ["another thing"]
     for text in ("a thing", "another thing"):
-        build.phrase(key, text, "thing", (1, 1, 7, 7), 1.0)
-    files = build.write()
-    shown = read_contents(files.phrases, files.captions, files.images, limit=4)
-    assert [[caption.text for caption in card.captions] for card in shown.cards] == [
-        ["a thing", "another thing"]
-    ]
+        made.phrase("one.png", text, "thing", (1, 1, 7, 7))
+    made.write()
+    (card,) = made.contents().cards
+    assert [caption.text for caption in card.captions] == ["a thing", "another thing"]
 
 
-def test_the_same_input_gives_the_same_page(tmp_path):
-    files = small_grounding(tmp_path)
-    for name in ("one.html", "two.html"):
-        contents = read_contents(files.phrases, files.captions, files.images, limit=10)
-        write_gallery(contents, files.root, tmp_path / name, "t")
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+def test_the_same_input_gives_the_same_page(page, tmp_path):
+    assert small_grounding(tmp_path).page(tmp_path / "one.html", "A <title> & more") == page
 
 
 def test_the_style_sheet_has_every_colour_and_they_can_be_seen(page):
@@ -216,34 +201,33 @@ def test_a_cutout_of_an_icon_keeps_every_colour():
 
 
 def test_files_that_do_not_belong_together(tmp_path):
-    one, other = small_grounding(tmp_path / "one"), Builder(tmp_path / "other")
-    key = other.image("x.png", 9, 9, ["x"])
-    other.phrase(key, "x", "x", (1, 1, 8, 8), 1.0)
-    stranger = other.write()
+    one, stranger = small_grounding(tmp_path / "one"), Grounding(tmp_path / "other")
+    stranger.image("x.png", 9, 9, "x")
+    stranger.phrase("x.png", "x", "x", (1, 1, 8, 8))
+    stranger.write()
+    captions, images = one.folder / "captions.parquet", stranger.folder / "images.parquet"
     with pytest.raises(SightlineError, match="3 of its images are not in"):
-        read_contents(one.phrases, one.captions, stranger.images, limit=5)
+        read_contents(one.path, captions, images, limit=5)
     with pytest.raises(SightlineError, match=r"'x\.png' has phrases of 1 captions"):
-        read_contents(stranger.phrases, one.captions, stranger.images, limit=5)
+        read_contents(stranger.path, captions, images, limit=5)
 
 
-def test_the_command(tmp_path, capsys):
-    files = small_grounding(tmp_path)
-    out = tmp_path / "look.html"
-    assert sightline("look", "grounding", *files.options, "--out", out, "--limit", 2) == 0
-    assert "2 of 3 images" in capsys.readouterr().out
-    missing = [tmp_path / "nowhere.parquet", *files.options[1:], "--out", out]
-    assert sightline("look", "grounding", *missing) == 1
-    assert "nowhere.parquet: no such manifest" in capsys.readouterr().err
-    files.root.rename(tmp_path / "elsewhere")
-    assert sightline("look", "grounding", *files.options, "--out", out) == 1
-    assert "its images are not here" in capsys.readouterr().err
+def test_the_command(tmp_path, said):
+    made = small_grounding(tmp_path)
+    options = "--data", tmp_path, "--out", tmp_path / "look.html"
+    assert "2 of 3 images" in said("look", "grounding", made.path, *options, "--limit", 2)[1]
+    code, _, error = said("look", "grounding", tmp_path / "nowhere.parquet", *options)
+    assert (code, "nowhere.parquet: no such manifest" in error) == (1, True)
+    (tmp_path / "images").rename(tmp_path / "elsewhere")
+    code, _, error = said("look", "grounding", made.path, *options)
+    assert (code, "its images are not here" in error) == (1, True)
 
 
-def test_a_manifest_without_phrases(tmp_path, capsys):
-    build = Builder(tmp_path)
-    build.image("x.png", 9, 9, ["x"])
-    files = build.write()
-    out = tmp_path / "look.html"
-    assert sightline("look", "grounding", *files.options, "--out", out) == 1
-    assert "contains no phrases" in capsys.readouterr().err
-    assert not out.exists()
+def test_a_manifest_without_phrases(tmp_path):
+    made = Grounding(tmp_path)
+    made.image("x.png", 9, 9, "x")
+    made.write()
+    write_table(tmp_path / "phrases.parquet", [], PHRASES)
+    made.path = tmp_path / "phrases.parquet"
+    with pytest.raises(SightlineError, match="contains no phrases"):
+        made.contents()

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Chromium
-from gallery_data import HOSTILE, Builder, small_grounding
-
-from pipeline.grounding.gallery.cards import read_contents
-from pipeline.grounding.gallery.page import write_gallery
+from gallery_data import HOSTILE, Grounding, small_grounding
 
 SHOWN = (
     "[...document.querySelectorAll('.card:not([hidden]) h2')].map(h => h.firstChild.data.trim())"
@@ -18,16 +15,11 @@ SHOWN = (
 COUNT = "document.querySelector('output').value"
 
 
-def page_of(files, out: Path, title: str = "Phrases and objects") -> Path:
-    contents = read_contents(files.phrases, files.captions, files.images, limit=1000)
-    write_gallery(contents, files.root, out, title)
-    return out
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    return page_of(small_grounding(folder), folder / "page.html")
+    small_grounding(folder).page(folder / "page.html")
+    return folder / "page.html"
 
 
 @pytest.fixture
@@ -170,15 +162,18 @@ def test_another_caption_draws_its_own_objects(page):
 
 
 def test_numbers_can_all_be_read(browser, tmp_path):
-    build = Builder(tmp_path)
+    made = Grounding(tmp_path)
     words = [f"thing{i}" for i in range(12)]
-    key = build.image("one.png", 300, 200, [" ".join(words)])
+    made.image("one.png", 300, 200, " ".join(words))
     corners = [(5, 5), (5, 5), (8, 9), (150, 60), (150, 60), (150, 61), (285, 2), (290, 2)]
     for word, (x, y) in zip(
         words, [*corners, (160, 40), (0, 0), (299, 199), (140, 62)], strict=True
     ):
-        build.phrase(key, " ".join(words), word, (x, y, min(x + 90, 300), min(y + 70, 200)), 1.0)
-    browser.open(page_of(build.write(), tmp_path / "page.html"))
+        box = x, y, min(x + 90, 300), min(y + 70, 200)
+        made.phrase("one.png", " ".join(words), word, box)
+    made.write()
+    made.page(tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
     keep(browser, "numbers")
     edges = "(e => {{ const r = e.getBoundingClientRect(); return [{}]; }})"
     rect = edges.format("r.left, r.top, r.right, r.bottom")
@@ -197,11 +192,13 @@ def test_numbers_can_all_be_read(browser, tmp_path):
 
 
 def test_distant_images_load_lazily(browser, tmp_path):
-    build = Builder(tmp_path)
+    made = Grounding(tmp_path)
     for i in range(50):
-        key = build.image(f"{i:02}.png", 300, 200, [f"thing {i}"])
-        build.phrase(key, f"thing {i}", "thing", (10, 10, 290, 190), 1.0)
-    browser.open(page_of(build.write(), tmp_path / "page.html"))
+        made.image(f"{i:02}.png", 300, 200, "a thing")
+        made.phrase(f"{i:02}.png", "a thing", "thing", (10, 10, 290, 190))
+    made.write()
+    made.page(tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
     holding = "[...document.querySelectorAll('.photo')].map(p => p.hasAttribute('src'))"
     first = browser.run(holding)
     assert first[0]

@@ -11,28 +11,24 @@ import yaml
 from command_line import set_words, sightline, unboxed
 from demo_params import demo_params
 from flat_tables import rows_with_keys
-from ground_data import DataSet, run_ground
-from typer.testing import CliRunner
+from ground_data import DataSet, files_of, run_ground
 
 from pipeline import graph, stages
-from pipeline.cli.commands import app
 from pipeline.extract.settings import Invocation
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.grounding.stats import statistics
-from pipeline.params import Params, ParamsError, load_params
+from pipeline.params import Params, load_params
 from sightline.cache import PHRASES, verify, write_manifest
-from sightline.cache.groundings import grounding_counts, read_phrases
-from sightline.cache.record import FILE_NAME
+from sightline.cache.groundings import read_phrases
 from sightline.cache.sets import open_tables
 from sightline.errors import SightlineError
 
 
 @pytest.fixture
-def data(tmp_path) -> DataSet:
-    """Images, captions, and phrases from grounding them."""
-    data = DataSet(tmp_path / "data/datasets/mine")
-    for i in range(3):
-        data.add(f"{i}.png")
+def data(tmp_path, monkeypatch) -> DataSet:
+    """Images, captions, and phrases from grounding them, below the working folder."""
+    monkeypatch.chdir(tmp_path)
+    data = DataSet.of(tmp_path / "data/datasets/mine", 3)
     run_ground(data, tmp_path / "drawn")
     write_manifest(data.folder / "phrases.parquet", read_phrases(tmp_path / "drawn"), PHRASES)
     return data
@@ -47,78 +43,70 @@ def settings_of(data: DataSet, **changes) -> dict:
     } | changes
 
 
-def command(data: DataSet, tmp_path: Path, settings: dict) -> list[str]:
-    data.write()
-    options = {"data": data.folder, "out": tmp_path / "out", "cutouts": tmp_path / "cut"}
-    paths = [f"--{name}={value}" for name, value in options.items()]
-    return ["ground", *paths, *set_words(settings)]
+FLORENCE = {"family": "florence2", "model": "x"}
 
 
-def test_the_command_writes_records_and_cutouts(data, tmp_path):
-    arguments = command(data, tmp_path, settings_of(data))
-    done = CliRunner().invoke(app, [*arguments, "--json"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["counts"]["pairs"] == 3 * 7
-    assert read_phrases(tmp_path / "out").num_rows == 3 * 7
-    assert rows_with_keys(tmp_path / "cut", "cutouts").num_rows > 0
-    again = CliRunner().invoke(app, arguments)
-    assert "nothing to compute" in again.stdout
+def command(data: DataSet, *words: str, cutouts: str = "cut", **changes) -> list[object]:
+    """`sightline ground` into the folders ``out`` and ``cut``."""
+    paths = ["--data", data.folder, "--out", "out", "--cutouts", cutouts]
+    return ["ground", *paths, *set_words(settings_of(data, **changes)), *words]
 
 
-def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, tmp_path):
-    words = command(data, tmp_path, settings_of(data))
+def test_the_command_writes_records_and_cutouts(data, said):
+    assert json.loads(said(*command(data, "--json"))[1])["counts"]["pairs"] == 3 * 7
+    assert read_phrases("out") == read_phrases("drawn")
+    assert rows_with_keys(Path("cut"), "cutouts").num_rows > 0
+    assert "nothing to compute" in said(*command(data))[1]
 
+
+def test_a_grounding_and_its_cutouts_are_two_folders(data, said):
+    code, _, error = said(*command(data, cutouts="out"))
+    assert code == 1
+    assert "give two folders" in error
+    assert not Path("out").exists()
+
+
+def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, said):
     def to_do() -> str:
-        done = CliRunner().invoke(app, [*words, "--dry-run"])
-        assert done.exit_code == 0, done.output
-        return done.stdout.removeprefix(f"{tmp_path}/")
+        return said(*command(data, "--dry-run"))[1]
 
     assert to_do() == "out: 0 images there · 3 to compute\n"
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "cut").exists()
-    assert CliRunner().invoke(app, words).exit_code == 0
-    done = f"out: 3 images there · 0 to compute · {tmp_path}/cut: "
+    assert not Path("out").exists()
+    assert not Path("cut").exists()
+    assert said(*command(data))[0] == 0
+    done = "out: 3 images there · 0 to compute · cut: "
     assert to_do().startswith(done)
     assert to_do().endswith(" objects there · 0 to compute\n")
-    for path in (tmp_path / "cut").iterdir():
+    for path in Path("cut").iterdir():
         path.unlink()
     assert to_do().startswith(f"{done}0 objects there · ")
-    assert not list((tmp_path / "cut").iterdir())
+    assert not list(Path("cut").iterdir())
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"grounder": {"family": "florence"}},
-            "grounder: unknown grounder 'florence'; did you mean 'florence2'",
-        ),
+        ({"grounder": {"family": "florence"}}, "unknown grounder 'florence'; did you mean 'fl"),
         (
             {"grounder": {"path": "x"}},
-            "grounder: family is missing; there are florence2, grounding-dino, annotations",
+            "grounder: family is missing; there are florence2, grounding-dino, mm-grounding-dino, "
+            "sam3, annotations",
         ),
-        (
-            {"grounder": {"family": "florence2", "model": "x", "beam": 2}},
-            "grounder: unknown key 'beam'; did you mean 'beams'",
-        ),
-        (
-            {"grounder": {"family": "florence2", "model": "x", "beams": 0}},
-            "grounder.beams: input should be greater than or equal to 1; found 0",
-        ),
+        ({"grounder": {**FLORENCE, "beam": 2}}, "grounder: unknown key 'beam'; did you mean"),
+        ({"grounder": {**FLORENCE, "beams": 0}}, "beams: input should be greater than or equal"),
+        ({"grounder": {**FLORENCE, "weights": "file:x"}}, "write pretrained, pretrained:REVISION"),
         ({"grounder": "florence2"}, "grounder: found str, expected a mapping with a `family`"),
-        (
-            {"segmenter": {"family": "annotations", "x": 1}},
-            "segmenter: unknown key 'x' (available: family)",
-        ),
+        ({"segmenter": {"family": "annotations", "x": 1}}, "unknown key 'x' (available: family)"),
         ({"segmenter": {"family": "sam3"}}, "segmenter: unknown segmenter 'sam3'; did you"),
         ({"rules": {"min_score": 2}}, "min_score"),
         ({"captions": "some"}, "captions"),
     ],
 )
-def test_invalid_settings_are_named_with_their_key(data, tmp_path, capsys, changes, says):
-    assert sightline(*command(data, tmp_path, settings_of(data, **changes))) == 2
-    assert says in unboxed(capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
+def test_invalid_settings_are_named_with_their_key(data, said, changes, says):
+    code, _, error = said(*command(data, **changes))
+    assert code == 2
+    assert says in unboxed(error)
+    assert not Path("out").exists()
 
 
 def test_the_default_segmenter_is_sam_2_of_the_package(data):
@@ -129,55 +117,43 @@ def test_the_default_segmenter_is_sam_2_of_the_package(data):
     assert segmenter.weights == "pretrained"
 
 
-def test_failed_images_are_reground_on_request(data, tmp_path):
+def test_failed_images_are_reground_on_request(data, said):
     good = data.folder / "images/1.png"
-    arguments = [*command(data, tmp_path, settings_of(data)), "--max-failed=0.5"]
-    good.rename(tmp_path / "away")
-    assert "1 failed" in CliRunner().invoke(app, arguments).stdout
-    (tmp_path / "away").rename(good)
-    assert "1 failed" in CliRunner().invoke(app, arguments).stdout
-    again = CliRunner().invoke(app, [*arguments, "--retry-failed", "--json"])
-    assert again.exit_code == 0, again.output
-    found = json.loads(again.stdout)
+    good.rename("away")
+    assert "1 failed" in said(*command(data, "--max-failed=0.5"))[1]
+    Path("away").rename(good)
+    assert "1 failed" in said(*command(data, "--max-failed=0.5"))[1]
+    again = said(*command(data, "--retry-failed", "--json"))[1]
+    found = json.loads(again)
     assert (found["computed"], found["counts"]["failed"], found["halved_to"]) == (1, 0, {})
     assert found["counts"]["pairs"] == 3 * 7
 
 
-def params_of(data: DataSet, grounding: dict | None, name: str = "mine") -> Params:
+def params_of(data: DataSet, grounding: dict) -> Params:
     given = demo_params()
     source = {"source": str(data.folder), "images": "images", "captions": "captions.txt"}
     given["datasets"]["mine"] = {"kind": "pairs", **source}
-    given["graph"] |= {"grounded": [name], "object_encoders": []}
+    given["graph"] |= {"grounded": ["mine"], "object_encoders": []}
     given["grounding"] = grounding
     path = data.folder / "params.yaml"
     path.write_text(yaml.safe_dump(given))
     return load_params(path)
 
 
-def test_the_stage_grounds_a_data_set_in_the_layout_of_the_graph(data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    summary = stages.ground(params_of(data, settings_of(data)), "mine")
-    assert grounding_counts(summary.folder)["pairs"] == 3 * 7
-    assert read_phrases(graph.grounding_folder("mine")).num_rows == 3 * 7
-    assert (graph.cutouts_folder("mine") / FILE_NAME).is_file()
-
-
-def test_the_stage_stores_cutouts_if_they_are_wanted(data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_stage_stores_cutouts_if_they_are_wanted(data):
+    grounding, folder = graph.grounding_folder("mine"), graph.cutouts_folder("mine")
     for wanted in (False, True, False):
         stages.ground(params_of(data, settings_of(data, cutouts=wanted)), "mine")
-        cutouts = open_tables(graph.cutouts_folder("mine"), "cutouts")[1]
-        objects = set(read_phrases(graph.grounding_folder("mine"))["cutout_key"].to_pylist())
-        assert len(cutouts) == wanted * len(objects)
+        phrases = read_phrases(grounding)
+        assert phrases.num_rows == 3 * 7
+        cutouts = open_tables(folder, "cutouts")[1]
+        assert len(cutouts) == wanted * len(set(phrases["cutout_key"].to_pylist()))
 
 
-def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(
-    data, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(data):
     params = params_of(data, settings_of(data))
     stages.ground(params, "mine")
-    (data.folder / "images").rename(tmp_path / "away")
+    (data.folder / "images").rename("away")
     inputs = graph.feature_inputs(params, "mine", "object")
     pictures = [entry.png for entry in inputs.stored.filled(inputs.entries)]
     assert len(pictures) > 0
@@ -189,43 +165,28 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(
         graph.feature_inputs(params, "mine", "object")
 
 
-def test_the_stage_regrounds_failed_images(data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    params = params_of(data, settings_of(data))
-    good = data.folder / "images/1.png"
-    good.rename(tmp_path / "away")
-    with pytest.raises(SightlineError, match="1 of 3 images failed"):
-        stages.ground(params, "mine")
-    (tmp_path / "away").rename(good)
-    assert stages.ground(params, "mine", how=Invocation(retry_failed=True)).failed == 0
-
-
-@pytest.mark.parametrize("folder", [graph.grounding_folder, graph.cutouts_folder])
-def test_the_stage_computes_damaged_rows_again_and_says_so(
-    data, tmp_path, monkeypatch, capsys, folder
-):
-    monkeypatch.chdir(tmp_path)
+def test_the_stage_computes_damaged_rows_again_and_says_so(data, capsys):
     params = params_of(data, settings_of(data))
     stages.ground(params, "mine")
-    before = {path.name: path.read_bytes() for path in folder("mine").iterdir()}
-    shard = flip_a_byte(folder("mine"))
+    folders = graph.grounding_folder("mine"), graph.cutouts_folder("mine")
+    before = [files_of(folder) for folder in folders]
+    shards = [flip_a_byte(folder) for folder in folders]
     capsys.readouterr()
     stages.ground(params, "mine")
     said = capsys.readouterr().err
-    assert f"{shard}: BLAKE3" in said
-    assert "will be recomputed" in said
-    after = {path.name: path.read_bytes() for path in folder("mine").iterdir()}
-    assert {name: after[name] for name in before} == before
-    assert verify(folder("mine"), rows=True) == []
+    assert said.count("will be recomputed") == 2
+    for folder, shard, files in zip(folders, shards, before, strict=True):
+        assert f"{shard}: BLAKE3" in said
+        after = files_of(folder)
+        assert {name: after[name] for name in files} == files
+        assert verify(folder, rows=True) == []
 
 
 @pytest.mark.parametrize("read", [statistics, read_phrases])
-def test_a_damaged_grounding_is_not_read(data, tmp_path, monkeypatch, read):
-    monkeypatch.chdir(tmp_path)
-    stages.ground(params_of(data, settings_of(data)), "mine")
-    shard = flip_a_byte(graph.grounding_folder("mine"))
+def test_a_damaged_grounding_is_not_read(data, read):
+    shard = flip_a_byte(Path("drawn"))
     with pytest.raises(SightlineError, match=f"{shard}: BLAKE3 .* run `sightline cache repair"):
-        read(graph.grounding_folder("mine"))
+        read(Path("drawn"))
 
 
 def flip_a_byte(folder: Path) -> Path:
@@ -237,27 +198,15 @@ def flip_a_byte(folder: Path) -> Path:
     return shard
 
 
-def test_parameters_of_grounding_are_checked(data):
-    with pytest.raises(ParamsError, match="needs a section `grounding`"):
-        params_of(data, None)
-    with pytest.raises(ParamsError, match=r"graph\.grounded: unknown name 'mime'"):
-        params_of(data, settings_of(data), "mime")
-    with pytest.raises(ParamsError, match=r"grounding\.rules: unknown key 'min_scores'"):
-        params_of(data, settings_of(data, rules={"min_scores": 0.1}))
-
-
-def test_two_devices_ground_like_one(data, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_two_devices_ground_like_one(data):
     params = params_of(data, settings_of(data, block_images=1))
     stages.ground(params, "mine", how=Invocation(threads=1))
     sets = [graph.grounding_folder("mine"), graph.cutouts_folder("mine")]
-    alone = [{path.name: path.read_bytes() for path in each.iterdir()} for each in sets]
+    alone = [files_of(each) for each in sets]
     for each in sets:
         shutil.rmtree(each)
     written = yaml.safe_load((data.folder / "params.yaml").read_text())
-    written["machine"] = {"devices": "cpu,cpu"}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(written))
-    (tmp_path / ".dvc").mkdir()
+    Path("params.yaml").write_text(yaml.safe_dump({**written, "machine": {"devices": "cpu,cpu"}}))
+    Path(".dvc").mkdir()
     assert sightline("stage", "ground", "mine", "--threads", "1") == 0
-    together = [{path.name: path.read_bytes() for path in each.iterdir()} for each in sets]
-    assert together == alone
+    assert [files_of(each) for each in sets] == alone

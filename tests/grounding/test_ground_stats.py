@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
 import pytest
 from command_line import sightline
 from gallery_data import HOSTILE, small_grounding
+from ground_data import write_table
 
 from pipeline.extract.objects import SPEC
 from pipeline.grounding.stats import statistics
-from sightline.cache import CAPTIONS, CacheError, write_manifest
+from sightline.cache import CAPTIONS, CacheError
 from sightline.cache.keys import as_keys
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 
 
 @pytest.fixture
-def files(tmp_path):
+def made(tmp_path):
     return small_grounding(tmp_path)
 
 
-def test_counts(files):
-    stats = statistics(files.phrases)
+def test_counts(made):
+    stats = statistics(made.path)
     assert (stats["images"], stats["pairs"], stats["failed"]) == (4, 8, {})
     assert stats["pairs_per_image"] == 2.0
     assert stats["images_by_pairs"] == {0: 1, 2: 2, 4: 1}
@@ -33,23 +33,22 @@ def test_counts(files):
     assert stats["span_coverage"] is None
 
 
-def test_coverage_counts_a_character_once(files):
-    stats = statistics(files.phrases, files.captions)
+def test_coverage_counts_a_character_once(made):
+    stats = statistics(made.path, made.folder / "captions.parquet")
     plain = (18 + 11) / 36  # "a red hat" lies inside "a man in a red hat"
     hostile = (34 + 3) / len(HOSTILE)  # the family is three code points
     wrong = 11 / 28  # the second span lies inside the first
     assert stats["span_coverage"] == pytest.approx((plain + 11 / 22 + hostile + wrong) / 4)
 
 
-def test_captions_of_another_data_set(files, tmp_path):
-    other = small_grounding(tmp_path / "other")
-    write_manifest(other.captions, pa.Table.from_pylist([], schema=CAPTIONS), CAPTIONS)
+def test_captions_of_another_data_set(made, tmp_path):
+    other = write_table(tmp_path / "other.parquet", [], CAPTIONS)
     with pytest.raises(CacheError, match="lacks 4 of the captions that were grounded"):
-        statistics(files.phrases, other.captions)
+        statistics(made.path, other)
 
 
-def test_cache_info_shows_them(files, capsys):
-    words = ["cache", "info", files.phrases, "--data", files.captions.parent]
+def test_cache_info_shows_them(made, capsys):
+    words = ["cache", "info", made.path, "--data", made.folder]
     assert sightline(*words) == 0
     shown = capsys.readouterr().out
     assert "2.00 per image (MCSEO on Flickr30k: 4.2)" in shown
@@ -57,11 +56,11 @@ def test_cache_info_shows_them(files, capsys):
     assert "of a caption's characters" in shown
     assert sightline(*words, "--json") == 0
     found = json.loads(capsys.readouterr().out)["statistics"]
-    assert found == json.loads(json.dumps(statistics(files.phrases, files.captions)))
+    assert found == json.loads(json.dumps(statistics(made.path, made.folder / "captions.parquet")))
 
 
-def test_a_data_set_is_for_groundings_only(files, tmp_path, capsys):
+def test_a_data_set_is_for_groundings_only(made, tmp_path, capsys):
     write_rows(tmp_path / "cutouts", SPEC, as_keys([]), CUTOUTS.empty_table())
-    assert sightline("cache", "info", tmp_path / "cutouts", "--data", files.captions.parent) == 2
+    assert sightline("cache", "info", tmp_path / "cutouts", "--data", made.folder) == 2
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "is of kind cutouts, not a grounding" in said

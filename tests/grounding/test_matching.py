@@ -51,10 +51,10 @@ def test_invalid_boxes_are_dropped_with_what_was_found(box):
     assert dropped[0].detail
 
 
-def test_a_box_beyond_the_image_is_clipped():
-    (kept,), dropped = chosen([phrase(boxes=[(-5, -5, 200, 30)])])
+def test_a_box_beyond_the_image_is_clipped_and_a_phrase_without_boxes_dropped():
+    (kept,), dropped = chosen([phrase(boxes=[(-5, -5, 200, 30)]), phrase("x", boxes=[])])
     assert kept.boxes.tolist() == [[0, 0, WIDTH, 30]]
-    assert dropped == []
+    assert [(each.phrase, each.reason) for each in dropped] == [("x", "no_box")]
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,6 @@ def test_only_the_best_pairs_of_a_caption_are_kept_in_caption_order():
         ("3", "too_many"),
         ("1", "too_many"),
     ]
-
-
-def test_a_phrase_without_boxes_is_dropped_with_its_reason():
-    kept, dropped = chosen([phrase(boxes=[])])
-    assert kept == []
-    assert [each.reason for each in dropped] == ["no_box"]
 
 
 EDGES = st.floats(-100, 200, width=32) | st.just(math.nan) | st.just(math.inf)

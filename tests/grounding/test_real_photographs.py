@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
-from ground_data import BoxSegmenter
+from ground_data import BoxSegmenter, WordGrounder
 from tiny_grounders import save_dino, save_florence
 from tiny_sam2 import configuration, hf_config
-from torch import Tensor
 
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.chunker import FunctionWordChunker
 from pipeline.grounding.ground import ground
-from pipeline.grounding.protocols import Answer, Caption, Grounded
 from pipeline.grounding.settings import (
     Florence2Settings,
     GroundingDinoSettings,
@@ -25,111 +22,64 @@ from pipeline.grounding.settings import (
     Sam2HfSettings,
     Sam2Settings,
 )
-from sightline.cache import CAPTIONS, IMAGES, key_of_text, read_manifest
+from sightline.cache import key_of_text
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.prepared import PreparedDataset
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture(scope="module")
-def photographs(shared_data, tmp_path_factory):
-    """Manifests of 300 photographs, and their folder."""
+def photographs(shared_data, tmp_path_factory) -> PreparedDataset:
     source = shared_data / "flickr8k"
     folder = tmp_path_factory.mktemp("photographs") / "flickr8k"
     images = source / "images_full"
     given = PairsSource(images=images, captions=source / "Flickr8k.token.txt")
     prepare("pairs", given, folder)
-    return folder, images
+    return PreparedDataset(folder, images)
 
 
-@pytest.fixture(params=["florence2", "grounding-dino"])
-def grounder(request, tmp_path):
-    if request.param == "florence2":
-        model = str(save_florence(tmp_path / "model"))
-        settings = Florence2Settings(family="florence2", model=model, beams=1, max_length=16)
-    else:
-        model = str(save_dino(tmp_path / "model"))
-        settings = GroundingDinoSettings(
-            family="grounding-dino", model=model, box_threshold=0, text_threshold=0
+def made(family: str, folder: Path):
+    """A grounder or a segmenter of a family, with random weights."""
+    if family == "florence2":
+        settings = Florence2Settings(
+            family=family, model=str(save_florence(folder)), beams=1, max_length=16
         )
-    return settings.build(torch.device("cpu"), "fp32")
-
-
-class PhraseGrounder:
-    """Every noun phrase has two boxes, which depend on its position in the caption."""
-
-    name = "phrases"
-
-    def describe(self) -> dict[str, object]:
-        return {"family": self.name}
-
-    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
-        return [(self._found(i, c.text), []) for i, c in zip(images, captions, strict=True)]
-
-    def _found(self, image: Tensor, text: str) -> list[Grounded]:
-        height, width = image.shape[1:]
-        edges = torch.tensor([width, height, width, height])
-        found = []
-        for place, span in enumerate(FunctionWordChunker().spans(text)):
-            left, top = 0.13 * place % 0.6, 0.07 * place % 0.6
-            shares = torch.tensor([[left, top, left + 0.4, top + 0.3], [0.1, 0.0, 1.0, 0.9]])
-            found.append(Grounded(text[slice(*span)], *span, shares * edges, torch.ones(2)))
-        return found
-
-
-COUNTS = [24, pytest.param(300, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("family", ["sam2", "sam2-hf"])
-def test_masks_of_photographs_without_a_failure(photographs, family, tmp_path, count):
-    folder, images = photographs
-    if family == "sam2":
+    elif family == "grounding-dino":
+        settings = GroundingDinoSettings(
+            family=family, model=str(save_dino(folder)), box_threshold=0, text_threshold=0
+        )
+    elif family == "sam2":
         pytest.importorskip("sam2", reason="the sam2 package is not installed")
-        model = str(configuration(tmp_path))
-        settings = Sam2Settings(model=model, weights="random:0")
+        folder.mkdir()
+        settings = Sam2Settings(model=str(configuration(folder)), weights="random:0")
     else:
-        hf_config().save_pretrained(tmp_path / "model")
-        model = str(tmp_path / "model")
-        settings = Sam2HfSettings(family="sam2-hf", model=model, weights="random:0")
-    segmenter = settings.build(torch.device("cpu"), "fp32")
-    units = units_of(PreparedDataset(folder, images), "longest")
-    units = units[:count]
-    rules, how = Rules(boxes="union", duplicate_iou=None), RunSettings(batch_size=16, max_failed=0)
-    summary = ground(units, PhraseGrounder(), segmenter, rules, tmp_path / "out", how)
-    assert grounding_counts(summary.folder)["images"] == count
-    assert grounding_counts(summary.folder)["failed"] == 0
-    texts = [caption.text for unit in units for caption in unit.captions]
-    phrases = sum(len(FunctionWordChunker().spans(text)) for text in texts)
-    empty = grounding_counts(summary.folder)["dropped"].pop(
-        "empty_mask", 0
-    )  # the weights are random
-    assert grounding_counts(summary.folder)["dropped"] == {}
-    assert grounding_counts(summary.folder)["pairs"] == phrases - empty > 2 * count
-    manifest = read_manifest(folder / "images.parquet", IMAGES).to_pylist()
-    sizes = {row["key"]: [row["height"], row["width"]] for row in manifest}
-    for row in read_phrases(tmp_path / "out").to_pylist():
-        assert row["mask"]["size"] == sizes[row["image_key"]]
+        hf_config().save_pretrained(folder)
+        settings = Sam2HfSettings(family="sam2-hf", model=str(folder), weights="random:0")
+    return settings.build(CPU, "fp32")
 
 
-@pytest.mark.parametrize("count", COUNTS)
-def test_photographs_without_a_failure(photographs, grounder, tmp_path, count):
-    folder, images = photographs
-    units = units_of(PreparedDataset(folder, images), "longest")
-    units = units[:count]
-    settings = RunSettings(batch_size=32, max_failed=0)
-    summary = ground(units, grounder, BoxSegmenter(), Rules(), tmp_path / "out", settings)
-    assert (
-        grounding_counts(summary.folder)["images"]
-        == grounding_counts(summary.folder)["captions"]
-        == count
-    )
-    assert grounding_counts(summary.folder)["failed"] == 0
-    if grounder.name == "grounding-dino":  # Florence-2 with random weights writes no phrase
-        assert grounding_counts(summary.folder)["pairs"] > count
+@pytest.mark.parametrize("count", [24, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["florence2", "grounding-dino", "sam2", "sam2-hf"])
+def test_photographs_without_a_failure(photographs, family, tmp_path, count):
+    units = units_of(photographs, "longest")[:count]
+    model, how = made(family, tmp_path / "model"), RunSettings(batch_size=16, max_failed=0)
+    grounds = family in ("florence2", "grounding-dino")
+    parts = (model, BoxSegmenter()) if grounds else (WordGrounder(), model)
+    ground(units, *parts, Rules(duplicate_iou=None), tmp_path / "out", how)
+    counts = grounding_counts(tmp_path / "out")
+    assert (counts["images"], counts["captions"], counts["failed"]) == (count, count, 0)
+    if family == "florence2":  # which writes no phrase with random weights
+        assert sum(counts["dropped"].values()) >= count
     else:
-        assert sum(grounding_counts(summary.folder)["dropped"].values()) >= count
-    texts = read_manifest(folder / "captions.parquet", CAPTIONS)["text"].to_pylist()
+        assert counts["pairs"] > count
+    if not grounds:
+        assert counts["dropped"].keys() <= {"empty_mask", "duplicate"}
+    texts = photographs.captions["text"].to_pylist()
     texts = {key_of_text(text): text for text in texts}
+    rows = photographs.images.to_pylist()
+    sizes = {row["key"]: [row["height"], row["width"]] for row in rows}
     for row in read_phrases(tmp_path / "out").to_pylist():
         text = texts[row["caption_key"]]
         assert text[row["char_start"] : row["char_end"]] == row["phrase"]
+        assert row["mask"]["size"] == sizes[row["image_key"]]

@@ -1,12 +1,14 @@
-"""Florence-2 and Grounding DINO of the true classes, tiny and random, as folders on the disk."""
+"""Grounders of the true classes, tiny and random, and what they ground."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import (
     BertTokenizer,
     CLIPImageProcessor,
@@ -18,7 +20,14 @@ from transformers import (
     GroundingDinoImageProcessor,
     GroundingDinoProcessor,
     PreTrainedTokenizerFast,
+    Sam3Config,
+    Sam3ImageProcessor,
+    Sam3Model,
+    Sam3Processor,
 )
+
+from pipeline.grounding.protocols import Caption
+from sightline.cache import key_of_text
 
 IMAGE_TOKENS = 5  # 2 × 2 places of a 64-pixel image, and their mean
 POSITIONS = 128
@@ -98,7 +107,11 @@ def save_florence(folder: Path) -> Path:
     return folder
 
 
-def save_dino(folder: Path) -> Path:
+def save_dino(
+    folder: Path,
+    config_class: Any = GroundingDinoConfig,
+    model_class: Any = GroundingDinoForObjectDetection,
+) -> Path:
     """A whole Grounding DINO folder; its text layers look for BERT's ids of [CLS], [SEP], . ?"""
     words = [f"[unused{i}]" for i in range(1030)]
     for i, word in {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]"}.items():
@@ -110,7 +123,7 @@ def save_dino(folder: Path) -> Path:
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     tokenizer = BertTokenizer.from_pretrained(folder)
     images = GroundingDinoImageProcessor(size={"shortest_edge": 64, "longest_edge": 96})
-    config = GroundingDinoConfig(
+    config = config_class(
         backbone_config={
             "model_type": "swin",
             "image_size": 64,
@@ -140,7 +153,75 @@ def save_dino(folder: Path) -> Path:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = GroundingDinoForObjectDetection(config)
+        model = model_class(config)
     model.save_pretrained(folder)
     GroundingDinoProcessor(images, tokenizer).save_pretrained(folder)
     return folder
+
+
+def save_sam3(folder: Path) -> Path:
+    """A whole SAM 3 folder, with letters as tokens."""
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    letters = "abcdefghijklmnopqrstuvwxyz "
+    vocabulary = {token: i for i, token in enumerate([*special, *letters])}
+    backend = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "dropout": 0.0}
+    config = Sam3Config(
+        vision_config={
+            "backbone_config": {
+                "model_type": "sam3_vit_model",
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+                "pretrain_image_size": 28,
+                "patch_size": 14,
+                "window_size": 2,
+                "global_attn_indexes": [1],
+            },
+            "fpn_hidden_size": 32,
+            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        },
+        text_config={
+            "model_type": "clip_text_model",
+            "vocab_size": len(vocabulary),
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "projection_dim": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 32,
+            "eos_token_id": 2,
+        },
+        geometry_encoder_config={**shape, "num_layers": 1},
+        detr_encoder_config={**shape, "num_layers": 1},
+        detr_decoder_config={**shape, "num_layers": 2, "num_queries": 6},
+        mask_decoder_config={"hidden_size": 32, "num_attention_heads": 2},
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Sam3Model(config)
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "position" not in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    images = Sam3ImageProcessor(size={"height": 56, "width": 56})
+    Sam3Processor(images, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
+    """uint8 [3, h, w] of noise, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(0, 256, (3, *size), generator=generator, dtype=torch.uint8) for size in sizes
+    ]
+
+
+def captions_of(texts: Sequence[str]) -> list[Caption]:
+    """A caption for each text, each with a separate image."""
+    return [Caption(str(i), key_of_text(f"image {i}"), text) for i, text in enumerate(texts)]

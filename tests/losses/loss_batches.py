@@ -6,77 +6,58 @@ import torch
 DIM = 8
 
 
-def _random(rng, rows):
-    return rng.normal(size=(rows, DIM)), rng.normal(size=(rows, DIM))
-
-
-def _identical_rows(rng, rows):
-    row = rng.normal(size=(1, DIM))
-    return np.repeat(row, rows, 0), np.repeat(row, rows, 0)
-
-
-def _opposite_rows(rng, rows):
-    row = rng.normal(size=(1, DIM))
-    return np.repeat(row, rows, 0), -1.7 * np.repeat(row, rows, 0)
-
-
-def _opposite_pairs(rng, rows):
-    queries = rng.normal(size=(rows, DIM))
-    return queries, -queries
-
-
-def _nearly_identical(rng, rows):
-    row = rng.normal(size=(1, DIM))
-    return tuple(row + 1e-3 * rng.normal(size=(rows, DIM)) for _ in range(2))
-
-
-def _nearly_opposite(rng, rows):
-    queries, keys = _nearly_identical(rng, rows)
-    return queries, -keys
-
-
-def _matched(rng, rows):
-    queries = rng.normal(size=(rows, DIM))
-    return queries, queries + 0.05 * rng.normal(size=(rows, DIM))
-
-
-def _positive_is_worst(rng, rows):
-    queries = rng.normal(size=(rows, DIM))
-    return queries, np.roll(queries, 1, axis=0) - queries
-
-
-def _tiny(rng, rows):
-    queries, keys = _random(rng, rows)
-    return 1e-4 * _unit(queries), 1e-4 * _unit(keys)
-
-
-def _huge(rng, rows):
-    queries, keys = _random(rng, rows)
-    return 1e4 * _unit(queries), 1e4 * _unit(keys)
-
-
-def _mixed_norms(rng, rows):
-    queries, keys = _random(rng, rows)
-    return 10.0 ** rng.uniform(-4, 4, (rows, 1)) * queries, 1e-4 * _unit(keys)
+def _rows(rng, count):
+    return rng.normal(size=(count, DIM))
 
 
 def _unit(rows):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+def _random(rng, count):
+    return _rows(rng, count), _rows(rng, count)
+
+
+def _repeated(rng, count, factor):
+    row = np.repeat(_rows(rng, 1), count, 0)
+    return row, factor * row
+
+
+def _nearly(rng, count, sign):
+    row = _rows(rng, 1)
+    queries, keys = (row + 1e-3 * _rows(rng, count) for _ in range(2))
+    return queries, sign * keys
+
+
+def _paired(rng, count, key_of):
+    """Random queries, and the keys that are made of them."""
+    queries = _rows(rng, count)
+    return queries, key_of(queries)
+
+
+def _of_norm(rng, count, norm):
+    queries, keys = _random(rng, count)
+    return norm * _unit(queries), norm * _unit(keys)
+
+
+def _mixed_norms(rng, count):
+    queries, keys = _random(rng, count)
+    return 10.0 ** rng.uniform(-4, 4, (count, 1)) * queries, 1e-4 * _unit(keys)
+
+
 SHAPES = {
     "random": (_random, 7),
     "one row": (_random, 1),
     "two rows": (_random, 2),
-    "identical rows": (_identical_rows, 5),
-    "opposite rows": (_opposite_rows, 5),
-    "opposite pairs": (_opposite_pairs, 5),
-    "nearly identical": (_nearly_identical, 5),
-    "nearly opposite": (_nearly_opposite, 5),
-    "matched": (_matched, 6),
-    "positive is worst": (_positive_is_worst, 6),
-    "norm 1e-4": (_tiny, 6),
-    "norm 1e4": (_huge, 6),
+    "identical rows": (lambda rng, n: _repeated(rng, n, 1.0), 5),
+    "opposite rows": (lambda rng, n: _repeated(rng, n, -1.7), 5),
+    "opposite pairs": (lambda rng, n: _paired(rng, n, np.negative), 5),
+    "nearly identical": (lambda rng, n: _nearly(rng, n, 1), 5),
+    "nearly opposite": (lambda rng, n: _nearly(rng, n, -1), 5),
+    "matched": (lambda rng, n: _paired(rng, n, lambda q: q + 0.05 * _rows(rng, n)), 6),
+    "positive is worst": (lambda rng, n: _paired(rng, n, lambda q: np.roll(q, 1, axis=0) - q), 6),
+    "norm 1e-4": (lambda rng, n: _of_norm(rng, n, 1e-4), 6),
+    "norm 1e4": (lambda rng, n: _of_norm(rng, n, 1e4), 6),
     "mixed norms": (_mixed_norms, 6),
 }
 

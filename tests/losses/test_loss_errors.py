@@ -1,12 +1,8 @@
 """A loss refuses meaningless input, and its message names the argument and what was found."""
 
-import ast
-from pathlib import Path
-
 import pytest
 import torch
 
-import train.losses
 from sightline.errors import SightlineError
 from train.losses import (
     LossError,
@@ -53,7 +49,6 @@ def test_temperature_must_be_above_zero(name, temperature):
     ("call", "message"),
     [
         (lambda: info_nce(ROWS, ROWS[:3]), r"queries \[4, 6\], keys \[3, 6\]"),
-        (lambda: info_nce(ROWS, ROWS[:, :5]), r"queries \[4, 6\], keys \[4, 5\]"),
         (
             lambda: info_nce(ROWS[0], ROWS[0]),
             r"queries \[6\], keys \[6\]; expected queries \[n, d\], keys \[n, d\]",
@@ -65,10 +60,6 @@ def test_temperature_must_be_above_zero(name, temperature):
         (
             lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE[:3]),
             r"soft_labels \[3, 4\].*expected .*soft_labels \[n, n\]",
-        ),
-        (
-            lambda: adaptive_margin_nce(ROWS, ROWS, SQUARE[0]),
-            r"soft_labels \[4\].*expected .*soft_labels \[n, n\]",
         ),
         (
             lambda: adaptive_margin_nce(
@@ -102,16 +93,8 @@ def test_temperature_must_be_above_zero(name, temperature):
             r"margin is 1.01; give a number from -1 to 1",
         ),
         (
-            lambda: consistency_loss(ROWS, ROWS, ROWS, margin=-1.01),
-            r"margin is -1.01; give a number from -1 to 1",
-        ),
-        (
             lambda: cross_modal_alignment(ROWS, ROWS, ROWS[:2], ROWS, 1.0, 1.0),
             r"the shapes do not fit: .*teacher_text \[2, 6\]",
-        ),
-        (
-            lambda: cross_modal_alignment(ROWS, ROWS[:, :2], ROWS, ROWS, 1.0, 1.0),
-            r"text \[4, 6\], image \[4, 2\]",
         ),
         (
             lambda: kl_alignment(SQUARE, ROWS, 1.0, 1.0),
@@ -119,24 +102,12 @@ def test_temperature_must_be_above_zero(name, temperature):
         ),
         (lambda: list_mle(SQUARE, ROWS), r"student_scores \[4, 4\], teacher_scores \[4, 6\]"),
         (
-            lambda: list_mle(SQUARE[:, :0], SQUARE[:, :0]),
-            r"student_scores \[4, 0\].*a mean over no rows",
-        ),
-        (
-            lambda: object_phrase_nce(ROWS, ROWS[:3], OWNERS),
-            r"phrases \[4, 6\], objects \[3, 6\]",
-        ),
-        (
             lambda: object_phrase_nce(ROWS, ROWS, OWNERS[:3]),
             r"phrases \[4, 6\], objects \[4, 6\], owners \[3\]; expected .*owners \[p\]",
         ),
         (
             lambda: object_phrase_nce(ROWS, ROWS, OWNERS.float()),
             "owners is torch.float32; give integers",
-        ),
-        (
-            lambda: object_phrase_nce(ROWS[0], ROWS[0], OWNERS),
-            r"phrases \[6\].*expected phrases \[p, d\]",
         ),
     ],
 )
@@ -165,25 +136,3 @@ def test_a_nan_in_the_rows_reaches_the_value():
         object_phrase_nce(broken, ROWS, OWNERS),
     ):
         assert torch.isnan(value)
-
-
-def test_losses_import_torch_and_the_floor_and_nothing_else():
-    """Training from a cache does not need torchvision, open_clip or sam2."""
-    imported = set()
-    for node in ast.walk(ast.parse(Path(train.losses.__file__).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            imported.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: a relative import"
-            imported.add(node.module)
-    assert imported == {
-        "__future__",
-        "collections.abc",
-        "functools",
-        "math",
-        "typing",
-        "torch",
-        "torch.nn.functional",
-        "sightline.devices",
-        "sightline.errors",
-    }

@@ -13,17 +13,19 @@ from tempfile import mkdtemp
 import h5py
 import numpy as np
 import pyarrow.parquet as pq
-from invented_results import write_results
+import yaml
+from made_results import made_result
 from stage_server import Outcome, StageServer
 from tiny_scenes import TINY
 
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.scenes import ScenesSource
+from train.evaluate.results import save_result
 
 LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
     *("pipeline.encoders.clip", "pipeline.encoders.teacher", "pipeline.grounding.ground"),
-    *("pipeline.interchange.mcse", "pipeline.interchange.kdmcse", "pipeline.tokenize_texts"),
+    *("pipeline.interchange.papers", "pipeline.tokenize_texts"),
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.space_page", "train.report.neighbours", "train.evaluate.models"),
@@ -228,7 +230,7 @@ class OutputWorld:
         (made / "mcse.txt").write_text("one\ntwo\nthree\nfour\n")
         image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
         (made / "kdmcse.json").write_text(json.dumps({"a.jpg": image}))
-        write_results(made / "graph")
+        _write_graph(made / "graph")
         self._must("tokens --data @scenes/sentences.parquet STUDENT --out OUT", "tokens")
         self._must(EXTRACT_IMAGE, "features")
         self._must("cache export @features --out OUT", "set.tar")
@@ -239,6 +241,27 @@ class OutputWorld:
     def _must(self, line: str, out: str) -> None:
         done = self.run(Command("", line), self.made / out)
         assert done.code == 0, done.said
+
+
+def _write_graph(folder: Path) -> None:
+    """Results of two runs with two seeds, and a params.yaml whose report compares them."""
+    runs = ("simcse", "mcse")
+    for number, run in enumerate(runs):
+        for seed in (0, 1):
+            score = 60.0 + 10 * number + seed
+            result = made_result(
+                run,
+                seed,
+                scores={"STS12": score, "Avg": score},
+                subsets={"STS12": {"MSRpar": score - 1, "MSRvid": score + 1}},
+            )
+            save_result(result, folder / f"results/{run}/seed-{seed}.json")
+    params = yaml.safe_load(Path(__file__).parents[2].joinpath("params.yaml").read_text())
+    params["systems"] = {"simcse": {"objective": "simcse", "runs": {run: {} for run in runs}}}
+    params["graph"]["seeds"] = [0, 1]
+    params["report"] = {"title": "Two runs", "baseline": "simcse"}
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    (folder / ".dvc").mkdir(parents=True)
 
 
 def everything(folder: Path) -> dict[str, str]:

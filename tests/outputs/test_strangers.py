@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import random
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,14 @@ from output_world import (
     make,
     write_notes,
 )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutputWorld]:
+    """The inputs of every command, made once, and one process that runs all of them."""
+    world = OutputWorld(tmp_path_factory.mktemp("world"))
+    yield world
+    world.close()
 
 
 @pytest.mark.parametrize("command", [*FOLDERS, *IN_PLACE], ids=str)
@@ -107,73 +117,6 @@ def test_an_output_that_holds_or_is_an_input_is_refused(
         world.made = real
 
 
-OTHERS = ("prepare sentences", "extract text", "tokens")
-
-
-@pytest.fixture(scope="module")
-def others(world: OutputWorld, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An output of each of `OTHERS`."""
-    folder = tmp_path_factory.mktemp("others")
-    for name in OTHERS:
-        assert world.run(COMMANDS[name], folder / name.replace(" ", "-")).code == 0
-    return folder
-
-
-@pytest.mark.parametrize("command", FOLDERS, ids=str)
-def test_another_kind_in_the_folder_is_refused(
-    world: OutputWorld, others: Path, tmp_path: Path, command: Command
-) -> None:
-    folder = copy_of(others, tmp_path / "others")
-    for name in OTHERS:
-        out = folder / name.replace(" ", "-")
-        before = everything(out)
-        done = world.run(command, out)
-        if command.name == name:
-            assert done.code == 0, done.said
-            continue
-        assert done.code == 1, f"{command} over {name}: {done.said}"
-        assert "another" in done.said or "elsewhere" in done.said
-        assert everything(out) == before
-
-
-@pytest.mark.parametrize("command", [*FOLDERS, *IN_PLACE], ids=str)
-def test_links(world: OutputWorld, tmp_path: Path, command: Command) -> None:
-    real, out = tmp_path / "elsewhere" / "real", tmp_path / "link"
-    make(world, command, real)
-    real.mkdir(parents=True, exist_ok=True)
-    out.symlink_to(real)
-    done = world.run(command, out)
-    assert done.code == 0 or command.name == "cache import", done.said
-    assert out.is_symlink()
-    assert any(real.iterdir())
-
-    (tmp_path / "precious").mkdir()
-    for name in command.names:
-        target = tmp_path / "precious" / Path(name).name
-        target.write_text("years of work")
-        place = tmp_path / f"with-{name.replace('/', '-')}"
-        (place / name).parent.mkdir(parents=True)
-        (place / name).symlink_to(target)
-        before = everything(tmp_path)
-        world.run(command, place)
-        assert changed(before, everything(tmp_path)) == []
-
-
-def test_a_linked_folder_below_the_output_is_not_written_through(
-    world: OutputWorld, tmp_path: Path
-) -> None:
-    out, train = tmp_path / "out", COMMANDS["train"]
-    assert world.run(train, out).code == 0
-    shutil.move(out / "model", tmp_path / "elsewhere")
-    (out / "model").symlink_to(tmp_path / "elsewhere")
-    before = everything(tmp_path / "elsewhere")
-    (out / "heads.safetensors").unlink()  # so that it trains again
-    done = world.run(train, out)
-    assert done.code == 1, done.said
-    assert "model: is a link" in done.said
-    assert everything(tmp_path / "elsewhere") == before
-
-
 @pytest.mark.parametrize(
     ("command", "number"),
     [("prepare pairs", errno.ENOSPC), ("train", errno.ENOSPC), ("look grounding", errno.EROFS)],
@@ -237,3 +180,56 @@ def one_of_every_name(points: list[str]) -> list[str]:
     for point in points:
         by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
     return [some[len(some) // 2] for some in by_name.values()]
+
+
+# --- random trees of foreign files, random commands, random kills
+
+
+KILLED = -9
+PLACES = ("", ".run", "-cutouts", "-features", "-images", "-texts")
+"""Suffixes that commands append to the name of their output."""
+STRANGE = [
+    *("notes.txt", "a b/ü.txt", ".hidden", ".x.0123456789abcdef.tmp", "out.part", "plan", "lock"),
+    *("images/0.jpg", "model/config.json", "model/notes", "checkpoints/checkpoint-9/model.pt"),
+    *("images.parquet", "captions.parquet", "dataset.json", "report.json", "run.json"),
+    *("set.json", "set.json.next", "shard-" + "0" * 32 + ".h5", "grounding.json"),
+    *("index-" + "0" * 32 + ".parquet", "phrases-" + "0" * 16 + ".parquet", "blocks/notes"),
+    *("tokens.parquet", "student.json", "stats.json", "scores.png", "best.safetensors"),
+    *("scratch-0123456789abcdef/notes", "failures.jsonl", "journal.bin", "heads.safetensors"),
+]
+"""Names that foreign files may have, including ours."""
+
+
+@pytest.mark.slow
+def test_five_hundred_random_trees_commands_and_kills(world: OutputWorld, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    killed = refused = 0
+    inputs = everything(world.made)
+    for case in range(520):
+        place = tmp_path / str(case)
+        command = rng.choice(list(COMMANDS.values()))
+        earlier = rng.choice([None, command, rng.choice(FOLDERS)])
+        out = place / "out"
+        make(world, command, out)
+        if earlier is not None and not command.maker and command not in FILES:
+            assert world.run(earlier, out).code == 0
+        ours = set(everything(place)) if place.exists() else set()
+        strangers = rng.sample(STRANGE, rng.randint(1, 8))
+        for name in strangers:
+            try:
+                write_notes(place / f"out{rng.choice(PLACES)}", {name: rng.choice(["", "x" * 99])})
+            except (NotADirectoryError, FileExistsError):
+                continue  # a file of ours is in the way
+        foreign = {name: what for name, what in everything(place).items() if name not in ours}
+        for _ in range(rng.randint(0, 2)):
+            done = world.run(command, out, kill_after=rng.uniform(0, 0.5))
+            killed += done.code == KILLED
+            assert changed(foreign, everything(place)) == [], (case, command, strangers)
+        done = world.run(command, out)
+        refused += done.code != 0
+        assert "Traceback" not in done.said, (case, command, done.said)
+        assert changed(foreign, everything(place)) == [], (case, command, strangers, done.said)
+        shutil.rmtree(place)
+    assert everything(world.made) == inputs
+    assert killed > 50
+    assert refused > 50

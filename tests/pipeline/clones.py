@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import yaml
 from demo_params import demo_params
@@ -38,19 +41,29 @@ class Clone:
         own |= {"AWS_EC2_METADATA_DISABLED": "true", "PATH": path}
         self._environment = {**kept, **names, **own}
 
-    def attempt(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(word) for word in words],
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-        )
+    def attempt(self, *words: str | Path) -> tuple[int, str, str]:
+        """Exit code, standard output and standard error of a command; DVC runs in this process."""
+        command = [str(word) for word in words]
+        if command[0] == "dvc":
+            return self._dvc(command[1:])
+        place, piped = {"cwd": self.folder, "env": self._environment}, {"capture_output": True}
+        ended = subprocess.run(command, **place, **piped, text=True)
+        return ended.returncode, ended.stdout, ended.stderr
+
+    def _dvc(self, words: list[str]) -> tuple[int, str, str]:
+        from dvc.cli import main
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.chdir(self.folder))
+            stack.enter_context(mock.patch.dict(os.environ, self._environment, clear=True))
+            out = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            err = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            return main(words), out.getvalue(), err.getvalue()
 
     def run(self, *words: str | Path) -> str:
-        ended = self.attempt(*words)
-        assert ended.returncode == 0, f"{words}:\n{ended.stdout}\n{ended.stderr}"
-        return ended.stdout
+        code, out, err = self.attempt(*words)
+        assert code == 0, f"{words}:\n{out}\n{err}"
+        return out
 
     def clone(self, name: str, path: str = "") -> Clone:
         """A fresh clone beside this one, like a team-mate's; with another PATH, if given."""

@@ -15,22 +15,26 @@ import yaml
 from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, keys_of_texts
 
 DIM = 256
-PICTURES = Path("pictures.txt")
 
 
 def keys() -> np.ndarray:
     """One key per line of ``pictures.txt``, which stands in for a folder of photographs."""
-    return keys_of_texts(PICTURES.read_text().split())
+    return keys_of_texts(Path("pictures.txt").read_text().split())
+
+
+def params() -> dict:
+    return yaml.safe_load(Path("params.yaml").read_text())
+
+
+def write(path: Path | str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
 
 
 def prepare(dataset: str) -> None:
-    folder = Path("data/datasets") / dataset
-    for name in ("images.parquet", "captions.parquet", "sentences.parquet", "student/stub"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{name} of {dataset}")
-    for name in ("dev.tsv", "test.tsv"):
-        (folder / "similarity").mkdir(exist_ok=True)
-        (folder / "similarity" / name).write_text("score\tsentence1\tsentence2\n")
+    manifests = ("images.parquet", "captions.parquet", "sentences.parquet")
+    for name in (*manifests, "student/stub", "similarity/dev.tsv", "similarity/test.tsv"):
+        write(Path("data/datasets", dataset, name), f"{name} of {dataset}")
 
 
 def image_features(dataset: str, encoder: str) -> None:
@@ -38,7 +42,7 @@ def image_features(dataset: str, encoder: str) -> None:
     spec = FeatureSpec(
         kind="image", encoder=record, preprocessing={}, precision="fp32", dim=DIM, dtype="float16"
     )
-    with SetWriter(Path("data/features") / dataset / "image" / encoder, spec) as writer:
+    with SetWriter(Path("data/features", dataset, "image", encoder), spec) as writer:
         for batch in writer.plan(keys(), batch_size=64):
             rows = np.tile(batch.keys.astype(np.float32), DIM // 32) + len(encoder)
             writer.add(batch.keys, rows)
@@ -46,33 +50,32 @@ def image_features(dataset: str, encoder: str) -> None:
 
 
 def tokens() -> None:
-    folder = (
-        Path("data/tokens") / yaml.safe_load(Path("params.yaml").read_text())["student"]["name"]
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokens.parquet").write_text("tokens")
+    write(Path("data/tokens", params()["student"]["name"], "tokens.parquet"), "tokens")
 
 
 def code() -> None:
-    folder = Path("data/code")
-    folder.mkdir(parents=True, exist_ok=True)
-    for system in yaml.safe_load(Path("params.yaml").read_text())["systems"]:
-        (folder / f"{system}.json").write_text(Path("train").read_text())
+    for system in params()["systems"]:
+        write(f"data/code/{system}.json", Path("train").read_text())
 
 
 def train(run: str, seed: str) -> None:
-    params = yaml.safe_load(Path("params.yaml").read_text())
-    systems = params["systems"].values()
-    system = next(system for system in systems if run in system["runs"])
-    needed = system["parameters"].get("image")
-    (Path(params["student"]["model"]) / "stub").read_text()
-    out = Path("runs") / run / f"seed-{seed}"
-    out.mkdir(parents=True, exist_ok=True)
+    given = params()
+    Path(given["student"]["model"], "stub").read_text()
+    system = next(system for system in given["systems"].values() if run in system["runs"])
     rows = 0
-    if needed:
-        folder = Path("data/features") / params["graph"]["pairs"] / "image" / needed
+    if encoder := system["parameters"].get("image"):
+        folder = Path("data/features", given["graph"]["pairs"], "image", encoder)
         rows = len(FeatureSet.open(folder).take(keys()))
-    (out / "model.json").write_text(json.dumps({"rows": rows}))
+    write(f"runs/{run}/seed-{seed}/model.json", json.dumps({"rows": rows}))
+
+
+STAGES = {
+    "prepare": prepare,
+    "image-features": image_features,
+    "code": code,
+    "tokens": tokens,
+    "train": train,
+}
 
 
 def main() -> None:
@@ -84,14 +87,7 @@ def main() -> None:
         return
     with Path("calls.txt").open("a") as calls:
         calls.write(" ".join([stage, *words]) + "\n")
-    stages = {
-        "prepare": prepare,
-        "image-features": image_features,
-        "code": code,
-        "tokens": tokens,
-        "train": train,
-    }
-    stages[stage](*words)
+    STAGES[stage](*words)
 
 
 if __name__ == "__main__":

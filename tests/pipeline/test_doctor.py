@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from command_line import sightline
 
 from pipeline.cli import doctor
 from sightline import hardware
@@ -29,71 +28,61 @@ MEMINFO = f"MemTotal: {64 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {32 * GI
 MEMINFO += "".join(f"{n}: 0 kB\n" for n in ("Buffers", "Cached", "Shmem", "Active", "Inactive"))
 
 
-def run_doctor(monkeypatch, capsys, *words: str) -> str:
+@pytest.fixture
+def run_doctor(monkeypatch, said, tmp_path) -> Callable[..., str]:
+    """Runs it in an empty folder; what it says."""
     monkeypatch.setattr(hardware, "bf16_gain", lambda: 0.5)
-    assert sightline("doctor", *words) == 0
-    return capsys.readouterr().out
-
-
-def report_of(monkeypatch, capsys) -> dict:
-    return json.loads(run_doctor(monkeypatch, capsys, "--json"))
-
-
-def system(folder: Path, groups: str = "", **files: str) -> Path:
-    """A root with /proc and the files of control groups, by their paths with __ for /."""
-    (folder / "proc/self").mkdir(parents=True)
-    (folder / "proc/cpuinfo").write_text(CPUINFO)
-    (folder / "proc/meminfo").write_text(MEMINFO)
-    (folder / "proc/self/cgroup").write_text(groups)
-    for name, text in files.items():
-        path = folder / "sys/fs/cgroup" / name.replace("__", "/").replace("_DOT_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: said("doctor", *words)[1]
 
 
 def gpu(capability: tuple[int, int], bf16: bool = False) -> hardware.Gpu:
     return hardware.Gpu("a GPU", 8 * GIB, None, capability, "", bf16)
 
 
-def test_the_processor_and_memory_of_a_machine_without_limits(tmp_path, monkeypatch):
-    root = system(tmp_path, "0::/\n")
-    found = hardware.processor(root)
-    assert found.model == "Some Processor 9000"
-    assert found.quota is None
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
-    assert hardware.memory(root) == hardware.Memory(64 * GIB, 32 * GIB, None)
+LIMITS = {
+    "none": ("0::/\n", {}, None, hardware.Memory(64 * GIB, 32 * GIB, None)),
+    "a group and its parents, version 2": (
+        "0::/job/task\n",
+        {
+            "job/task/cpu.max": "max 100000",
+            "job/cpu.max": "250000 100000",
+            "cpu.max": "800000 100000",
+            "job/memory.max": f"{8 * GIB}",
+            "job/memory.current": f"{3 * GIB}",
+            "job/task/memory.max": "max",
+        },
+        2.5,
+        hardware.Memory(64 * GIB, 5 * GIB, 8 * GIB),
+    ),
+    "a group, version 1": (
+        "4:memory:/box\n1:cpu:/box\n",
+        {
+            "cpu/box/cpu.cfs_quota_us": "400000",
+            "cpu/box/cpu.cfs_period_us": "100000",
+            "cpu/cpu.cfs_quota_us": "-1",
+            "cpu/cpu.cfs_period_us": "100000",
+            "memory/box/memory.limit_in_bytes": f"{16 * GIB}",
+            "memory/box/memory.usage_in_bytes": f"{GIB}",
+            "memory/memory.limit_in_bytes": "9223372036854771712",
+        },
+        4,
+        hardware.Memory(64 * GIB, 15 * GIB, 16 * GIB),
+    ),
+}
 
 
-def test_limits_of_a_group_and_its_parents_of_version_2(tmp_path, monkeypatch):
-    files = {
-        "job__task__cpu_DOT_max": "max 100000\n",
-        "job__cpu_DOT_max": "250000 100000\n",
-        "cpu_DOT_max": "800000 100000\n",
-        "job__memory_DOT_max": f"{8 * GIB}\n",
-        "job__memory_DOT_current": f"{3 * GIB}\n",
-        "job__task__memory_DOT_max": "max\n",
-    }
-    root = system(tmp_path, "0::/job/task\n", **files)
-    assert hardware.processor(root).quota == 2.5
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
-    assert hardware.memory(root) == hardware.Memory(64 * GIB, 5 * GIB, 8 * GIB)
-
-
-def test_limits_of_a_group_of_version_1(tmp_path, monkeypatch):
-    files = {
-        "cpu__box__cpu_DOT_cfs_quota_us": "400000\n",
-        "cpu__box__cpu_DOT_cfs_period_us": "100000\n",
-        "cpu__cpu_DOT_cfs_quota_us": "-1\n",
-        "cpu__cpu_DOT_cfs_period_us": "100000\n",
-        "memory__box__memory_DOT_limit_in_bytes": f"{16 * GIB}\n",
-        "memory__box__memory_DOT_usage_in_bytes": f"{GIB}\n",
-        "memory__memory_DOT_limit_in_bytes": "9223372036854771712\n",
-    }
-    root = system(tmp_path, "4:memory:/box\n1:cpu:/box\n", **files)
-    assert hardware.processor(root).quota == 4
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
-    assert hardware.memory(root) == hardware.Memory(64 * GIB, 15 * GIB, 16 * GIB)
+@pytest.mark.parametrize(("groups", "files", "quota", "memory"), LIMITS.values(), ids=LIMITS)
+def test_the_limits_of_a_control_group(tmp_path, monkeypatch, groups, files, quota, memory):
+    files = {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in files.items()}
+    files |= {"proc/cpuinfo": CPUINFO, "proc/meminfo": MEMINFO, "proc/self/cgroup": groups}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = hardware.processor(tmp_path)
+    assert (found.model, found.quota) == ("Some Processor 9000", quota)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
+    assert hardware.memory(tmp_path) == memory
 
 
 def test_a_system_without_these_files(tmp_path):
@@ -154,26 +143,24 @@ def test_the_driver_is_asked_what_it_lists(monkeypatch, tmp_path):
     assert hardware.driver_gpus() == ("", [])
 
 
-def test_a_gpu_without_kernels_in_this_build_is_a_problem(monkeypatch, capsys, tmp_path):
+def test_a_gpu_without_kernels_in_this_build_is_a_problem(monkeypatch, run_doctor):
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA error: no kernel image is available\nmore")
 
     about = SimpleNamespace(name="Old GPU", total_memory=8 * GIB, major=3, minor=5)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: about)
     monkeypatch.setattr(torch, "ones", refuse)
-    report = report_of(monkeypatch, capsys)
+    report = json.loads(run_doctor("--json"))
     assert report["problems"] == ["GPU 0, Old GPU: CUDA error: no kernel image is available"]
     assert report["device"] == "cpu"
-    said = run_doctor(monkeypatch, capsys)
+    said = run_doctor()
     assert "Old GPU, 8.6 GB, compute capability 3.5, no bf16, cannot be used, see problems" in said
 
 
-def test_a_machine_without_problems(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_machine_without_problems(run_doctor, tmp_path):
     (tmp_path / "data").mkdir()
-    report = report_of(monkeypatch, capsys)
+    report = json.loads(run_doctor("--json"))
     assert report["problems"] == []
     assert report["packages"]["torch"]["installed"] == torch.__version__.split("+")[0]
     assert report["disk"]["folder"] == str(tmp_path / "data")
@@ -181,21 +168,20 @@ def test_a_machine_without_problems(monkeypatch, capsys, tmp_path):
     assert report["cpu"]["threads"] == torch.get_num_threads()
     assert "HF_HUB_OFFLINE" in report["model hub"]
     assert report["dvc remotes"] == "none"
-    said = run_doctor(monkeypatch, capsys)
+    said = run_doctor()
     assert said.splitlines()[-1].split() == ["problems", "none"]
     assert "fp32 suits it: a layer of BERT trains in bf16 at 0.50 times" in said
 
 
-def test_missing_and_outdated_packages_are_problems(monkeypatch, capsys, tmp_path):
+def test_missing_and_outdated_packages_are_problems(monkeypatch, run_doctor):
     declared = [
         "torch>=99",
         "no-such-package>=1",
         "also-missing>=1; extra == 'report'",
         "ruff>=99; extra == 'dev'",
     ]
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
-    report = report_of(monkeypatch, capsys)
+    report = json.loads(run_doctor("--json"))
     version = importlib.metadata.version("torch")
     assert report["problems"] == [
         f"torch {version} is not supported; run: pip install 'torch>=99'",
@@ -207,27 +193,25 @@ def test_missing_and_outdated_packages_are_problems(monkeypatch, capsys, tmp_pat
 
 def test_more_threads_than_cpus_and_a_full_disk_are_problems():
     limited = hardware.Processor("a CPU", usable=64, quota=3.5, threads=64)
-    (said,) = doctor._of_the_processor(limited)
-    assert said.endswith("set OMP_NUM_THREADS=4")
-    assert list(doctor._of_the_processor(replace(limited, threads=4))) == []
+    assert doctor.too_many(limited).endswith("set OMP_NUM_THREADS=4")
+    assert doctor.too_many(replace(limited, threads=4)) == ""
     assert str(limited) == (
         "a CPU; 64 cores; limited to 3.5 CPUs by its control group; "
         "PyTorch uses 64 threads (OMP_NUM_THREADS)"
     )
     limits = "4.3 GB of 8.6 GB free, limited to 8.6 GB by its control group"
     assert str(hardware.Memory(8 * GIB, 4 * GIB, 8 * GIB)) == limits
-    (said,) = doctor._of_disk(Path("/cache"), free=500_000_000)
-    assert said.startswith("/cache: only 500.0 MB free")
+    full = hardware.Disk("/cache", 5 * GIB, 500_000_000)
+    assert doctor.too_full(full).startswith("/cache: only 500.0 MB free")
 
 
-def test_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, capsys, tmp_path):
+def test_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, run_doctor, tmp_path):
     from huggingface_hub import constants
 
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc" / "config").write_text("['remote \"team\"']\n    url = /shared/sightline\n")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the port that discards
-    said = run_doctor(monkeypatch, capsys)
+    said = run_doctor()
     assert "team (/shared/sightline)" in said
     assert "http://127.0.0.1:9 does not answer" in said

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import sightline
 from PIL import Image
-from small_inputs import write_clip, write_photos
+from small_inputs import extracting
 
 from sightline import hardware
 from sightline.cache import FeatureSet
@@ -22,90 +21,69 @@ from sightline.wording import in_bytes
 
 
 @pytest.fixture
-def place(tmp_path_factory, monkeypatch) -> Path:
-    """A folder with images, texts and a model; temporary files go to ``tmp`` in it."""
-    tmp_path = tmp_path_factory.mktemp("p")  # short, for the sockets of decode processes
-    write_photos(tmp_path / "photos", 10)
-    write_clip(tmp_path)
-    (tmp_path / "texts.txt").write_text("".join(f"a boat{' of wood' * i}\n" for i in range(6)))
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+def place(world, tmp_path_factory, monkeypatch) -> Path:
+    """The current folder; temporary files go to ``tmp`` in it."""
+    Path("tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(world / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     # torch makes this folder where it is first imported
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("torch")))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return world
 
 
 def images(*more: object) -> list[object]:
-    words = ["extract", "image", "--data", "photos", "--encoder", "clip.json"]
-    words += ["--weights", "random:0", "--out", "out", "--batch-size", 4, "--workers", 1]
-    return [*words, *more]
+    return extracting("image", "out", "--batch-size", 2, "--workers", 1, *more)
 
 
-def texts(*more: object) -> list[object]:
-    words = ["extract", "text", "--data", "texts.txt", "--encoder", "clip.json"]
-    return [*words, "--weights", "random:0", "--out", "out", "--batch-size", 2, *more]
-
-
-def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+def snapshot(folder: Path) -> dict[Path, tuple[int, bytes]]:
     """Every file and folder, except that ``tmp`` itself may have changed: when, and its bytes."""
-    found = [path for path in sorted(folder.rglob("*")) if path.name != "tmp"]
+    found = [path for path in folder.rglob("*") if path.name != "tmp"]
     return {
-        str(path.relative_to(folder)): (
-            path.stat().st_mtime_ns,
-            path.read_bytes() if path.is_file() else b"",
-        )
+        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in found
     }
 
 
-def to_do(capsys, *words: object) -> dict[str, Any]:
-    """What the command says that there is to do."""
-    capsys.readouterr()
-    assert sightline(*words, "--dry-run", "--json") == 0
-    return json.loads(capsys.readouterr().out)
+@pytest.fixture
+def to_do(said, place):
+    """Runs a command with `--dry-run`: what it says that there is to do, having written nothing."""
+
+    def run(*words: object) -> dict[str, Any]:
+        before = snapshot(place)
+        code, out, err = said(*words, "--dry-run", "--json")
+        assert code == 0, err
+        assert snapshot(place) == before
+        return json.loads(out)
+
+    return run
 
 
-def test_a_dry_run_says_what_the_run_then_does(capsys, place):
-    said = to_do(capsys, *images())
-    assert said == {
-        "out": "out",
-        "to_do": 10,
-        "copied": 0,
-        "bytes_to_write": 10 * (8 * 2 + 32 + 61),
-    }
-    assert sightline(*images("--dry-run")) == 0
-    assert capsys.readouterr().out == "out: 0 images there · 10 to compute · 1.1 kB to write\n"
-    assert sightline(*images()) == 0
-    size = FeatureSet.open(place / "out").record.size
-    assert said["bytes_to_write"] < size  # HDF5 and Parquet take some kilobytes of their own
-    Image.new("RGB", (30, 30), "red").save(place / "photos" / "new.png")
-    capsys.readouterr()
-    assert sightline(*images("--dry-run")) == 0
-    assert capsys.readouterr().out.startswith("out: 10 images there · 1 to compute")
+def test_a_dry_run_says_what_the_run_then_does(said, says, to_do):
+    size = 6 * (8 * 2 + 32 + 61)
+    assert to_do(*images()) == {"out": "out", "to_do": 6, "copied": 0, "bytes_to_write": size}
+    assert says(*images("--dry-run")) == (
+        f"out: 0 images there · 6 to compute · {in_bytes(size)} to write\n"
+    )
+    said(*images())
+    assert size < FeatureSet.open("out").record.size  # HDF5 and Parquet take some kilobytes
+    Image.new("RGB", (30, 30), "red").save("photos/new.png")
+    shutil.copy("photos/1.png", "photos/0.png")
+    assert says(*images("--dry-run")).startswith("out: 5 images there · 1 to compute")
+    assert to_do(*images())["to_do"] == 1
 
 
-@pytest.mark.parametrize("words", [images(), texts()])
-def test_a_dry_run_writes_nothing(capsys, place, words):
-    before = snapshot(place)
-    assert to_do(capsys, *words)["to_do"]
-    assert snapshot(place) == before
-    assert sightline(*words) == 0
-    (place / "texts.txt").write_text("another\nand another\n")
-    shutil.copy(place / "photos" / "1.png", place / "photos" / "0.png")
-    done = snapshot(place)
-    to_do(capsys, *words)
-    assert snapshot(place) == done
+def test_a_dry_run_of_texts(to_do):
+    Path("texts.txt").write_text("another\nand another\n")
+    assert to_do(*extracting("text", "text"))["to_do"] == 2
 
 
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
-    capsys, place, monkeypatch
+    said, says, to_do, place, monkeypatch
 ):
-    from pipeline.extract.runner import HalvingCalls
+    from pipeline.extract.halving import HalvingCalls
     from sightline.cache import writer
 
-    monkeypatch.setitem(writer.BLOCK_ROWS, "image", 4)
+    monkeypatch.setitem(writer.BLOCK_ROWS, "image", 2)
     encode, batches = HalvingCalls.run, itertools.count()
 
     def stop(self, items, call):
@@ -114,56 +92,43 @@ def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
         return encode(self, items, call)
 
     monkeypatch.setattr(HalvingCalls, "run", stop)
-    assert sightline(*images()) == 1
+    assert said(*images())[0] == 1
     monkeypatch.setattr(HalvingCalls, "run", encode)
-    before = snapshot(place)
-    assert len([name for name in before if "part-" in name]) == 2
-    assert to_do(capsys, *images())["to_do"] == 2
-    assert snapshot(place) == before
-    assert sightline(*images("--json")) == 0
-    assert json.loads(capsys.readouterr().out)["resumed"] == 8
+    assert len(list(place.rglob("*part-*"))) == 2
+    assert to_do(*images())["to_do"] == 2
+    assert json.loads(says(*images("--json")))["resumed"] == 4
 
 
-def test_no_image_is_read(capsys, place):
-    for path in (place / "photos").iterdir():
-        path.write_bytes(path.name.encode())  # not an image any more
-    assert to_do(capsys, *images())["to_do"] == 10
-
-
-def test_a_dry_run_beside_a_run_is_neither_stopped_nor_stops_it(capsys, place):
+def test_no_image_is_read_nor_a_run_beside_it_stopped(to_do, place):
     from sightline.cache.record import set_output
 
+    for path in Path("photos").iterdir():
+        path.write_bytes(path.name.encode())  # not an image any more
     with set_output(place / "out"):  # as a run that has just begun
-        assert to_do(capsys, *images())["to_do"] == 10
+        assert to_do(*images())["to_do"] == 6
 
 
-def test_workers_and_devices_say_what_all_of_them_do(capsys, place):
-    for more in (["--worker", "1/2"], ["--devices", "cpu,cpu"]):
-        assert to_do(capsys, *images(*more))["to_do"] == 10
+@pytest.mark.parametrize("more", [("--worker", "1/2"), ("--devices", "cpu,cpu")])
+def test_workers_and_devices_say_what_all_of_them_do(to_do, more):
+    assert to_do(*images(*more))["to_do"] == 6
 
 
-def test_other_weights_are_announced_as_recomputing_everything(capsys, place):
-    assert sightline(*images()) == 0
-    other = ["random:1" if word == "random:0" else word for word in images("--dry-run")]
-    assert sightline(*other) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert "10 to compute" in said
-    assert "recomputing everything because encoder.source" in said
+def test_other_weights_are_announced_as_recomputing_everything(said, place):
+    _, out, _ = said(*extracting("image", "image", "--weights", "random:1", "--dry-run"))
+    assert "6 to compute" in out
+    assert "recomputing everything because encoder.source" in out
 
 
-def test_rows_that_another_set_has_are_to_be_copied(capsys, place):
-    assert sightline(*images()) == 0
-    other = ["features" if word == "out" else word for word in images("--copy-from", ".")]
-    said = to_do(capsys, *other)
-    assert (said["to_do"], said["copied"]) == (0, 10)
-    assert said["bytes_to_write"] > 0
+def test_rows_that_another_set_has_are_to_be_copied(to_do):
+    found = to_do(*images("--copy-from", "."))
+    assert (found["to_do"], found["copied"]) == (0, 6)
+    assert found["bytes_to_write"] > 0
 
 
-def test_a_folder_without_images_is_the_error_of_the_command(capsys, place):
-    shutil.rmtree(place / "photos")
-    (place / "photos").mkdir()
-    assert sightline(*images("--dry-run")) == 1
-    assert "no images" in capsys.readouterr().err
+def test_a_folder_without_images_is_the_error_of_the_command(fails, place):
+    shutil.rmtree("photos")
+    Path("photos").mkdir()
+    assert "no images" in fails(*images("--dry-run"))
 
 
 def test_figures_for_reading():
@@ -175,15 +140,12 @@ def test_figures_for_reading():
 # -- GPUs that are not used ----------------------------------------------------------------------
 
 
-def test_work_on_a_cpu_beside_a_gpu_is_a_warning(capsys, place, monkeypatch):
+def test_work_on_a_cpu_beside_a_gpu_is_a_warning(said, place, monkeypatch):
     tool = place / "tmp" / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho '570.1, NVIDIA H100'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-    assert sightline(*images()) == 0
-    assert (
-        "warning: this computes on the CPU, but the driver lists 1 GPU" in capsys.readouterr().err
-    )
+    assert "warning: this computes on the CPU, but the driver lists 1 GPU" in said(*images())[2]
     assert hardware.cpu_warning("cuda:0") == ""
 
 

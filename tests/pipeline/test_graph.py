@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from composed import COMPOSED
+from composed import COMPOSED, CONFIGS
 from demo_params import demo_params_text
+from dvc.parsing import DataResolver
 from dvc.repo import Repo
 from made_results import made_result
 
@@ -26,31 +26,27 @@ ROOT = Path(__file__).parents[2]
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
-def filled(text: str, given: dict, run: str = "", seed: int = 0) -> str:
-    """``text`` with its ${…} filled in from the parameters, as in DVC."""
-
-    def value(match: re.Match) -> str:
-        name = match.group(1)
-        if name in ("item.seed", "item.run"):
-            return {"item.seed": str(seed), "item.run": run}[name]
-        place = given
-        for key in re.findall(r"[^.\[\]]+", name):
-            place = place[int(key)] if isinstance(place, list) else place[key]
-        return str(place)
-
-    return re.sub(r"\$\{([^}]+)\}", value, text)
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    """A DVC repository with our dvc.yaml."""
+    folder = tmp_path_factory.mktemp("graph")
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    (folder / ".dvc/config").write_text("[core]\nanalytics = false\nno_scm = true\n")
+    shutil.copy(ROOT / "dvc.yaml", folder)
+    return folder
 
 
-def of(stage: str, part: str, given: dict, run: str = "") -> set[str]:
-    entries = [next(iter(e)) if isinstance(e, dict) else e for e in STAGES[stage][part]]
-    return {filled(entry, given, run) for entry in entries}
-
-
-@pytest.fixture(params=COMPOSED)
-def given(request, monkeypatch) -> tuple[dict, Params]:
-    monkeypatch.chdir(ROOT)
-    found = configuration(*request.param.split())
-    return found, validate_params(found, request.param)
+@pytest.fixture(scope="module", params=COMPOSED)
+def given(request, repository) -> tuple[Params, dict[str, dict]]:
+    """The parameters of a configuration, and the stages that DVC makes of them."""
+    names = request.param.split()
+    found = configuration(*names, folder=CONFIGS, graph_file=ROOT / "dvc.yaml")
+    if names == ["scenes"]:  # a run is a line and no stage
+        lighter = {"lighter": {"parameters": {"weight": 0.5}}}
+        found["systems"]["mcse-clip"]["runs"] |= lighter
+    (repository / "params.yaml").write_text(to_yaml(found, names))
+    resolver = DataResolver(Repo(str(repository)), str(repository), {"stages": STAGES})
+    return validate_params(found, request.param), resolver.resolve()["stages"]
 
 
 def features_of(params: Params, name: str) -> set[Path]:
@@ -61,14 +57,27 @@ def features_of(params: Params, name: str) -> set[Path]:
     return {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
 
 
+def test_dvc_makes_a_train_stage_of_each_run_and_seed(given):
+    params, stages = given
+    made = {name: stage["cmd"] for name, stage in stages.items() if name.startswith("train-")}
+    assert made == {
+        f"train-{config.system}@{run}-{seed}": f"sightline stage train {run} {seed}"
+        for run, config in params.runs.items()
+        for seed in params.graph.seeds
+    }
+    assert {"tokens", "evaluate", "report"} <= stages.keys()
+    systems = {name.removeprefix("train-") for name in STAGES if name.startswith("train-")}
+    assert systems == params.systems.keys()
+
+
 def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
-    raw, params = given
+    params, stages = given
     for run, config in params.runs.items():
         spec = graph.run_spec(params, run, 0)
-        pairs, text = params.graph.pairs, params.graph.text
+        pairs, text = map(graph.dataset_folder, (params.graph.pairs, params.graph.text))
         # DVC cannot leave a dependency out: a run without pairs, or without sentences, has them too
-        reads = {graph.captions_manifest(pairs), graph.images_manifest(pairs)}
-        reads |= {graph.sentences_manifest(text), graph.tokens_folder(params.student.name)}
+        reads = {pairs / "captions.parquet", pairs / "images.parquet", text / "sentences.parquet"}
+        reads |= {graph.tokens_folder(params.student.name)}
         if spec.pairs is not None:
             assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
             reads |= {spec.pairs.phrases} - {None}
@@ -77,15 +86,13 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
         of_system = features_of(params, config.system)
         assert set(spec.features.values()) <= of_system  # a term that is off may leave one unread
         reads |= of_system
-        stage = f"train-{config.system}"
-        assert of(stage, "deps", raw) == {Path(str(path)).as_posix() for path in reads}
-        assert of(stage, "outs", raw, run) == {spec.out.as_posix()}
+        stage = stages[f"train-{config.system}@{run}-{params.graph.seeds[0]}"]
+        assert set(stage["deps"]) == {Path(str(path)).as_posix() for path in reads}
+        out = graph.run_folder(run, params.graph.seeds[0])
+        assert stage["outs"] == [{out.as_posix(): {"persist": True}}]
         parts = ("objective", "parameters", "train", f"runs.{run}")
         tracked = {f"systems.{config.system}.{part}" for part in parts}
-        tracked |= {"student", "train", "graph.pairs", "graph.text"}
-        assert of(stage, "params", raw, run) == tracked
-        runs = f"${{systems.{config.system}.runs}}"
-        assert STAGES[stage]["matrix"] == {"run": runs, "seed": "${graph.seeds}"}
+        assert set(stage["params"]) == tracked | {"student", "train", "graph.pairs", "graph.text"}
 
 
 def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):
@@ -116,37 +123,21 @@ def test_params_yaml_is_the_configuration_of_the_demo(monkeypatch):
     assert written == demo_params_text()
 
 
-def test_every_feature_set_of_a_run_is_made_by_a_stage(given):
-    _, params = given
-    named = params.graph
-    made = {
-        graph.features_folder(named.pairs, kind, encoder)
-        for kind, encoders in [
-            ("image", named.image_encoders),
-            ("object", named.object_encoders),
-            ("text", named.text_encoders),
-            ("teacher", named.teachers),
-        ]
-        for encoder in encoders
-    }
-    for run in params.runs:
-        assert set(graph.run_spec(params, run, 0).features.values()) <= made
-
-
-def test_the_features_that_tasks_read_are_inputs_of_a_run(given):
-    """So `evaluate`, which depends on the runs, comes after their extraction."""
-    _, params = given
+def test_features_are_made_by_a_stage_and_read_by_a_run_before_a_task(given):
+    params, stages = given
+    outs = [out for stage in stages.values() for out in stage["outs"]]
+    made = {Path(name) for out in outs if isinstance(out, dict) for name in out}
     read = {
         folder for run in params.runs for folder in graph.run_spec(params, run, 0).features.values()
     }
+    assert read <= made
     for name, task in params.evaluation.tasks.items():
         if {"retrieval", "neighbours"} & {task.task, name}:
             settings = task.settings
             assert Path(settings["features"]) == graph.FEATURES / params.graph.pairs
-            if frozen := settings.get("frozen"):
-                assert {
-                    Path(settings["features"], kind, frozen) for kind in ("image", "text")
-                } <= read
+            if frozen := settings.get("frozen"):  # so `evaluate`, after the runs, has both
+                towers = {Path(settings["features"], kind, frozen) for kind in ("image", "text")}
+                assert towers <= read
 
 
 def test_every_stage_is_one_that_exists():
@@ -171,74 +162,31 @@ def test_a_stage_depends_on_no_more_of_extract_than_changes_its_rows():
         assert read == expected.get(name, set()), name
 
 
-def test_every_system_has_a_stage_and_every_stage_a_system(given):
-    raw, _ = given
-    systems = {name.removeprefix("train-") for name in STAGES if name.startswith("train-")}
-    assert systems == set(raw["systems"])
+def test_the_graph_is_short():
+    assert len(STAGES) < 25
+    assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300
 
 
-def test_dvc_reads_the_graph_with_every_configuration(tmp_path, monkeypatch):
-    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    monkeypatch.chdir(ROOT)
-    for name in COMPOSED:
-        found = configuration(*name.split())
-        (tmp_path / "params.yaml").write_text(to_yaml(found, name.split()))
-        listed = {stage.name for stage in Repo(str(tmp_path)).index.stages}
-        params = validate_params(found, name)
-        cells = {
-            f"train-{config.system}@{run}-{seed}"
-            for run, config in params.runs.items()
-            for seed in params.graph.seeds
-        }
-        assert {stage for stage in listed if stage.startswith("train-")} == cells
-        assert {"tokens", "evaluate", "report"} <= listed
-
-
-def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(tmp_path):
-    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    (tmp_path / "params.yaml").write_text(demo_params_text())
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(repository):
+    (repository / "params.yaml").write_text(demo_params_text())
     log = ({"loss_text": 1.5, "step": 25}, {"dev": 40.0, "step": 50})
     results = [
         made_result(run, seed, scores={"similarity": 1.0 + seed}, training={"log": log})
         for run in ("SimCSE", "MCSE (CLIP)")
         for seed in (0, 1)
     ]
-    write_report(results, tmp_path / "report", "Two runs")
-    dvc = [Path(sys.executable).with_name("dvc"), "plots", "show"]
-    drawn = subprocess.run(
-        [*dvc, "--show-vega", "report/curves.json"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert drawn.returncode == 0, drawn.stderr
-    plot = json.loads(drawn.stdout)
+    write_report(results, repository / "report", "Two runs")
+    words = [sys.executable, "-m", "dvc", "plots", "show", "--show-vega", "report/curves.json"]
+    plot = json.loads(subprocess.check_output(words, cwd=repository))
     assert plot["facet"]["field"] == "metric"
     encoding = plot["spec"]["encoding"]
     assert [encoding[channel]["field"] for channel in ("x", "y", "color")] == [
-        "step",
-        "value",
-        "run",
+        *("step", "value", "run")
     ]
     kept = ("run", "seed", "step", "metric", "value")
     rows = [tuple(row[name] for name in kept) for row in plot["data"]["values"]]
     assert len(rows) == 8
     assert ("MCSE (CLIP)", 1, 25, "loss text", 1.5) in rows
     assert ("SimCSE", 0, 50, "dev score", 40.0) in rows
-    means = json.loads((tmp_path / "report/metrics.json").read_text())
+    means = json.loads((repository / "report/metrics.json").read_text())
     assert means == {"SimCSE": {"similarity": 1.5}, "MCSE (CLIP)": {"similarity": 1.5}}
-
-
-def test_a_run_is_a_line_and_no_stage(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    found = configuration("scenes")
-    found["systems"]["mcse-clip"]["runs"]["lighter"] = {"parameters": {"weight": 0.5}}
-    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
-    shutil.copy(ROOT / "dvc.yaml", tmp_path)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(found))
-    index = {stage.name: stage for stage in Repo(str(tmp_path)).index.stages}
-    assert index["train-mcse-clip@lighter-0"].cmd == "sightline stage train lighter 0"
-    assert len(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]) < 25
-    assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300

@@ -5,13 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
-import yaml
-from command_line import sightline
-from demo_params import demo_params
-from tiny_scenes import TINY
 
 HEAVY = (
     *("torch", "transformers", "torchvision", "open_clip", "sentence_transformers", "accelerate"),
@@ -109,30 +102,6 @@ for command in nothing_to_do:
     run(command, 0)
 print(json.dumps(found))
 """
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """The finished graph of two runs."""
-    folder = tmp_path_factory.mktemp("graph")
-    (folder / ".dvc").mkdir()
-    params = demo_params()
-    params["datasets"]["scenes"] |= TINY
-    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
-    params["systems"] = {name: params["systems"][name] for name in ("simcse", "mcse-clip")}
-    params["systems"]["mcse-clip"]["runs"].pop("mcse-shuffled")
-    params["report"]["control"] = None
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    stages = [
-        *("prepare scenes", "ground scenes", "image-features scenes clip", "tokens"),
-        *("text-features scenes clip", "phrase-tokens scenes", "train simcse 0"),
-        *("train mcse-clip 0", "evaluate", "report"),
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for stage in stages:
-            assert sightline("stage", *stage.split()) == 0, stage
-    return folder
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed(finished):

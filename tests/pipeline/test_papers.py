@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
-from command_line import sightline
+from composed import CONFIGS
 from shown_commands import check_command
 
 from pipeline.configure import configuration
 from pipeline.graph import run_spec
 from pipeline.papers import Recipes, page
-from pipeline.params import Params, validate_params
 from train.objectives import make_objective
-from train.report.papers import Entry, every_entry, load_papers, published_rows
+from train.report.papers import every_entry, published_rows
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared/design/published_results.json"
@@ -124,18 +124,19 @@ def test_every_row_of_every_published_table_is_on_the_page():
     assert wanted <= ROWS.keys()
 
 
-def params_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Params:
-    monkeypatch.chdir(ROOT)
-    return validate_params(configuration(*name.split()), name)
+@pytest.fixture(scope="module")
+def recipes() -> Recipes:
+    """Every configuration is read once."""
+    return Recipes()
 
 
 @pytest.mark.parametrize(("model", "data"), TRAINED, ids=str)
-def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
+def test_a_row_has_the_numbers_of_its_paper(model, data, recipes):
     name, made_by = ROWS[model, data]
     target = re.fullmatch(r"train-([\w-]+)@([\w-]+)-\*", made_by)
     assert target is not None
     system, run = target.groups()
-    params = params_of(name, monkeypatch)
+    params = recipes.params(name)
     assert params.runs[run].system == system
     named = re.match(r"(\w+)-(CLIP-)?(BERT|RoBERTa)", model)
     assert named is not None
@@ -188,15 +189,15 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, monkeypatch):
         assert spec.text.sentences.parent.name == text
 
 
-def test_the_papers_use_coco_2014(monkeypatch):
-    source = params_of("coco", monkeypatch).dataset("coco").source.model_dump(mode="json")
+def test_the_papers_use_coco_2014(recipes):
+    source = recipes.params("coco").dataset("coco").source.model_dump(mode="json")
     assert source["folders"] == ["train2014", "val2014"]
     assert source["karpathy"] == "data/raw/coco/dataset_coco.json"
     assert not source["restval"]
 
 
-def test_the_released_kdmcse_reads_vit_l(monkeypatch):
-    params = params_of("flickr30k-vit-l", monkeypatch)
+def test_the_released_kdmcse_reads_vit_l(recipes):
+    params = recipes.params("flickr30k-vit-l")
     run = params.run("kdmcse-released")
     needs = make_objective(run.objective, run.parameters).features
     assert {need.encoder for need in needs} == {"clip-vit-l-14"}
@@ -210,23 +211,25 @@ def test_a_row_without_training_is_an_evaluation():
     assert all(command.startswith("sightline evaluate sts ") for command in untrained.values())
 
 
-def test_the_page_is_up_to_date(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_page_is_up_to_date():
     assert page() == (ROOT / "docs/papers.md").read_text(), "run `make docs`"
 
 
 ENTRIES = {entry.id: entry for entry in every_entry()}
+assert len(ENTRIES) == len([*every_entry()])
 each_entry = pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
 
 
 @each_entry
-def test_every_entry_has_commands_or_a_reason(entry, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    recipes = Recipes()
+def test_every_entry_has_commands_or_a_reason(entry, recipes):
     commands = recipes.commands(entry)
     assert bool(commands) != bool(entry.reason)
     assert entry.kind != "illustration" or entry.reason
-    assert all(row.configuration or row.command or row.reason for row in entry.rows)
+    columns = {column.name for column in entry.columns}
+    for row in entry.rows:
+        assert [row.configuration, row.command, row.reason].count("") == 2, row.title
+        assert bool(row.run) != bool(row.reason), row.title
+        assert {*row.scores, *row.std, *row.significant} <= columns, row.title
     for command in commands:
         check_real(command)
     for name, run in entry.trainings:
@@ -239,7 +242,8 @@ def check_real(command: str) -> None:
         check_command(command)
         words = shlex.split(command)
         if words[1] == "configure":
-            configuration(*(word for word in words[2:] if not word.startswith("--")))
+            names = [word for word in words[2:] if not word.startswith("--")]
+            configuration(*names, folder=CONFIGS, graph_file=ROOT / "dvc.yaml")
         return
     words = command.split()
     assert words[:3] == ["dvc", "repro", "--pull"]
@@ -247,9 +251,7 @@ def check_real(command: str) -> None:
 
 
 @each_entry
-def test_settings_of_the_papers_are_those_of_the_configurations(entry, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    recipes = Recipes()
+def test_settings_of_the_papers_are_those_of_the_configurations(entry, recipes):
     for row in entry.rows if entry.kind == "settings" else ():
         found = recipes.expected(row.configuration, row.run).parameters
         for column in entry.columns:
@@ -258,10 +260,7 @@ def test_settings_of_the_papers_are_those_of_the_configurations(entry, monkeypat
                 assert found[part][key] == pytest.approx(row.scores[column.name]), row.title
 
 
-def test_an_ablation_runs_what_its_row_names(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    recipes = Recipes()
-
+def test_an_ablation_runs_what_its_row_names(recipes):
     def changed(entry: str, model: str) -> dict:
         row = next(each for each in ENTRIES[entry].rows if each.model == model)
         return dict(recipes.params(row.configuration).run(row.run).parameters)
@@ -316,43 +315,36 @@ def test_missing_data_is_what_is_not_there(tmp_path, monkeypatch):
     assert "data/senteval/downstream" in Recipes().missing(ENTRIES["mcse:table-8"])
 
 
-def test_the_list_shows_every_entry(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def listed(tmp_path, monkeypatch, says):
+    """What `compare --paper` says, in an empty folder and without MTEB, which takes seconds."""
     monkeypatch.chdir(tmp_path)
-    assert sightline("compare", "--paper", "list") == 0
-    listed = capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    return lambda table, *more: says("compare", "--paper", table, *more)
+
+
+def test_the_list_shows_every_entry(listed):
+    text = listed("list")
     for entry in every_entry():
-        assert f"\n{entry.id} ({entry.kind}): {entry.shows}\n" in f"\n{listed}"
-    assert "not produced: an illustration" in listed
-    assert sightline("compare", "--paper", "list", "--format", "json") == 0
-    found = json.loads(capsys.readouterr().out)["entries"]
+        assert f"\n{entry.id} ({entry.kind}): {entry.shows}\n" in f"\n{text}"
+    assert "not produced: an illustration" in text
+    found = json.loads(listed("list", "--format", "json"))["entries"]
     assert [each["id"] for each in found] == list(ENTRIES)
     assert all(bool(each["commands"]) != bool(each["reason"]) for each in found)
-    assert sightline("compare", "--paper", "mcseo") == 0
-    assert capsys.readouterr().out.startswith("mcseo:figure-1")
+    assert listed("mcseo").startswith("mcseo:figure-1")
 
 
-def test_several_configurations_are_kept_apart(tmp_path, monkeypatch, said):
-    monkeypatch.chdir(tmp_path)
+def test_several_configurations_are_kept_apart(listed):
     hint = "`sightline compare --paper mcse:1 one/results other/results`"
     for table, several in {"mcse:1": True, "mcse:8": False, "mcse:3": False}.items():
-        _, out, _ = said("compare", "--paper", table)
-        assert (hint in out) == several, table  # mcse:3 trains nothing
+        assert (hint in listed(table)) == several, table  # mcse:3 trains nothing
 
 
 @pytest.mark.parametrize(
     ("given", "nearest"),
     [("mcse:tabel-1", "mcse:table-1"), ("mcse:77", "mcse:table-7"), ("dalrr", "dalr")],
 )
-def test_an_unknown_entry_names_the_nearest(given, nearest, capsys):
-    assert sightline("compare", "--paper", given) == 1
-    said = capsys.readouterr().err
-    assert f"did you mean '{nearest}'?" in said
-    assert "sightline compare --paper list" in said
-
-
-def test_papers_are_checked_by_a_schema():
-    body = load_papers()["mcse"].entries[1].model_dump()
-    with pytest.raises(ValueError, match="or else a reason"):
-        Entry.model_validate({**body, "rows": []})
-    with pytest.raises(ValueError, match="is not a column"):
-        Entry.model_validate({**body, "columns": ["STS12"]})
+def test_an_unknown_entry_names_the_nearest(given, nearest, fails):
+    err = fails("compare", "--paper", given)
+    assert f"did you mean '{nearest}'?" in err
+    assert "sightline compare --paper list" in err

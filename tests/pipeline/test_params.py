@@ -13,152 +13,82 @@ from pipeline.extract.settings import Invocation, Machine
 from pipeline.graph import run_spec
 from pipeline.params import ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
+from sightline.outside import parse_yaml
 from train.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]
 
 
-def changed(tmp_path: Path, keys: str, value: object) -> Path:
-    """The demo's parameters with one entry changed (``None`` deletes it)."""
+def changed(tmp_path: Path, change: str) -> Path:
+    """The demo's parameters with one entry changed: ``train.epochs: 3``; without value: removed."""
     given = demo_params()
+    keys, _, value = change.partition(":")
     *above, last = keys.split(".")
     place = given
     for key in above:
         place = place[key]
-    if value is None:
-        del place[last]
+    if value:
+        place[last] = yaml.safe_load(value)
     else:
-        place[last] = value
+        del place[last]
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(given))
     return path
 
 
-@pytest.mark.parametrize(
-    ("keys", "value", "message"),
-    [
-        ("trian", {}, "unknown key 'trian'; did you mean 'train'"),
-        ("train.batchsize", 3, "train: unknown key 'batchsize'; did you mean 'batch_size'"),
-        ("extract.percision", "fp32", "did you mean 'precision'"),
-        (
-            "encoders.image.clip.modle",
-            "x",
-            "encoders.image.clip: unknown key 'modle'; did you mean 'model'? (available: ",
-        ),
-        (
-            "encoders.image.resnet.resize",
-            0,
-            "encoders.image.resnet.resize: input should be greater than or equal to 1; found 0",
-        ),
-        (
-            "encoders.text.clip.family",
-            "openclip",
-            "encoders.text.clip: unknown encoder family 'openclip'; did you mean 'open_c",
-        ),
-        (
-            "datasets.scenes.kind",
-            "scense",
-            "datasets.scenes: kind: unknown kind of data set 'scense'; did",
-        ),
-        (
-            "datasets.scenes.kind",
-            None,
-            "datasets.scenes: kind: is missing; choose one of scenes, pairs",
-        ),
-        (
-            "datasets.scenes.source",
-            None,
-            "datasets.scenes: source: found None, expected the folder",
-        ),
-        ("datasets.scenes", 3, "datasets.scenes: found int, expected a mapping"),
-        (
-            "datasets.scenes.scnes",
-            3,
-            "datasets.scenes: unknown key 'scnes'; did you mean 'scenes'",
-        ),
-        (
-            "joined.both",
-            {"first": "scenes", "second": "scnes"},
-            "joined.both: unknown data set 'scnes'; did you mean 'scenes'",
-        ),
-        (
-            "joined.scenes",
-            {"first": "scenes", "second": "scenes"},
-            "is also a name under `datasets`",
-        ),
-        (
-            "joined",
-            {"a": {"first": "b", "second": "scenes"}, "b": {"first": "scenes", "second": "a"}},
-            "joined.a → joined.b → joined.a: a data set cannot be a part of itself",
-        ),
-        ("joined.a", {"first": "a", "second": "scenes"}, "joined.a → joined.a: a data set cannot"),
-        (
-            "joined.a",
-            {"first": "scenes", "second": "scenes"},
-            "joined.a.first and joined.a.second: both are 'scenes'",
-        ),
-        ("graph.seeds", [3, 0, 3], "graph.seeds: found 3 twice, as entries 1 and 3; remove one"),
-        ("graph.teachers", ["similarity"] * 2, "graph.teachers: found 'similarity' twice, as"),
-        ("graph.image_encoders", ["clip", "clip"], "graph.image_encoders: found 'clip' twice"),
-        ("graph.grounded", ["scenes", "scenes"], "graph.grounded: found 'scenes' twice"),
-        (
-            "systems.kdmcse.runs.kdmcse.label",
-            "MCSE (CLIP)",
-            "systems.kdmcse.runs.kdmcse and systems.mcse-clip.runs.mcse-clip: reports would call "
-            "both 'MCSE (CLIP)'; change the `label`",
-        ),
-        (
-            "systems.kdmcse.runs.KDMCSE",
-            {},
-            "systems.kdmcse.runs.KDMCSE and systems.kdmcse.runs.kdmcse: reports would call both",
-        ),
-        ("grounding.captoins", "all", "grounding: unknown key 'captoins'; did you mean 'captions'"),
-        (
-            "grounding.grounder.pth",
-            "x",
-            "grounding.grounder: unknown key 'pth'; did you mean 'path'",
-        ),
-        ("graph.image_encoders", ["clp"], "unknown name 'clp'; did you mean 'clip'"),
-        ("graph.object_encoders", ["clp"], "graph.object_encoders: unknown name 'clp'"),
-        (
-            "extract.cutouts.margn",
-            0.2,
-            "extract.cutouts: unknown key 'margn'; did you mean 'margin'",
-        ),
-        ("extract.cutouts.margin", -1, "extract.cutouts.margin"),
-        ("extract.cutouts.background", "grey", "found 'grey'"),
-        ("graph.pairs", "flickr", "graph.pairs: unknown name 'flickr'"),
-        ("graph.grounded", [], "add scenes to graph.grounded"),
-        ("grounding", None, "graph.grounded: needs a section `grounding`"),
-        ("report.baseline", "simsce", "did you mean 'simcse'"),
-        ("systems.simcse.train", {"lerning_rate": 1}, "systems.simcse.train: unknown key"),
-        ("systems.simcse.objective", None, "systems.simcse.objective: is missing"),
-        (
-            "systems.simcse.runs.simcse.train",
-            {"lerning_rate": 1},
-            "systems.simcse.runs.simcse.train: unknown key 'lerning_rate'; did you mean",
-        ),
-        ("systems.simcse.runs.simcse.parms", {}, "did you mean 'parameters'"),
-        (
-            "systems.simcse.runs.simcse.train",
-            {"batch_size": 1},
-            "params.yaml: systems.simcse.runs.simcse.train.batch_size: input should be greater",
-        ),
-        (
-            "systems.kdmcse.runs.simcse",
-            {},
-            "systems.simcse.runs.simcse: kdmcse has a run of this name",
-        ),
-        ("train.learning_rate", "fast", "found 'fast'"),
-        ("train.batch_size", 1, "train.batch_size: input should be greater than or equal to 2"),
-        ("train.epochs", 3, "both of epochs and max_steps given"),
-        ("student", None, "student: is missing"),
-        ("extract.dtype", "float64", "found 'float64'"),
-    ],
-)
-def test_a_mistake_is_named(tmp_path, keys, value, message):
+MISTAKES = """
+trian: {} => unknown key 'trian'; did you mean 'train'
+train.batchsize: 3 => train: unknown key 'batchsize'; did you mean 'batch_size'
+extract.percision: fp32 => did you mean 'precision'
+encoders.image.clip.modle: x => encoders.image.clip: unknown key 'modle'; did you mean 'model'
+encoders.image.resnet.resize: 0 => image.resnet.resize: input should be greater than or equal to 1
+encoders.text.clip.family: openclip => text.clip: unknown encoder family 'openclip'; did you
+datasets.scenes.kind: scense => datasets.scenes: kind: unknown kind of data set 'scense'; did you
+datasets.scenes.kind: => datasets.scenes: kind: is missing; choose one of scenes, pairs
+datasets.scenes.source: => datasets.scenes: source: found None, expected the folder
+datasets.scenes: 3 => datasets.scenes: found int, expected a mapping
+datasets.scenes.scnes: 3 => datasets.scenes: unknown key 'scnes'; did you mean 'scenes'
+joined.both: {first: scenes, second: scnes} => joined.both: unknown data set 'scnes'; did you
+joined.scenes: {first: scenes, second: scenes} => is also a name under `datasets`
+joined: {a: {first: b, second: scenes}, b: {first: scenes, second: a}} => a → joined.b → joined.a: a
+joined.a: {first: a, second: scenes} => joined.a → joined.a: a data set cannot
+joined.a: {first: scenes, second: scenes} => joined.a.second: both are 'scenes'
+graph.seeds: [3, 0, 3] => graph.seeds: found 3 twice, as entries 1 and 3; remove one
+graph.teachers: [similarity, similarity] => graph.teachers: found 'similarity' twice, as
+systems.kdmcse.runs.kdmcse.label: MCSE (CLIP) => reports would call both 'MCSE (CLIP)'
+systems.kdmcse.runs.KDMCSE: {} => systems.kdmcse.runs.kdmcse: reports would call both
+grounding.captoins: all => grounding: unknown key 'captoins'; did you mean 'captions'
+grounding.grounder.pth: x => grounding.grounder: unknown key 'pth'; did you mean 'path'
+graph.image_encoders: [clp] => unknown name 'clp'; did you mean 'clip'
+graph.object_encoders: [clp] => graph.object_encoders: unknown name 'clp'
+extract.cutouts.margn: 0.2 => extract.cutouts: unknown key 'margn'; did you mean 'margin'
+extract.cutouts.margin: -1 => extract.cutouts.margin
+extract.cutouts.background: grey => found 'grey'
+graph.pairs: flickr => graph.pairs: unknown name 'flickr'
+graph.grounded: [] => add scenes to graph.grounded
+grounding: => graph.grounded: needs a section `grounding`
+report.baseline: simsce => did you mean 'simcse'
+systems.simcse.train: {lerning_rate: 1} => systems.simcse.train: unknown key
+systems.simcse.objective: => systems.simcse.objective: is missing
+systems.simcse.runs.simcse.train: {lerning_rate: 1} => runs.simcse.train: unknown key 'lerning_r
+systems.kdmcse.runs: {margin-0.1: {}} => found the name 'margin-0.1', expected letters
+systems.simcse.runs.simcse.parms: {} => did you mean 'parameters'
+systems.simcse.runs.simcse.train: {batch_size: 1} => runs.simcse.train.batch_size: input should
+systems.kdmcse.runs.simcse: {} => systems.simcse.runs.simcse: kdmcse has a run of this name
+train.learning_rate: fast => found 'fast'
+train.batch_size: 1 => train.batch_size: input should be greater than or equal to 2
+train.epochs: 3 => both of epochs and max_steps given
+student: => student: is missing
+extract.dtype: float64 => found 'float64'
+"""
+"""One entry of the demo's parameters that is changed => a part of the error."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
+def test_a_mistake_is_named(tmp_path, mistake):
+    change, _, message = mistake.partition(" => ")
     with pytest.raises(ParamsError) as caught:
-        load_params(changed(tmp_path, keys, value))
+        load_params(changed(tmp_path, change))
     assert message in str(caught.value)
 
 
@@ -177,7 +107,7 @@ def test_a_data_set_is_joined_once_into_one_of_several(tmp_path):
 
 
 def test_every_mistake_is_reported_at_once(tmp_path):
-    path = changed(tmp_path, "trian", {})
+    path = changed(tmp_path, "trian: {}")
     path.write_text(path.read_text().replace("batch_size: 64", "batch_sise: 64"))
     with pytest.raises(ParamsError, match=r"(?s)trian.*batch_sise|batch_sise.*trian"):
         load_params(path)
@@ -195,14 +125,14 @@ def test_no_file_no_yaml_no_mapping(tmp_path):
 
 
 def test_a_run_may_have_its_own_training(tmp_path):
-    params = load_params(changed(tmp_path, "systems.simcse.train", {"epochs": 2, "batch_size": 8}))
+    params = load_params(changed(tmp_path, "systems.simcse.train: {epochs: 2, batch_size: 8}"))
     own = params.run("simcse").train
     assert (own.epochs, own.max_steps, own.batch_size) == (2, None, 8)
     assert params.run("mcse-clip").train.batch_size == 64
 
 
 def test_a_run_overrides_its_system(tmp_path):
-    path = changed(tmp_path, "systems.mcse-clip.train", {"epochs": 2, "batch_size": 8})
+    path = changed(tmp_path, "systems.mcse-clip.train: {epochs: 2, batch_size: 8}")
     given = yaml.safe_load(path.read_text())
     own = {"parameters": {"weight": 0.5}, "train": {"max_steps": 9}}
     given["systems"]["mcse-clip"]["runs"]["lighter"] = own
@@ -215,7 +145,7 @@ def test_a_run_overrides_its_system(tmp_path):
 
 
 def test_without_its_text_stream_a_run_reads_only_pairs(tmp_path):
-    params = load_params(changed(tmp_path, "systems.mcse-clip.train", {"text_stream": False}))
+    params = load_params(changed(tmp_path, "systems.mcse-clip.train: {text_stream: false}"))
     alone = run_spec(params, "mcse-clip", 0)
     assert alone.text is None
     assert alone.pairs is not None
@@ -247,3 +177,9 @@ def test_devices_or_an_engine_of_the_command_replace_those_of_the_file(tmp_path,
     assert here == Machine(devices=("cpu", "cpu"), threads=1, workers=3)
     assert stages.load_here(Invocation(engine="ray,2")).machine.ray == ("", 2)
     assert stages.load_here(Invocation(workers=0)).machine.ray == ("head:1", None)
+
+
+@pytest.mark.parametrize("text", ["[" * 300_000, "[" * 150_000 + "]" * 150_000, "- " * 200_000])
+def test_yaml_that_is_nested_too_deeply_ends_no_process(text) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_yaml(text)

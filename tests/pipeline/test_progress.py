@@ -45,17 +45,6 @@ def test_a_slow_model_has_a_rate_too(clock, capsys):
     assert said == "ground: 10 of 7,210 images, 0.5 images/s, 4:00:00 left\n"
 
 
-def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch):
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    with progress("[fp16]/features", 8, "images") as advance:
-        advance(8)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert re.search(r"\[fp16\]/features .*8/8 [\d,.]+ images/s \d:\d\d:\d\d", shown)
-
-
 def test_each_phase_has_a_separate_count(clock, capsys):
     tell = PhaseProgress()
     for what, done in [("drawing", 5), ("drawing", 10), ("training", 3)]:
@@ -96,7 +85,7 @@ def test_a_short_run_has_no_first_line(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_terminal_gets_the_first_line_above_the_bar(monkeypatch, clock):
+def test_a_terminal_gets_the_first_line_above_a_bar_with_rate_and_time_left(monkeypatch, clock):
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("COLUMNS", "120")
@@ -107,3 +96,4 @@ def test_a_terminal_gets_the_first_line_above_the_bar(monkeypatch, clock):
             advance(10)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "[fp16]/features: 40 images to do on cpu, 10 images/s, 0:00:04 expected" in shown
+    assert re.search(r"\[fp16\]/features .*40/40 [\d,.]+ images/s \d:\d\d:\d\d", shown)

@@ -1,10 +1,12 @@
 """Sharing through DVC without a GPU: a second clone trains, other repositories take feature sets.
 
-The remote is a folder; `test_remotes.py` does the travelling with S3 and WebDAV as well.
+The remote is a folder; `test_remotes.py` has S3 and WebDAV. The graph is the real dvc.yaml, and a
+stub (`stub_sightline.py`) stands in for the stages' work.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 import sys
@@ -19,6 +21,7 @@ from tiny_scenes import TINY
 from sightline.cache import FeatureSet, verify
 
 NO_GPU = "You have no GPU, and a team-mate has a cache"
+RUN = Path("runs/mcse-clip/seed-0/model.json")
 REAL = (sys.executable, "-c", "from pipeline.cli import main; main()")
 
 
@@ -47,29 +50,62 @@ def owner(tmp_path_factory) -> Clone:
     return clone
 
 
-def test_a_team_mate_trains_with_one_feature_set_and_nothing_is_recomputed(owner):
+def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner):
     mate = owner.clone("mate")
     pull, train = shown(NO_GPU)
     mate.run(*pull)
     mate.run(*train)
     mate.run(*train[:-1], "train-mcse-clip@mcse-shuffled-0")  # it finds what the first has left
     assert mate.calls() == ["code", "train mcse-clip 0", "train mcse-shuffled 0"]
-    assert (mate.folder / "runs/mcse-clip/seed-0/model.json").read_text() == '{"rows": 2000}'
+    assert (mate.folder / RUN).read_text() == '{"rows": 2000}'
     assert verify(mate.folder / CLIP) == []
     assert not (mate.folder / RESNET).exists()
 
+    mate.run("git", "commit", "-qam", "A run")
+    mate.run("dvc", "push", "-q", "train-mcse-clip")
+    other = mate.clone("without-a-run")
+    other.run(*train)
+    assert (other.folder / RUN).read_text() == '{"rows": 2000}'
+    assert other.calls() == []
+    assert not (other.folder / CLIP).exists()
 
-def test_a_run_that_a_team_mate_pushed_is_fetched(owner):
-    keeper = owner.second("trainer")
-    (train,) = (words for words in shown(NO_GPU) if words[0] == "sightline")
-    keeper.run(*train)
-    keeper.run("git", "commit", "-qam", "A run")
-    keeper.run("dvc", "push", "-q", "train-mcse-clip")
-    mate = keeper.clone("without-a-run")
-    mate.run(*train)
-    assert (mate.folder / "runs/mcse-clip/seed-0/model.json").read_text() == '{"rows": 2000}'
-    assert mate.calls() == []
-    assert not (mate.folder / CLIP).exists()
+
+def objects_in(remote: Path) -> dict[str, int]:
+    """MD5 sum → size of every object: DVC names objects by them, as ab/cdef…"""
+    files = (path for path in remote.rglob("*") if path.is_file())
+    return {path.parent.name + path.name: path.stat().st_size for path in files}
+
+
+def test_one_per_cent_of_new_images_costs_a_push_and_an_update_only_what_is_new(owner):
+    """New in each set: a shard, the index, its two lists, and DVC's list of its files."""
+    keeper, remote = owner.second("grown"), owner.folder.with_name("remote")
+    keeper.run("dvc", "checkout", "-q", "--with-deps", "image-features")
+    before = objects_in(remote)
+    keeper.grow(CLIP, RESNET)
+    keeper.run("dvc", "push", "-q")
+    sent = {name: size for name, size in objects_in(remote).items() if name not in before}
+    assert sum(sent.values()) < sum(before.values()) / 10
+    kinds = {}
+    for cell in (CLIP, RESNET):
+        for file in (keeper.folder / cell).iterdir():
+            if (name := hashlib.md5(file.read_bytes()).hexdigest()) in sent:
+                kinds[name] = file.name.partition("-")[0]
+    assert sorted(kinds.values()) == sorted(["index", "set.json", "set.json.next", "shard"] * 2)
+    lists = sent.keys() - kinds.keys()
+    assert len(lists) == 2
+    assert all(name.endswith(".dir") for name in lists)
+
+    mate = owner.clone("grown-mate")
+    mate.run("dvc", "pull", "-q", CLIP)
+    assert len(FeatureSet.open(mate.folder / CLIP)) == 2000
+    old = {file.name for file in (mate.folder / CLIP).iterdir()}
+    mate.run("git", "pull", "-q", keeper.folder, "main")
+    mate.run("dvc", "pull", "-q", CLIP)
+    assert len(FeatureSet.open(mate.folder / CLIP)) == 2020
+    assert verify(mate.folder / CLIP) == []
+    kept = old & {file.name for file in (mate.folder / CLIP).iterdir()}
+    assert {name.partition("-")[0] for name in kept} >= {"shard", "set.json"}
+    assert not (mate.folder / RESNET).exists()
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from invented_runs import SCORES, SUBSETS, invented, write_invented
 
-from train.evaluate.results import EvaluationSet, save_result
+from sightline.errors import SightlineError
+from train.evaluate.results import EvaluationSet, RunResult, save_result
 from train.report.charts import subset_chart
-from train.report.comparison import FoundRun, RunComparison, compare_runs, find_run, find_runs
+from train.report.comparison import RunComparison, compare_results, find_run, find_runs
 from train.report.differences import differences_from, p_text, t_test
-from train.report.grid import Grid
 from train.report.papers import published_rows, select_published
 from train.report.render import Format, escape_latex, terminal_text
 from train.report.render import to_text as render
@@ -23,14 +23,14 @@ from train.report.table import Cell, make_table
 
 ROOT = Path(__file__).parents[2]
 NASTY = r'a_b|[x] & <i> $y$ 50% #1 {\z} ~^ "q" `c` -- *s* é λ 漢'
+PUBLISHED = "MCSE-BERT:wiki+flickr"
 
 
 def to_text(comparison: RunComparison, format_: Format) -> str:
-    return render(document_of(comparison, page=format_ == "html"), format_)
-
-
-def grids_of(comparison: RunComparison) -> list[Grid]:
-    return document_of(comparison).grids
+    if format_ == "terminal":  # wide enough to break no label
+        document = document_of(comparison)
+        return terminal_text(document.grids, document.lines, 200)
+    return render(document_of(comparison), format_)
 
 
 @pytest.fixture
@@ -51,18 +51,18 @@ def cell(*seeds: float) -> Cell:
     return make_table(rows).rows[0].cells["STS12"]
 
 
-def compared(*names: str, published=(), **renamed: str) -> RunComparison:
-    """The invented runs compared, without files; `renamed` renames some of them."""
-    runs = []
-    for name in names:
-        shown = renamed.get(name.replace("-", "_"), name)
-        results = [
-            invented(name, seed, scores).model_copy(update={"run": shown})
-            for seed, scores in enumerate(SCORES[name])
-        ]
-        files = tuple(Path(f"{name}/seed-{result.seed}.json") for result in results)
-        runs.append(FoundRun(name, shown, files, tuple(results)))
-    return compare_runs(runs, runs[0].name, published)
+def results(*names: str, **renamed: str) -> list[RunResult]:
+    """The invented results of some runs; `renamed` renames them."""
+    return [
+        invented(name, seed, scores).model_copy(update={"run": renamed.get(name, name)})
+        for name in names
+        for seed, scores in enumerate(SCORES[name])
+    ]
+
+
+def compared(*names: str, published: str = "", **renamed: str) -> RunComparison:
+    rows = select_published([published] if published else [])
+    return compare_results(results(*names, **renamed), published=rows)
 
 
 def test_the_t_test_by_hand():
@@ -124,17 +124,16 @@ def test_differences_on_every_subset():
     assert gains == pytest.approx([2.5, 4.0, 5.5, 7.0, 8.5, -1 / 6, 4 / 3, 17 / 6])
 
 
-def test_one_seed_has_no_deviation_and_no_test(sightline, folder):
-    code, out, _ = sightline("results/simcse/seed-0.json", "mcse")
-    assert code == 0
+def test_one_seed_has_no_deviation_and_no_test():
+    out = to_text(compare_results([*results("simcse")[:1], *results("mcse")]), "terminal")
     line = next(line for line in out.splitlines() if line.startswith("simcse"))
     assert line.split()[2:] == ["0", "67.00", "79.00", "73.00"]
     assert "simcse has one seed (0): no deviation and no test" in out
     assert "+5.00" in out
     assert "p =" not in out
     assert "†" not in out
-    code, out, _ = sightline("simcse")
-    assert "simcse is the only run: no difference to test" in out
+    only = to_text(compared("simcse"), "terminal")
+    assert "simcse is the only run: no difference to test" in only
 
 
 def test_runs_are_named_by_name_folder_or_file(folder):
@@ -150,13 +149,19 @@ def test_runs_are_named_by_name_folder_or_file(folder):
     assert {result.run for result in renamed.results} == {"before"}
 
 
-def test_the_baseline_is_the_first_or_the_one_chosen(folder):
-    results = folder / "results"
-    assert find_runs(["mcse", "simcse"], results)[1] == "mcse"
-    assert find_runs(["mcse", "simcse"], results, "simcse")[1] == "simcse"
-    assert find_runs(["mcse", "results/simcse"], results, "results/simcse")[1] == "simcse"
-    runs, baseline = find_runs(["mcse"], results, "simcse")
-    assert ([run.name for run in runs], baseline) == (["simcse", "mcse"], "simcse")
+@pytest.mark.parametrize(
+    ("words", "baseline", "names"),
+    [
+        (["mcse", "simcse"], None, ["mcse", "simcse"]),
+        (["mcse", "simcse"], "simcse", ["mcse", "simcse"]),
+        (["mcse", "results/simcse"], "results/simcse", ["mcse", "simcse"]),  # as it was given
+        (["mcse"], "simcse", ["simcse", "mcse"]),
+    ],
+)
+def test_the_baseline_is_the_first_or_the_one_chosen(folder, words, baseline, names):
+    runs, chosen = find_runs(words, folder / "results", baseline)
+    assert [run.name for run in runs] == names
+    assert chosen == ("simcse" if baseline else "mcse")
 
 
 def change(folder: Path, run: str = "mcse", **changes: object) -> None:
@@ -207,12 +212,6 @@ def test_a_mistake_is_one_clear_error(sightline, folder, prepare, words, message
     assert re.search(message, err), err
 
 
-def test_a_damaged_file_is_named(sightline, folder):
-    file = folder / "results/mcse/seed-1.json"
-    file.write_text(file.read_text()[:200])
-    assert "seed-1.json: truncated or not JSON" in sightline("mcse")[2]
-
-
 @pytest.mark.parametrize(
     "words",
     [[], ["mcse", "--plot", "a.pdf"], ["mcse", "--format", "docx"], ["mcse", "--out", "results"]],
@@ -221,12 +220,11 @@ def test_misuse_exits_with_2(sightline, folder, words):
     assert sightline(*words)[0] == 2
 
 
-def test_scores_of_other_tasks_cannot_be_shown_beside_published_ones(sightline, tmp_path):
-    file = tmp_path / "seed-0.json"
-    save_result(invented("scenes", 0, (0.0, 0.0), scores={"similarity": 50.0, "Avg": 50.0}), file)
-    _, _, err = sightline(file, "--published", "DALR-BERT:wiki+coco")
-    assert "DALR-BERT, wiki+coco (published: DALR table 1) has STS12" in err
-    assert "they share no task" in err
+def test_scores_of_other_tasks_cannot_be_shown_beside_published_ones():
+    other = invented("scenes", 0, (0.0, 0.0), scores={"similarity": 50.0, "Avg": 50.0})
+    said = r"DALR-BERT, wiki\+coco \(published: DALR table 1\) has STS12.*they share no task"
+    with pytest.raises(SightlineError, match=said):
+        compare_results([other], published=select_published(["DALR-BERT:wiki+coco"]))
 
 
 FORMATS = ("terminal", "markdown", "latex", "json")
@@ -234,11 +232,8 @@ FORMATS = ("terminal", "markdown", "latex", "json")
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_marks_are_in_every_format(format_):
-    rows = select_published(["mcse-bert:wiki+flickr"])
-    comparison = compared("simcse", "mcse", "mcse-untrained", published=rows)
+    comparison = compared("simcse", "mcse", "mcse-untrained", published=PUBLISHED)
     text = to_text(comparison, format_)
-    if format_ == "terminal":
-        text = terminal_text(grids_of(comparison), [], 200)  # wide enough to break no label
     if format_ == "json":
         rows = json.loads(text)["table"]["rows"]
         assert [row["doubtful"] for row in rows] == [False, False, True, False]
@@ -252,29 +247,19 @@ def test_marks_are_in_every_format(format_):
 
 
 @pytest.mark.parametrize(
-    ("provenance", "doubt", "mark"),
+    ("doubt", "marks"),
     [
-        ("imported, not checked", "imported, not checked", "features imported, not checked"),
-        (
-            "imported, 2 of 5 recomputed rows differ (…)",
-            "imported, differs when recomputed",
-            "features imported, differs when",
-        ),
-        ("imported, 5 rows recomputed and equal (…)", "", ""),
+        ("imported, not checked", ("features imported, not checked",)),
+        ("imported, differs when recomputed", ("features imported, differs when recomputed",)),
+        ("", ()),
     ],
 )
-def test_imported_features_are_marked_until_they_are_checked(provenance, doubt, mark):
-    uses = invented("mcse-untrained", 0, SCORES["mcse-untrained"][0]).features
-    changed = {"provenance": provenance, "doubt": doubt, "untrained": False}
-    features = tuple(each.model_copy(update=changed) for each in uses)
-    result = invented("mcse", 0, SCORES["mcse"][0], features=features)
-    comparison = compare_runs([FoundRun("m", "mcse", (Path("m"),), (result,))], "mcse", [])
-    for format_ in ("markdown", "latex", "json", "terminal"):
-        text = to_text(comparison, format_)
-        if format_ == "terminal":
-            text = terminal_text(grids_of(comparison), [], 200)
-        assert ("features imported" in text) == bool(mark), format_
-        assert mark in text, format_
+def test_imported_features_are_marked_until_they_are_checked(doubt, marks):
+    (use,) = invented("mcse-untrained", 0, (1.0, 2.0)).features
+    changed = {"provenance": "imported, …", "doubt": doubt, "untrained": False}
+    result = invented("mcse", 0, (1.0, 2.0), features=[use.model_copy(update=changed)])
+    (row,) = compare_results([result]).table.rows
+    assert (row.marks, row.doubtful) == (marks, bool(doubt))
 
 
 def test_json_is_unrounded_and_strict():
@@ -288,47 +273,31 @@ def test_json_is_unrounded_and_strict():
 
 
 def test_an_average_is_shown_only_beside_one_over_the_same_tasks():
-    rows = select_published(["MCSE-BERT:wiki+flickr"])
-    comparison = compared("simcse", published=rows)
+    comparison = compared("simcse", published=PUBLISHED)
     assert set(comparison.table.rows[-1].cells) == {"STS12", "STS13"}
     assert any("Avg of published rows is left out: it is over STS14" in n for n in comparison.notes)
-    scores = dict.fromkeys(rows[0].cells, 50.0)
-    result = invented("all", 0, (0.0, 0.0), scores=scores)
-    whole = compare_runs([FoundRun("all", "all", (Path("f"),), (result,))], "all", rows)
-    assert whole.table.rows[-1].cells["Avg"].mean == 77.3
-    assert whole.table.rows[-1].cells["Avg"].sd == 0.5
+    rows = select_published([PUBLISHED])
+    result = invented("all", 0, (0.0, 0.0), scores=dict.fromkeys(rows[0].cells, 50.0))
+    average = compare_results([result], published=rows).table.rows[-1].cells["Avg"]
+    assert (average.mean, average.sd) == (77.3, 0.5)
 
 
 def test_pairs_that_differ_from_the_published_ones_are_noted():
-    rows = select_published(["MCSE-BERT:wiki+flickr"])
     result = invented("few", 0, (1.0, 2.0), evaluated_on=OTHER_SET)
-    notes = compare_runs([FoundRun("few", "few", (Path("f"),), (result,))], "few", rows).notes
+    notes = compare_results([result], published=select_published([PUBLISHED])).notes
     assert any("STS12: scored on 15 pairs, the published results on 3108" in note for note in notes)
 
 
-def test_results_without_subsets_have_no_table_of_them():
-    plain = invented("plain", 0, (1.0, 2.0), subsets={})
-    comparison = compare_runs([FoundRun("plain", "plain", (Path("f"),), (plain,))], "plain")
-    assert comparison.subsets is None
-
-
 def test_an_undefined_score_is_reported_and_not_averaged():
-    runs = [
-        invented("simcse", 0, (1.0, 2.0)),
-        invented(
-            "simcse",
-            1,
-            (1.0, 2.0),
-            scores={"STS12": None, "STS13": 2.0, "Avg": None},
-            reasons={"STS12": "constant", "Avg": "constant"},
-        ),
-    ]
-    other = [invented("mcse", seed, (1.0 + seed, 2.0)) for seed in range(2)]
-    found = [
-        FoundRun(name, name, (Path(f"{name}0"), Path(f"{name}1")), tuple(results))
-        for name, results in (("simcse", runs), ("mcse", other))
-    ]
-    comparison = compare_runs(found, "simcse")
+    scores = {"STS12": None, "STS13": 2.0, "Avg": None}
+    why = {"STS12": "constant", "Avg": "constant"}
+    comparison = compare_results(
+        [
+            invented("simcse", 0, (1.0, 2.0)),
+            invented("simcse", 1, (1.0, 2.0), scores=scores, reasons=why),
+            *(invented("mcse", seed, (1.0 + seed, 2.0)) for seed in range(2)),
+        ]
+    )
     assert comparison.differences[0].difference is None
     assert "simcse, STS12, Avg: not defined: seed 1: constant" in comparison.notes
     assert "mcse, STS13: no test: neither varies over its seeds" in " ".join(comparison.notes)
@@ -345,10 +314,8 @@ def test_markdown_escapes_names():
 
 
 def test_latex_escapes_names_and_is_well_formed():
-    rows = select_published(["MCSE-BERT:wiki+flickr"])
-    text = to_text(
-        compared("simcse", "mcse", published=rows, mcse=NASTY, simcse="[2] *x*\nb\x1b[2J"), "latex"
-    )
+    names = {"mcse": NASTY, "simcse": "[2] *x*\nb\x1b[2J"}
+    text = to_text(compared("simcse", "mcse", published=PUBLISHED, **names), "latex")
     assert all(line.isprintable() for line in text.splitlines())
     assert text.startswith("% needs \\usepackage{booktabs}\n")
     lines = [line for line in text.splitlines() if not line.startswith("%")]
@@ -385,13 +352,13 @@ def test_latex_signs(text, escaped):
 
 @pytest.mark.parametrize("width", [20, 60, 72, 100, 200])
 def test_no_figure_is_truncated_on_a_narrow_terminal(width):
-    grids = grids_of(compared("simcse", "mcse", "mcse-untrained"))
+    grids = document_of(compared("simcse", "mcse", "mcse-untrained")).grids
     words = terminal_text(grids, [], width).split()
-    for grid in grids:
-        for row in grid.rows:
-            for each in row.cells:
-                for part in " ".join(each.parts).replace("†", "").split():
-                    assert part in words or f"{part}†" in words
+    parts = (
+        part for grid in grids for row in grid.rows for each in row.cells for part in each.parts
+    )
+    for part in " ".join(parts).replace("†", "").split():
+        assert part in words or f"{part}†" in words
 
 
 def test_control_characters_of_a_name_do_not_reach_the_terminal():
@@ -410,34 +377,29 @@ def test_the_figure_has_a_dot_per_run_and_subset():
     assert len(dots) == 16
     filled = [dot for dot in dots if dot.get_markerfacecolor() != "white"]
     assert len(filled) == sum(each.significant for each in comparison.subset_differences) == 6
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "mcse!",
-        "mcse-untrained!",
-    ]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["mcse!", "mcse-untrained!"]
 
 
-def test_the_figure_names_the_unit_of_sts_and_no_other():
-    def label(task: str) -> str:
-        parts = {"scores": {task: 1.0}, "subsets": {task: {"a": 1.0, "b": 2.0}}}
-        results = [invented(run, seed, (1.0, 2.0), **parts) for run in "xy" for seed in (0, 1)]
-        runs = [
-            FoundRun(run, run, (Path(f"{run}0"), Path(f"{run}1")), tuple(results[n : n + 2]))
-            for run, n in (("x", 0), ("y", 2))
-        ]
-        return chart_of_subsets(compare_runs(runs, "x")).axes[0].get_xlabel()
-
-    assert label("STS12") == "difference from x, Spearman × 100 (filled: p < 0.05)"
-    assert label("MTEB AmazonCounterfactual") == "difference from x (filled: p < 0.05)"
+@pytest.mark.parametrize(
+    ("task", "unit"), [("STS12", ", Spearman × 100"), ("MTEB AmazonCounterfactual", "")]
+)
+def test_the_figure_names_the_unit_of_sts_and_no_other(task, unit):
+    parts = {"scores": {task: 1.0}, "subsets": {task: {"a": 1.0, "b": 2.0}}}
+    runs = [invented(run, seed, (1.0, 2.0), **parts) for run in "xy" for seed in (0, 1)]
+    label = chart_of_subsets(compare_results(runs)).axes[0].get_xlabel()
+    assert label == f"difference from x{unit} (filled: p < 0.05)"
 
 
-def test_a_subset_without_a_score_says_why():
+def test_a_subset_without_a_score_says_why_and_without_subsets_there_is_no_table():
     why = {"STS12/MSRpar": "all gold scores are equal"}
     subsets = {"STS12": {"MSRpar": None, "MSRvid": 2.0}}
-    results = [invented("x", 0, (1.0, 2.0), subsets=subsets, reasons=why)]
-    found = compare_runs([FoundRun("x", "x", (Path("x"),), tuple(results))], "x").subsets
+    result = invented("x", 0, (1.0, 2.0), subsets=subsets, reasons=why)
+    found = compare_results([result]).subsets
     assert found is not None
     assert found.rows[0].cells["STS12 MSRpar"].reason == "seed 0: all gold scores are equal"
     assert found.rows[0].cells["STS12 MSRvid"].mean == 2.0
+    assert compare_results([invented("plain", 0, (1.0, 2.0), subsets={})]).subsets is None
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<svg")])
@@ -485,14 +447,11 @@ def test_the_example_of_the_documentation(sightline, folder):
 
 
 def test_runs_of_different_precisions_are_marked():
-    def table(*precisions: str) -> tuple[str, ...]:
+    def notes(*precisions: str) -> tuple[str, ...]:
         runs = zip(("simcse", "mcse"), precisions, strict=True)
-        results = [
-            invented(run, 0, (1.0, 2.0), training={"steps": 1, "precision": precision})
-            for run, precision in runs
-        ]
-        return make_table(results).notes
+        trained = [invented(run, 0, (1.0, 2.0), training={"precision": p}) for run, p in runs]
+        return make_table(trained).notes
 
-    assert table("bf16", "bf16") == ()
-    (note,) = table("fp32", "bf16")
+    assert notes("bf16", "bf16") == ()
+    (note,) = notes("fp32", "bf16")
     assert "different precisions (fp32: simcse; bf16: mcse)" in note

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from captioned import write_captioned
+from command_line import unboxed
 from invented_runs import write_invented
+from invented_spaces import space, study
 
-from train.evaluate.geometry import Geometry
-from train.evaluate.neighbours import read_images
+from train.evaluate.pools import read_images
 from train.evaluate.results import (
     Found,
     ModelNeighbours,
@@ -20,45 +22,18 @@ from train.evaluate.results import (
     load_result,
     save_result,
 )
-from train.evaluate.similarity import Correlation, GradedPairs
-from train.evaluate.space import (
-    MapSentences,
-    MapSettings,
-    ModelSpace,
-    SentenceMap,
-    SpaceStudy,
-    Spectrum,
-)
 from train.report.space_page import write_geometry
 
 NASTY = "</style><script>window.hacked = 1</script>"
 
 
-def space(name: str) -> ModelSpace:
-    random = np.random.default_rng(len(name))
-    return ModelSpace(
-        name,
-        8,
-        Correlation(70.0, 60),
-        Geometry(0.2, -2.0 - len(name) / 10, 10, 50),
-        np.linspace(-0.2, 1, 60),
-        0.1,
-        Spectrum(np.sqrt(np.arange(8, 0, -1) / 36), 6.5),
-        SentenceMap(random.standard_normal((50, 2)), random.integers(0, 10, 50), 0.25),
-    )
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
     """Results with neighbours, their photographs, and a folder of `sightline look space`."""
-    monkeypatch.chdir(tmp_path)
-    write_invented(tmp_path / "results")
-    texts = tuple(f"s{i}" for i in range(50))
-    graded = GradedPairs("STS-B dev", ("a",) * 60, ("b",) * 60, np.linspace(0, 5, 60))
-    study = SpaceStudy(graded, MapSentences("STS-B dev", texts, None, 80), MapSettings())
-    study.models += [space("simcse"), space("mcse")]
-    write_geometry(study, "t", Path("geometry"))
-    folder = write_captioned(Path("set"))
+    root = tmp_path_factory.mktemp("inputs")
+    write_invented(root / "results")
+    write_geometry(study(space("simcse"), space("mcse")), "t", root / "geometry")
+    folder = write_captioned(root / "set")
     (folder / "images/b.png").unlink()
     images = read_images(folder / "images.parquet")
     near = Neighbour(NASTY, ("c1",), ("a.png",), 0.75, True)
@@ -73,11 +48,18 @@ def place(tmp_path, monkeypatch) -> Path:
             pictures,
             keys={i: k.hex() for i, k in zip(images.ids, images.keys, strict=True)},
         )
-        file = Path("results", run, "seed-0.json")
+        file = root / "results" / run / "seed-0.json"
         result = load_result(file)
         more = {**result.tasks, "neighbours": TaskResult(neighbours=found)}
-        result = result.model_copy(update={"tasks": more})
-        save_result(result, file)
+        save_result(result.model_copy(update={"tasks": more}), file)
+    return root
+
+
+@pytest.fixture
+def place(inputs, tmp_path, monkeypatch) -> Path:
+    """A working folder with a copy of the inputs."""
+    shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -98,6 +80,7 @@ def test_the_page_has_their_sections_and_the_same_bytes_again(place, compare):
         assert page.count(f'<section id="{section}">') == 1
     assert page.count("<svg") == 2  # scores and subsets
     assert page.count('src="data:image/svg+xml;base64,') == 4  # plane, map, gold and spectrum
+    assert base64.b64encode(Path("geometry/plane.svg").read_bytes()).decode() in page
     assert "it has no heads" in page
     assert "b.png: no such file" in page
     assert page.count('url("data:image/png;base64,') == 1
@@ -150,7 +133,7 @@ def test_only_a_page_has_them(place, said):
     for words in (("--space", "geometry"), PHOTOGRAPHS):
         code, _, err = said("compare", "simcse", "mcse", *words)
         assert code == 2
-        assert "only the page of a comparison has it" in " ".join(err.replace("│", " ").split())
+        assert "only the page of a comparison has it" in unboxed(err)
 
 
 def test_photographs_must_be_there_if_they_are_asked_for(place, compare):

@@ -177,13 +177,3 @@ def test_a_damaged_or_old_file_is_named(tmp_path, text, said):
     (folder / "STS12.json").write_text(text)
     with pytest.raises(SightlineError, match=f"STS12.json: not a result of MTEB 1.11.*{said}"):
         find_run(str(folder), tmp_path)
-
-
-def test_the_command_prints_both(tmp_path, monkeypatch, said):
-    ours(tmp_path / "mcse.json")
-    folder = written(tmp_path / "results")
-    monkeypatch.chdir(tmp_path)
-    code, out, err = said("compare", "mcse.json", folder, "--format", "markdown")
-    assert code == 0, err
-    assert "an/encoder" in out
-    assert "68.00" in out

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from invented_runs import invented
 from made_results import with_task
 
 from train.report.charts import PUBLISHED, score_chart
-from train.report.comparison import FoundRun, compare_runs
+from train.report.comparison import compare_results
 from train.report.differences import Comparison, compute_gains
 from train.report.render import to_text
 from train.report.sections import document_of
@@ -41,15 +39,9 @@ def test_references_stand_between_the_runs_and_the_published_rows():
 
 
 def test_a_comparison_shows_them_and_tests_nothing_against_them():
-    results = runs()
-    found = [
-        FoundRun(name, name, (Path(f"{name}0"), Path(f"{name}1")), tuple(results[i : i + 2]))
-        for name, i in (("simcse", 0), ("mcse", 2))
-    ]
-    comparison = compare_runs(found, "simcse", [PAPER])
+    comparison = compare_results(runs(), published=[PAPER])
     assert {each.run for each in comparison.differences} == {"mcse"}
-    markdown = to_text(document_of(comparison), "markdown")
-    assert "| *clip (frozen)* | – | 99.00 |" in markdown
+    assert "| *clip (frozen)* | – | 99.00 |" in to_text(document_of(comparison), "markdown")
     latex = to_text(document_of(comparison), "latex")
     (row,) = (line for line in latex.splitlines() if line.startswith(r"\textit{clip (frozen)} &"))
     assert row.split(" & ")[2] == "99.00"
@@ -59,11 +51,9 @@ def test_a_comparison_shows_them_and_tests_nothing_against_them():
 
 
 def test_references_are_grey_in_the_chart():
-    table = make_table(runs())
-    figure = score_chart(table)
+    figure = score_chart(make_table(runs()))
     assert figure is not None
-    (axis, *_) = figure.axes
-    colours = [patch.get_facecolor()[:3] for patch in axis.patches]
+    colours = [patch.get_facecolor()[:3] for patch in figure.axes[0].patches]
     grey = tuple(int(PUBLISHED[i : i + 2], 16) / 255 for i in (1, 3, 5))
     assert [colour == grey for colour in colours] == [False, False, True, True]
 

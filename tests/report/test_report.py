@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from invented_runs import UNTRAINED
 from made_results import made_result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from pydantic import ValidationError
 from scipy.stats import ttest_ind
 
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
@@ -23,18 +21,17 @@ from train.evaluate.results import (
     RunResult,
     TaskResult,
     load_result,
-    load_results,
     save_result,
 )
 from train.records import FeatureUse
 from train.report.charts import dev_chart, score_chart, to_png, to_svg
 from train.report.comparison import FoundRun, compare_results
 from train.report.curve import RUN, curve_of
-from train.report.differences import Comparison, compute_gains, headline
+from train.report.differences import Comparison, compute_gains, headline, lead_of
 from train.report.grid import grid_of_table
-from train.report.render import terminal_text, to_markdown, to_text
-from train.report.sections import document_of, feature_uses, parameter_rows
-from train.report.table import Cell, Row, make_table
+from train.report.render import to_text
+from train.report.sections import charts_of, document_of, feature_uses, parameter_rows
+from train.report.table import Cell, Row, Table, make_table
 from train.report.write import write_report
 
 
@@ -76,6 +73,10 @@ def result(run, seed, score, *features, task="scenes", reasons=None, **parameter
 
 @pytest.fixture
 def results():
+    return make_results()
+
+
+def make_results() -> list[RunResult]:
     clip, resnet = feature(), feature("scenes/image/resnet", untrained=True, fingerprint="e" * 64)
     return [
         *(result("simcse", seed, score) for seed, score in enumerate((5.0, 6.0, 10.0))),
@@ -92,7 +93,6 @@ def test_a_result_survives_a_round_trip(tmp_path, results):
     path = save_result(results[3], tmp_path / "runs" / "mcse")
     assert path.name == "result.json"
     assert load_result(path) == load_result(path.parent) == results[3]
-    assert load_results([path, path.parent]) == [results[3]] * 2
 
 
 def test_features_are_taken_from_a_feature_sets_own_record():
@@ -123,6 +123,10 @@ def test_features_are_taken_from_a_feature_sets_own_record():
             '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": null}}}}',
             "tasks.t: scores.a is null but reasons does not say why",
         ),
+        (
+            '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": NaN}}}}',
+            "tasks.t.scores.a: Input should be a finite number",
+        ),
     ],
 )
 def test_a_bad_result_file_is_one_error(tmp_path, text, message):
@@ -138,62 +142,21 @@ def test_a_missing_result_says_what_to_run(tmp_path):
         load_result(tmp_path)
 
 
-def test_an_undefined_score_needs_a_reason_and_nan_is_refused():
-    with pytest.raises(ValidationError, match="reasons does not say why"):
-        result("simcse", 0, None)
-    with pytest.raises(ValidationError, match="finite"):
-        result("simcse", 0, float("nan"))
-
-
-def test_cells_are_mean_and_sample_standard_deviation(results):
-    table = make_table(results)
-    cell = table.rows[0].cells["scenes"]
-    assert table.rows[0].seeds == (0, 1, 2)
-    assert cell.mean == pytest.approx(7.0)
-    assert cell.sd == pytest.approx(statistics.stdev([5, 6, 10]))
-    (shown,) = grid_of_table("", make_table(results[:3])).rows
-    assert shown.cells[1].parts == ("7.00", "± 2.65")
-    (shown,) = grid_of_table("", make_table(results[:1])).rows
-    assert shown.cells[1].parts == ("5.00",)
-
-
-def test_one_undefined_seed_makes_the_mean_undefined():
-    one = result("simcse", 0, 50.0)
-    two = result("simcse", 1, None, reasons={"scenes": "the embeddings are constant"})
-    cell = make_table([one, two]).rows[0].cells["scenes"]
-    assert cell.mean is None
-    assert cell.reason == "seed 1: the embeddings are constant"
-
-
-def test_best_is_among_the_measured_rows_only(results):
-    better = Row("X", "", (), {"scenes": Cell(99.0, None)}, kind="published")
-    table = make_table(results, [better])
-    assert table.best("scenes") == pytest.approx(85.0)
+def test_the_best_of_what_is_better_when_lower_is_the_lowest():
     low = [result("a", 0, -1.0, task="uniformity"), result("b", 0, -2.0, task="uniformity")]
     assert make_table(low).best("uniformity") == -2.0
+    assert compute_gains(make_table(low), [Comparison("a", "b")])[0].gain == 1.0
 
 
-def test_every_row_of_untrained_encoders_is_marked_everywhere(results, tmp_path):
-    table = make_table(results)
-    assert [row.marks for row in table.rows] == [(), (), ("untrained weights",), ()]
-    assert [row.doubtful for row in table.rows] == [False, False, True, False]
-    grids = [grid_of_table("", table)]
-    assert terminal_text(grids, []).count("untrained weights") == 1
-    assert "| mcse-resnet (untrained weights) |" in to_markdown(grids, [])
-    write_report(results, tmp_path, "t")
-    page = (tmp_path / "report.html").read_text()
-    assert re.search(r'mcse-resnet<span class="mark warn">untrained weights</span>', page)
-    gain = compute_gains(table, [Comparison("simcse", "mcse-resnet")])[0]
-    assert "mcse-resnet (untrained weights) +64.00" in gain.sentence
-
-
-def test_published_rows_are_always_marked(results):
-    marks = ("published: MCSE table 1",)
-    row = Row("MCSE-BERT, wiki", "", (), {"scenes": Cell(77.3, None)}, marks, kind="published")
-    table = make_table(results, [row])
-    assert "| *MCSE-BERT, wiki (published: MCSE table 1)* | – | 77.30 |" in to_markdown(
-        [grid_of_table("", table)], []
-    )
+def test_every_row_of_untrained_encoders_is_marked_everywhere(results):
+    comparison = compare_results(results, comparisons=[Comparison("simcse", "mcse-resnet")])
+    rows, document = comparison.table.rows, document_of(comparison)
+    assert [row.marks for row in rows] == [(), (), ("untrained weights",), ()]
+    assert [row.doubtful for row in rows] == [False, False, True, False]
+    assert "| mcse-resnet (untrained weights) |" in to_text(document, "markdown")
+    mark = 'mcse-resnet<span class="mark warn">untrained weights</span>'
+    assert mark in to_text(document, "html")
+    assert "mcse-resnet (untrained weights) +64.00" in comparison.gains[0].sentence
 
 
 def test_one_seed_twice_and_no_results_are_errors(results):
@@ -229,13 +192,6 @@ def test_the_names_of_the_three_runs_are_parameters():
     assert (gain.gain, gain.share, gain.p_value) == (10.0, -0.5, None)
     with pytest.raises(SightlineError, match="'mcse', which has no result; there are x, y, z"):
         compute_gains(make_table(runs), [Comparison("x", "mcse")])
-
-
-def test_without_a_gain_there_is_no_share():
-    runs = [result("x", 0, 10.0), result("y", 0, 9.0), result("z", 0, 12.0)]
-    gain = compute_gains(make_table(runs), [Comparison("x", "y", "z")])[0]
-    assert gain.share is None
-    assert "no gain to recover" in gain.sentence
 
 
 @pytest.mark.parametrize(
@@ -278,11 +234,6 @@ def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference(
     assert said == ["Note: x, R@1: not defined: seed 0: its objective projects no image features."]
 
 
-def test_lower_uniformity_is_a_gain():
-    runs = [result(name, 0, v, task="uniformity") for name, v in (("x", -1.0), ("y", -3.0))]
-    assert compute_gains(make_table(runs), [Comparison("x", "y")])[0].gain == 2.0
-
-
 def test_the_average_is_stated_first():
     runs = [
         made_result(name, scores={"STS12": v, "Avg": v + 1}) for name, v in (("x", 1.0), ("y", 2.0))
@@ -310,63 +261,63 @@ def test_alignment_and_uniformity_are_not_stated_as_gains_beside_a_score():
     assert headline(gains[1:]) == [gains[1]]
 
 
-class Page(HTMLParser):
-    """Collects tags and addresses of a document."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        names = ("src", "href", "xlink:href")
-        self.addresses += [value or "" for name, value in attrs if name in names]
+def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
+    scores = {"text": 10.0, "images": 60.0, "objects": 80.0, "shuffled": 12.5}
+    runs = [made_result(name, scores={"sts": score}) for name, score in scores.items()]
+    runs[2] = made_result("objects", scores={"sts": 80.0}, features=(UNTRAINED,))
+    table = make_table(runs)
+    gains = compute_gains(table, [Comparison("text", "images", "shuffled")])
+    assert lead_of(table, gains) == (
+        "sts: objects (untrained weights) is best with 80.00, +70.00 over text.",
+        "sts: images +50.00 over text; shuffled +2.50, 5 % of it.",
+    )
+    assert lead_of(table, ()) == ()
 
 
-def test_the_report_is_one_file_with_everything_escaped(tmp_path, results):
+@pytest.fixture(scope="module")
+def nasty_results():
     nasty = '<script>alert("x")</script> | [a](b) `c`'
-    results.append(result(nasty, 0, 1.0, feature(nasty), note=nasty))
-    paths = write_report(results, tmp_path, nasty, comparisons=[COMPARISON])
-    assert {p.name for p in paths} == {
-        "report.html",
-        "report.md",
-        "report.txt",
-        "curves.json",
-        "metrics.json",
-        "report.json",
-        "scores.png",
-        "dev.png",
-        "loss.png",
+    return [*make_results(), result(nasty, 0, 1.0, feature(nasty), note=nasty)]
+
+
+def write_nasty(results: list[RunResult], out: Path) -> list[Path]:
+    return write_report(results, out, results[-1].run, comparisons=[COMPARISON])
+
+
+@pytest.fixture(scope="module")
+def written(nasty_results, tmp_path_factory) -> Path:
+    """A report with names that are markup."""
+    return write_nasty(nasty_results, tmp_path_factory.mktemp("report"))[0].parent
+
+
+def test_equal_results_give_equal_bytes(written, nasty_results, tmp_path):
+    again = {path.name: path.read_bytes() for path in write_nasty(nasty_results, tmp_path)}
+    assert again == {path.name: path.read_bytes() for path in written.iterdir()}
+    pages = {f"report.{kind}" for kind in ("html", "md", "txt", "json")}
+    assert again.keys() == {
+        *pages,
+        *("curves.json", "metrics.json", "scores.png", "dev.png", "loss.png"),
     }
-    text = (tmp_path / "report.html").read_text()
-    page = Page(text)
-    assert not {"link", "img", "iframe"} & set(page.tags)
-    assert page.tags.count("script") == 1
-    assert all(address.startswith("#") for address in page.addresses)
-    assert page.tags.count("svg") == 3
+
+
+def test_the_report_is_one_file_with_everything_escaped(written, nasty_results):
+    text = (written / "report.html").read_text()
+    assert not re.search(r"<(link|img|iframe)\b", text)
+    assert not re.search(r"""(?:src|href)=["'](?!#)""", text)
+    assert (text.count("<script"), text.count("<svg")) == (1, 3)
     assert "&lt;script&gt;" in text
     for shown in ("12 % of it", "f" * 12, "train.batch_size", "file:clip.safetensors"):
         assert shown in text
-    lines = (tmp_path / "report.md").read_text().splitlines()
+    lines = (written / "report.md").read_text().splitlines()
     assert not [line for line in lines if "<" in line]
     row = next(line for line in lines if line.startswith("| &lt;script"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 4
-    body = json.loads((tmp_path / "report.json").read_text())
+    body = json.loads((written / "report.json").read_text())
     assert [gain["share"] for gain in body["gains"]] == [pytest.approx(9 / 78)]
-    training = [result.training.model_copy(update={"log": []}) for result in results]
-    without_logs = [
-        result.model_copy(update={"training": each})
-        for result, each in zip(results, training, strict=True)
-    ]
-    assert [RunResult.model_validate(each) for each in body["results"]] == without_logs
-
-
-def test_equal_results_give_equal_bytes(tmp_path, results):
-    first = write_report(results, tmp_path / "a", "t")
-    second = write_report(results, tmp_path / "b", "t")
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    for given, each in zip(nasty_results, body["results"], strict=True):
+        training = given.training.model_copy(update={"log": []})
+        without_log = given.model_copy(update={"training": training})
+        assert RunResult.model_validate(each) == without_log
 
 
 def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
@@ -408,7 +359,8 @@ def test_what_rounds_to_zero_has_no_minus():
     runs = [result(name, 0, score) for name, score in (("x", 0.001), ("y", -0.001))]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
     for format_ in ("terminal", "markdown", "latex", "html"):
-        text = to_text(document_of(comparison, page=format_ == "html"), format_)
+        charts = charts_of(comparison) if format_ == "html" else None
+        text = to_text(document_of(comparison, charts=charts), format_)
         assert not re.search(r"(?<!\")[-−]0\.00", text)
     assert "+0.00 over x" in comparison.gains[0].sentence
 
@@ -432,12 +384,14 @@ def test_bars_with_one_label_have_one_length():
 
 
 def test_whiskers_are_explained_only_where_there_are_some(results):
-    def page(*members: RunResult) -> str:
-        return to_text(document_of(compare_results(members), page=True), "html")
+    def how_to_read(*members: RunResult) -> str:
+        comparison = compare_results(members)
+        document = document_of(comparison, charts=charts_of(comparison))
+        return document.sections[0].drawings[0].note
 
-    assert "Whisker: ± one sample standard deviation. Dots: the seeds." in page(*results)
-    assert "Whisker" not in page(results[0], results[3])
-    assert "Dots: the seeds" not in page(results[0], results[3])
+    said = "Whisker: ± one sample standard deviation. Dots: the seeds."
+    assert how_to_read(*results[:2]) == said
+    assert how_to_read(results[0], results[3]) == ""
 
 
 def test_titles_of_panels_do_not_overprint_each_other():
@@ -453,6 +407,19 @@ def test_titles_of_panels_do_not_overprint_each_other():
     assert not any(one.overlaps(two) for one, two in pairwise(boxes))
 
 
+@pytest.mark.parametrize("highest", [84.12, 520.0, 1520.0])
+def test_the_text_behind_the_longest_bar_stays_in_its_panel(highest):
+    cell = Cell(highest, 0.3 * highest, (0.7 * highest, 1.3 * highest))
+    names = ("one", "two", "three", "four")
+    figure = score_chart(Table(names, (Row("a", "", (0, 1), dict.fromkeys(names, cell)),)))
+    assert figure is not None
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axis in figure.axes:
+        (label,) = axis.texts
+        assert label.get_window_extent(canvas.get_renderer()).x1 <= axis.get_window_extent().x1
+
+
 def test_lower_is_better_is_said_of_scores_that_are_shown():
     scores = {"far": 1.0, "near": 2.0}
     run = made_result("a", scores=scores, hidden=("near",), lower_is_better=tuple(scores))
@@ -464,6 +431,6 @@ def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
     files = write_report(runs, tmp_path, "t")
     assert "scores.png" not in {file.name for file in files}
     assert '<section id="scores">' not in (tmp_path / "report.html").read_text()
-    found = [FoundRun(run.run, run.run, (tmp_path / run.run,), (run,)) for run in runs]
+    found = [FoundRun(run.run, (tmp_path / run.run,), (run,)) for run in runs]
     with pytest.raises(SightlineError, match="no score that reports show"):
         curve_of(found, RUN)

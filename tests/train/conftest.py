@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from sightline.cache import (
@@ -28,8 +31,12 @@ from sightline.cache import (
     write_tokens,
 )
 from sightline.cache.prepared import RECORD, SCHEMA
-from train.records import RunSummary
+from train.loop import Callback
+from train.records import RunState, RunSummary
 from train.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from cases import Features
 
 COLOURS = ("red", "blue", "green", "white")
 SHAPES = ("circle", "square", "star", "ring", "cross")
@@ -96,10 +103,55 @@ def curves_of(summary: RunSummary) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
+class Killed(Exception):
+    """Stands for the process being killed."""
+
+
+class KillAfter(Callback):
+    """Dies at the end of a step, before that step is logged, scored or saved."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def step(self, state: RunState) -> None:
+        if state.step == self.at:
+            raise Killed
+
+
+def weights_of(run: Path) -> dict[str, Tensor]:
+    """The exported weights of a finished run, of encoder and heads."""
+    heads = load_file(run / "heads.safetensors")
+    return load_file(run / "model/model.safetensors") | {f"head {k}": v for k, v in heads.items()}
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """Bit for bit."""
+    assert one.keys() == other.keys()
+    assert [name for name, weight in one.items() if not torch.equal(weight, other[name])] == []
+
+
+def assert_alike(one: dict[str, Tensor], other: dict[str, Tensor], bound: float) -> None:
+    """Within rounding, after a few steps with a learning rate of 1e-3.
+
+    Adam divides by the size of a gradient, so a difference in rounding can be a whole step of 1e-3
+    where the gradient is almost 0: a few weights may differ by more than the bound.
+    """
+    differences = torch.cat([(one[name] - other[name]).abs().ravel() for name in one])
+    assert differences.mean() < bound / 10
+    assert torch.quantile(differences, 0.99) < bound
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     torch.set_num_threads(1)
     return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
+    from cases import Features
+
+    return Features(world, tmp_path_factory.mktemp("features"))
 
 
 def make_world(root: Path, failed: int = 0) -> World:
@@ -185,29 +237,38 @@ def _write_tokens(folder: Path, student: Path, texts: list[str]) -> None:
 
 def _write_features(folder: Path, keys: list[bytes], failed: int) -> None:
     rng = np.random.default_rng(0)
-    features = dict(zip(keys, rng.normal(size=(len(keys), IMAGE_DIM)), strict=True))
-    bad = set(keys[:failed])
+    rows = dict(zip(keys, rng.normal(size=(len(keys), IMAGE_DIM)), strict=True))
+    write_features(folder, "image", "test/tiny-cnn", rows, keys[:failed], untrained=True)
+
+
+def write_features(
+    folder: Path,
+    kind: Any,
+    name: str,
+    rows: Mapping[bytes, np.ndarray],
+    failed: Collection[bytes] = (),
+    untrained: bool = False,
+) -> None:
+    """A feature set of ``rows`` in float16; those of ``failed`` keys are errors."""
+    encoder = EncoderRecord(
+        name=name, source="random:0", weights_sha256="1" * 64, untrained=untrained
+    )
+    dim = len(next(iter(rows.values())))
     spec = FeatureSpec(
-        kind="image",
-        encoder=EncoderRecord(
-            name="test/tiny-cnn", source="random:0", weights_sha256="1" * 64, untrained=True
-        ),
+        kind=kind,
+        encoder=encoder,
         preprocessing={"resize": 8},
         precision="fp32",
-        dim=IMAGE_DIM,
+        dim=dim,
         dtype="float16",
     )
+    error = {"code": "decode", "path": "", "reason": "test"}
     with SetWriter(folder, spec) as writer:
-        for batch in writer.plan(keys, batch_size=8):
-            of_batch = [key.tobytes() for key in batch.keys]
-            rows = np.array([features[key] for key in of_batch], dtype=np.float32)
-            rows[[key in bad for key in of_batch]] = np.nan  # no row, as decode errors have none
-            errors = {
-                key: {"code": "decode", "path": "", "reason": "test"}
-                for key in of_batch
-                if key in bad
-            }
-            writer.add(batch.keys, rows, errors)
+        for batch in writer.plan(list(rows), batch_size=64):
+            keys = [key.tobytes() for key in batch.keys]
+            values = np.array([rows[key] for key in keys], dtype=np.float32)
+            values[[key in failed for key in keys]] = np.nan  # no row, as decode errors have none
+            writer.add(batch.keys, values, {key: error for key in keys if key in failed})
         writer.publish()
 
 

@@ -1,17 +1,17 @@
-"""The training loops that MCSE and KDMCSE were released with, in plain torch (METHODS §§1–4, 6).
+"""The training loops that MCSE and KDMCSE were released with, in plain torch (METHODS §§1–6).
 
 Nothing here is shared with `train`. Data comes from two endless loaders, as it did there; losses
 are torch's cross entropy over whole matrices of cosines; the optimiser is that of transformers 4 on
-torch 1.7. SimCSE's and DALR's losses are those of their papers, in the same loop: DALR's released
-code does not run, and a step of SimCSE's Trainer is a step of this one.
+torch 1.7. The losses of SimCSE, DALR, MCSEO and of KDMCSE's paper are those of their equations, in
+the same loop: DALR's released code does not run, MCSEO's grounding was never released, and a step
+of SimCSE's Trainer is a step of this one.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, log_softmax, one_hot
 from transformers import BertConfig, BertModel
 
-TEMPERATURE = 0.05
 _FILTERED = -99999.99
 
 
@@ -31,13 +30,15 @@ class Sentences:
     Attributes:
         input_ids: int64 [N, L].
         lengths: int64 [N].
-        features: name → [N, D]; empty for plain sentences.
+        features: name → [N, D], and of objects one row for each phrase; empty for plain sentences.
+        phrases: row, first token and last + 1 of each phrase.
         generator: for what a loss draws at this step.
     """
 
     input_ids: Tensor
     lengths: Tensor
     features: Mapping[str, Tensor]
+    phrases: Sequence[tuple[int, int, int]]
     generator: torch.Generator
 
 
@@ -60,26 +61,67 @@ class ReleasedModel(nn.Module):
         self.load_state_dict(dict(weights))
         self.to(dtype)
 
-    def views(self, batch: Sentences) -> tuple[Tensor, Tensor]:
-        """[CLS] of both dropout views, [N, d] each: one pass over the batch twice."""
+    def views(self, batch: Sentences) -> Views:
+        """Both dropout views: one pass over the batch twice."""
         ids, lengths = (torch.cat([each, each]) for each in (batch.input_ids, batch.lengths))
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        first, second = states[:, 0].chunk(2)
-        return first, second
+        return Views(self, batch, tuple(states.chunk(2)))
 
     def project(self, head: str, rows: Tensor) -> Tensor:
         return torch.tanh(self.heads[head](rows))
 
 
+@dataclass(frozen=True)
+class Views:
+    """The two dropout views of a batch: hidden states [N, L, d] each."""
+
+    model: ReleasedModel
+    batch: Sentences
+    states: tuple[Tensor, ...]
+
+    def projected(self, head: str) -> list[Tensor]:
+        """[CLS] of both views behind a head, [N, D] each."""
+        return [self.model.project(head, states[:, 0]) for states in self.states]
+
+    def phrases(self, head: str) -> list[Tensor]:
+        """The mean token of every phrase in both views behind a head, [P, D] each."""
+        return [
+            self.model.project(
+                head, torch.stack([states[i, a:b].mean(dim=0) for i, a, b in self.batch.phrases])
+            )
+            for states in self.states
+        ]
+
+    def features(self, name: str, head: str) -> Tensor:
+        """Cached features behind a head."""
+        return self.model.project(head, self.batch.features[name])
+
+
 # ---- losses -------------------------------------------------------------------------------------
 
 
-class ReleasedLoss(ABC):
-    """The loss of a system on a batch: on plain sentences only its text term."""
+@dataclass
+class ReleasedLoss:
+    """The terms of a system: a method for each, named as the term. The base class is SimCSE.
 
-    @abstractmethod
-    def __call__(self, model: ReleasedModel, batch: Sentences) -> Tensor: ...
+    Attributes:
+        weights: term → weight, of the terms that are on.
+        temperature: of the text term.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {"text": 1.0})
+    temperature: float = 0.05
+
+    def __call__(self, model: ReleasedModel, batch: Sentences) -> dict[str, Tensor]:
+        """The terms of a batch, unweighted; plain sentences have the text term alone."""
+        views = model.views(batch)
+        names = self.weights if batch.features else self.weights.keys() & {"text"}
+        return {name: getattr(self, name)(views) for name in names}
+
+    def text(self, views: Views) -> Tensor:
+        """Both views of a sentence find each other."""
+        return contrast(matrix(*views.projected("text")) / self.temperature)
 
 
 def matrix(left: Tensor, right: Tensor) -> Tensor:
@@ -91,135 +133,127 @@ def contrast(logits: Tensor) -> Tensor:
     return cross_entropy(logits, torch.arange(len(logits)))
 
 
-class SimCSELoss(ReleasedLoss):
-    """Both views of a sentence find each other."""
-
-    def __call__(self, model: ReleasedModel, batch: Sentences) -> Tensor:
-        first, second = (model.project("text", view) for view in model.views(batch))
-        return contrast(matrix(first, second) / TEMPERATURE)
+def average(terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).mean()
 
 
 @dataclass
 class MCSELoss(ReleasedLoss):
-    """SimCSE, and λ × the average over the views of finding the image."""
+    """SimCSE, and the average over the views of finding the image; ``sums`` logs it twice."""
 
-    weight: float
+    image_name: str = "image-clip"
+    image_temperature: float = 0.05
+    sums: bool = False
 
-    def __call__(self, model: ReleasedModel, batch: Sentences) -> Tensor:
-        views = model.views(batch)
-        first, second = (model.project("text", view) for view in views)
-        loss = contrast(matrix(first, second) / TEMPERATURE)
-        if not batch.features:
-            return loss
-        images = model.project("image", batch.features["image-cnn"])
+    def image(self, views: Views) -> Tensor:
+        images = views.features(self.image_name, "image")
         of_views = [
-            contrast(matrix(model.project("grounding", view), images) / TEMPERATURE)
-            for view in views
+            contrast(matrix(view, images) / self.image_temperature)
+            for view in views.projected("grounding")
         ]
-        return loss + self.weight * (of_views[0] + of_views[1]) / 2
+        return average(of_views) * (2 if self.sums else 1)
+
+
+@dataclass
+class MCSEOLoss(MCSELoss):
+    """MCSE, and eq. 7, caption by caption: the mean over those that have two phrases."""
+
+    object_temperature: float = 0.05
+
+    def object(self, views: Views) -> Tensor:
+        objects = views.features("object-clip", "image")
+        owners = [row for row, _, _ in views.batch.phrases]
+        terms = []
+        for view in views.phrases("grounding"):
+            of_captions = []
+            for caption in sorted({row for row in owners if owners.count(row) > 1}):
+                own = [k for k, row in enumerate(owners) if row == caption]
+                logits = matrix(view[own], objects[own]) / self.object_temperature
+                of_captions.append(contrast(logits) * len(own))
+            terms.append(average(of_captions))
+        return average(terms)
 
 
 @dataclass
 class KDMCSELoss(ReleasedLoss):
-    """The released arithmetic: margins where the angle exceeds them, the sum of both teachers.
+    """The released arithmetic: margins where the angle exceeds them; or the paper's equations.
 
     Attributes:
-        weight: λ.
         text_margin, margin: of the text term, and of the teachers' terms.
-        score_base: raw products of image and text above it leave the denominator; None: none.
+        thresholds: term → score above which negatives leave the denominator; None: none.
         gated: negatives nearer than the margin stay where they are.
+        paper: eqs. 7 to 14: images and texts are compared with each other, and scores are cosines.
     """
 
-    weight: float
     text_margin: float = 0.15
     margin: float = 0.15
-    score_base: float | None = None
+    teacher_temperature: float = 0.05
+    thresholds: Mapping[str, float | None] = field(default_factory=dict)
     gated: bool = True
+    paper: bool = False
 
-    def __call__(self, model: ReleasedModel, batch: Sentences) -> Tensor:
-        views = model.views(batch)
-        first, second = (model.project("text", view) for view in views)
-        loss = contrast(self._moved(matrix(first, second), self.text_margin) / TEMPERATURE)
-        if not batch.features:
-            return loss
-        images, texts = batch.features["image-clip"], batch.features["text-clip"]
-        sides = (
-            ("image", images, matrix(images, images), texts @ images.T),
-            ("teacher_text", texts, matrix(texts, texts), images @ texts.T),
-        )
-        for head, rows, alike, products in sides:
-            teacher = model.project(head, rows)
-            for view in views:
-                cosines = matrix(model.project("grounding", view), teacher)
-                logits = self._moved(cosines, self.margin, alike) / TEMPERATURE
-                if self.score_base is not None:
-                    above = (products > self.score_base) & ~torch.eye(len(rows), dtype=torch.bool)
-                    logits = logits + above * _FILTERED
-                loss = loss + self.weight * contrast(logits) / 2
-        return loss
+    def text(self, views: Views) -> Tensor:
+        cosines = matrix(*views.projected("text"))
+        return contrast(self._moved(cosines, self.text_margin) / self.temperature)
+
+    def image(self, views: Views) -> Tensor:
+        images, texts = (views.batch.features[name] for name in ("image-clip", "text-clip"))
+        if self.paper:
+            alike = scores = matrix(texts, images)
+        else:
+            alike, scores = matrix(images, images), texts @ images.T
+        return self._teacher(views, "image", images, alike, scores)
+
+    def teacher_text(self, views: Views) -> Tensor:
+        images, texts = (views.batch.features[name] for name in ("image-clip", "text-clip"))
+        alike = matrix(texts, texts)
+        scores = alike if self.paper else images @ texts.T
+        return self._teacher(views, "teacher_text", texts, alike, scores)
+
+    def _teacher(
+        self, views: Views, name: str, rows: Tensor, alike: Tensor, scores: Tensor
+    ) -> Tensor:
+        teacher, threshold = views.model.project(name, rows), self.thresholds.get(name)
+        of_views = []
+        for view in views.projected("grounding"):
+            moved = self._moved(matrix(view, teacher), self.margin, alike)
+            logits = moved / self.teacher_temperature
+            if threshold is not None:
+                above = (scores > threshold) & ~torch.eye(len(rows), dtype=torch.bool)
+                logits = logits + above * _FILTERED
+            of_views.append(contrast(logits))
+        return average(of_views)
 
     def _moved(self, cosines: Tensor, margin: float, alike: Tensor | None = None) -> Tensor:
         """Negatives beyond the margin move nearer by it, times 1 − the teacher's similarity."""
+        if margin == 0:
+            return cosines
         moved = ~one_hot(torch.arange(len(cosines))).bool()
         if self.gated:
             moved = moved & (torch.acos(cosines.detach().clamp(-1, 1)) > margin)
-        shift = margin if alike is None else margin * (1 - alike)
+        shift = margin if alike is None else margin * (1 - alike).abs()
         # cos(acos(x)) is x, but at x = 1, as of two equal views, its gradient is not a number
         angles = torch.acos(torch.where(moved, cosines, 0.0))
-        return torch.where(moved, torch.cos(angles - shift), cosines)
+        return torch.where(moved, torch.cos((angles - shift).clamp(min=0)), cosines)
 
 
 @dataclass
-class DALRLoss(ReleasedLoss):
+class DALRLoss(MCSELoss):
     """The paper's equations 4 to 14, with the temperatures that METHODS §4 gives every KL.
 
     Attributes:
         mix: name of a teacher's features → its share.
     """
 
-    mix: Mapping[str, float]
-    image_weight: float = 1.0
-    cross_modal_learning: float = 0.1
-    intra_modal_learning: float = 0.2
+    mix: Mapping[str, float] = field(default_factory=dict)
     margin: float = 0.2
+    ranking_temperature: float = 0.05
     target_temperature: float = 0.5
     student_temperature: float = 0.05 * 0.45
 
-    def __call__(self, model: ReleasedModel, batch: Sentences) -> Tensor:
-        views = model.views(batch)
-        first, second = (model.project("text", view) for view in views)
-        student = matrix(first, second)
-        loss = contrast(student / TEMPERATURE)
-        if not batch.features:
-            return loss
-        images = model.project("image", batch.features["image-cnn"])
-        grounded = [matrix(model.project("grounding", view), images) for view in views]
-        info = sum(contrast(cosines / TEMPERATURE) for cosines in grounded) / 2
-        mixed = torch.stack([share * batch.features[name] for name, share in self.mix.items()])
-        texts = matrix(mixed.sum(dim=0), mixed.sum(dim=0))
-        pictures = matrix(batch.features["image-cnn"], batch.features["image-cnn"])
-        aligned = self._divergence(texts, grounded[0]) + self._divergence(pictures, grounded[0].T)
-        cross = self._consistency(grounded[0], batch.generator) + aligned / 2
-        teachers = [share * matrix(rows, rows) for rows, share in self._teachers(batch)]
-        ranked = self._ranking(student / TEMPERATURE, torch.stack(teachers).sum(dim=0))
-        intra = ranked + self._divergence(texts, student)
-        return (
-            loss
-            + self.image_weight * info
-            + self.cross_modal_learning * cross
-            + self.intra_modal_learning * intra
-        )
-
-    def _teachers(self, batch: Sentences) -> Iterator[tuple[Tensor, float]]:
-        return ((batch.features[name], share) for name, share in self.mix.items())
-
-    def _divergence(self, target: Tensor, student: Tensor) -> Tensor:
-        log_target = log_softmax(target / self.target_temperature, dim=1)
-        log_student = log_softmax(student / self.student_temperature, dim=1)
-        return (log_target.exp() * (log_target - log_student)).sum(dim=1).mean()
-
-    def _consistency(self, cosines: Tensor, generator: torch.Generator) -> Tensor:
+    def consistency(self, views: Views) -> Tensor:
         """Equation 5; orders are drawn until no image keeps its place."""
+        cosines, generator = self._grounded(views), views.batch.generator
         places = torch.arange(len(cosines))
         order = places
         while bool((order == places).any()):
@@ -227,11 +261,39 @@ class DALRLoss(ReleasedLoss):
         wrong = (cosines[places, order] - self.margin).clamp(min=0)
         return torch.cat([1 - cosines.diagonal(), wrong]).mean()
 
-    def _ranking(self, student: Tensor, teacher: Tensor) -> Tensor:
+    def cross_modal(self, views: Views) -> Tensor:
+        cosines, pictures = self._grounded(views), views.batch.features[self.image_name]
+        texts = self._mixed(views)
+        from_texts = self._divergence(matrix(texts, texts), cosines)
+        return average([from_texts, self._divergence(matrix(pictures, pictures), cosines.T)])
+
+    def ranking(self, views: Views) -> Tensor:
         """Equation 10, ListMLE over whole rows."""
+        student = matrix(*views.projected("text")) / self.ranking_temperature
+        rows = views.batch.features
+        shares = [share * matrix(rows[name], rows[name]) for name, share in self.mix.items()]
+        teacher = torch.stack(shares).sum(dim=0)
         ranked = student.gather(1, teacher.argsort(dim=1, descending=True))
         rest = ranked.exp().flip(1).cumsum(dim=1).flip(1)
         return (rest.log() - ranked).sum(dim=1).mean()
+
+    def intra_modal(self, views: Views) -> Tensor:
+        texts = self._mixed(views)
+        return self._divergence(matrix(texts, texts), matrix(*views.projected("text")))
+
+    def _grounded(self, views: Views) -> Tensor:
+        """Cosines of the first view with the images."""
+        images = views.features(self.image_name, "image")
+        return matrix(views.projected("grounding")[0], images)
+
+    def _mixed(self, views: Views) -> Tensor:
+        shares = [share * views.batch.features[name] for name, share in self.mix.items()]
+        return torch.stack(shares).sum(dim=0)
+
+    def _divergence(self, target: Tensor, student: Tensor) -> Tensor:
+        log_target = log_softmax(target / self.target_temperature, dim=1)
+        log_student = log_softmax(student / self.student_temperature, dim=1)
+        return (log_target.exp() * (log_target - log_student)).sum(dim=1).mean()
 
 
 # ---- optimiser and loop -------------------------------------------------------------------------
@@ -323,18 +385,19 @@ def released_run(
     text: Loader | None,
     told: Released,
     steps: int,
-) -> list[float]:
-    """Train ``model`` on one loader or both; returns the loss of each step."""
+) -> list[dict[str, float]]:
+    """Train ``model`` on one loader or both; returns the terms of each step, and their sum."""
     optimizer = TransformersAdamW(list(model.parameters()), told)
     losses = []
     model.train()
     for step in range(steps):
         loader = stream_of(step, pairs, text, told.paired) if pairs and text else pairs or text
         assert loader is not None
-        loss = loss_of(model, loader.next(step))
+        terms = loss_of(model, loader.next(step))
+        loss = torch.stack([loss_of.weights[name] * term for name, term in terms.items()]).sum()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), told.max_norm)
         optimizer.step(told.learning_rate * (steps - step) / steps)
         optimizer.zero_grad()
-        losses.append(float(loss.detach()))
+        losses.append({"loss": loss.item()} | {f"loss_{n}": t.item() for n, t in terms.items()})
     return losses

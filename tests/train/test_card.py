@@ -17,7 +17,7 @@ from train.card import model_card
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import save_result
-from train.evaluate.sts import load_dev_set
+from train.evaluate.sts import load_graded_pairs
 from train.objectives.mcse import MCSE
 from train.records import RunSummary
 from train.train_run import train_run
@@ -46,7 +46,7 @@ def test_hubs_read_it(trained, world):
     assert data.get("datasets") is None
     (found,) = data.eval_results
     best = max(score for _, score in summary.dev_history)
-    dev = load_dev_set(world.spec(out).dev)
+    dev = load_graded_pairs(world.spec(out).dev)
     assert found.metric_value == pytest.approx(best, abs=1e-4)
     assert found.dataset_args == {"sha256": dev.sha256}
     assert found.dataset_split == "dev"
@@ -110,10 +110,13 @@ def test_every_score_of_a_result_is_there_with_the_digest_of_its_data(trained, w
     assert "| similarity | not defined |" in card.text
 
 
-def test_without_a_dev_set_there_is_no_metric(world, tmp_path):
-    spec = world.spec(tmp_path / "run", train={"max_steps": 1}).model_copy(update={"dev": None})
-    train_run(spec, say=silent)
-    card = ModelCard.load(tmp_path / "run/model/README.md")
+def test_without_a_dev_set_the_last_weights_are_exported_and_there_is_no_metric(world, tmp_path):
+    summary = train_run(world.spec(tmp_path, dev=None, train={"max_steps": 1}), say=silent)
+    assert summary.best_step is None
+    assert summary.dev_history == []
+    assert (tmp_path / "model/model.safetensors").is_file()
+    assert not (tmp_path / "checkpoints").exists()
+    card = ModelCard.load(tmp_path / "model/README.md")
     assert not card.data.eval_results
     assert "model-index" not in card.content
     assert "without a dev set" in card.text

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import World, silent
-from feature_sets import Features
+from cases import Case, Features, case_of, paired
+from conftest import silent
 from hypothesis import given
 from hypothesis import strategies as st
-from phrase_world import Objects
 from pydantic import ValidationError
-from step_oracle import Case, paired
-from test_run import KillAfter, Killed, weights
 
 from train.batch import Sentences
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
@@ -28,15 +25,10 @@ from train.train_run import train_run
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def case(world: World, tmp_path_factory: pytest.TempPathFactory) -> Case:
+@pytest.fixture
+def case(features: Features) -> Case:
     """MCSEO, whose batches have phrases, with every term on."""
-    features = Features(world, tmp_path_factory.mktemp("chunks"))
-    features.add("clip", "image", dim=7)
-    objects = Objects(world, features, "clip-objects", dim=7)
-    parameters = {"image": "clip", "caption": "all", "image_weight": 0.5, "object_weight": 0.5}
-    sets = {"image-clip": "clip", "object-clip": "clip-objects"}
-    return Case(world, features, "mcseo", parameters, sets, {"phrases": objects.path})
+    return case_of(features, "mcseo")
 
 
 class Gradients(Callback):
@@ -150,24 +142,6 @@ def test_phrases_of_chunks_are_those_of_the_batch(case: Case) -> None:
     assert cached.phrases is not None
     ours = model.terms(batch, Views(*cached.sentences, cached.phrases))
     torch.testing.assert_close(ours["object"], model(batch)["object"])
-
-
-def test_a_run_in_chunks_resumes_bit_for_bit(world: World, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_run(world.spec(whole, "mcse", train={"chunk": 3}), say=silent)
-    spec = world.spec(broken, "mcse", train={"chunk": 3})
-    with pytest.raises(Killed):
-        train_run(spec, say=silent, callbacks=[KillAfter(5)])
-    train_run(spec, say=silent)
-    for name, tensor in weights(whole).items():
-        assert torch.equal(weights(broken)[name], tensor), name
-
-
-def test_a_chunk_is_part_of_the_run(world: World, tmp_path: Path) -> None:
-    plain = train_run(world.spec(tmp_path, train={"max_steps": 1}), say=silent)
-    chunked = train_run(world.spec(tmp_path, train={"max_steps": 1, "chunk": 4}), say=silent)
-    assert plain.spec_digest != chunked.spec_digest
-    assert chunked.train["chunk"] == 4
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import World, silent
-from kills import KillAfter, Killed
+from conftest import KillAfter, Killed, World, silent
 
 from sightline.errors import SightlineError
 from train import run_inputs as module

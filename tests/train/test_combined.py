@@ -8,60 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import World
-from feature_sets import Features
-from phrase_world import Objects
-from step_oracle import Case, paired
+from cases import TEACHERS, Case, Features, paired
+from conftest import silent
 
 from sightline.errors import SightlineError
 from train.model import GroundedModel
 from train.objectives import make_objective
 from train.train_run import train_run
 
-MIX = [{"encoder": "first", "weight": 0.33}, {"encoder": "second", "weight": 0.67}]
-DALR: dict[str, Any] = {"image": "clip", "teachers": MIX}
+DALR: dict[str, Any] = {"image": "clip", "teachers": TEACHERS}
 OBJECT: dict[str, Any] = {
     "image": "clip",
     "text_weight": 0,
     "image_weight": 0,
     "object_weight": 0.3,
 }
-SETS = {
-    "image-clip": "clip",
-    "object-clip": "clip-objects",
-    "teacher-first": "first",
-    "teacher-second": "second",
-    "text-clip": "clip-text",
-    "image-resnet": "resnet",
-}
 
 
-@pytest.fixture(scope="module")
-def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
-    made = Features(world, tmp_path_factory.mktemp("combined"))
-    made.add("clip", "image", dim=7)
-    made.add("clip-text", "text", dim=7)
-    made.add("resnet", "image", dim=5)
-    made.add("first", "teacher", dim=9)
-    made.add("second", "teacher", dim=9)
-    return made
+def combined(features: Features, parts: dict[str, Any], **parameters: Any) -> Case:
+    return Case(features, "combined", {"caption": "all", "parts": parts, **parameters})
 
 
-@pytest.fixture(scope="module")
-def objects(world: World, features: Features) -> Objects:
-    return Objects(world, features, "clip-objects", dim=7)
-
-
-def case_of(world: World, features: Features, objects: Objects, **parameters: Any) -> Case:
-    given = {"caption": "all", **parameters}
-    objective = make_objective("combined", given)
-    sets = {need.name: SETS[need.name] for need in objective.features}
-    return Case(world, features, "combined", given, sets, {"phrases": objects.path})
-
-
-def test_the_total_is_that_of_the_parts_with_their_weights(world, features, objects):
+def test_the_total_is_that_of_the_parts_with_their_weights(features):
     parts = {"dalr": {"parameters": DALR}, "mcseo": {"weight": 0.5, "parameters": OBJECT}}
-    case = case_of(world, features, objects, parts=parts)
+    case = combined(features, parts)
     model, data = case.build()
     batch = paired(data)
     found = model(batch)
@@ -90,13 +60,13 @@ def test_the_total_is_that_of_the_parts_with_their_weights(world, features, obje
         torch.testing.assert_close(value.grad, gradients[parameter], rtol=1e-3, atol=1e-5)
 
 
-def test_heads_are_shared_where_they_project_the_same(world, features, objects):
+def test_heads_are_shared_where_they_project_the_same(features):
     parts = {
         "mcse": {"parameters": {"image": "clip"}},
         "kdmcse": {"parameters": {"image": "clip", "text": "clip", "text_weight": 0}},
         "resnet": {"objective": "mcse", "parameters": {"image": "resnet", "text_weight": 0}},
     }
-    model, _ = case_of(world, features, objects, parts=parts).build()
+    model, _ = combined(features, parts).build()
     heads = {
         *("mcse-text", "mcse-grounding", "mcse-image"),
         *("kdmcse-teacher_text", "resnet-image"),
@@ -107,14 +77,14 @@ def test_heads_are_shared_where_they_project_the_same(world, features, objects):
     assert set(objective.heads(8, {need.name: 5 for need in objective.features})) == heads
 
 
-def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_path):
+def test_a_combination_trains_and_logs_every_term(features, tmp_path):
     parts = {
         "dalr": {"parameters": {**DALR, "consistency_weight": 0}},
         "mcseo": {"parameters": OBJECT},
     }
-    case = case_of(world, features, objects, parts=parts, shuffle_objects=True)
-    summary = train_run(case.spec(tmp_path / "run", max_steps=2), say=lambda line: None)
-    assert set(summary.features) == set(case.sets)
+    case = combined(features, parts, shuffle_objects=True)
+    summary = train_run(case.spec(tmp_path / "run", max_steps=2), say=silent)
+    assert summary.features.keys() == {need.name for need in case.build()[0].objective.features}
     assert summary.parameters["parts"]["mcseo"]["parameters"]["object_weight"] == 0.3
     assert summary.parameters["shuffle_objects"] is True
     logged = {name for entry in summary.log for name in entry}
@@ -124,7 +94,7 @@ def test_a_combination_trains_and_logs_every_term(world, features, objects, tmp_
     assert "MCSEO" in card
 
 
-def test_its_description_makes_it_again(world, features, objects):
+def test_its_description_makes_it_again():
     parts = {
         "dalr": {"parameters": {**DALR, "temperature": 0.2}},
         "mcseo": {"weight": 0.5, "parameters": OBJECT},
@@ -138,7 +108,7 @@ def test_its_description_makes_it_again(world, features, objects):
     assert again.objectives["dalr"].params.caption == "longest"
 
 
-def test_each_part_sees_the_heads_by_its_own_names(world, features, objects):
+def test_each_part_sees_the_heads_by_its_own_names(features):
     parts = {
         "dalr": {"parameters": DALR},
         "mcseo": {"parameters": {**OBJECT, "image_weight": 0.1}},
@@ -147,7 +117,7 @@ def test_each_part_sees_the_heads_by_its_own_names(world, features, objects):
             "parameters": {"image": "clip", "text_weight": 0, "projection_dim": 32},
         },
     }
-    model, _ = case_of(world, features, objects, parts=parts).build()
+    model, _ = combined(features, parts).build()
     (_, dalr), (_, mcseo), (_, narrow) = model.objective.parts(model.heads)
     for head in ("grounding", "image"):
         assert dalr[head] is mcseo[head] is model.heads[f"dalr-{head}"]
@@ -158,11 +128,11 @@ def test_each_part_sees_the_heads_by_its_own_names(world, features, objects):
     assert again.parts(model.heads)[1][1]["image"] is model.heads["dalr-image"]
 
 
-def test_a_part_of_weight_zero_is_dropped(world, features, objects):
+def test_a_part_of_weight_zero_is_dropped(features):
     parts = {"mcse": {"parameters": {"image": "clip"}}, "dalr": {"weight": 0, "parameters": DALR}}
-    case = case_of(world, features, objects, parts=parts)
-    assert set(case.sets) == {"image-clip"}
+    case = combined(features, parts)
     model, data = case.build()
+    assert data.dims.keys() == {"image-clip"}
     assert set(model(paired(data))) == {"mcse.text", "mcse.image", "total"}
 
 

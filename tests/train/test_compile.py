@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import World, silent
-from kills import KillAfter, Killed
-from run_weights import assert_alike, weights_of
+from conftest import KillAfter, Killed, World, assert_alike, assert_equal, silent, weights_of
 from transformers import BertModel
 
 from sightline.errors import SightlineError
@@ -55,8 +53,7 @@ def test_a_resumed_compiled_run_has_the_weights_of_an_uninterrupted_one(
         train_run(broken, say=silent, callbacks=[KillAfter(4)])
     torch.compiler.reset()  # another process compiles again
     train_run(broken, say=silent)
-    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "broken")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert_equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "broken"))
 
 
 def test_a_machine_that_cannot_compile_gets_one_error(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import World
-from feature_sets import Features
-from step_oracle import Case
+from cases import Case, Features, case_of
 
 from sightline.errors import SightlineError
 from train.batch import Batch
@@ -17,24 +16,14 @@ from train.objectives import make_objective
 from train.run_inputs import RunInputs
 
 
-@pytest.fixture(scope="module")
-def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
-    made = Features(world, tmp_path_factory.mktemp("controls"))
-    made.add("clip", "image", dim=7)
-    made.add("clip-text", "text", dim=7)
-    return made
+def controlled(features: Features, **parameters: Any) -> TrainingData:
+    return case_of(features, "kdmcse", **parameters).data()
 
 
-def batches(world: World, features: Features, **parameters: Any) -> list[Batch]:
+def batches(features: Features, **parameters: Any) -> list[Batch]:
     """The paired batches of a few passes."""
-    _, data = build(world, features, **parameters)
+    data = controlled(features, **parameters)
     return [batch for batch in map(data.__getitem__, range(40)) if batch.stream == "pairs"]
-
-
-def build(world: World, features: Features, **parameters: Any) -> tuple[Any, TrainingData]:
-    given = {"image": "clip", "text": "clip", "caption": "all", **parameters}
-    sets = {"image-clip": "clip", "text-clip": "clip-text"}
-    return Case(world, features, "kdmcse", given, sets).build()
 
 
 def rows_by_key(found: list[Batch], feature: str) -> dict[bytes, set[bytes]]:
@@ -51,17 +40,17 @@ def own(features: Features, name: str) -> dict[bytes, set[bytes]]:
     return {key: {row.astype(np.float32).tobytes()} for key, row in rows.items()}
 
 
-def test_without_controls_every_caption_has_its_own_rows(world, features):
-    found = batches(world, features)
-    for feature, name in (("image-clip", "clip"), ("text-clip", "clip-text")):
+def test_without_controls_every_caption_has_its_own_rows(features):
+    found = batches(features)
+    for feature, name in (("image-clip", "image/clip"), ("text-clip", "text/clip")):
         truth = own(features, name)
         for key, rows in rows_by_key(found, feature).items():
             assert rows == truth[key]
 
 
-def test_shuffled_images_leave_no_caption_its_own_and_keep_captions_together(world, features):
-    truth = own(features, "clip")
-    found = rows_by_key(batches(world, features, shuffle_images=True), "image-clip")
+def test_shuffled_images_leave_no_caption_its_own_and_keep_captions_together(features):
+    truth = own(features, "image/clip")
+    found = rows_by_key(batches(features, shuffle_images=True), "image-clip")
     assert all(len(rows) == 1 and rows != truth[key] for key, rows in found.items())
     moved: dict[bytes, set[bytes]] = {}
     for key, rows in found.items():
@@ -71,9 +60,9 @@ def test_shuffled_images_leave_no_caption_its_own_and_keep_captions_together(wor
     assert len(set(targets)) == len(targets)
 
 
-def test_random_images_are_drawn_once_and_separate_the_captions_of_an_image(world, features):
-    truth = own(features, "clip")
-    found = rows_by_key(batches(world, features, random_images=True), "image-clip")
+def test_random_images_are_drawn_once_and_separate_the_captions_of_an_image(features):
+    truth = own(features, "image/clip")
+    found = rows_by_key(batches(features, random_images=True), "image-clip")
     assert all(len(rows) == 1 for rows in found.values())
     moved: dict[bytes, set[bytes]] = {}
     for key, rows in found.items():
@@ -83,46 +72,41 @@ def test_random_images_are_drawn_once_and_separate_the_captions_of_an_image(worl
     assert np.mean(kept) < 0.3
 
 
-def test_shuffled_teachers_leave_images_alone(world, features):
-    found = batches(world, features, shuffle_teachers=True)
-    truth = own(features, "clip")
+def test_shuffled_teachers_leave_images_alone(features):
+    found = batches(features, shuffle_teachers=True)
+    truth = own(features, "image/clip")
     assert all(rows == truth[key] for key, rows in rows_by_key(found, "image-clip").items())
-    texts = own(features, "clip-text")
+    texts = own(features, "text/clip")
     assert all(rows != texts[key] for key, rows in rows_by_key(found, "text-clip").items())
 
 
 @pytest.mark.parametrize("control", ["shuffle_images", "random_images", "shuffle_teachers"])
-def test_a_control_depends_only_on_the_data_seed(world, features, control):
+def test_a_control_depends_only_on_the_data_seed(features, control):
     feature = "text-clip" if control == "shuffle_teachers" else "image-clip"
 
     def of(data_seed: int, **changes: Any) -> dict[bytes, set[bytes]]:
-        found = batches(world, features, **{control: True, "data_seed": data_seed, **changes})
+        found = batches(features, **{control: True, "data_seed": data_seed, **changes})
         return rows_by_key(found, feature)
 
     assert of(0) == of(0, margin=0.2)
     assert of(0) != of(1)
 
 
-def test_fewer_pairs_repeat_more_often_in_as_many_steps(world, features):
-    _, all_of_them = build(world, features)
-    _, few = build(world, features, pairs=12)
+def test_fewer_pairs_repeat_more_often_in_as_many_steps(features):
+    all_of_them, few = controlled(features), controlled(features, pairs=12)
     assert few.schedule.steps_per_epoch == all_of_them.schedule.steps_per_epoch
     streams = [[data[k].stream for k in range(40)] for data in (few, all_of_them)]
     assert streams[0] == streams[1]
-    found = rows_by_key(batches(world, features, pairs=12), "image-clip")
+    found = rows_by_key(batches(features, pairs=12), "image-clip")
     assert len(found) == 12
-    more = rows_by_key(batches(world, features, pairs=20), "image-clip")
+    more = rows_by_key(batches(features, pairs=20), "image-clip")
     assert found.keys() < more.keys()  # a larger draw contains a smaller one
 
 
-def test_the_pairs_drawn_depend_only_on_the_data_seed_and_are_part_of_the_digest(world, features):
-    sets = {"image-clip": "clip", "text-clip": "clip-text"}
-
+def test_the_pairs_drawn_depend_only_on_the_data_seed_and_are_part_of_the_digest(features):
     def of(seed: int, **parameters: Any) -> tuple[set[bytes], str]:
-        case = Case(
-            world, features, "kdmcse", {"image": "clip", "text": "clip", **parameters}, sets
-        )
-        spec = case.spec(features.root / "unused").model_copy(update={"seed": seed})
+        case = case_of(features, "kdmcse", **parameters)
+        spec = case.spec().model_copy(update={"seed": seed})
         inputs = RunInputs.open(spec)
         keys = {key.tobytes() for k in range(40) for key in _keys_of_pairs(inputs.data[k])}
         return keys, inputs.digest
@@ -140,9 +124,9 @@ def _keys_of_pairs(batch: Batch) -> np.ndarray:
     return batch.keys if batch.stream == "pairs" else batch.keys[:0]
 
 
-def test_more_pairs_than_available(world, features):
+def test_more_pairs_than_available(features):
     with pytest.raises(SightlineError, match="pairs is 5,000, but there are 54 to draw from"):
-        build(world, features, pairs=5000)
+        controlled(features, pairs=5000)
 
 
 def test_both_controls_of_images():
@@ -163,18 +147,14 @@ def test_both_controls_of_images():
         ("mcse", {"image": "clip", "weight": 0, "random_images": True}, "reads no image features"),
     ],
 )
-def test_a_control_of_features_that_are_not_read(world, features, objective, parameters, message):
-    made = make_objective(objective, parameters)
-    sets = dict.fromkeys((need.name for need in made.features), "clip")
+def test_a_control_of_features_that_are_not_read(features, objective, parameters, message):
     with pytest.raises(SightlineError, match=message):
-        Case(world, features, objective, parameters, sets).build()
+        Case(features, objective, parameters).data()
 
 
-def test_teacher_rows_that_do_not_match_by_key(world, features):
-    rows = dict(list(features.rows["clip-text"].items())[7:])
-    features.write("cut-short", "text", rows)
-    given = {"image": "clip", "text": "clip", "caption": "all"}
-    sets = {"image-clip": "clip", "text-clip": "cut-short"}
+def test_teacher_rows_that_do_not_match_by_key(features):
+    features.write("text/cut-short", dict(list(features.rows["text/clip"].items())[7:]))
+    case = replace(case_of(features, "kdmcse"), sets={"text-clip": "text/cut-short"})
     expected = r"(?s)cut-short: \d of 54 keys are missing.*for text-clip: text features of clip"
     with pytest.raises(SightlineError, match=expected):
-        Case(world, features, "kdmcse", given, sets).build()
+        case.data()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from conftest import IMAGE_DIM, World, make_world
+from conftest import World, make_world
 from pydantic import ValidationError
 
 from sightline.cache import (
     CAPTIONS,
+    SENTENCES,
     FeatureSet,
     TokenSet,
     key_of_text,
+    keys_of_texts,
     read_manifest,
     write_manifest,
+    write_tokens,
 )
 from sightline.cache.caption_choice import choose_captions
 from sightline.errors import SightlineError
 from train.data import TrainingData
 from train.objectives import make_objective
-from train.pairs import read_pairs
-from train.run_spec import TrainConfig
+from train.run_spec import PairSource, TrainConfig
 
 
 def load(world: World, objective: str = "mcse", **changes: Any) -> TrainingData:
@@ -61,21 +64,6 @@ def test_a_batch_seeds_its_own_draws(world: World) -> None:
     data = load(world)
     draws = [torch.rand(2, generator=data[k].generator()).tolist() for k in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]
-
-
-def test_shuffled_images_are_a_fixed_derangement(world: World) -> None:
-    spec = world.spec(world.root / "unused")
-    assert spec.pairs is not None
-    pairs = read_pairs(spec.pairs.captions, spec.pairs.images, "all", 0)
-    shuffled = pairs.with_shuffled_images(0)
-    assert (shuffled.image_keys != pairs.image_keys).any(axis=1).all()
-    assert {k.tobytes() for k in shuffled.image_keys} == {k.tobytes() for k in pairs.image_keys}
-    of_image: dict[bytes, set[bytes]] = {}
-    for own, other in zip(pairs.image_keys, shuffled.image_keys, strict=True):
-        of_image.setdefault(own.tobytes(), set()).add(other.tobytes())
-    assert all(len(others) == 1 for others in of_image.values())
-    again = pairs.with_shuffled_images(0)
-    assert (again.image_keys == shuffled.image_keys).all()
 
 
 def test_caption_policies() -> None:
@@ -114,15 +102,6 @@ def test_all_images_failed_is_an_error(tmp_path: Path) -> None:
         ({"features": {"image-tiny-cnn": "nowhere"}}, "nowhere: no feature set here"),
         ({"features": {"image-tiny-cnn": "F", "audio": "F"}}, "does not read features for audio"),
         ({"pairs": None}, "needs pairs"),
-        (
-            {"parameters": {"image": "x", "wieght": 1}},
-            "unknown key 'wieght'; did you mean 'weight'",
-        ),
-        (
-            {"parameters": {"image": "x", "weight": -2}},
-            "weight: input should be greater than or equal to 0; found -2",
-        ),
-        ({"parameters": {}}, "image is not given; name the image encoder"),
         ({"student": {"max_length": 12}}, "truncated to 16 tokens"),
     ],
 )
@@ -141,43 +120,37 @@ def test_an_unknown_objective_lists_the_available_ones() -> None:
         make_objective("clip", {})
 
 
+def with_captions(world: World, folder: Path, table: pa.Table) -> PairSource:
+    """The stream of pairs with other captions."""
+    write_manifest(folder / "captions.parquet", table, CAPTIONS)
+    pairs = world.spec(folder).pairs
+    assert pairs is not None
+    return pairs.model_copy(update={"captions": folder / "captions.parquet"})
+
+
 def test_missing_keys_are_counted(world: World, tmp_path: Path) -> None:
     table = read_manifest(world.root / "captions.parquet", CAPTIONS)
     row = {"caption_id": "x#0", "image_id": "00.png", "text": "never seen", "split": ""}
     table = pa.concat_tables([table, pa.Table.from_pylist([row], CAPTIONS)])
-    write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)
-    pairs = world.spec(tmp_path).pairs
-    assert pairs is not None
-    changed = pairs.model_copy(update={"captions": tmp_path / "captions.parquet"})
     parameters = {"caption": "all", "image": "tiny-cnn"}
     with pytest.raises(SightlineError, match="1 of 55 keys are missing"):
-        load(world, "mcse", pairs=changed, parameters=parameters)
+        load(world, "mcse", pairs=with_captions(world, tmp_path, table), parameters=parameters)
 
 
-def test_no_caption_in_the_training_split(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ("test", "splits are 'test', expected 'train'"),
+        ("train", r"too few rows to train on \(1\)"),  # one pair has no negatives
+    ],
+)
+def test_too_few_captions_in_the_training_split(
+    world: World, tmp_path: Path, first: str, message: str
+) -> None:
     table = read_manifest(world.root / "captions.parquet", CAPTIONS)
-    table = table.set_column(3, "split", pa.array(["test"] * len(table)))
-    write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)
-    pairs = world.spec(tmp_path).pairs
-    assert pairs is not None
-    changed = pairs.model_copy(update={"captions": tmp_path / "captions.parquet"})
-    with pytest.raises(SightlineError, match=r"splits are 'test', expected 'train'"):
-        load(world, "simcse", pairs=changed)
-
-
-def test_one_pair_has_no_negatives(world: World, tmp_path: Path) -> None:
-    table = read_manifest(world.root / "captions.parquet", CAPTIONS)
-    table = table.set_column(3, "split", pa.array(["train"] + ["test"] * (len(table) - 1)))
-    write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)
-    pairs = world.spec(tmp_path).pairs
-    assert pairs is not None
-    changed = pairs.model_copy(update={"captions": tmp_path / "captions.parquet"})
-    with pytest.raises(SightlineError, match=r"too few rows to train on \(1\)"):
-        load(world, "simcse", pairs=changed)
-
-
-def test_features_reach_the_objective_at_the_width_of_their_set(world: World) -> None:
-    assert load(world).dims == {"image-tiny-cnn": IMAGE_DIM}
+    table = table.set_column(3, "split", pa.array([first] + ["test"] * (len(table) - 1)))
+    with pytest.raises(SightlineError, match=message):
+        load(world, "simcse", pairs=with_captions(world, tmp_path, table))
 
 
 def test_a_run_has_epochs_or_steps() -> None:
@@ -185,3 +158,15 @@ def test_a_run_has_epochs_or_steps() -> None:
     assert TrainConfig(max_steps=5).epochs is None
     with pytest.raises(ValidationError, match="set only one of them"):
         TrainConfig(epochs=1, max_steps=5)
+
+
+def test_streams_of_two_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
+    tokens = TokenSet.open(world.root / "tokens")
+    texts = read_manifest(world.root / "sentences.parquet", SENTENCES).column("text").to_pylist()
+    keys = keys_of_texts(texts)
+    ids = [tokens.gather(tokens.rows(keys[row : row + 1]))[0].tolist() for row in range(len(keys))]
+    header = replace(tokens.header, tokenizer_sha256="1" * 64)
+    write_tokens(tmp_path / "other", header, keys, ids)
+    text = {"sentences": world.root / "sentences.parquet", "tokens": tmp_path / "other"}
+    with pytest.raises(SightlineError, match="made with different tokenizers; run `sightline tok"):
+        load(world, "mcse", text=text)

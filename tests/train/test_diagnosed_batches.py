@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import World
-from feature_sets import Features
+from cases import Case, Features
 
+from sightline.cache.caption_choice import CaptionPolicy
 from train.data import TrainingData, first_paired
-from train.diagnose.diagnosis import Settings, diagnose
-from train.diagnose.thresholds import Terms
+from train.diagnose.diagnosis import diagnose
+from train.diagnose.settings import Settings, Terms
 from train.objectives.kdmcse import KDMCSE, KDMCSEParams
 
 
 @pytest.mark.parametrize("caption", ["all", "random"])
-def test_the_removed_share_is_that_of_a_trainings_first_paired_steps(world: World, caption) -> None:
-    features = Features(world, world.root / "sets")
-    features.add("of-images", "image", 8)
-    features.add("of-texts", "text", 8)
+def test_the_removed_share_is_that_of_a_trainings_first_paired_steps(
+    features: Features, caption: CaptionPolicy
+) -> None:
     params = KDMCSEParams(
-        image="of-images",
-        text="of-texts",
+        image="clip",
+        text="clip",
         caption=caption,
         data_seed=4,
-        image_threshold=0.3,
-        teacher_text_threshold=0.3,
+        image_threshold=0.9,
+        teacher_text_threshold=0.9,
     )
-    sets = {f"{kind}-of-{kind}s": features.root / f"of-{kind}s" for kind in ("image", "text")}
-    spec = world.spec(
-        world.root / "unused", "kdmcse", seed=7, parameters=params.model_dump(), features=sets
-    )
+    spec = Case(features, "kdmcse", params.model_dump()).spec().model_copy(update={"seed": 7})
     objective = KDMCSE(params)
     data = TrainingData(spec, objective)
     steps = [objective.statistics(batch) for batch in first_paired(data, 400, 30)]
@@ -40,10 +36,11 @@ def test_the_removed_share_is_that_of_a_trainings_first_paired_steps(world: Worl
         caption=caption,
         data_seed=4,
         seed=7,
-        configured=Terms(0.3, 0.3),
+        configured=Terms(0.9, 0.9),
     )
-    manifests = world.root / "captions.parquet", world.root / "images.parquet"
-    found = diagnose(list(sets.values()), *manifests, settings)
+    root = features.world.root
+    manifests = (root / name for name in ("captions.parquet", "images.parquet"))
+    found = diagnose(list(spec.features.values()), *manifests, settings)
     for each in found.filters[:2]:
         (removal,) = [removal for removal in each.removals if removal.configured]
         of_steps = [float(step[f"removed_{each.term}"]) for step in steps]

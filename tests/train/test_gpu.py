@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import World, silent
-from five_systems import GIVEN, cases_of, features_of
-from kills import KillAfter, Killed
-from run_weights import assert_alike, weights_of
-from step_oracle import Case
+from cases import FIVE, Case, Features, case_of
+from conftest import KillAfter, Killed, World, assert_alike, silent, weights_of
 from test_device_data import same
 
 from train.data import ReadAhead, make_feed
@@ -25,7 +22,7 @@ from train.train_run import train_run
 pytestmark = pytest.mark.gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-SYSTEMS = list(GIVEN)
+SYSTEMS = list(FIVE)
 BOUNDS: dict[Precision, tuple[float, float]] = {"fp32": (0.99999, 1e-4), "bf16": (0.999, 0.1)}
 """Smallest cosine of an embedding to the CPU's in fp32; largest relative difference of a loss."""
 STEPS = {"max_steps": 12, "eval_steps": 6, "logging_steps": 4}
@@ -33,9 +30,9 @@ SAME: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2}
 """Bound on the weights of two runs; see `assert_alike`."""
 
 
-@pytest.fixture(scope="module")
-def cases(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    return cases_of(world, features_of(world, tmp_path_factory.mktemp("gpu")))
+@pytest.fixture
+def cases(features: Features) -> dict[str, Case]:
+    return {name: case_of(features, name) for name in FIVE}
 
 
 @contextmanager

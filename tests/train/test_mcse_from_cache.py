@@ -8,9 +8,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from cases import Features, case_of
 from conftest import World, silent
-from feature_sets import Features
-from step_oracle import Case, Recorder
+from test_released_loops import Recorder
 
 from train.run_spec import TrainConfig
 from train.train_run import train_run
@@ -33,21 +34,18 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_its_losses_are_those_of_the_trainer(
-    world: World, tmp_path: Path, example: ModuleType
+    features: Features, tmp_path: Path, example: ModuleType
 ) -> None:
-    features = Features(world, tmp_path / "sets")
-    features.add("cnn", "image", dim=7)
-    parameters = {"image": "cnn", "weight": example.WEIGHT, "caption": "all"}
-    case = Case(world, features, "mcse", parameters, {"image-cnn": "cnn"})
-    spec = case.spec(tmp_path / "run", max_steps=STEPS)
-    recorder = Recorder()
+    spec = case_of(features, "mcse", weight=example.WEIGHT).spec(tmp_path / "run", max_steps=STEPS)
+    recorder = Recorder(torch.float32)
     train_run(spec, say=silent, callbacks=[recorder])
-    data = example.Data(world.root, tmp_path / "sets/cnn", world.root / "tokens")
+    world = features.world
+    data = example.Data(world.root, features.root / "image/clip", world.root / "tokens")
     model = example.MCSE(Path(spec.student.model), data.features.dim)
     assert list(model.state_dict()) == list(recorder.start)
     model.load_state_dict(recorder.start)
     losses = [loss for _, loss in example.train(model, data, STEPS)]
-    assert losses == pytest.approx([entry["loss"] for entry in recorder.logs], abs=1e-5)
+    assert losses == pytest.approx([entry["loss"] for entry in recorder.losses], abs=1e-5)
     assert {data.schedule.draw(k).stream for k in range(STEPS)} == {"pairs", "text"}
 
 

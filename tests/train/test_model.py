@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import World
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
 from train.batch import Batch, Phrases
 from train.data import TrainingData
-from train.model import GroundedModel, check_tokenizer, load_student
+from train.model import GroundedModel, check_tokenizer, length_groups, load_student
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
 from train.run_spec import StudentConfig
@@ -189,42 +190,41 @@ def test_a_pooling_that_cannot_be_exported_is_refused_by_the_specification(
             world.spec(tmp_path, student={"pooling": pooling, "model": "never-loaded"})
 
 
-_BLOCKED = """
-import sys
-
-class Without:
-    # A finder that does not find the vision libraries, as where they are not installed.
-
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("open_clip", "sam2", "torchvision"):
-            return None
-        return self.finder.find_spec(name, path, target)
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-from pathlib import Path
-from train.run_spec import RunSpec
-from train.train_run import train_run
-
-spec = RunSpec.model_validate_json(Path(sys.argv[1]).read_text())
-print(train_run(spec).steps, "torchvision" in sys.modules)
-"""
+def cost(lengths: list[int], groups: list[list[int]], overhead: int) -> int:
+    return sum(len(g) * max(lengths[i] for i in g) + overhead for g in groups)
 
 
-def test_training_needs_no_vision_library(world: World, tmp_path: Path) -> None:
-    spec = world.spec(tmp_path / "out", "mcse", train={"max_steps": 2})
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
-    done = subprocess.run(
-        [sys.executable, "-c", _BLOCKED, str(tmp_path / "spec.json")],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(0, 30))
+@settings(max_examples=80, deadline=None)
+def test_no_cut_of_the_sorted_batch_is_cheaper(lengths: list[int], overhead: int) -> None:
+    groups = length_groups(lengths, overhead)
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    cheapest = min(
+        cost(lengths, [order[a:b] for a, b in pairwise((0, *cuts, len(order)))], overhead)
+        for count in range(len(order))
+        for cuts in combinations(range(1, len(order)), count)
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2", "False"]
+    assert cost(lengths, groups, overhead) == cheapest
+
+
+def test_without_an_overhead_given_there_is_one_group_in_order() -> None:
+    assert length_groups([3, 9, 1], None) == [[0, 1, 2]]
+
+
+def test_bf16_rounds_the_weights_once_and_trains_the_float32_ones(world: World) -> None:
+    model, data = build(world)
+    model.eval()
+    batch = data[0]
+    exact, _ = model.encode(batch.sentences)
+    model.precision = "bf16"
+    rounded, _ = model.encode(batch.sentences)
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert not torch.equal(rounded, exact)
+    cosine = torch.nn.functional.cosine_similarity(rounded, exact, dim=-1)
+    assert cosine.min() > 0.999
+    model(batch)["total"].backward()
+    gradients = [p.grad for p in model.encoder.parameters()]
+    assert all(each is not None and each.dtype == torch.float32 for each in gradients)
+    assert all(p.dtype == torch.float32 for p in model.encoder.parameters())

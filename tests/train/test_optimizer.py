@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
+from released_loops import Released, TransformersAdamW
 from torch import Tensor, nn
 from transformers import get_linear_schedule_with_warmup
 
@@ -56,43 +57,38 @@ def steps_of(model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainCo
         optimizer.step()
 
 
-def released(weights: dict[str, Tensor], config: TrainConfig, epsilon: float) -> dict[str, Tensor]:
-    """Number by number, from the sources of transformers 4.2.1 (`AdamW.step`) and torch 1.7."""
-    moments: dict[str, tuple[int, Tensor, Tensor]] = {}
-    held: dict[str, Tensor] = {}
+def released(model: nn.Module, config: TrainConfig, epsilon: float) -> None:
+    """The same steps as transformers 4 on torch 1.7 made them."""
+    optimizer = TransformersAdamW(list(model.parameters()), Released(1.0, epsilon))
     for step in range(STEPS):
-        held = {name: torch.zeros_like(gradient) for name, gradient in held.items()}
-        held |= gradients_of(step)
-        rate = learning_rate(config, step, STEPS)
-        for name, gradient in held.items():
-            zero = torch.zeros_like(gradient)
-            t, first, second = moments.get(name, (0, zero, zero))
-            t, first = t + 1, 0.9 * first + 0.1 * gradient
-            second = 0.999 * second + 0.001 * gradient**2
-            moments[name] = (t, first, second)
-            size = rate * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-            weights[name] = weights[name] - size * first / (second.sqrt() + epsilon)
-    return weights
+        optimizer.zero_grad()
+        for name, gradient in gradients_of(step).items():
+            model.get_parameter(name).grad = gradient
+        optimizer.step(learning_rate(config, step, STEPS))
+
+
+def two_models() -> tuple[Model, Model]:
+    torch.manual_seed(0)
+    one, other = Model(), Model()
+    other.load_state_dict(one.state_dict())
+    return one, other
 
 
 @pytest.mark.parametrize("epsilon", [None, 1e-8, 1e-3])
 def test_thirty_steps_are_those_of_the_released_optimiser(epsilon: float | None) -> None:
     config = TrainConfig(epsilon=epsilon, learning_rate=1e-2, max_steps=STEPS)
-    torch.manual_seed(0)
-    model = Model()
-    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
-    expected = released(expected, config, epsilon or 1e-6)
+    model, expected = two_models()
+    released(expected, config, epsilon or 1e-6)
     steps_of(model, make_optimizer(model, config), config)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), expected[name], rtol=0, atol=1e-12)
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), parameter, rtol=0, atol=1e-12)
 
 
 def test_torch_is_pytorchs_adamw_and_differs_from_released() -> None:
     config = TrainConfig(optimizer="torch", learning_rate=1e-2, max_steps=STEPS)
-    torch.manual_seed(0)
-    model, plain = Model(), Model()
-    plain.load_state_dict(model.state_dict())
-    other = released({n: p.detach() for n, p in model.named_parameters()}, config, 1e-6)
+    model, plain = two_models()
+    _, other = two_models()
+    released(other, config, 1e-6)
     steps_of(model, make_optimizer(model, config), config)
     optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.0)
     for step in range(STEPS):
@@ -103,7 +99,7 @@ def test_torch_is_pytorchs_adamw_and_differs_from_released() -> None:
         optimizer.step()
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), parameter, rtol=0, atol=1e-12)
-    assert float((plain.head.weight - other["head.weight"]).abs().max()) > 1e-3
+    assert float((plain.head.weight - other.head.weight).detach().abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize(("optimizer", "expected"), [("released", math.sqrt(33)), ("torch", 1.0)])

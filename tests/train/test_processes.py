@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import World, curves_of
-from five_systems import cases_of, features_of
-from process_server import ProcessServer
-from step_oracle import Case
-from test_run import weights
+from cases import FIVE, Case, Features, case_of
+from conftest import World, assert_equal, curves_of, weights_of
+from process_runs import run_processes
 
 from sightline.errors import SightlineError
 from train.loop import dropout_seed
@@ -24,22 +21,10 @@ from train.train_run import train_run
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ProcessServer]:
-    made = ProcessServer()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def cases(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
-    features = features_of(world, tmp_path_factory.mktemp("processes"))
-    made = cases_of(world, features)
-    ties = {key: row * 0 + 1.0 for key, row in features.rows["alike"].items()}
-    features.write("ties", "teacher", ties)  # every order of its cosines is a tie
-    parameters = {**made["dalr"].parameters, "teachers": [{"encoder": "ties", "weight": 1}]}
-    sets = {"image-clip": "clip", "teacher-ties": "ties"}
-    made["dalr with ties"] = Case(world, features, "dalr", parameters, sets)
-    return made
+def cases(features: Features) -> dict[str, Case]:
+    made = {name: case_of(features, name) for name in FIVE}
+    ties = case_of(features, "dalr", teachers=[{"encoder": "ties", "weight": 1}])
+    return {**made, "dalr with ties": ties}
 
 
 WEIGHTS_STAY = {"learning_rate": 1e-30, "max_grad_norm": 1e9}
@@ -64,30 +49,29 @@ def steps_of(specs: list[RunSpec], rank: int = 0) -> dict[str, list[dict[str, to
     return {each.out.name: torch.load(f"{each.out}-{rank}.pt") for each in specs}
 
 
-@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
-@pytest.mark.parametrize(("count", "pairs", "last"), [(2, 13, 7), (3, 14, 2)])
+@pytest.mark.parametrize(
+    ("count", "pairs", "last", "more"),
+    [(2, 13, 7, {"chunk": 2}), (3, 14, 2, {"gradient_accumulation": 2})],
+)
 def test_gradients_are_those_of_one_process(
-    server: ProcessServer,
     cases: dict[str, Case],
     tmp_path: Path,
-    double: bool,
     count: int,
     pairs: int,
     last: int,
+    more: dict[str, int],
 ) -> None:
     """Batches of 6 or the ``last`` few pairs; of three processes one has no row of two pairs."""
-    asked: dict[str, Any] = {"gradients": True, "double": double}
-    accumulation = 2 if count == 3 and not double else 1
+    accumulation = more.get("gradient_accumulation", 1)
     alone = gradient_specs(cases, tmp_path / "alone", pairs, accumulation)
-    assert server.run(alone, **asked).codes == [0]
+    assert run_processes(alone, gradients=True).codes == [0]
     assert rows_of(alone[0]) >= {("pairs", 6), ("pairs", last), ("text", 6), ("text", 4)}
-    chunk = 2 if double else None
-    specs = gradient_specs(cases, tmp_path / "shared", pairs, accumulation, chunk)
-    outcome = server.run(specs, count=count, **asked)
+    specs = gradient_specs(cases, tmp_path / "shared", pairs, accumulation, more.get("chunk"))
+    outcome = run_processes(specs, count=count, gradients=True)
     assert outcome.codes == [0] * count, outcome.said
     expected, found = steps_of(alone), steps_of(specs)
     for name, steps in found.items():
-        assert_alike(steps, expected[name], 1e-10 if double else 1e-5, name)
+        assert_alike(steps, expected[name], 1e-10, name)
     for rank in range(1, count):  # or weights would part
         for name, steps in steps_of(specs, rank).items():
             assert_alike(steps, found[name], 0.0, (rank, name))
@@ -119,10 +103,7 @@ def train_config(**changes: Any) -> dict[str, Any]:
 
 def assert_same_run(found: Path, expected: Path) -> None:
     """Bit for bit: best weights, last weights, heads, dev scores and curves."""
-    ours, theirs = weights(found), weights(expected)
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor), name
+    assert_equal(weights_of(found), weights_of(expected))
     for key in ("dev_history", "best_step", "steps", "sentences", "negatives_per_anchor"):
         assert getattr(summary(found), key) == getattr(summary(expected), key), key
     assert curves_of(summary(found)) == curves_of(summary(expected))
@@ -137,10 +118,10 @@ def kept_step(out: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def unbroken(server: ProcessServer, world: World, tmp_path_factory: Any) -> Path:
+def unbroken(world: World, tmp_path_factory: Any) -> Path:
     """A run of two processes, with dropout, six steps and three dev scores."""
     out = tmp_path_factory.mktemp("unbroken") / "run"
-    outcome = server.run([world.spec(out, "mcse", train=train_config())], count=2)
+    outcome = run_processes([world.spec(out, "mcse", train=train_config())], count=2)
     assert outcome.codes == [0, 0], outcome.said
     assert summary(out).processes == (2,)
     assert summary(out).negatives_per_anchor == 7
@@ -162,7 +143,6 @@ LOST = [
 
 @pytest.mark.parametrize(("rank", "at", "launcher", "step"), LOST)
 def test_a_killed_process_ends_all_and_the_last_checkpoint_is_resumed_from(
-    server: ProcessServer,
     world: World,
     unbroken: Path,
     tmp_path: Path,
@@ -173,7 +153,7 @@ def test_a_killed_process_ends_all_and_the_last_checkpoint_is_resumed_from(
 ) -> None:
     out = tmp_path / "run"
     spec = world.spec(out, "mcse", train=train_config())
-    broken = server.run([spec], count=2, act="kill", rank=rank, at=at, launcher=launcher)
+    broken = run_processes([spec], count=2, act="kill", rank=rank, at=at, launcher=launcher)
     assert broken.codes[rank] == -9
     if launcher is None or broken.codes[1 - rank] == 1:
         assert broken.codes[1 - rank] == 1, broken.said
@@ -183,19 +163,19 @@ def test_a_killed_process_ends_all_and_the_last_checkpoint_is_resumed_from(
     else:  # the launcher's signal came first, and the launcher says what happened
         assert broken.codes[1 - rank] == 143, broken.said
     assert kept_step(out) == step
-    resumed = server.run([spec], count=2)
+    resumed = run_processes([spec], count=2)
     assert resumed.codes == [0, 0], resumed.said
     assert (f"resuming after step {step}" in resumed.said[0]) == (step > 0)
     assert_same_run(out, unbroken)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 2])
 def test_of_three_processes_each_survivor_says_what_happened(
-    server: ProcessServer, world: World, tmp_path: Path, rank: int
+    world: World, tmp_path: Path, rank: int
 ) -> None:
     out = tmp_path / "run"
     spec = world.spec(out, "mcse", train=train_config(batch_size=6))
-    broken = server.run([spec], count=3, act="kill", rank=rank, at="terms 3")
+    broken = run_processes([spec], count=3, act="kill", rank=rank, at="terms 3")
     assert [code for code in broken.codes if code != -9] == [1, 1], broken.said
     assert len(broken.errors) == 2, broken
     assert all("another process of this run has ended" in error for error in broken.errors)
@@ -203,36 +183,36 @@ def test_of_three_processes_each_survivor_says_what_happened(
 
 
 def test_a_run_resumes_with_a_different_number_of_processes(
-    server: ProcessServer, cases: dict[str, Case], tmp_path: Path
+    cases: dict[str, Case], tmp_path: Path
 ) -> None:
     alone, out = tmp_path / "alone", tmp_path / "run"
     told = {"max_steps": 6, "learning_rate": 1e-3, **QUICK, "save_steps": 2}  # and no dropout
-    assert server.run([cases["mcseo"].spec(alone, **told)]).codes == [0]
+    assert run_processes([cases["mcseo"].spec(alone, **told)]).codes == [0]
     spec = cases["mcseo"].spec(out, **told)
     for count, at, kept in ((2, "terms 3", 2), (3, "terms 3", 4)):
-        broken = server.run([spec], count=count, act="kill", rank=1, at=at)
+        broken = run_processes([spec], count=count, act="kill", rank=1, at=at)
         assert "another process of this run has ended" in broken.errors[0]
         assert kept_step(out) == kept
-    outcome = server.run([spec])
+    outcome = run_processes([spec])
     assert outcome.codes == [0], outcome.said
     assert summary(out).processes == (2, 3, 1)
     assert summary(alone).processes == (1,)
     assert summary(alone).spec_digest == summary(out).spec_digest
-    for name, tensor in weights(alone).items():
-        torch.testing.assert_close(weights(out)[name], tensor, rtol=0, atol=2e-5)
+    for name, tensor in weights_of(alone).items():
+        torch.testing.assert_close(weights_of(out)[name], tensor, rtol=0, atol=2e-5)
 
 
 def test_a_signal_to_one_process_stops_all_after_one_step(
-    server: ProcessServer, world: World, unbroken: Path, tmp_path: Path
+    world: World, unbroken: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     spec = world.spec(out, "mcse", train=train_config())
-    stopped = server.run([spec], count=2, act="terminate", rank=1, at="terms 2")
+    stopped = run_processes([spec], count=2, act="terminate", rank=1, at="terms 2")
     assert stopped.codes == [143, 143], stopped.said
     (line,) = stopped.errors
     assert "stopped by SIGTERM: mcse: step 3 of 6 is kept" in line
     assert kept_step(out) == 3
-    assert server.run([spec], count=2).codes == [0, 0]
+    assert run_processes([spec], count=2).codes == [0, 0]
     assert_same_run(out, unbroken)
 
 
@@ -241,17 +221,15 @@ def test_each_process_draws_its_own_dropout_in_every_micro_batch() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_bf16_trains_in_two_processes(server: ProcessServer, world: World, tmp_path: Path) -> None:
+def test_bf16_trains_in_two_processes(world: World, tmp_path: Path) -> None:
     train = train_config(precision="bf16", max_steps=2, chunk=2)
-    outcome = server.run([world.spec(tmp_path / "run", "mcse", train=train)], count=2)
+    outcome = run_processes([world.spec(tmp_path / "run", "mcse", train=train)], count=2)
     assert outcome.codes == [0, 0], outcome.said
-    assert {each.dtype for each in weights(tmp_path / "run").values()} == {torch.float32}
+    assert {each.dtype for each in weights_of(tmp_path / "run").values()} == {torch.float32}
 
 
-def test_a_finished_run_is_returned_by_every_process(
-    server: ProcessServer, world: World, unbroken: Path
-) -> None:
-    outcome = server.run([world.spec(unbroken, "mcse", train=train_config())], count=2)
+def test_a_finished_run_is_returned_by_every_process(world: World, unbroken: Path) -> None:
+    outcome = run_processes([world.spec(unbroken, "mcse", train=train_config())], count=2)
     assert outcome.codes == [0, 0]
     assert "already trained" in outcome.said[0]
     assert outcome.said[1].strip() == "process 1: 6 steps, processes [2]"
@@ -266,7 +244,6 @@ def test_a_finished_run_is_returned_by_every_process(
     ],
 )
 def test_processes_that_never_start_are_missed_by_those_that_did(
-    server: ProcessServer,
     world: World,
     tmp_path: Path,
     count: int,
@@ -275,7 +252,7 @@ def test_processes_that_never_start_are_missed_by_those_that_did(
     message: str,
 ) -> None:
     spec = world.spec(tmp_path / "run")
-    outcome = server.run([spec], count=count, started=started, limit=limit)
+    outcome = run_processes([spec], count=count, started=started, limit=limit)
     assert outcome.codes == [1] * len(started)
     assert len(outcome.errors) == len(started)  # each says so, once
     assert f"error: the processes of this run did not meet within {limit:g} s" in outcome.errors[0]
@@ -286,7 +263,7 @@ def test_processes_that_never_start_are_missed_by_those_that_did(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_bad_start_is_one_error(server: ProcessServer, world: World, tmp_path: Path) -> None:
+def test_a_bad_start_is_one_error(world: World, tmp_path: Path) -> None:
     odd = world.spec(tmp_path / "run", train={"batch_size": 7})
     fine = world.spec(tmp_path / "run")
     other = world.spec(tmp_path / "run", train={"learning_rate": 2e-3})
@@ -300,7 +277,7 @@ def test_a_bad_start_is_one_error(server: ProcessServer, world: World, tmp_path:
         ([[fine], [missing]], "nowhere.tsv: no such dev set"),
         ([missing], "nowhere.tsv: no such dev set"),
     ):
-        outcome = server.run(specs, count=2)
+        outcome = run_processes(specs, count=2)
         assert outcome.codes == [1, 1], outcome.said
         (error,) = outcome.errors
         assert message in error

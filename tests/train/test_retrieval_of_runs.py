@@ -1,30 +1,32 @@
-"""Retrieval with the heads of trained runs: every objective, then stages, report, command line."""
+"""Images and sentences in the space of trained runs: every objective, stages, report, commands."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import World, silent
-from feature_sets import Features
-from phrase_world import Objects
+from cases import Case, Features
+from conftest import World, make_world, silent
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from step_oracle import Case
 
 from pipeline import stages
 from pipeline.cli import main
 from pipeline.configure import configuration
 from pipeline.params import EvaluationTask, Params, validate_params
+from sightline.cache import FeatureSet, key_of_text
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import Evaluation
-from train.evaluate.models import EvaluatedModel
-from train.evaluate.results import load_result
+from train.evaluate.models import EvaluatedModel, image_space, open_features, rows_of_images
+from train.evaluate.models import project as projected
+from train.evaluate.results import TaskResult, load_result
 from train.evaluate.retrieval import CHANCE, METRICS, evaluate_retrieval
 from train.train_run import train_run
 
@@ -32,63 +34,36 @@ ROOT = Path(__file__).parents[2]
 IMAGES, CAPTIONS = 18, 54  # of the split "train" of the tiny world
 CLIP, RESNET = {"image": "clip"}, {"image": "resnet"}
 TEACHER = [{"encoder": "clip", "weight": 1, "features": "text"}]
-NO_TEXT = {"text_weight": 0}
-RUNS: dict[str, tuple[str, dict[str, Any], dict[str, str], str, str, str]] = {
-    # run: objective, parameters, feature → set, head of sentences, head of images, image set
-    "mcse": ("mcse", CLIP, {"image-clip": "image/clip"}, "grounding", "image", "image/clip"),
-    "kdmcse": (
-        "kdmcse",
-        {**CLIP, "text": "clip"},
-        {"image-clip": "image/clip", "text-clip": "text/clip"},
-        *("grounding", "image", "image/clip"),
-    ),
-    "dalr": (
-        "dalr",
-        {**RESNET, "teachers": TEACHER},
-        {"image-resnet": "image/resnet", "text-clip": "text/clip"},
-        *("grounding", "image", "image/resnet"),
-    ),
-    "mcseo": (
-        "mcseo",
-        CLIP,
-        {"image-clip": "image/clip", "object-clip": "object/clip"},
-        *("grounding", "image", "image/clip"),
-    ),
+RUNS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    # run and objective: parameters, head of sentences, head of images, image set
+    "mcse": (CLIP, "grounding", "image", "image/clip"),
+    "kdmcse": ({**CLIP, "text": "clip"}, "grounding", "image", "image/clip"),
+    "dalr": ({**RESNET, "teachers": TEACHER}, "grounding", "image", "image/resnet"),
+    "mcseo": (CLIP, "grounding", "image", "image/clip"),
     "combined": (
-        "combined",
         {
             "parts": {
                 "first": {"objective": "mcseo", "parameters": {**CLIP, "image_weight": 0}},
-                "second": {"objective": "mcse", "parameters": {**RESNET, **NO_TEXT}},
+                "second": {"objective": "mcse", "parameters": {**RESNET, "text_weight": 0}},
             }
         },
-        {"object-clip": "object/clip", "image-resnet": "image/resnet"},
         *("first-grounding", "second-image", "image/resnet"),
     ),
 }
 
 
-@pytest.fixture(scope="module")
-def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features:
-    made = Features(world, tmp_path_factory.mktemp("features"))
-    made.add("image/clip", "image", dim=7)
-    made.add("image/resnet", "image", dim=5)
-    made.add("text/clip", "text", dim=7)
-    return made
-
-
-@pytest.fixture(scope="module")
-def objects(world: World, features: Features) -> Objects:
-    return Objects(world, features, "object/clip", dim=7)
-
-
-def settings(world: World, features: Features, **more: Any) -> dict[str, Any]:
-    return {"data": world.root, "features": features.root, "split": "train", **more}
+def scored(features: Features, objective: str, parameters: dict[str, Any], out: Path) -> TaskResult:
+    """Retrieval with the heads of a short run."""
+    case = Case(features, objective, {"caption": "all", **parameters})
+    train_run(case.spec(out, max_steps=2), say=silent)
+    where = {"data": features.world.root, "features": features.root, "split": "train"}
+    task = Evaluation.load({"retrieval": where})
+    return task.score(EvaluatedModel.load(str(out), device="cpu"))["retrieval"]
 
 
 def by_hand(folder: Path, features: Features, run: str) -> list[float]:
     """METRICS from the exported files, in double precision."""
-    _, _, _, of_sentences, of_images, name = RUNS[run]
+    _, of_sentences, of_images, name = RUNS[run]
     heads = load_file(folder / "heads.safetensors")
 
     def project(head: str, rows: np.ndarray) -> np.ndarray:
@@ -100,37 +75,25 @@ def by_hand(folder: Path, features: Features, run: str) -> list[float]:
     assert len(rows) == CAPTIONS
     texts = [row["text"] for row in rows]
     model = SentenceTransformer(str(folder / "model"), device="cpu")
-    from sightline.cache import key_of_text
-
     images = np.array([features.rows[name][key_of_text(text)] for text in texts[::3]])
     found = evaluate_retrieval(
         project(of_images, images),
         project(of_sentences, np.asarray(model.encode(texts))),
         np.repeat(np.arange(IMAGES), 3),
     )
-    return [*found.image_to_text.values(), *found.text_to_image.values()]
+    return list(found.values())
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_every_objective_retrieves_in_its_own_space(world, features, objects, tmp_path, run):
-    objective, parameters, sets, *_ = RUNS[run]
-    pairs = {"phrases": objects.path} if "object" in "".join(sets) else {}
-    case = Case(world, features, objective, {"caption": "all", **parameters}, sets, pairs)
-    train_run(case.spec(tmp_path / "run", max_steps=3), say=silent)
-    task = Evaluation.load({"retrieval": settings(world, features)})
-    found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))["retrieval"]
+def test_every_objective_retrieves_in_its_own_space(features, tmp_path, run):
+    found = scored(features, run, RUNS[run][0], tmp_path)
     assert [found.scores[each] for each in METRICS] == pytest.approx(
-        by_hand(tmp_path / "run", features, run)
+        by_hand(tmp_path, features, run)
     )
 
 
-def test_an_objective_whose_images_are_off_has_no_scores(world, features, objects, tmp_path):
-    parameters = {**CLIP, "image_weight": 0, "caption": "all"}
-    sets, pairs = {"object-clip": "object/clip"}, {"phrases": objects.path}
-    case = Case(world, features, "mcseo", parameters, sets, pairs)
-    train_run(case.spec(tmp_path / "run", max_steps=1), say=silent)
-    task = Evaluation.load({"retrieval": settings(world, features)})
-    found = task.score(EvaluatedModel.load(str(tmp_path / "run"), device="cpu"))["retrieval"]
+def test_an_objective_whose_images_are_off_has_no_scores(features, tmp_path):
+    found = scored(features, "mcseo", {**CLIP, "image_weight": 0}, tmp_path)
     assert found.scores == dict.fromkeys(METRICS)
     assert found.reasons["I2T R@1"] == (
         "its objective, mcseo, projects no image features; runs that learned from images, such as "
@@ -358,3 +321,71 @@ def test_a_mistake_in_the_settings_is_one_line(project, monkeypatch, capsys):
         shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
         assert message in shown
         assert "Traceback" not in shown
+
+
+# ---- images that are nearest to a sentence ------------------------------------------------------
+
+
+def test_features_are_found_by_name_and_checked(project, features, tmp_path):
+    model = EvaluatedModel.load(str(project / "runs/mcse-clip/seed-0"), device="cpu")
+    space = image_space(model)
+    name = model.summary.features["image-clip"].name
+    below = tmp_path / name
+    below.parent.mkdir(parents=True)
+    below.symlink_to(features.root / "image/clip")
+    for place in (below, tmp_path):
+        assert open_features(space, model, place).fingerprint == space.fingerprint
+    with pytest.raises(SightlineError, match=re.escape(str(tmp_path / "no" / name))):
+        open_features(space, model, tmp_path / "no")
+    other = replace(space, fingerprint="0" * 64)
+    with pytest.raises(SightlineError, match="expected 0000"):
+        open_features(other, model, features.root / "image/clip")
+
+
+def test_failed_images_are_left_out(tmp_path):
+    world = make_world(tmp_path, failed=3)
+    found = FeatureSet.open(world.root / "features")
+    rows, kept = rows_of_images(found, world.image_keys)
+    assert kept.tolist() == list(range(3, 20))
+    assert rows == pytest.approx(found.gather(found.rows(world.image_keys[3:])))
+    with pytest.raises(SightlineError, match="all 3 images failed"):
+        rows_of_images(found, world.image_keys[:3])
+
+
+def to_images(project: Path, *models: str) -> list[object]:
+    words: list[object] = ["look", "neighbours", "a red circle", "--to-images", "--device", "cpu"]
+    words += ["--data", project / "data/datasets/scenes"]
+    words += ["--features", project / "data/features/scenes/image/clip"]
+    return [*words, *(f"--model={model}" for model in models)]
+
+
+def test_the_command_finds_images(world, project, said):
+    runs = [str(project / f"runs/{name}/seed-0") for name in ("simcse", "mcse-clip")]
+    code, out, err = said(*to_images(project, *runs), "--json", "--k", "20")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert shown["models"]["mcse-clip"]["queries"] == ["a red circle"]
+    assert shown["models"]["simcse"]["pictures"]["neighbours"] == []
+    assert "simcse, images: its objective, simcse, projects no image" in " ".join(shown["notes"])
+    (images,) = shown["models"]["mcse-clip"]["pictures"]["neighbours"]
+    assert sorted(each["images"][0] for each in images) == [f"{i:02d}.png" for i in range(20)]
+    assert [each["images"][0] for each in images if each["own"]] == ["00.png"]
+    model = EvaluatedModel.load(runs[1], device="cpu")
+    space = image_space(model)
+    text = projected(space.sentences, model.encode(["a red circle"]))[0]
+    found = FeatureSet.open(project / "data/features/scenes/image/clip")
+    grounded = projected(space.images, found.take(world.image_keys))
+    cosines = grounded @ text / np.linalg.norm(grounded, axis=1) / np.linalg.norm(text)
+    expected = np.sort(cosines)[::-1].tolist()
+    assert [each["cosine"] for each in images] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_run_of_an_older_version_is_one_clear_error(project, tmp_path, said):
+    old = shutil.copytree(project / "runs/mcse-clip/seed-0", tmp_path / "old")
+    summary = json.loads((old / "run.json").read_text())
+    summary["features"] = {"image": summary["features"].pop("image-clip")}
+    (old / "run.json").write_text(json.dumps(summary))
+    code, out, err = said(*to_images(project, str(old)))
+    assert (code, out) == (1, "")
+    assert f"{old}: its objective reads image-clip, but the run learned from image" in err
+    assert "train it again" in err

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import World, silent
-from feature_sets import Features
+from cases import Features, case_of
+from conftest import Killed, World, silent
 from flat_tables import rows_with_keys
-from kills import Killed
-from phrase_world import Objects
 
 from sightline.cache import key_column
 from sightline.cache.record import read_record
 from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
-from train.loop import Callback, NonFiniteLoss
+from train.loop import Callback
 from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
 from train.train_run import train_run
@@ -228,18 +227,6 @@ def test_a_checkpoint_replaces_the_last_one_whole_or_not_at_all(
         assert {path.parent.name for path in folder.path.rglob("loop.pt")} == {"b"}
 
 
-def test_a_learning_rate_that_is_far_too_high_stops_the_run(world: World, tmp_path: Path) -> None:
-    spec = world.spec(tmp_path, dev=None, train={"learning_rate": 1e38, "save_steps": 1})
-    with pytest.raises(NonFiniteLoss) as caught:
-        train_run(spec, say=silent)
-    state = RunFolder(tmp_path).state()
-    said = str(caught.value)
-    assert "Nothing is saved after it" in said
-    assert state is not None
-    assert f"the last checkpoint is of step {state.step}. " in said
-    assert json.loads((tmp_path / "failure.json").read_text())["keys"]
-
-
 def test_a_finished_run_with_a_field_that_is_no_longer_written_is_read(
     world: World, tmp_path: Path
 ) -> None:
@@ -266,28 +253,16 @@ def test_a_finished_run_of_another_version_is_not_called_missing(
     assert f"replacing the finished run in {tmp_path}: {file}: this version cannot" in lines[0]
 
 
-def test_changed_phrase_tokens_make_a_new_run(world: World, tmp_path: Path) -> None:
-    features = Features(world, tmp_path)
-    features.add("clip", "image", dim=7)
-    objects = Objects(world, features, "clip-objects", dim=7)
-    spec = world.spec(
-        tmp_path / "out",
-        "mcseo",
-        parameters={"image": "clip"},
-        features={"image-clip": tmp_path / "clip", "object-clip": tmp_path / "clip-objects"},
-        pairs={
-            "captions": world.root / "captions.parquet",
-            "images": world.root / "images.parquet",
-            "tokens": world.root / "tokens",
-            "phrases": objects.path,
-        },
-    )
+def test_changed_phrase_tokens_make_a_new_run(features: Features, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(features.phrases, tmp_path / "phrases"))
+    case = replace(case_of(features, "mcseo"), pairs={"phrases": folder})
+    spec = case.spec(tmp_path / "out", max_steps=2)
     first = train_run(spec, say=silent)
-    table = rows_with_keys(objects.path, "phrase-tokens").slice(3)
-    spec_of_tokens = read_record(objects.path).spec
-    shutil.rmtree(objects.path)
+    table = rows_with_keys(folder, "phrase-tokens").slice(3)
+    spec_of_tokens = read_record(folder).spec
+    shutil.rmtree(folder)
     keys = key_column(table.column("key"))
-    write_rows(objects.path, spec_of_tokens, keys, table.drop_columns("key"))
+    write_rows(folder, spec_of_tokens, keys, table.drop_columns("key"))
     second = train_run(spec, say=silent)
     assert first.spec_digest != second.spec_digest
     assert RunSummary.read(tmp_path / "out") == second

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import World, silent
-from kills import KillAfter, Killed
+from conftest import KillAfter, Killed, World, silent
 
 from train.train_run import steps_to_do, train_run
 

@@ -15,13 +15,11 @@ from torch import Tensor
 from sightline.cache import FeatureSet, FeatureSpec
 from sightline.cache.keys import Keys
 from sightline.cache.record import Provenance
+from train.diagnose.settings import Settings, Tell
 from train.evaluate.vectors import effective_rank
 
 CHUNK = 4096
 """Rows that are read, and scores per row that are held, at once."""
-
-Tell = Callable[[str, int, int, str], None]
-"""Takes what is being done, how many are done, how many there are, and their unit."""
 
 PRODUCTS = 5e11
 """Multiplications that a comparison of rows with rows takes unless the user asks for more."""
@@ -305,23 +303,8 @@ OUTLYING = 10
 """A row this many times longer than the median is named."""
 
 
-def check_set(
-    scanned: Scan,
-    named: Named,
-    *,
-    sample: int | None,
-    bound: float,
-    seed: int,
-    tell: Tell,
-) -> SetChecks:
-    """Check a feature set.
-
-    Args:
-        named: names rows of the set.
-        sample: rows compared with all others for `Neighbours`; None: what time allows.
-        bound: cosine from which two rows are near-duplicates.
-        seed: of everything drawn.
-    """
+def check_set(scanned: Scan, named: Named, settings: Settings, tell: Tell) -> SetChecks:
+    """Check a feature set, whose rows ``named`` names."""
     features, record = scanned.features, scanned.features.record
     finite = np.isfinite(scanned.norms)
     usable = scanned.usable
@@ -336,8 +319,6 @@ def check_set(
         (scanned.high.astype(np.float64) - scanned.low) if len(lengths) else np.ones(features.dim)
     )
     same = np.flatnonzero(ranges <= _CONSTANT * np.median(ranges))
-    directed = np.zeros(len(finite), dtype=bool)
-    directed[usable] = True
     enough = len(usable) > 1
     return SetChecks(
         path=features.path.as_posix(),
@@ -352,20 +333,19 @@ def check_set(
         norms=Distribution.of(lengths) if len(lengths) else None,
         outlying=rows(finite & (scanned.norms > OUTLYING * middle) & (middle > 0)),
         constant=Rows(len(same), [str(column) for column in same[:SHOWN]]),
-        copies=_copies(scanned, directed, named),
+        copies=_copies(scanned, named),
         mean_cosine=_mean_cosine(scanned, len(usable)) if enough else None,
-        neighbours=_neighbours(features, usable, named, sample, bound, seed, tell)
-        if enough
-        else None,
-        spectrum=_spectrum(features, usable, seed, tell) if enough else None,
+        neighbours=_neighbours(features, usable, named, settings, tell) if enough else None,
+        spectrum=_spectrum(features, usable, settings.seed, tell) if enough else None,
     )
 
 
-def _copies(scanned: Scan, directed: NDArray[np.bool_], named: Named) -> Rows:
-    counts = np.bincount(scanned.twins[directed], minlength=scanned.twins.max(initial=0) + 1)
-    some = np.flatnonzero(directed & (counts[scanned.twins] > 1))
-    grouped = some[np.argsort(scanned.twins[some], kind="stable")]  # copies side by side
-    return Rows(len(some), named(grouped[:SHOWN].tolist()))
+def _copies(scanned: Scan, named: Named) -> Rows:
+    usable = scanned.usable
+    twins = scanned.twins[usable]
+    copies = np.bincount(twins, minlength=1)[twins] > 1
+    grouped = usable[copies][np.argsort(twins[copies], kind="stable")]  # copies side by side
+    return Rows(len(grouped), named(grouped[:SHOWN].tolist()))
 
 
 def _mean_cosine(scanned: Scan, count: int) -> float:
@@ -377,13 +357,12 @@ def _neighbours(
     features: FeatureSet,
     usable: NDArray[np.int64],
     named: Named,
-    sample: int | None,
-    bound: float,
-    seed: int,
+    settings: Settings,
     tell: Tell,
 ) -> Neighbours:
-    count = len(usable)
-    chosen = draw(count, sample_size(sample, count, count, features.dim), seed, 0)
+    count, bound = len(usable), settings.near
+    size = sample_size(settings.sample, count, count, features.dim)
+    chosen = draw(count, size, settings.seed, 0)
     queries = read_units(features, usable[chosen])  # (q, d)
     best = torch.full((len(chosen),), -torch.inf)
     nearest = torch.zeros(len(chosen), dtype=torch.int64)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
 
-from sightline import settings
 from sightline.cache import CAPTIONS, IMAGES, FeatureSet, key_column, keys_of_texts, read_manifest
-from sightline.cache.caption_choice import CaptionPolicy
-from sightline.cache.keys import Keys
 from sightline.cache.manifest import places_of
 from sightline.errors import SightlineError
-from train.diagnose.checks import Named, Scan, SetChecks, Tell, check_set, scan
+from train.diagnose.checks import Named, Scan, SetChecks, check_set, scan
 from train.diagnose.pairs import (
     Cosines,
     CrossChecks,
     DiagnosedPairs,
-    Scores,
     cosines_of,
     find_pairs,
     image_text_scores,
@@ -28,79 +23,11 @@ from train.diagnose.pairs import (
     rank_images,
     text_text_scores,
 )
-from train.diagnose.thresholds import THRESHOLDS, Filter, Terms, check_filter
-from train.objectives.kdmcse import KDMCSEParams
-from train.run_spec import RunSpec
+from train.diagnose.settings import Settings, Tell
+from train.diagnose.thresholds import Filter, check_filter
 
 SCHEMA = "sightline.diagnosis/2"
-NEAR = 0.98
-"""Cosine from which two rows count as near-duplicates."""
-
 _TEXTS = ("text", "teacher")
-
-
-class Settings(settings.Settings):
-    """How to look at the sets.
-
-    Attributes:
-        batch_size: rows per batch that a threshold is tried on; by default 64, or as configured.
-        batches: number of such batches.
-        caption: captions of an image that a training would read, random, longest or all; by default
-            all, or as configured.
-        data_seed: of that choice.
-        seed: of the run whose batches are drawn, and of every sample.
-        thresholds: to try; by default 0.1, 0.15 … 0.95.
-        sample: rows compared with all others, for ranks and neighbours; None: what 5e11
-            multiplications allow.
-        near: cosine from which two rows are near-duplicates.
-        configured: thresholds of the configuration.
-        run: the run of params.yaml that batch size, captions and thresholds are from; None:
-            defaults.
-    """
-
-    batch_size: int = Field(default=64, ge=2)
-    batches: int = Field(default=100, ge=1)
-    caption: CaptionPolicy = "all"
-    data_seed: int = 0
-    seed: int = Field(default=0, ge=0, lt=1 << 32)
-    thresholds: list[float] = []
-    sample: int | None = Field(default=None, ge=2)
-    near: float = Field(default=NEAR, ge=0, le=1)
-    configured: Terms = Terms()
-    run: str | None = None
-
-    @property
-    def whose(self) -> str:
-        """Of the thresholds in `configured`: a run's, or KDMCSE's own."""
-        return "default" if self.run is None else "configured"
-
-
-def kdmcse_settings(params: KDMCSEParams | None = None) -> Settings:
-    """Captions and thresholds as KDMCSE has them, by its defaults or with ``params``."""
-    own = params or KDMCSEParams(weight=0)  # reads no encoder, so that none has to be named
-    terms = Terms(own.image_threshold, own.teacher_text_threshold, own.variant == "released")
-    return Settings(configured=terms, caption=own.caption, data_seed=own.data_seed)
-
-
-def settings_of_runs(
-    sets: Sequence[Path], objectives: Mapping[str, str], spec_of: Callable[[str], RunSpec]
-) -> Settings | None:
-    """Batch size, captions and thresholds of the first run of KDMCSE that reads ``sets``.
-
-    Args:
-        objectives: run → its objective.
-        spec_of: run → what it trains; asked only for runs of KDMCSE.
-
-    Returns:
-        None if no run does.
-    """
-    wanted = {path.resolve() for path in sets}
-    for run in (name for name, objective in objectives.items() if objective == "kdmcse"):
-        spec = spec_of(run)
-        if wanted <= {path.resolve() for path in spec.features.values()}:
-            own = kdmcse_settings(KDMCSEParams.model_validate(spec.parameters))
-            return own.model_copy(update={"batch_size": spec.train.batch_size, "run": run})
-    return None
 
 
 @dataclass(frozen=True)
@@ -178,17 +105,7 @@ def diagnose(
         # before the slow checks, so that manifests of other data fail fast
         pairs = find_pairs(captions, images, image, text, "all", 0)
         trained = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
-    checks = tuple(
-        check_set(
-            each,
-            names[each.features.path],
-            sample=settings.sample,
-            bound=settings.near,
-            seed=settings.seed,
-            tell=tell,
-        )
-        for each in sets
-    )
+    checks = tuple(check_set(each, names[each.features.path], settings, tell) for each in sets)
     manifests = {"captions": captions, "images": images}
     said = {name: path.as_posix() for name, path in manifests.items() if path is not None}
     if pairs is None or trained is None or text is None:
@@ -207,55 +124,32 @@ def _with_pairs(
     tell: Tell,
 ) -> Diagnosis:
     settings, texts = of_sets.settings, text.features
-    seed, sample = settings.seed, settings.sample
-    of_texts = text_text_scores(pairs, texts, seed)
-    matched: dict[str, Scores | None] = {"teacher_text": of_texts}
+    of_texts = text_text_scores(pairs, texts, settings.seed)
+    matched = {} if of_texts is None else {"teacher_text": of_texts[0]}
     cross = None
     if image is not None:
-        of_both = matched["image"] = image_text_scores(pairs, image.features, texts, seed)
-        best, worst = rank_captions(pairs, image.features, texts, sample, seed, tell)
-        cross = CrossChecks(
-            cosines_of(of_both, pairs),
-            best,
-            worst,
-            rank_images(pairs, image.features, texts, sample, seed, tell),
-        )
+        sets = image.features, texts
+        of_both = image_text_scores(pairs, *sets, settings.seed)
+        matched["image"] = of_both[0]
+        best, worst = rank_captions(pairs, *sets, settings, tell)
+        of_images = rank_images(pairs, *sets, settings, tell)
+        cross = CrossChecks(cosines_of(of_both, pairs), best, worst, of_images)
     filters = check_filter(
-        trained,
-        image.features if image else None,
-        texts,
-        matched,
-        settings.thresholds or THRESHOLDS,
-        settings.configured,
-        batch_size=settings.batch_size,
-        batches=settings.batches,
-        seed=seed,
-        tell=tell,
+        trained, image.features if image else None, texts, matched, settings, tell
     )
+    _, copies = np.unique(
+        key_column(read_manifest(images, IMAGES)["key"]), axis=0, return_counts=True
+    )
+    _, images_of = np.unique(pairs.distinct().text_rows, return_counts=True)
     counts = PairCounts(
-        len(pairs),
-        len(np.unique(pairs.pictures)),
-        pairs.failed,
-        pairs.without_image,
-        pairs.without_text,
-        _repeated(key_column(read_manifest(images, IMAGES)["key"])),
-        int((np.unique(pairs.distinct().text_rows, return_counts=True)[1] > 1).sum()),
+        compared=len(pairs),
+        images=len(np.unique(pairs.pictures)),
+        **pairs.lost,
+        repeated_images=int(copies[copies > 1].sum()),
+        shared_captions=int((images_of > 1).sum()),
     )
-    return Diagnosis(
-        settings,
-        of_sets.sets,
-        of_sets.manifests,
-        counts,
-        cross,
-        cosines_of(of_texts, pairs) if of_texts else None,
-        tuple(filters),
-    )
-
-
-def _repeated(keys: Keys) -> int:
-    """How many of ``keys`` equal another."""
-    _, counts = np.unique(keys, axis=0, return_counts=True)
-    return int(counts[counts > 1].sum())
+    of_captions = cosines_of(of_texts, pairs) if of_texts else None
+    return replace(of_sets, pairs=counts, cross=cross, captions=of_captions, filters=tuple(filters))
 
 
 def _is_text(features: FeatureSet) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,11 @@ from torch import Tensor
 
 from sightline.cache import FeatureSet
 from sightline.cache.caption_choice import CaptionPolicy
-from sightline.cache.keys import Keys, KeyTable, unique_sorted
+from sightline.cache.keys import Keys
 from sightline.errors import SightlineError
 from train.diagnose.checks import (
     Distribution,
     Scan,
-    Tell,
     chunks,
     draw,
     read,
@@ -27,6 +27,7 @@ from train.diagnose.checks import (
     separation,
     units,
 )
+from train.diagnose.settings import Settings, Tell
 from train.pairs import read_pairs
 
 SAMPLED_IMAGES = 2000
@@ -47,17 +48,13 @@ class DiagnosedPairs:
         pictures: int64 [n], a number for each distinct image: captions of one image share it.
         image_rows: int64 [n], row in the image set; None without one.
         text_rows: int64 [n], row in the text set.
-        failed: pairs whose image could not be extracted; a training leaves them out too.
-        without_image, without_text: pairs left out because a set lacks the row, or because it has
-            no direction.
+        lost: field of `PairCounts` → pairs that were left out for it.
     """
 
     pictures: NDArray[np.int64]
     image_rows: NDArray[np.int64] | None
     text_rows: NDArray[np.int64]
-    failed: int
-    without_image: int
-    without_text: int
+    lost: dict[str, int]
 
     def __len__(self) -> int:
         return len(self.text_rows)
@@ -93,52 +90,47 @@ def find_pairs(
             its pairs.
     """
     pairs = read_pairs(captions, images, policy, data_seed)
-    every_pair = len(pairs)
     if image_set is not None:
+        listed = len(pairs)
         pairs = pairs.without_images(set(image_set.features.failed))
         if not len(pairs):
             raise SightlineError(
-                f"{image_set.features.path}: the images of all {every_pair:,} training captions of "
+                f"{image_set.features.path}: the images of all {listed:,} training captions of "
                 f"{captions} failed; see the failures file beside the set"
             )
-    text_rows = text_set.rows_of(pairs.caption_keys)
-    lost_text = text_rows < 0
-    if lost_text.all():
-        raise SightlineError(
-            f"{text_set.features.path}: holds none of the {len(pairs):,} training captions of "
-            f"{captions}; give the captions that it was extracted from, or the set that was "
-            "extracted from these"
-        )
+    of_these = f"{len(pairs):,} training captions of {captions}"
+    text_rows = _rows_of(pairs.caption_keys, text_set, f"the {of_these}")
     image_rows, lost_image = None, np.zeros(len(pairs), dtype=bool)
     if image_set is not None:
-        image_rows = image_set.rows_of(pairs.image_keys)
+        what = f"the images of {of_these} in {images}"
+        image_rows = _rows_of(pairs.image_keys, image_set, what)
         lost_image = image_rows < 0
-        if lost_image.all():
-            raise SightlineError(
-                f"{image_set.features.path}: holds none of the images of {len(pairs):,} training "
-                f"captions of {captions} in {images}; give the manifest that it was extracted "
-                "from, or the set that was extracted from these images"
-            )
-    every = DiagnosedPairs(
-        _numbered(pairs.image_keys),
-        image_rows,
-        text_rows,
-        pairs.dropped,
-        int(lost_image.sum()),
-        int((lost_text & ~lost_image).sum()),
-    )
+    lost_text = text_rows < 0
+    _, pictures = np.unique(pairs.image_keys, axis=0, return_inverse=True)
+    lost = {
+        "failed": pairs.dropped,
+        "without_image": int(lost_image.sum()),
+        "without_text": int((lost_text & ~lost_image).sum()),
+    }
+    every = DiagnosedPairs(pictures.ravel(), image_rows, text_rows, lost)
     kept = every.only(np.flatnonzero(~(lost_text | lost_image)))
-    if len(np.unique(kept.pictures)) < 2:
+    if (count := len(np.unique(kept.pictures))) < 2:
         raise SightlineError(
-            f"{captions}: the sets hold the rows of {len(np.unique(kept.pictures))} of its "
-            "images; there is nothing to compare below two"
+            f"{captions}: the sets hold the rows of {count} of its images; there is nothing to "
+            "compare below two"
         )
     return kept
 
 
-def _numbered(keys: Keys) -> NDArray[np.int64]:
-    """A number for each distinct key: int64 [n]."""
-    return KeyTable(keys[unique_sorted(keys)]).find(keys)
+def _rows_of(keys: Keys, scanned: Scan, what: str) -> NDArray[np.int64]:
+    """Row of each key, −1 for what is missing; an error if everything is."""
+    rows = scanned.rows_of(keys)
+    if (rows < 0).all():
+        raise SightlineError(
+            f"{scanned.features.path}: holds none of {what}; give the manifests that it was "
+            "extracted from, or the set that was extracted from these"
+        )
+    return rows
 
 
 @dataclass(frozen=True)
@@ -201,16 +193,8 @@ class CrossChecks:
     image: Ranks
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Cosines to set a threshold against.
-
-    Attributes:
-        matched, mismatched: float32 [n] and [m].
-    """
-
-    matched: NDArray[np.float32]
-    mismatched: NDArray[np.float32]
+Scores = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Cosines of matched and of mismatched pairs, [n] and [m]."""
 
 
 def image_text_scores(
@@ -226,7 +210,7 @@ def image_text_scores(
     assert one.image_rows is not None
     products = read_units(images, one.image_rows) @ read_units(texts, one.text_rows).T
     off = ~torch.eye(len(one), dtype=torch.bool)
-    return Scores(matched, products[off].numpy())
+    return matched, products[off].numpy()
 
 
 def text_text_scores(pairs: DiagnosedPairs, texts: FeatureSet, seed: int) -> Scores | None:
@@ -245,44 +229,38 @@ def text_text_scores(pairs: DiagnosedPairs, texts: FeatureSet, seed: int) -> Sco
         first, second = np.triu_indices(len(members), k=1)
         matched.append((rows @ rows.T).numpy()[first, second])
     same = np.concatenate(matched)
-    return Scores(same, mismatched) if len(same) else None
+    return (same, mismatched) if len(same) else None
 
 
 def cosines_of(scores: Scores, pairs: DiagnosedPairs) -> Cosines:
     """The scores in a few numbers."""
     images = len(np.unique(pairs.pictures))
-    return Cosines(
-        Distribution.of(scores.matched),
-        Distribution.of(scores.mismatched),
-        separation(*(np.round(each, _SAME_DIGITS) for each in (scores.matched, scores.mismatched))),
-        min(images, SAMPLED_IMAGES),
-        images,
-    )
+    matched, mismatched = map(Distribution.of, scores)
+    apart = separation(*(np.round(each, _SAME_DIGITS) for each in scores))
+    return Cosines(matched, mismatched, apart, min(images, SAMPLED_IMAGES), images)
 
 
 def rank_captions(
     pairs: DiagnosedPairs,
     images: FeatureSet,
     texts: FeatureSet,
-    sample: int | None,
-    seed: int,
+    settings: Settings,
     tell: Tell,
 ) -> tuple[Ranks, Ranks]:
     """Ranks of each image's best-placed and worst-placed caption among all captions."""
     pairs = pairs.distinct()
     assert pairs.image_rows is not None
     pictures, first, sizes = np.unique(pairs.pictures, return_index=True, return_counts=True)
-    size = sample_size(sample, len(pictures), len(pairs), images.dim)
-    chosen = draw(len(pictures), size, seed, 2)
+    size = sample_size(settings.sample, len(pictures), len(pairs), images.dim)
+    chosen = draw(len(pictures), size, settings.seed, 2)
     queries = read_units(images, pairs.image_rows[first[chosen]])  # (q, d)
     own = _members(pairs, pictures[chosen])
     references = torch.empty(len(chosen), 2)
     for number, members in enumerate(own):
         scores = read_units(texts, pairs.text_rows[members]) @ queries[number]
         references[number] = torch.stack([scores.max(), scores.min()])
-    pool = (units(read(texts, pairs.text_rows[part])) for part in chunks(len(pairs)))
     what = f"rank of the true captions of {len(chosen):,} images"
-    ranks = _ranks(queries, references, _told(pool, len(pairs), what, tell))
+    ranks = _ranks(queries, references, texts, pairs.text_rows, partial(tell, what))
     # by chance an image's best of k captions is first with k/n, its worst is first with k = 1 only
     chance = float(sizes.mean()) / len(pairs)
     alone = float((sizes == 1).mean()) / len(pairs)
@@ -294,48 +272,46 @@ def rank_images(
     pairs: DiagnosedPairs,
     images: FeatureSet,
     texts: FeatureSet,
-    sample: int | None,
-    seed: int,
+    settings: Settings,
     tell: Tell,
 ) -> Ranks:
     """Rank of the image of each caption among all images."""
     pairs = pairs.distinct()
     assert pairs.image_rows is not None
     pool_rows = np.unique(pairs.image_rows)
-    size = sample_size(sample, len(pairs), len(pool_rows), images.dim)
-    some = pairs.only(draw(len(pairs), size, seed, 3))
+    size = sample_size(settings.sample, len(pairs), len(pool_rows), images.dim)
+    some = pairs.only(draw(len(pairs), size, settings.seed, 3))
     assert some.image_rows is not None
     queries = read_units(texts, some.text_rows)
     references = (queries * read_units(images, some.image_rows)).sum(dim=1, keepdim=True)
-    pool = (units(read(images, pool_rows[part])) for part in chunks(len(pool_rows)))
     what = f"rank of the true image of {len(some):,} captions"
-    ranks = _ranks(queries, references, _told(pool, len(pool_rows), what, tell))
+    ranks = _ranks(queries, references, images, pool_rows, partial(tell, what))
     return _summary(ranks[:, 0], len(some), len(pairs), len(pool_rows), 1 / len(pool_rows))
 
 
-def _told(pool: Iterable[Tensor], total: int, what: str, tell: Tell) -> Iterable[Tensor]:
-    done = 0
-    for rows in pool:
-        yield rows
-        done += len(rows)
-        tell(what, done, total, "rows")
-
-
-def _ranks(queries: Tensor, references: Tensor, pool: Iterable[Tensor]) -> NDArray[np.int64]:
+def _ranks(
+    queries: Tensor,
+    references: Tensor,
+    features: FeatureSet,
+    pool: NDArray[np.int64],
+    tell: Callable[[int, int, str], None],
+) -> NDArray[np.int64]:
     """How many rows of the pool are at least as similar as each reference: int64 [q, r].
 
     Args:
         queries: [q, d].
         references: [q, r], cosines of matches, which are in the pool and count themselves.
-        pool: chunks [m, d].
+        pool: rows of ``features``, int64 [n].
     """
     counts = torch.zeros(references.shape, dtype=torch.int64)
-    for rows in pool:
+    for some in chunks(len(pool)):
+        rows = read_units(features, pool[some])
         for part in chunks(len(queries)):
             scores = queries[part] @ rows.T  # (≤ q, m)
             for number in range(references.shape[1]):
                 least = references[part, number, None] - _SAME
                 counts[part, number] += (scores >= least).sum(dim=1)
+        tell(some.stop, len(pool), "rows")
     return counts.clamp_min(1).numpy()
 
 

@@ -296,11 +296,9 @@ def _share(value: float | None) -> GridCell:
     return GridCell(("–",)) if value is None else GridCell((percent(value),), value=value)
 
 
-def cosine_figure(diagnosis: Diagnosis) -> Figure | None:
+def cosine_figure(diagnosis: Diagnosis) -> Figure:
     """Histograms of matched and mismatched cosines, one panel per kind (KDMCSE, figure 6)."""
     kinds = _kinds(diagnosis)
-    if not kinds:
-        return None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH, 3.3), layout="constrained")
         axes = figure.subplots(1, len(kinds), squeeze=False).flat
@@ -356,8 +354,7 @@ def removal_figure(filters: Sequence[Filter], whose: str) -> Figure | None:
     Args:
         whose: configured or default, for the legend.
     """
-    titles = {"image": "image term", "teacher_text": "teacher-text term"}
-    cosine_terms = [each for each in filters if each.term in titles]
+    cosine_terms = [each for each in filters if each.term != "released"]
     if not cosine_terms:
         return None
     with matplotlib.rc_context(STYLE):
@@ -365,7 +362,7 @@ def removal_figure(filters: Sequence[Filter], whose: str) -> Figure | None:
         axes = figure.subplots(1, len(cosine_terms), squeeze=False, sharey=True).flat
         for axis, each in zip(axes, cosine_terms, strict=True):
             _removal_panel(axis, each)
-            axis.set_title(titles[each.term], loc="left", fontsize=10, fontweight="bold")
+            axis.set_title(_TERMS[each.term].lower(), loc="left", fontsize=10, fontweight="bold")
             _mark_thresholds(axis, filters, each.term, whose)
             _legend_below(axis)
         figure.axes[0].set_ylabel("share (logarithmic)")

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.cache import FeatureSet
-from train.diagnose.checks import Tell, read
-from train.diagnose.pairs import DiagnosedPairs, Scores
+from train.diagnose.checks import read
+from train.diagnose.pairs import DiagnosedPairs
+from train.diagnose.settings import Settings, Tell
 from train.losses import cosine_matrix, product_matrix, removed_share
 from train.schedule import Schedule
 
@@ -74,38 +76,12 @@ class Filter:
     at_share: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The configured threshold of each term; None where it has none.
-
-    Attributes:
-        released: both are compared with products, as in `variant: released`.
-    """
-
-    image: float | None = None
-    teacher_text: float | None = None
-    released: bool = False
-
-    def of(self, term: str) -> list[float]:
-        """Thresholds that the configuration compares with the scores of `Filter.term`."""
-        if term == "released":
-            given = (self.image, self.teacher_text) if self.released else ()
-        else:
-            given = () if self.released else (getattr(self, term),)
-        return [threshold for threshold in given if threshold is not None]
-
-
 def check_filter(
     pairs: DiagnosedPairs,
     images: FeatureSet | None,
     texts: FeatureSet,
-    matched: dict[str, Scores | None],
-    thresholds: Sequence[float],
-    configured: Terms,
-    *,
-    batch_size: int,
-    batches: int,
-    seed: int,
+    matched: dict[str, NDArray[np.float32]],
+    settings: Settings,
     tell: Tell,
 ) -> list[Filter]:
     """The filter of every term that these sets have.
@@ -113,14 +89,16 @@ def check_filter(
     Args:
         pairs: as the training's caption policy chooses them.
         images: None leaves only the term that compares texts with texts.
-        matched: term → scores of the pairs that belong together.
-        thresholds: to try, of cosines; products have a scale of their own, so for them only
-            configured thresholds and quantiles are given.
-        seed: of the run; batches are those of its first paired steps.
+        matched: term → cosines of the pairs that belong together.
+        settings: its thresholds are of cosines; products have a scale of their own, so for them
+            only configured thresholds and quantiles are given. Batches are those of the first
+            paired steps of a run with its seed.
     """
-    schedule = Schedule(len(pairs), 0, batch_size, seed)
+    batches, batch_size, configured = settings.batches, settings.batch_size, settings.configured
+    schedule = Schedule(len(pairs), 0, batch_size, settings.seed)
+    cosines = settings.thresholds or THRESHOLDS
     wanted = {
-        term: sorted({*(() if term == "released" else thresholds), *configured.of(term)})
+        term: sorted({*(() if term == "released" else cosines), *configured.of(term)})
         for term in (("image", "teacher_text", "released") if images else ("teacher_text",))
     }
     negatives: dict[str, list[Tensor]] = {term: [] for term in wanted}
@@ -179,7 +157,7 @@ def _scores(
 def _removals(
     thresholds: Sequence[float],
     shares: np.ndarray,
-    matched: Scores | None,
+    matched: NDArray[np.float32] | None,
     configured: Sequence[float],
 ) -> list[Removal]:
     """Args: shares: [batches, thresholds]."""
@@ -190,7 +168,7 @@ def _removals(
             sd=float(column.std(ddof=1)) if len(column) > 1 else 0.0,
             least=float(column.min()),
             greatest=float(column.max()),
-            matched=float((matched.matched >= threshold).mean()) if matched else None,
+            matched=None if matched is None else float((matched >= threshold).mean()),
             configured=threshold in configured,
         )
         for threshold, column in zip(thresholds, shares.T, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,11 +57,7 @@ class Evaluation:
         Raises:
             SightlineError: an unknown task or setting, or data that is missing or malformed.
         """
-        tasks = {}
-        for name, settings in given.items():
-            rest = {key: value for key, value in settings.items() if key != "task"}
-            tasks[name] = make_task(settings.get("task", name), rest, f"{where}{name}")
-        return cls(tasks)
+        return cls({name: make_task(name, about, where + name) for name, about in given.items()})
 
     @property
     def warnings(self) -> list[str]:
@@ -87,21 +83,19 @@ class Evaluation:
                 the first error ends the evaluation.
         """
         chosen = {name: self.tasks[name] for name in (self.tasks if names is None else names)}
-        model.encode_once(_sentences(chosen.values()))
+        model.encode_once(text for task in chosen.values() for text in task.sentences())
         results = {}
         for name, task in chosen.items():
-            measured = self.measured[name]
             try:
-                scored = task.score(model)
+                scored = _scored(name, task, task.score(model))
             except SightlineError as error:
                 if failed is None:
                     raise
                 failed[name] = error
-                lost = dict.fromkeys(measured.evaluated_on, f"the task failed: {error}")
-                scores = {"scores": dict.fromkeys(lost), "reasons": lost}
-            else:
-                scores = _titled(name, task, scored)
-            results[name] = measured.model_copy(update=scores)
+                why = f"the task failed: {error}"
+                lost = dict.fromkeys(self.measured[name].evaluated_on, why)
+                scored = {"scores": dict.fromkeys(lost), "reasons": lost}
+            results[name] = self.measured[name].model_copy(update=scored)
         return results
 
 
@@ -146,15 +140,14 @@ def evaluate_run(
 
     summary, failed = RunSummary.read(folder), dict[str, SightlineError]()
     previous = _previous(folder, out)
-    kept = _kept(previous, evaluation)
-    if previous is not None and _same_order(previous.tasks, kept, evaluation.tasks):
+    if previous is not None and _is_current(previous, evaluation):
         return previous, []
+    kept = {} if previous is None else _kept(previous, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
-    scored = {}
     if missing:
-        scored = evaluation.score(EvaluatedModel.load(str(folder), device=device), missing, failed)
-    both = {**kept, **scored}
-    tasks = {name: both[name] for name in evaluation.tasks if name not in failed}
+        model = EvaluatedModel.load(str(folder), device=device)
+        kept |= evaluation.score(model, missing, failed)
+    tasks = {name: kept[name] for name in evaluation.tasks if name not in failed}
     result = RunResult(run=summary.run, tasks=tasks, training=summary, run_sha256=_sha256(folder))
     if tasks or not evaluation.tasks:
         save_result(result, out)
@@ -171,37 +164,30 @@ def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult
     """
     RunSummary.read(folder)
     previous = _previous(folder, out)
-    if previous is None:
-        return None
-    kept = _kept(previous, evaluation)
-    return previous if _same_order(previous.tasks, kept, evaluation.tasks) else None
-
-
-def _same_order(*tasks: Iterable[str]) -> bool:
-    first, *others = map(list, tasks)
-    return all(other == first for other in others)
-
-
-def _kept(result: RunResult | None, evaluation: Evaluation) -> dict[str, TaskResult]:
-    """Those of a run's earlier results that are of the tasks as they are now."""
-    if result is None:
-        return {}
-    return {
-        name: result.tasks[name]
-        for name, measured in evaluation.measured.items()
-        if name in result.tasks and result.tasks[name].measures_as(measured)
-    }
+    return previous if previous is not None and _is_current(previous, evaluation) else None
 
 
 def _previous(folder: Path, out: Path) -> RunResult | None:
     """The result in ``out`` if it is of the run in ``folder``; a damaged one is replaced."""
-    if not out.is_file():
-        return None
     try:
         result = load_result(out)
     except SightlineError:
         return None
     return result if result.run_sha256 == _sha256(folder) else None
+
+
+def _is_current(result: RunResult, evaluation: Evaluation) -> bool:
+    """Whether a run's result has all tasks as they are now, and no other, in their order."""
+    return list(result.tasks) == list(evaluation.tasks) == list(_kept(result, evaluation))
+
+
+def _kept(result: RunResult, evaluation: Evaluation) -> dict[str, TaskResult]:
+    """Those of a run's earlier results that are of the tasks as they are now."""
+    return {
+        name: result.tasks[name]
+        for name, measured in evaluation.measured.items()
+        if name in result.tasks and result.tasks[name].measures_as(measured)
+    }
 
 
 def _sha256(folder: Path) -> str:
@@ -211,46 +197,43 @@ def _sha256(folder: Path) -> str:
 
 def _measured(name: str, task: Task[Any]) -> TaskResult:
     """What a task measures, under the names that its metrics have in a result."""
-    named = {_title(name, task, metric.name): metric for metric in task.metrics}
+    metrics = {_prefix(name, task) + metric.name: metric for metric in task.metrics}
     return TaskResult(
         task=task.name,
         title=task.title if name == task.name else f"{name}: {task.title or task.name}",
         settings=task.settings_of_result(),
-        evaluated_on={title: metric.data for title, metric in named.items()},
-        lower_is_better=tuple(t for t, metric in named.items() if not metric.higher_is_better),
-        hidden=tuple(title for title, metric in named.items() if not metric.shown),
+        evaluated_on={metric: about.data for metric, about in metrics.items()},
+        lower_is_better=tuple(m for m, about in metrics.items() if not about.higher_is_better),
+        hidden=tuple(metric for metric, about in metrics.items() if not about.shown),
     )
 
 
-def _titled(name: str, task: Task[Any], scored: TaskResult) -> dict[str, Any]:
+def _scored(name: str, task: Task[Any], result: TaskResult) -> dict[str, Any]:
     """What a task filled in, under the names that its metrics have in a result.
 
     Raises:
         SightlineError: it has other metrics than it says, as a task of another package might.
     """
     expected = [metric.name for metric in task.metrics]
-    if list(scored.scores) != expected:
+    if list(result.scores) != expected:
         raise SightlineError(
-            f"the evaluation task {name!r} returned {', '.join(scored.scores) or 'nothing'}, but "
+            f"the evaluation task {name!r} returned {', '.join(result.scores) or 'nothing'}, but "
             f"its metrics are {', '.join(expected)}; fix {type(task).__module__}"
         )
+    prefix = _prefix(name, task)
 
-    def titled(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {_title(name, task, metric): value for metric, value in values.items()}
+    def named(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {prefix + metric: value for metric, value in values.items()}
 
     return {
-        "scores": titled(scored.scores),
-        "subsets": titled(scored.subsets),
-        "reasons": titled(scored.reasons),
-        "references": {what: titled(values) for what, values in scored.references.items()},
-        "notes": scored.notes,
-        "neighbours": scored.neighbours,
+        "scores": named(result.scores),
+        "subsets": named(result.subsets),
+        "reasons": named(result.reasons),
+        "references": {what: named(values) for what, values in result.references.items()},
+        "notes": result.notes,
+        "neighbours": result.neighbours,
     }
 
 
-def _title(name: str, task: Task[Any], metric: str) -> str:
-    return metric if name == task.name else f"{name}: {metric}"
-
-
-def _sentences(tasks: Iterable[Task[Any]]) -> Iterable[str]:
-    return (sentence for task in tasks for sentence in task.sentences())
+def _prefix(name: str, task: Task[Any]) -> str:
+    return "" if name == task.name else f"{name}: "

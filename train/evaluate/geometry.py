@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,16 @@ import numpy as np
 
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
-from train.evaluate.sts import load_dev_set
+from train.evaluate.sts import load_graded_pairs
 from train.evaluate.task import Metric, Task, TaskSettings
-from train.evaluate.vectors import NoDirectionError, norms_of, unit_rows
+from train.evaluate.vectors import NotDefinedError, norms_of, unit_rows
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
 
 _CHUNK = 1024  # rows of the distance matrix held at once
 _RELEASED_BATCH = 128
+_POSITIVE = 4.0  # gold score
 GEOMETRY = ("alignment", "uniformity", "alignment_released", "uniformity_released")
 """Figures of `Geometry`, as results name them."""
 
@@ -45,38 +46,36 @@ class Geometry:
     uniformity_released: float | None = None
 
 
-def evaluate_geometry(encode: Encode, pairs: GradedPairs, gold_above: float = 4.0) -> Geometry:
-    """Alignment over the pairs with gold > `gold_above`, uniformity over all distinct sentences.
+def evaluate_geometry(encode: Encode, pairs: GradedPairs) -> Geometry:
+    """Alignment over the pairs with gold > 4, uniformity over all distinct sentences.
 
     KDMCSE and DALR use STS-B's dev split; MCSE used all of STS-B.
     """
     texts = pairs.distinct
     embeddings = np.asarray(encode(texts))
     row_of = {text: row for row, text in enumerate(texts)}
-    positives = np.flatnonzero(pairs.gold > gold_above)
+    rows = np.array([[row_of[text] for text in side] for side in (pairs.first, pairs.second)])
+    positives = np.flatnonzero(pairs.gold > _POSITIVE)
+    close = spread = None
     reasons: list[str] = []
     try:
         norms_of(embeddings)
-    except NoDirectionError as error:
-        return Geometry(None, None, len(positives), len(texts), (str(error),))
-    close = None
+    except NotDefinedError as error:
+        return Geometry(close, spread, len(positives), len(texts), (str(error),))
     if len(positives):
-        first = [row_of[pairs.first[index]] for index in positives]
-        second = [row_of[pairs.second[index]] for index in positives]
-        close = alignment(embeddings[first], embeddings[second])
+        close = alignment(*embeddings[rows[:, positives]])
     else:
-        reasons.append(f"no pair has a gold score above {gold_above:g}")
-    spread = None
-    if len(embeddings) > 1:
+        reasons.append(f"no pair has a gold score above {_POSITIVE:g}")
+    if len(texts) > 1:
         spread = uniformity(embeddings)
     else:
-        reasons.append(f"{len(embeddings)} distinct sentences; uniformity needs two")
-    released = released_geometry(embeddings, row_of, pairs)
-    return Geometry(close, spread, len(positives), len(embeddings), tuple(reasons), *released)
+        reasons.append(f"{len(texts)} distinct sentences; uniformity needs two")
+    released = released_geometry(embeddings, rows, pairs)
+    return Geometry(close, spread, len(positives), len(texts), tuple(reasons), *released)
 
 
 def released_geometry(
-    embeddings: np.ndarray, row_of: Mapping[str, int], pairs: GradedPairs
+    embeddings: np.ndarray, rows: np.ndarray, pairs: GradedPairs
 ) -> tuple[float, float]:
     """Alignment and uniformity as MCSE's evaluation computes them (its SentEval/senteval/sts.py).
 
@@ -85,21 +84,18 @@ def released_geometry(
     sides, repeated sentences included. The result is the mean over batches.
 
     Args:
-        embeddings: float [n, d] of the distinct sentences.
-        row_of: sentence → row.
+        embeddings: float [m, d] of the distinct sentences.
+        rows: int [2, n], their rows of both sides of the pairs.
     """
-    words = [
-        (len(pairs.first[i].split()), len(pairs.second[i].split()), float(pairs.gold[i]), i)
-        for i in range(len(pairs))
-    ]
-    order = [i for *_, i in sorted(words)]
+    one, two = (
+        np.array([len(text.split()) for text in side]) for side in (pairs.first, pairs.second)
+    )
+    order = np.lexsort((pairs.gold, two, one))
     close, spread = [], []
     for start in range(0, len(order), _RELEASED_BATCH):
-        batch = np.array(order[start : start + _RELEASED_BATCH])
-        first, second = (
-            embeddings[[row_of[side[i]] for i in batch]] for side in (pairs.first, pairs.second)
-        )
-        positive = pairs.gold[batch] >= 4.0
+        batch = order[start : start + _RELEASED_BATCH]
+        first, second = embeddings[rows[:, batch]]
+        positive = pairs.gold[batch] >= _POSITIVE
         close.append(alignment(first[positive], second[positive]) if positive.any() else 0.0)
         spread.append(uniformity(np.concatenate([first, second])))
     return float(np.mean(close)), float(np.mean(spread))
@@ -111,22 +107,19 @@ def alignment(first: np.ndarray, second: np.ndarray) -> float:
     return float(np.mean(np.sum(difference**2, axis=1)))
 
 
-def uniformity(embeddings: np.ndarray, t: float = 2.0) -> float:
-    """log E exp(−t ‖f(x) − f(y)‖²) over all pairs of different rows of [n, d], normalised.
+def uniformity(embeddings: np.ndarray) -> float:
+    """log E exp(−2 ‖f(x) − f(y)‖²) over all pairs of different rows of [n, d], normalised.
 
     Exact over the whole set, in float64; at most 1024 rows of the n × n distances are in memory
     at a time.
     """
     points = unit_rows(embeddings)
-    n = len(points)
-    if n < 2:
-        raise ValueError(f"{n} rows; uniformity needs two")
-    total = 0.0
+    n, total = len(points), 0.0
     for start in range(0, n, _CHUNK):
         block = points[start : start + _CHUNK]
         # Each unordered pair once: this block with all rows from its own on.
         squared = 2.0 - 2.0 * (block @ points[start:].T)
-        kernel = np.exp(-t * np.maximum(squared, 0.0))
+        kernel = np.exp(-2.0 * np.maximum(squared, 0.0))
         total += float(np.triu(kernel, k=1).sum())
     return float(np.log(total / (n * (n - 1) / 2)))
 
@@ -139,7 +132,7 @@ class GeometryTask(Task[TaskSettings]):
     Settings = TaskSettings
 
     def __init__(self, settings: TaskSettings) -> None:
-        self.pairs = load_dev_set(settings.data)
+        self.pairs = load_graded_pairs(settings.data)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 
 from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
-from sightline.pooling import Pooling, check_pooling
+from sightline.pooling import check_pooling
 from train.embed import Embedder
+from train.evaluate.vectors import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import Objective, make_objective
 from train.records import FILE_NAME, RunSummary
@@ -48,33 +49,28 @@ class EvaluatedModel:
         embedder: Embedder,
         folder: Path | None = None,
         summary: RunSummary | None = None,
-        pooling: Pooling | None = None,
+        pooling: str | None = None,
     ) -> None:
-        """
-        Args:
-            pooling: the one that was asked for; None if the folder's own is used.
-        """
         self.name, self.embedder = name, embedder
         self.folder, self.summary = folder, summary
-        self.pooling: Pooling | None = pooling
+        self.pooling = pooling
         self._row_of: dict[str, int] = {}
         self._rows = np.empty((0, embedder.dim), dtype=np.float32)
 
     @classmethod
-    def load(
-        cls, source: str, pooling: Pooling | None = None, device: str = "auto"
-    ) -> EvaluatedModel:
+    def load(cls, source: str, pooling: str | None = None, device: str = "auto") -> EvaluatedModel:
         """The folder of a training run, a model folder, or a name on the hub.
 
         Raises:
-            SightlineError: see `Embedder.load`; or a run that is not finished.
+            SightlineError: an unknown pooling; see `Embedder.load`; or a run that is not finished.
         """
+        known = None if pooling is None else check_pooling(pooling)
         folder = Path(source)
         if not (folder / FILE_NAME).is_file():
-            return cls(source, Embedder.load(source, pooling, device=device), pooling=pooling)
+            return cls(source, Embedder.load(source, known, device=device), pooling=known)
         summary = RunSummary.read(folder)
-        embedder = Embedder.load(folder / MODEL_FOLDER, pooling, device=device)
-        return cls(summary.run, embedder, folder, summary, pooling)
+        embedder = Embedder.load(folder / MODEL_FOLDER, known, device=device)
+        return cls(summary.run, embedder, folder, summary, known)
 
     def encode_once(self, sentences: Iterable[str]) -> None:
         """Embed those of ``sentences`` that are not embedded yet, in one call of the encoder."""
@@ -95,12 +91,12 @@ class EvaluatedModel:
         """The trained heads, in eval mode on the CPU.
 
         Raises:
-            NoHeadsError: this model has none (says why).
+            NotDefinedError: this model has none (says why).
             SightlineError: the file is damaged or belongs to another run.
         """
         folder, summary = self.folder, self.summary
         if folder is None or summary is None:
-            raise NoHeadsError(
+            raise NotDefinedError(
                 "it is not a training run of Sightline, and has no heads; give the folder of a run "
                 "that learned from images, such as one of mcse, kdmcse or dalr"
             )
@@ -124,10 +120,6 @@ class EvaluatedModel:
                 f"{file}: cannot be read ({error}); train the run again"
             ) from error
         return TrainedHeads(objective, modules.eval())  # pyright: ignore[reportArgumentType]
-
-
-class NoHeadsError(SightlineError):
-    """A model has no trained heads; the message says why."""
 
 
 def project(head: nn.Module, rows: np.ndarray, batch: int = 4096) -> np.ndarray:
@@ -181,35 +173,17 @@ def name_models(given: Sequence[str]) -> list[NamedModel]:
             found.append((label or source, source, None))
         else:
             found.append((summary.run, source, summary.seed))
-    runs = Counter(name for name, _, seed in found if seed is not None)
-    models = [
-        NamedModel(
-            name if seed is None or runs[name] == 1 else f"{name}, seed {seed}", source, name
-        )
-        for name, source, seed in found
-    ]
-    sources: dict[str, str] = {}
-    for model in models:
-        other = sources.setdefault(model.name, model.source)
-        if other != model.source or sum(each == model for each in models) > 1:
+    seeds = Counter(run for run, _, seed in found if seed is not None)
+    models: dict[str, NamedModel] = {}
+    for run, source, seed in found:
+        name = run if seed is None or seeds[run] == 1 else f"{run}, seed {seed}"
+        if name in models:
             raise SightlineError(
-                f"two models are called {model.name!r}: {other} and {model.source}; rename one of "
-                "them: NAME=PATH"
+                f"two models are called {name!r}: {models[name].source} and {source}; rename one "
+                "of them: NAME=PATH"
             )
-    return models
-
-
-def load_each(
-    models: Sequence[NamedModel], pooling: str | None = None, device: str = "auto"
-) -> Iterator[tuple[NamedModel, EvaluatedModel]]:
-    """Each model with its names; the one before is released unless the caller keeps it.
-
-    Raises:
-        SightlineError: an unknown pooling; or see `EvaluatedModel.load`.
-    """
-    known = None if pooling is None else check_pooling(pooling)
-    for model in models:
-        yield model, EvaluatedModel.load(model.source, known, device)
+        models[name] = NamedModel(name, source, run)
+    return list(models.values())
 
 
 @dataclass(frozen=True)
@@ -240,7 +214,7 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
         encoder: which image encoder, for a run with heads for several.
 
     Raises:
-        NoHeadsError: the run has no such space, or several (says what there is).
+        NotDefinedError: the run has no such space, or several (says what there is).
         SightlineError: see `EvaluatedModel.heads`.
     """
     trained = model.heads()
@@ -254,7 +228,7 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
                 space = ImageSpace(sentences, images, need.encoder, fingerprint)
                 spaces.setdefault(need.encoder, space)
     if not spaces:
-        raise NoHeadsError(
+        raise NotDefinedError(
             f"its objective, {trained.objective.name}, projects no image features; runs that "
             "learned from images, such as those of mcse, kdmcse or dalr, have heads for them"
         )
@@ -262,14 +236,10 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
         return next(iter(spaces.values()))
     if encoder in spaces:
         return spaces[encoder]
-    raise NoHeadsError(
+    raise NotDefinedError(
         f"it has heads for images of {', '.join(spaces)}"
         + ("; choose one with `encoder`" if encoder is None else f", not of {encoder}")
     )
-
-
-class NoImagesError(SightlineError):
-    """None of the images has features."""
 
 
 def open_features(space: ImageSpace, model: EvaluatedModel, place: Path) -> FeatureSet:
@@ -300,13 +270,13 @@ def rows_of_images(features: FeatureSet, keys: Sequence[bytes]) -> tuple[np.ndar
         float [m, f] and the m positions in ``keys``, int64.
 
     Raises:
-        NoImagesError: all of them failed.
+        NotDefinedError: all of them failed.
         SightlineError: the set lacks an image that did not fail.
     """
-    kept = np.array([i for i, key in enumerate(keys) if key not in features.failed], dtype=np.int64)
-    if not len(kept):
-        raise NoImagesError(
+    kept = [position for position, key in enumerate(keys) if key not in features.failed]
+    if not kept:
+        raise NotDefinedError(
             f"{features.path}: all {len(keys)} images failed when they were extracted; see its "
             "failures, and extract them again"
         )
-    return features.gather(features.rows([keys[i] for i in kept])), kept
+    return features.take([keys[position] for position in kept]), np.array(kept, dtype=np.int64)

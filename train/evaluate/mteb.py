@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import constants
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.errors import SightlineError
+from sightline.extras import require
 from sightline.progress import progress
 from train.evaluate.results import EvaluationSet, TaskResult
-from train.evaluate.task import Metric, Task, TaskSettings, mean
+from train.evaluate.task import Metric, Task, TaskSettings, add_mean, mean
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -73,7 +73,9 @@ class MtebTask(BaseModel):
             for subset in subsets:
                 value = given.get(subset)
                 part = split if subset == "default" else f"{split} {subset}"
-                found[part] = _percent(value)
+                found[part] = None
+                if isinstance(value, int | float) and math.isfinite(value):
+                    found[part] = 100 * float(value)
         return found
 
 
@@ -132,15 +134,9 @@ class Mteb(Task[MtebSettings]):
     Settings = MtebSettings
 
     def __init__(self, settings: MtebSettings) -> None:
-        try:
-            import mteb
+        mteb = require("mteb", "the task 'mteb'")
+        from train.evaluate.mteb_run import find_tasks, read_tasks
 
-            from train.evaluate.mteb_run import find_tasks, read_tasks
-        except ModuleNotFoundError as error:
-            raise SightlineError(
-                f"the task 'mteb' needs the package mteb ({error}); run: pip install "
-                "'sightline[mteb]'"
-            ) from error
         self.version = mteb.__version__
         self.cache = settings.data
         tasks = find_tasks(settings.tasks, settings.types, settings.languages)
@@ -151,13 +147,12 @@ class Mteb(Task[MtebSettings]):
     def metrics(self) -> tuple[Metric, ...]:
         shown = len(self.tasks) <= MOST_COLUMNS
         sets = {name: each.about.test_set(name, each.examples) for name, each in self.tasks.items()}
-        return (
-            *(Metric(metric_of(name), data, shown=shown) for name, data in sets.items()),
-            *(
-                Metric(name, _together([sets[task] for task in tasks]))
-                for name, tasks in self.averages.items()
-            ),
-        )
+        metrics = [Metric(metric_of(name), data, shown=shown) for name, data in sets.items()]
+        for average, tasks in self.averages.items():
+            examples = sum(self.tasks[task].examples for task in tasks)
+            data = EvaluationSet.of(examples, *(sets[task].sha256 for task in tasks))
+            metrics.append(Metric(average, data))
+        return tuple(metrics)
 
     def sentences(self) -> Iterable[str]:
         """None in advance: MTEB prepares the texts of each task when it evaluates it."""
@@ -181,10 +176,7 @@ class Mteb(Task[MtebSettings]):
                         reasons[metric] = reasons[f"{metric}/{part}"] = why
                 done(1)
         for average, tasks in self.averages.items():
-            scores[average] = mean([scores[metric_of(task)] for task in tasks])
-            if scores[average] is None:
-                without = next(task for task in tasks if scores[metric_of(task)] is None)
-                reasons[average] = f"{metric_of(without)} is not defined"
+            add_mean(average, [metric_of(task) for task in tasks], scores, reasons)
         return TaskResult(scores=scores, subsets=subsets, reasons=reasons)
 
     def settings_of_result(self) -> dict[str, object]:
@@ -195,15 +187,3 @@ class Mteb(Task[MtebSettings]):
                 name: each.about.model_dump(mode="json") for name, each in self.tasks.items()
             },
         }
-
-
-def _together(sets: list[EvaluationSet]) -> EvaluationSet:
-    return EvaluationSet.of(
-        sum(each.examples or 0 for each in sets), *(each.sha256 for each in sets)
-    )
-
-
-def _percent(value: object) -> float | None:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return 100 * float(value)

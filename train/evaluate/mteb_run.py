@@ -6,7 +6,6 @@ Imports mteb; `train.evaluate.mteb` does not.
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,13 +73,15 @@ def find_tasks(names: str, types: str | None, languages: str) -> list[AbsTask]:
         known = sorted({str(task.metadata.type) for task in found.values()})
         for kind in _words(types):
             if kind not in known:
-                raise SightlineError(f"{names} has no tasks of type {kind!r}, only {_list(known)}")
+                raise SightlineError(
+                    f"{names} has no tasks of type {kind!r}, only {', '.join(known)}"
+                )
         found = {name: task for name, task in found.items() if task.metadata.type in _words(types)}
     for name, task in found.items():
         if list(task.modalities) != ["text"]:
             raise SightlineError(
-                f"MTEB's task {name!r} is about {_list(task.modalities)}; only tasks of text can "
-                "score a sentence encoder: leave it out"
+                f"MTEB's task {name!r} is about {', '.join(task.modalities)}; only tasks of text "
+                "can score a sentence encoder: leave it out"
             )
     if not found:
         raise SightlineError("no MTEB task is named; give at least one, such as STS12")
@@ -103,7 +104,7 @@ def read_tasks(tasks: Sequence[AbsTask], cache: Path) -> list[ReadTask]:
     if missing:
         (name, (_, error)), *_ = missing.items()
         raise SightlineError(
-            f"MTEB's data of {_list(missing)} is not in {cache} (for {name}: "
+            f"MTEB's data of {', '.join(missing)} is not in {cache} (for {name}: "
             f"{first_lines(error, 1)}). Fetch it where there is a network, and copy that folder "
             f"here:\n    {_command([task for task, _ in missing.values()], cache)}"
         ) from error
@@ -223,22 +224,20 @@ def _named(name: str, languages: list[str]) -> list[AbsTask]:
     with quiet():
         try:
             return list(mteb.get_benchmark(name).tasks)
-        except KeyError:
-            pass
+        except KeyError as error:
+            said = [str(error.args[0])]
         try:
             task = mteb.get_task(name, languages=languages, exclusive_language_filter=True)
-        except KeyError:
-            known = [each.name for each in mteb.get_benchmarks()]
-            known += [each.metadata.name for each in mteb.get_tasks(exclude_superseded=False)]
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            guess = f"; did you mean {near[0]!r}?" if near else "."
+        except KeyError as error:
+            said.append(str(error.args[0]))
+            guesses = "".join(f" {each.partition('not found. ')[2]}".rstrip() for each in said)
             raise SightlineError(
-                f"MTEB {mteb.__version__} has no task or benchmark {name!r}{guess} `mteb "
+                f"MTEB {mteb.__version__} has no task or benchmark {name!r}.{guesses} `mteb "
                 "available-tasks` and `mteb available-benchmarks` list them"
             ) from None
         except ValueError:
             raise SightlineError(
-                f"MTEB's task {name!r} has no subset in {_list(languages)} alone; name its "
+                f"MTEB's task {name!r} has no subset in {', '.join(languages)} alone; name its "
                 "languages with `languages`"
             ) from None
     if TEST in task.eval_splits and len(task.eval_splits) > 1:
@@ -305,7 +304,3 @@ def _command(tasks: Sequence[AbsTask], cache: Path) -> str:
         f"for name, subsets in {wanted}.items()]"
     )
     return f'HF_DATASETS_CACHE="{cache}" python -c "{code}"'
-
-
-def _list(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(names)

@@ -9,67 +9,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 
-from sightline.cache import IMAGES
-from sightline.cache.manifest import read_split
 from sightline.errors import SightlineError
-from train.evaluate.caption_pool import CaptionPool, read_pool, read_queries
+from train.evaluate.pools import (
+    CaptionPool,
+    ImagePool,
+    note_of_failed,
+    open_below,
+    read_images,
+    read_pool,
+    read_queries,
+)
 from train.evaluate.results import EvaluationSet, Found, ModelNeighbours, Neighbour, TaskResult
-from train.evaluate.retrieval import note_of_failed, open_below, require_images
 from train.evaluate.task import Metric, Task, TaskSettings
-from train.evaluate.vectors import Neighbours, NoDirectionError, cosines, nearest
+from train.evaluate.vectors import Neighbours, NotDefinedError, nearest, ranks_of_matches
 
 if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
     from sightline.cache import FeatureSet
     from train.evaluate.models import EvaluatedModel, ImageSpace
 
 METRIC = "T2T R@1"
 """Text to text: from a caption to another one of its image."""
-
-
-@dataclass(frozen=True)
-class ImagePool:
-    """The images among which neighbours are found.
-
-    Attributes:
-        ids: of n images.
-        keys: SHA-256 of the bytes of each.
-    """
-
-    ids: tuple[str, ...]
-    keys: tuple[bytes, ...]
-
-
-def read_images(manifest: Path, split: str | None = None) -> ImagePool:
-    """The images of a manifest.
-
-    Args:
-        split: those of one split only; None for all.
-
-    Raises:
-        SightlineError: no such manifest or a malformed one, or no image of the split.
-    """
-    table = read_split(manifest, IMAGES, split)
-    return ImagePool(tuple(table["image_id"].to_pylist()), tuple(table["key"].to_pylist()))
-
-
-def images_of(captions: CaptionPool, manifest: Path) -> ImagePool:
-    """The images that captions describe, in the order of their manifest.
-
-    Raises:
-        SightlineError: no such manifest, a malformed one, or one that lacks an image.
-    """
-    every = read_images(manifest)
-    described = dict.fromkeys(image for images in captions.images for image in images)
-    require_images(manifest, sorted(described.keys() - set(every.ids)))
-    rows = [row for row in zip(every.ids, every.keys, strict=True) if row[0] in described]
-    return ImagePool(tuple(i for i, _ in rows), tuple(key for _, key in rows))
 
 
 def find_captions(
@@ -78,12 +47,13 @@ def find_captions(
     """The ``k`` nearest captions of each query, which is never its own neighbour.
 
     Raises:
-        NoDirectionError: an embedding is zero or not finite.
+        NotDefinedError: an embedding is zero or not finite.
     """
     model.encode_once([*pool.texts, *queries])
     itself = {row: pool.row_of[each] for row, each in enumerate(queries) if each in pool.row_of}
-    found = nearest(model.encode(queries), model.encode(pool.texts), k, itself)
-    return found_captions(found, pool, [pool.images_of(each) for each in queries])
+    nearby = nearest(model.encode(queries), model.encode(pool.texts), k, itself)
+    candidates = list(zip(pool.texts, pool.ids, pool.images, strict=True))
+    return _found(nearby, candidates, [pool.images_of(each) for each in queries])
 
 
 def find_images(
@@ -102,47 +72,73 @@ def find_images(
         own: of each query, the images that it is a caption of.
         features: opens those that the run's head understands.
         encoder: which image features, for a run with heads for several.
-        captions: as for `found_images`.
+        captions: image id → the caption to show with it; None shows none.
 
     Raises:
-        NoDirectionError: an embedding is zero or not finite.
-        NoImagesError: all images failed when they were extracted.
+        NotDefinedError: an embedding is zero or not finite, or all images failed when they were
+            extracted.
         SightlineError: the features are missing, or are others than the run learned from.
     """
-    from train.evaluate.models import NoHeadsError, image_space, project, rows_of_images
+    from train.evaluate.models import image_space, project
 
     try:
         space = image_space(model, encoder)
-    except NoHeadsError as error:
+    except NotDefinedError as error:
         return Found(reason=str(error))
-    rows, kept = rows_of_images(features(space), pool.keys)
-    sentences = project(space.sentences, model.encode(queries))
-    found = nearest(sentences, project(space.images, rows), k)
-    return found_images(found, [pool.ids[i] for i in kept], own, captions)
+    rows, opened = project(space.sentences, model.encode(queries)), features(space)
+    return find_images_by_rows(rows, own, pool, opened, k, captions, space.images)
 
 
-def find_images_of_encoder(
+def find_images_by_rows(
     queries: np.ndarray,
     own: Sequence[tuple[str, ...]],
     pool: ImagePool,
     features: FeatureSet,
     k: int,
     captions: Mapping[str, str] | None = None,
+    head: nn.Module | None = None,
 ) -> Found:
-    """The ``k`` nearest images in the space of a frozen encoder with two towers, such as CLIP.
+    """The ``k`` nearest images in the space of ``queries``.
 
     Args:
-        queries: float [q, d], by its text tower.
-        own, captions: as for `found_images`.
-        features: of the images, by its image tower: d wide.
+        queries: float [q, d]; such as by the text tower of a frozen encoder like CLIP.
+        own, captions: as for `find_images`.
+        features: of the images.
+        head: projects them to d dimensions; None: they have that width, as by CLIP's image tower.
 
     Raises:
         As `find_images`.
     """
-    from train.evaluate.models import rows_of_images
+    from train.evaluate.models import project, rows_of_images
 
     rows, kept = rows_of_images(features, pool.keys)
-    return found_images(nearest(queries, rows, k), [pool.ids[i] for i in kept], own, captions)
+    nearby = nearest(queries, rows if head is None else project(head, rows), k)
+    ids, texts = [pool.ids[row] for row in kept], captions or {}
+    return _found(nearby, [(texts.get(image, ""), (), (image,)) for image in ids], own)
+
+
+def _found(
+    nearby: Neighbours,
+    candidates: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
+    own: Sequence[tuple[str, ...]],
+) -> Found:
+    """Rows of candidates as neighbours.
+
+    Args:
+        candidates: of each row, its text, ids of its captions and ids of its images.
+        own: of each query, the images that it is a caption of. They are a neighbour's first: a
+            page shows only one.
+    """
+    answers = []
+    for of_query, rows, cosines in zip(own, nearby.rows, nearby.cosines, strict=True):
+        found = []
+        for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
+            text, captions, images = candidates[row]
+            images = tuple(sorted(images, key=lambda image: image not in of_query))
+            found.append(Neighbour(text, captions, images, cosine, images[0] in of_query))
+        answers.append(tuple(found))
+    warning = "every cosine is the same (constant embeddings), so the order says nothing"
+    return Found(tuple(answers), warning=warning if nearby.constant else None)
 
 
 def recall_of_captions(model: EvaluatedModel, pool: CaptionPool) -> float | None:
@@ -153,82 +149,20 @@ def recall_of_captions(model: EvaluatedModel, pool: CaptionPool) -> float | None
     of images that have no other caption are not queries; None if that leaves none.
 
     Raises:
-        NoDirectionError: an embedding is zero or not finite.
+        NotDefinedError: an embedding is zero or not finite.
     """
     texts_of: dict[str, list[int]] = {}
     for row, images in enumerate(pool.images):
         for image in images:
             texts_of.setdefault(image, []).append(row)
+    matches = [
+        sorted({text for image in images for text in texts_of[image]} - {row})
+        for row, images in enumerate(pool.images)
+    ]
     embedded = model.encode(pool.texts)
-    hits = []
-    for row, found in enumerate(cosines(embedded, embedded)):
-        own = {text for image in pool.images[row] for text in texts_of[image]} - {row}
-        if own:
-            best = found[list(own)].max()
-            found[[row, *own]] = -np.inf
-            hits.append(bool(best > found.max()))
-    return 100 * sum(hits) / len(hits) if hits else None
-
-
-def found_captions(
-    neighbours: Neighbours, pool: CaptionPool, own: Sequence[tuple[str, ...]]
-) -> Found:
-    """Rows of ``pool`` as captions.
-
-    Args:
-        own: of each query, the images that it is a caption of.
-    """
-    answers = []
-    for query, (rows, values) in enumerate(zip(neighbours.rows, neighbours.cosines, strict=True)):
-        mine = set(own[query])
-        answers.append(
-            tuple(
-                Neighbour(
-                    pool.texts[row],
-                    pool.ids[row],
-                    _own_first(pool.images[row], mine),
-                    float(cosine),
-                    not mine.isdisjoint(pool.images[row]),
-                )
-                for row, cosine in zip(rows, values, strict=True)
-            )
-        )
-    return Found(tuple(answers), warning=_warning(neighbours))
-
-
-def found_images(
-    neighbours: Neighbours,
-    image_ids: Sequence[str],
-    own: Sequence[tuple[str, ...]],
-    captions: Mapping[str, str] | None = None,
-) -> Found:
-    """Rows of ``image_ids`` as images.
-
-    Args:
-        own: as for `found_captions`.
-        captions: image id → the caption to show with it; None shows none.
-    """
-    captions, answers = captions or {}, []
-    for images, rows, values in zip(own, neighbours.rows, neighbours.cosines, strict=True):
-        nearest = zip((image_ids[int(row)] for row in rows), values, strict=True)
-        answers.append(
-            tuple(
-                Neighbour(captions.get(image, ""), (), (image,), float(cosine), image in images)
-                for image, cosine in nearest
-            )
-        )
-    return Found(tuple(answers), warning=_warning(neighbours))
-
-
-def _own_first(images: tuple[str, ...], mine: set[str]) -> tuple[str, ...]:
-    """The images of the query first: a page shows only one."""
-    return (*(i for i in images if i in mine), *(i for i in images if i not in mine))
-
-
-def _warning(neighbours: Neighbours) -> str | None:
-    if not neighbours.constant:
-        return None
-    return "every cosine is the same (constant embeddings), so the order says nothing"
+    itself = {row: row for row in range(len(pool))}
+    ranks = ranks_of_matches(embedded, embedded, matches, left_out=itself)
+    return 100 * int((ranks == 1).sum()) / count if (count := int((ranks > 0).sum())) else None
 
 
 def _one_or_several(given: object) -> object:
@@ -277,7 +211,8 @@ class NeighboursTask(Task[NeighboursSettings]):
     def __init__(self, settings: NeighboursSettings) -> None:
         self.settings = settings
         self.pool = read_pool(settings.data / "captions.parquet", settings.split)
-        self.images = images_of(self.pool, settings.data / "images.parquet")
+        manifest, owners = settings.data / "images.parquet", chain(*self.pool.images)
+        self.images = read_images(manifest).described(set(owners), manifest)
         given = read_queries(settings.sentences, None)
         drawn = self.pool.sample(settings.sample, settings.seed)
         self.queries = tuple(dict.fromkeys([*given, *drawn]))
@@ -286,12 +221,7 @@ class NeighboursTask(Task[NeighboursSettings]):
                 "neighbours: nothing to start from: sample is 0 and there are no sentences; set "
                 "one of them"
             )
-        keys = self.images.keys
-        if twins := len(keys) - len(set(keys)):
-            self.warnings = (
-                f"{settings.data}, split {settings.split!r}: {twins:,} images have the same bytes "
-                "as another image; neighbours cannot tell them apart",
-            )
+        self.warnings = self.images.twins(settings.data, settings.split)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -303,30 +233,32 @@ class NeighboursTask(Task[NeighboursSettings]):
 
     def score(self, model: EvaluatedModel) -> TaskResult:
         given, recall = self.settings, None
-        own = tuple(self.pool.images_of(each) for each in self.queries)
+        own = tuple(map(self.pool.images_of, self.queries))
         why = "no image has two different captions in this split"
         try:
             recall = recall_of_captions(model, self.pool)
-        except NoDirectionError as error:
+        except NotDefinedError as error:
             why = str(error)
         try:
             captions = find_captions(model, self.queries, self.pool, given.k)
-        except NoDirectionError as error:
+        except NotDefinedError as error:
             captions = Found(reason=str(error))
-        pictures, notes = self._pictures(model, own) if given.features else (None, ())
+        pictures, notes = self._pictures(model, own) if given.features else (None, [])
         within = f"{len(self.pool):,} distinct captions of {given.data.name}, split {given.split!r}"
         found = ModelNeighbours(self.queries, own, within, given.k, captions, pictures)
-        reasons = {} if recall is not None else {METRIC: why}
-        named = replace(found, keys=self._keys(found))
-        scores = {METRIC: recall}
-        return TaskResult(scores=scores, reasons=reasons, notes=notes, neighbours=named)
+        key_of = dict(zip(self.images.ids, self.images.keys, strict=True))
+        keys = {image: key_of[image].hex() for image in found.named_images}
+        return TaskResult(
+            scores={METRIC: recall},
+            reasons={METRIC: why} if recall is None else {},
+            notes=tuple(notes),
+            neighbours=replace(found, keys=keys),
+        )
 
     def _pictures(
         self, model: EvaluatedModel, own: Sequence[tuple[str, ...]]
-    ) -> tuple[Found, tuple[str, ...]]:
+    ) -> tuple[Found, list[str]]:
         """The nearest images, and what to know about them."""
-        from train.evaluate.models import NoImagesError
-
         given, notes = self.settings, []
 
         def opened(space: ImageSpace) -> FeatureSet:
@@ -335,22 +267,18 @@ class NeighboursTask(Task[NeighboursSettings]):
             features = open_below(
                 given.features, "image", space.encoder, model.name, dataset, fingerprint
             )
-            if lost := sum(key in features.failed for key in self.images.keys):
-                note = note_of_failed(lost, len(self.images.keys), given.data, features)
-                notes.append(f"neighbours leave out {note}")
+            kept = sum(key not in features.failed for key in self.images.keys)
+            images = len(self.images.keys)
+            notes.extend(note_of_failed("neighbours leave out", images, kept, given.data, features))
             return features
 
         try:
             found = find_images(
                 model, self.queries, own, self.images, opened, given.k, given.encoder
             )
-        except (NoDirectionError, NoImagesError) as error:
+        except NotDefinedError as error:
             found = Found(reason=str(error))
-        return found, tuple(notes)
-
-    def _keys(self, found: ModelNeighbours) -> dict[str, str]:
-        key_of = dict(zip(self.images.ids, self.images.keys, strict=True))
-        return {image: key_of[image].hex() for image in found.named_images}
+        return found, notes
 
     def settings_of_result(self) -> dict[str, object]:
         """Settings, and a digest of the images, which the neighbours depend on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -298,11 +297,6 @@ def load_result(path: str | Path) -> RunResult:
         raise SightlineError(
             f"{file}: {explain(error)[0]}; run its evaluate stage again"
         ) from error
-
-
-def load_results(paths: Iterable[str | Path]) -> list[RunResult]:
-    """Results of several files or folders, in the order given."""
-    return [load_result(path) for path in paths]
 
 
 def _result_file(path: str | Path) -> Path:

@@ -19,21 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sightline.cache import (
-    CAPTIONS,
-    IMAGES,
-    CacheError,
-    FeatureSet,
-    key_column,
-    keys_of_texts,
-    read_manifest,
-)
+from sightline.cache import CAPTIONS, IMAGES, FeatureSet, keys_of_texts, read_manifest
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
+from train.evaluate.pools import ImagePool, note_of_failed, open_below
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings
-from train.evaluate.vectors import NoDirectionError, ranks_of_matches, unit_rows
+from train.evaluate.vectors import NotDefinedError, ranks_of_matches
 from train.records import FeatureUse
 
 if TYPE_CHECKING:
@@ -46,18 +39,13 @@ METRICS = tuple(f"{direction} R@{k}" for direction in ("I2T", "T2I") for k in KS
 CHANCE = "chance"
 """The reference row of random rankings."""
 
-
-@dataclass(frozen=True)
-class Retrieval:
-    """Recall ×100 by K in each direction."""
-
-    image_to_text: dict[int, float]
-    text_to_image: dict[int, float]
+Recall = dict[str, float]
+"""Metric, such as "I2T R@1" → recall ×100."""
 
 
 def evaluate_retrieval(
     images: np.ndarray, captions: np.ndarray, image_of: np.ndarray, ks: Sequence[int] = KS
-) -> Retrieval:
+) -> Recall:
     """Recall of the matching image among all images, and of any matching caption among all.
 
     An image counts as found at K if any of its captions is among the K nearest (as in the papers).
@@ -71,30 +59,31 @@ def evaluate_retrieval(
 
     Raises:
         SightlineError: mismatched sizes, or an image without a caption.
-        NoDirectionError: an embedding is zero or not finite.
+        NotDefinedError: an embedding is zero or not finite.
     """
-    if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
-        raise SightlineError(
-            f"retrieval needs images [n, d] and captions [m, d] in one space; found "
-            f"{images.shape} and {captions.shape}"
-        )
-    if image_of.shape != (len(captions),) or set(image_of.tolist()) != set(range(len(images))):
+    of_texts = image_of.tolist()
+    if len(of_texts) != len(captions) or set(of_texts) != set(range(len(images))):
         raise SightlineError(
             f"retrieval needs every one of {len(captions)} captions to name one of {len(images)} "
             "images, and every image to have a caption; check that the captions and the images "
             "are from the same split"
         )
-    numbers = np.arange(len(images))
-    pictures, texts = unit_rows(images, "image"), unit_rows(captions, "caption")
-    of_texts = ranks_of_matches(texts, pictures, image_of, numbers)
-    of_images = ranks_of_matches(pictures, texts, numbers, image_of)
-    return Retrieval(
-        {k: 100.0 * float((of_images <= k).mean()) for k in ks},
-        {k: 100.0 * float((of_texts <= k).mean()) for k in ks},
-    )
+    of_images: list[list[int]] = [[] for _ in images]
+    for caption, image in enumerate(of_texts):
+        of_images[image].append(caption)
+    matches = [[image] for image in of_texts]
+    ranks = {
+        "I2T": ranks_of_matches(images, captions, of_images, ("image", "caption")),
+        "T2I": ranks_of_matches(captions, images, matches, ("caption", "image")),
+    }
+    return {
+        f"{direction} R@{k}": 100.0 * float((found <= k).mean())
+        for direction, found in ranks.items()
+        for k in ks
+    }
 
 
-def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Retrieval:
+def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Recall:
     """The expected recall of random rankings, exactly.
 
     From text to image, K of n images are drawn. From image to text, K of m captions: an image with
@@ -111,24 +100,24 @@ def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Retrieval:
         return 1 - math.comb(captions - own, k) / math.comb(captions, k)
 
     sized = list(zip(*np.unique(counts, return_counts=True), strict=True))
-    return Retrieval(
-        {k: float(100 * sum(n * found(int(c), k) for c, n in sized) / images) for k in ks},
-        {k: 100 * min(k, images) / images for k in ks},
-    )
+    to_text = [float(100 * sum(n * found(int(c), k) for c, n in sized) / images) for k in ks]
+    to_image = [100 * min(k, images) / images for k in ks]
+    names = [f"{direction} R@{k}" for direction in ("I2T", "T2I") for k in ks]
+    return dict(zip(names, (*to_text, *to_image), strict=True))
 
 
 @dataclass(frozen=True)
 class RetrievalData:
-    """Images in the order of their manifest, each with at least one caption.
+    """A split of a data set.
 
     Attributes:
-        image_keys: uint8 [n, 32].
+        images: those with a caption.
         captions: [m], in the order of their manifest.
         image_of: int64 [m], the row of each caption's image.
         warnings: what was left out of the split, and what cannot be told apart.
     """
 
-    image_keys: NDArray[np.uint8]
+    images: ImagePool
     captions: tuple[str, ...]
     image_of: NDArray[np.int64]
     warnings: tuple[str, ...] = ()
@@ -136,17 +125,10 @@ class RetrievalData:
     @property
     def sha256(self) -> str:
         """SHA-256 (hex) of the keys of images and captions, and of who belongs to whom."""
-        parts = (self.image_keys, keys_of_texts(self.captions), self.image_of.astype("<i8"))
-        content = hashlib.sha256()
-        for part in parts:
-            content.update(hashlib.sha256(np.ascontiguousarray(part).tobytes()).digest())
-        return content.hexdigest()
-
-    def folds(self, count: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Rows of the images and of the captions of each fold of consecutive images."""
-        for images in np.array_split(np.arange(len(self.image_keys)), count):
-            inside = (self.image_of >= images[0]) & (self.image_of <= images[-1])
-            yield images, np.flatnonzero(inside)
+        keys, pairs = keys_of_texts(self.captions).tobytes(), self.image_of.astype("<i8").tobytes()
+        parts = (b"".join(self.images.keys), keys, pairs)
+        digests = b"".join(hashlib.sha256(part).digest() for part in parts)
+        return hashlib.sha256(digests).hexdigest()
 
 
 def load_retrieval(folder: Path, split: str, captions_per_image: int) -> RetrievalData:
@@ -161,71 +143,31 @@ def load_retrieval(folder: Path, split: str, captions_per_image: int) -> Retriev
         SightlineError: a manifest is missing or damaged, the split has no captions, or the two
             manifests do not belong together.
     """
-    captions_file, images_file = folder / "captions.parquet", folder / "images.parquet"
-    captions = read_split(captions_file, CAPTIONS, split)
-    images = read_manifest(images_file, IMAGES)
+    captions = read_split(folder / "captions.parquet", CAPTIONS, split)
     texts, owners = (captions[name].to_pylist() for name in ("text", "image_id"))
-    row_of = {name: row for row, name in enumerate(images.column("image_id").to_pylist())}
-    require_images(images_file, [name for name in dict.fromkeys(owners) if name not in row_of])
+    table = read_manifest(folder / "images.parquet", IMAGES)
+    images = ImagePool.of(table).described(owners, folder / "images.parquet")
+    row_of = {image: row for row, image in enumerate(images.ids)}
     seen: Counter[str] = Counter()
     kept: list[int] = []
     for row, owner in enumerate(owners):
         seen[owner] += 1
         if seen[owner] <= captions_per_image:
             kept.append(row)
-    of_manifest = np.array([row_of[owners[row]] for row in kept], dtype=np.int64)
-    image_rows, image_of = np.unique(of_manifest, return_inverse=True)
-    keys = key_column(images.column("key"))[image_rows]
-    uncaptioned = images.column("split").to_pylist().count(split) - len(image_rows)
-    return RetrievalData(
-        keys,
-        tuple(texts[row] for row in kept),
-        image_of.ravel().astype(np.int64),
-        tuple(_warnings(folder, split, uncaptioned, len(owners) - len(kept), keys)),
-    )
-
-
-def open_below(
-    folder: Path,
-    kind: Kind,
-    encoder: str,
-    of_whom: str,
-    dataset: str,
-    fingerprint: str | None = None,
-) -> FeatureSet:
-    """The features of an encoder in the ``folder`` of a data set's features.
-
-    Args:
-        of_whom: the model that needs it, for the error.
-
-    Raises:
-        SightlineError: no such set, or another fingerprint (says how to make it).
-    """
-    try:
-        return FeatureSet.open(folder / kind / encoder, fingerprint)
-    except CacheError as error:
-        raise SightlineError(
-            f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
-            f"(or `sightline extract {kind}`) makes it."
-        ) from error
-
-
-def note_of_failed(failed: int, of: int, data: Path, features: FeatureSet) -> str:
-    """Which images of the data set ``data`` are left out, and why."""
-    return f"{failed:,} of {of:,} images of {data}: {features.path} has only an error for them"
-
-
-def require_images(manifest: Path, absent: Sequence[str]) -> None:
-    """Refuse captions of images that their images manifest lacks.
-
-    Raises:
-        SightlineError: there are some.
-    """
-    if absent:
-        raise SightlineError(
-            f"{manifest}: {len(absent):,} images of the captions are not in it, such as "
-            f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
+    where, warnings = f"{folder}, split {split!r}", []
+    if (without := table["split"].to_pylist().count(split) - len(images.ids)) > 0:
+        warnings.append(f"{where}: {without:,} images without captions are left out of retrieval")
+    if surplus := len(owners) - len(kept):
+        warnings.append(
+            f"{where}: {surplus:,} captions beyond the first `captions` of their images are left "
+            "out of retrieval"
         )
+    return RetrievalData(
+        images,
+        tuple(texts[row] for row in kept),
+        np.array([row_of[owners[row]] for row in kept], dtype=np.int64),
+        (*warnings, *images.twins(folder, split)),
+    )
 
 
 class RetrievalSettings(TaskSettings):
@@ -267,7 +209,7 @@ class RetrievalTask(Task[RetrievalSettings]):
         self.settings = settings
         self.data = load_retrieval(settings.data, settings.split, settings.captions)
         self.warnings = self.data.warnings
-        images = len(self.data.image_keys)
+        images = len(self.data.images.ids)
         if settings.folds > images:
             raise SightlineError(
                 f"retrieval: folds is {settings.folds}, but the split {settings.split!r} of "
@@ -284,46 +226,48 @@ class RetrievalTask(Task[RetrievalSettings]):
 
     def score(self, model: EvaluatedModel) -> TaskResult:
         # checking the data needs no torch
-        from train.evaluate.models import NoHeadsError, image_space, project
+        from train.evaluate.models import image_space, project, rows_of_images
 
-        frozen, notes = self._frozen
-        everything = np.ones(len(self.data.image_keys), dtype=bool)
+        references, notes = self._frozen
+        scores, reasons = dict.fromkeys(METRICS), {}
+        kept = np.arange(len(self.data.images.ids))
         try:
             space = image_space(model, self.settings.encoder)
             features = self._open("image", space.encoder, model.name, space.fingerprint)
-            rows, present = self._image_rows(features)
-            found = self._recalls(
-                project(space.images, rows),
-                present,
-                project(space.sentences, model.encode(self.data.captions)),
-            )
-        except (NoHeadsError, NoDirectionError) as error:
-            found, reasons = dict.fromkeys(METRICS), dict.fromkeys(METRICS, str(error))
-            present = everything
+            rows, present = rows_of_images(features, self.data.images.keys)
+            sentences = project(space.sentences, model.encode(self.data.captions))
+            scores = self._recall(project(space.images, rows), present, sentences)
+        except NotDefinedError as error:
+            reasons = dict.fromkeys(METRICS, str(error))
         else:
-            reasons = {}
-            notes = tuple(dict.fromkeys((*self._left_out(features, present), *notes)))
-        references = {**frozen, CHANCE: self._chance(present)}
-        return TaskResult(scores=found, reasons=reasons, references=references, notes=notes)
+            kept, notes = present, (*self._left_out(features, present), *notes)
+        by_chance = _mean([chance(image_of) for *_, image_of in self._folds(kept)])
+        return TaskResult(
+            scores=scores,
+            reasons=reasons,
+            references={**references, CHANCE: by_chance},
+            notes=tuple(dict.fromkeys(notes)),
+        )
 
     def settings_of_result(self) -> dict[str, object]:
         return self.settings.model_dump(mode="json", exclude={"data", "features"})
 
     @cached_property
-    def _frozen(self) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+    def _frozen(self) -> tuple[dict[str, Recall], Sequence[str]]:
         """Retrieval by the frozen encoder itself, if one is named, with notes about it."""
+        from train.evaluate.models import rows_of_images
+
         name = self.settings.frozen
         if name is None:
             return {}, ()
         images, texts = (self._open(kind, name, f"frozen {name}") for kind in ("image", "text"))
         _require_one_space(images, texts)
-        rows, present = self._image_rows(images)
-        found = self._recalls(rows, present, texts.take(keys_of_texts(self.data.captions)))
-        mark = ", untrained weights" if images.record.spec.encoder.untrained else ""
+        rows, kept = rows_of_images(images, self.data.images.keys)
+        recall = self._recall(rows, kept, texts.take(keys_of_texts(self.data.captions)))
         doubts = dict.fromkeys(FeatureUse.of_set(each).doubt for each in (images, texts))
-        mark += "".join(f", {doubt}" for doubt in doubts if doubt)
-        row = f"{name} (frozen{mark})"
-        return {row: found}, tuple(self._left_out(images, present))
+        untrained = ["untrained weights"] if images.record.spec.encoder.untrained else []
+        marks = ", ".join(["frozen", *untrained, *filter(None, doubts)])
+        return {f"{name} ({marks})": recall}, self._left_out(images, kept)
 
     def _open(
         self, kind: Kind, encoder: str, of_whom: str, fingerprint: str | None = None
@@ -331,68 +275,50 @@ class RetrievalTask(Task[RetrievalSettings]):
         given = self.settings
         return open_below(given.features, kind, encoder, of_whom, given.data.name, fingerprint)
 
-    def _image_rows(self, features: FeatureSet) -> tuple[NDArray, NDArray[np.bool_]]:
-        """Features of the images that have some: [n', dim]; and which do: bool [n].
+    def _left_out(self, features: FeatureSet, kept: NDArray[np.int64]) -> list[str]:
+        images, data = len(self.data.images.ids), self.settings.data
+        return note_of_failed("retrieval leaves out", images, len(kept), data, features)
 
-        Raises:
-            MissingKeys: images that were never extracted.
-        """
-        failed = features.failed
-        present = np.array([key.tobytes() not in failed for key in self.data.image_keys])
-        return features.take(self.data.image_keys[present]), present
-
-    def _left_out(self, features: FeatureSet, present: NDArray[np.bool_]) -> Iterable[str]:
-        if not present.all():
-            failed, data = int((~present).sum()), self.settings.data
-            yield f"retrieval leaves out {note_of_failed(failed, len(present), data, features)}"
-
-    def _recalls(
-        self, images: NDArray, present: NDArray[np.bool_], captions: NDArray
-    ) -> dict[str, float]:
-        """Metric → mean over the folds.
+    def _recall(self, images: NDArray, kept: NDArray[np.int64], captions: NDArray) -> Recall:
+        """The mean over the folds.
 
         Args:
-            images: [n', d], of the images that are ``present``; captions: [m, d], all of them.
+            images: [n', d], of the images ``kept``; captions: [m, d], all of them.
 
         Raises:
-            NoDirectionError: an embedding is zero or not finite, or no image of a fold is present.
+            NotDefinedError: an embedding is zero or not finite, or no image of a fold is kept.
         """
-        return _means(
+        return _mean(
             [
                 evaluate_retrieval(images[rows], captions[own], image_of)
-                for rows, own, image_of in self._folds(present)
+                for rows, own, image_of in self._folds(kept)
             ]
         )
 
-    def _chance(self, present: NDArray[np.bool_]) -> dict[str, float]:
-        """Metric → mean of `chance` over the folds, of the images that are ``present``."""
-        return _means([chance(image_of) for *_, image_of in self._folds(present)])
-
     def _folds(
-        self, present: NDArray[np.bool_]
+        self, kept: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """Of each fold, as far as its images are ``present``.
+        """Of each fold of consecutive images, as far as they are ``kept``.
 
         Returns:
-            Rows of its images among those present, rows of their captions among all, and the
+            Rows of its images among those kept, rows of their captions among all, and the
             number within the fold of each caption's image.
 
         Raises:
-            NoDirectionError: no image of a fold is present.
+            NotDefinedError: no image of a fold is kept.
         """
-        row_of, image_of = np.cumsum(present) - 1, self.data.image_of
-        for images, captions in self.data.folds(self.settings.folds):
-            rows = row_of[images[present[images]]]
-            own = captions[present[image_of[captions]]]
+        image_of = self.data.image_of
+        for fold in np.array_split(np.arange(len(self.data.images.ids)), self.settings.folds):
+            rows = np.flatnonzero(np.isin(kept, fold))
             if not len(rows):
-                raise NoDirectionError("no image of a fold has features")
-            yield rows, own, row_of[image_of[own]] - rows[0]
+                raise NotDefinedError("no image of a fold has features")
+            own = np.flatnonzero(np.isin(image_of, kept[rows]))
+            yield rows, own, np.searchsorted(kept[rows], image_of[own])
 
 
-def _means(parts: list[Retrieval]) -> dict[str, float]:
-    """Metric → mean over the folds."""
-    both = [(*part.image_to_text.values(), *part.text_to_image.values()) for part in parts]
-    return dict(zip(METRICS, np.mean(both, axis=0).tolist(), strict=True))
+def _mean(folds: Sequence[Recall]) -> Recall:
+    means = np.mean([list(fold.values()) for fold in folds], axis=0)
+    return dict(zip(METRICS, means.tolist(), strict=True))
 
 
 def _require_one_space(images: FeatureSet, texts: FeatureSet) -> None:
@@ -407,22 +333,4 @@ def _require_one_space(images: FeatureSet, texts: FeatureSet) -> None:
             f"{images.path} ({one.encoder.name}, {one.dim} wide) and {texts.path} "
             f"({other.encoder.name}, {other.dim} wide) do not come from one model, so cosines "
             "between them mean nothing; set `frozen` to an encoder such as CLIP, or remove it"
-        )
-
-
-def _warnings(
-    folder: Path, split: str, uncaptioned: int, surplus: int, keys: NDArray[np.uint8]
-) -> Iterator[str]:
-    where = f"{folder}, split {split!r}"
-    if uncaptioned > 0:
-        yield f"{where}: {uncaptioned:,} images without captions are left out of retrieval"
-    if surplus:
-        yield (
-            f"{where}: {surplus:,} captions beyond the first `captions` of their images are left "
-            "out of retrieval"
-        )
-    if twins := len(keys) - len(np.unique(keys, axis=0)):
-        yield (
-            f"{where}: {twins:,} images have the same bytes as another image; they cannot be told "
-            "apart, so their captions miss at rank 1"
         )

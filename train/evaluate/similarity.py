@@ -1,7 +1,4 @@
-"""Graded sentence pairs and their Spearman correlation with an encoder's cosine similarities.
-
-sightline evaluate similarity --model PATH --data pairs.tsv
-"""
+"""Graded sentence pairs and their Spearman correlation with an encoder's cosine similarities."""
 
 from __future__ import annotations
 
@@ -10,17 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
-from train.evaluate.results import EvaluationSet, TaskResult
-from train.evaluate.task import Metric, Task, TaskSettings
-
-if TYPE_CHECKING:
-    from train.evaluate.models import EvaluatedModel
+from train.evaluate.results import EvaluationSet
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → float [n, d], in their order; `Embedder.encode` is one."""
@@ -39,6 +32,24 @@ class GradedPairs:
     first: tuple[str, ...]
     second: tuple[str, ...]
     gold: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, file: Path, rows: Iterable[tuple[int, Sequence[str]]]) -> GradedPairs:
+        """The pairs of a file.
+
+        Args:
+            rows: number of the line; gold score and the two sentences, which are split on
+                whitespace and joined with single spaces, as SentEval's are.
+
+        Raises:
+            SightlineError: a score that is not a finite number (names ``file`` and the line).
+        """
+        first, second, gold = [], [], []
+        for number, (score, one, two) in rows:
+            gold.append(_parse_score(score, file, number))
+            first.append(squeeze(one))
+            second.append(squeeze(two))
+        return cls(name, tuple(first), tuple(second), np.array(gold, dtype=np.float64))
 
     def __len__(self) -> int:
         return len(self.gold)
@@ -66,46 +77,52 @@ class Correlation:
     reason: str | None = None
 
 
-def load_pairs(path: str | Path, name: str | None = None) -> GradedPairs:
+def load_pairs(path: str | Path) -> GradedPairs:
     """Graded pairs from a TSV file: UTF-8, header `score<TAB>sentence1<TAB>sentence2`.
-
-    Fields are not quoted. Sentences are split on whitespace and joined with single spaces, as
-    SentEval's are.
-
-    Args:
-        name: of the set; None uses the file's name without its extension.
 
     Raises:
         SightlineError: the file is missing, empty or not UTF-8, its header differs, or a line has
             the wrong number of columns or a score that is not finite (the line is named).
     """
     file = Path(path)
-    lines = read_lines(file, f"a TSV file with the header {'<TAB>'.join(HEADER)}")
-    if not lines or tuple(lines[0].split("\t")) != HEADER:
+    return GradedPairs.of(file.stem, file, read_table(file, HEADER, "pairs"))
+
+
+def read_table(
+    file: Path, header: Sequence[str], of: str, instead: str = ""
+) -> Iterator[tuple[int, list[str]]]:
+    """The number and the columns of each line of a TSV file after its header; nothing is quoted.
+
+    Args:
+        of: what a line holds, in the plural, for errors.
+        instead: what else may be given, for errors.
+
+    Raises:
+        SightlineError: the file is missing, not UTF-8 or has no such line, its header differs, or a
+            line has another number of columns (named).
+    """
+    names = "<TAB>".join(header)
+    first, *lines = read_lines(file, f"a TSV file with the header {names}") or [""]
+    if tuple(first.split("\t")) != tuple(header):
         raise SightlineError(
-            f"{file}, line 1: found {lines[0][:80] if lines else 'nothing'!r}, expected the "
-            f"header {'<TAB>'.join(HEADER)}; add it"
+            f"{file}, line 1: found {first[:80] or 'nothing'!r}, expected the header {names}; "
+            f"add it{instead}"
         )
-    rows: list[tuple[float, str, str]] = []
-    for number, line in enumerate(lines[1:], start=2):
+    if not lines:
+        raise SightlineError(f"{file}: a header and no {of}; expected one per line after it")
+    for number, line in enumerate(lines, start=2):
         columns = line.split("\t")
-        if len(columns) != 3:
+        if len(columns) != len(header):
             raise SightlineError(
-                f"{file}, line {number}: {len(columns)} tab-separated columns, expected 3 "
-                f"({', '.join(HEADER)}); fix or remove the line"
+                f"{file}, line {number}: {len(columns)} tab-separated columns, expected "
+                f"{len(header)} ({', '.join(header)}); fix or remove the line"
             )
-        score = parse_score(columns[0], file, number)
-        rows.append((score, squeeze(columns[1]), squeeze(columns[2])))
-    if not rows:
-        raise SightlineError(f"{file}: a header and no pairs; expected one pair per line after it")
-    scores, first, second = zip(*rows, strict=True)
-    return GradedPairs(name or file.stem, first, second, np.array(scores, dtype=np.float64))
+        yield number, columns
 
 
 def evaluate_pairs(encode: Encode, pairs: GradedPairs) -> Correlation:
     """Spearman ×100 of the cosine similarities with the gold scores of one set."""
-    cosines = pair_cosines(encode, [pairs])[0]
-    return correlate(cosines, pairs.gold)
+    return correlate(pair_cosines(encode, [pairs])[0], pairs.gold)
 
 
 def pair_cosines(encode: Encode, sets: Sequence[GradedPairs]) -> list[np.ndarray]:
@@ -142,8 +159,7 @@ def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
     reason = None
     if len(gold) < 2:
         reason = f"{len(gold)} pairs; a correlation needs two"
-    elif not np.isfinite(cosines).all():
-        broken = int((~np.isfinite(cosines)).sum())
+    elif broken := int((~np.isfinite(cosines)).sum()):
         reason = f"{broken} of {len(gold)} pairs have an embedding that is zero or not finite"
     elif np.ptp(cosines) <= _ROUNDING:
         reason = "every pair has the same cosine: the embeddings are constant"
@@ -162,8 +178,7 @@ def squeeze(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
-def parse_score(text: str, file: Path, number: int) -> float:
-    """A gold score; SightlineError names the file and line of one that is not finite."""
+def _parse_score(text: str, file: Path, number: int) -> float:
     try:
         score = float(text)
     except ValueError:
@@ -174,26 +189,3 @@ def parse_score(text: str, file: Path, number: int) -> float:
             "expected one such as 3.5; fix or remove the line"
         )
     return score
-
-
-class Similarity(Task[TaskSettings]):
-    """Spearman × 100 on one set of graded pairs."""
-
-    about = "your own graded pairs: Spearman ×100 of cosines with gold scores"
-    needs = f"a TSV file with the header {', '.join(HEADER)}"
-    Settings = TaskSettings
-
-    def __init__(self, settings: TaskSettings) -> None:
-        self.pairs = load_pairs(settings.data)
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        return (Metric("similarity", set_of_pairs([self.pairs])),)
-
-    def sentences(self) -> Iterable[str]:
-        return sentences_of([self.pairs])
-
-    def score(self, model: EvaluatedModel) -> TaskResult:
-        score = evaluate_pairs(model.encode, self.pairs)
-        reasons = {"similarity": score.reason} if score.reason else {}
-        return TaskResult(scores={"similarity": score.spearman}, reasons=reasons)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.evaluate.transfer import Choice, Fold, Selection, choose, percent
+from train.evaluate.transfer import Fold
 
 # PyTorch's defaults for Adam.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -60,39 +60,6 @@ class Classifiers:
     passes: np.ndarray
 
 
-def choose_by_senteval(
-    features: Tensor,
-    labels: Tensor,
-    classes: int,
-    selections: Sequence[Selection],
-    recipe: Recipe,
-) -> list[Choice]:
-    """The outcome of every selection; all their classifiers are trained together.
-
-    A final classifier is trained for every value of l2, since the best one is not known yet.
-    SentEval trains SST-2's once more on the same rows, which gives the same weights.
-
-    Args:
-        features: float32 [n, d].
-        labels: int64 [n], 0 to `classes` - 1, on the same device.
-    """
-    numbers: dict[Fold, int] = {}
-    for selection in selections:
-        for fold in (*selection.inner, selection.final):
-            numbers.setdefault(fold, len(numbers))
-    fitted = fit_classifiers(features, labels, classes, list(numbers), recipe)
-    choices = []
-    for selection in selections:
-        inner = [numbers[fold] for fold in selection.inner]
-        best, dev_accuracy = choose(recipe.l2, fitted.dev_accuracy[inner])
-        weights = fitted.weights[numbers[selection.final], best].to(features.device)
-        test = torch.from_numpy(selection.test).to(features.device)
-        predicted = (_with_bias(features[test]) @ weights.T).argmax(dim=1)
-        right = int((predicted == labels[test]).sum())
-        choices.append(Choice(recipe.l2[best], dev_accuracy, percent(right / len(test))))
-    return choices
-
-
 def fit_classifiers(
     features: Tensor, labels: Tensor, classes: int, folds: Sequence[Fold], recipe: Recipe
 ) -> Classifiers:
@@ -122,6 +89,11 @@ def fit_classifiers(
             numbers, orders = zip(*group[start : start + size], strict=True)
             _fit_together(biased, labels, classes, np.array(numbers), orders, recipe, fitted)
     return fitted
+
+
+def predict(weights: Tensor, features: Tensor) -> Tensor:
+    """The class of each row by one classifier [C, d + 1]: [n, d] → int64 [n]."""
+    return (_with_bias(features) @ weights.to(features.device).T).argmax(dim=1)
 
 
 def _with_bias(features: Tensor) -> Tensor:

@@ -8,29 +8,28 @@ cosines compare.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import binned_statistic
 from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.manifold import TSNE
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score, silhouette_score
 from threadpoolctl import threadpool_limits
 
 from sightline.errors import SightlineError
-from sightline.outside import read_lines
-from train.evaluate.caption_pool import read_pool
 from train.evaluate.geometry import Geometry, evaluate_geometry
+from train.evaluate.pools import read_pool
 from train.evaluate.similarity import (
     Correlation,
     Encode,
     GradedPairs,
     correlate,
     pair_cosines,
+    read_table,
     squeeze,
 )
 from train.evaluate.vectors import Spectrum, mean_cosine, spectrum, unit_rows
@@ -83,21 +82,10 @@ def read_map_sentences(path: Path, limit: int, seed: int) -> MapSentences:
     """
     if path.suffix == ".parquet":
         return MapSentences.draw(path.name, read_pool(path).texts, limit, seed)
-    lines = read_lines(path, f"a TSV with the header {'<TAB>'.join(HEADER)}")
-    if not lines or tuple(lines[0].split("\t")) != HEADER:
-        raise SightlineError(
-            f"{path}, line 1: found {lines[0][:80] if lines else 'nothing'!r}, expected the header "
-            f"{'<TAB>'.join(HEADER)}; add it, or give a captions manifest (.parquet)"
-        )
     group_of: dict[str, str] = {}
-    for number, line in enumerate(lines[1:], start=2):
-        columns = line.split("\t")
-        if len(columns) != len(HEADER):
-            raise SightlineError(
-                f"{path}, line {number}: {len(columns)} tab-separated columns, expected "
-                f"{len(HEADER)} ({', '.join(HEADER)}); fix or remove the line"
-            )
-        group, sentence = (squeeze(each) for each in columns)
+    instead = ", or give a captions manifest (.parquet)"
+    for number, columns in read_table(path, HEADER, "sentences", instead):
+        group, sentence = map(squeeze, columns)
         if not sentence or not group:
             raise SightlineError(
                 f"{path}, line {number}: the group or the sentence is empty; fix or remove the line"
@@ -107,8 +95,6 @@ def read_map_sentences(path: Path, limit: int, seed: int) -> MapSentences:
                 f"{path}, line {number}: this sentence is in group {group!r} and, above, in "
                 f"{group_of[sentence]!r}; keep one of the lines"
             )
-    if not group_of:
-        raise SightlineError(f"{path}: a header and no sentences; expected one per line after it")
     return MapSentences.draw(path.name, list(group_of), limit, seed, list(group_of.values()))
 
 
@@ -141,10 +127,11 @@ class SentenceMap:
     """A model's map.
 
     Attributes:
-        points: float64 [n, 2], from t-SNE.
+        points: float64 [n, 2], from t-SNE by Euclidean distance (van der Maaten and Hinton 2008).
         labels: int64 [n], clusters of k-means, named as those of the first model that they share
             most sentences with.
-        silhouette: of the clusters, by cosine distance.
+        silhouette: mean over the clusters, by cosine distance (Rousseeuw 1987): −1 to 1; 1 for
+            tight groups far from each other, 0 for groups that overlap.
     """
 
     points: np.ndarray
@@ -217,7 +204,9 @@ class SpaceStudy:
         of_map = np.asarray(encode(list(self.sentences.texts)))
         (cosines,) = pair_cosines(encode, [self.pairs])
         try:
-            drawn, why = self._map(of_map)
+            maps = (each.map for each in self.models if each.map is not None)
+            first = next(maps, None)
+            drawn, why = map_of(of_map, self.settings, None if first is None else first.labels)
             found = ModelSpace(
                 name,
                 embeddings.shape[1],
@@ -252,89 +241,55 @@ class SpaceStudy:
             for second, two in every[i + 1 :]
         }
 
-    def _map(self, embeddings: np.ndarray) -> tuple[SentenceMap | None, str]:
-        settings = self.settings
-        distinct = distinct_directions(embeddings)
-        if distinct < max(3, settings.clusters):
-            return None, (
-                f"only {distinct} of {len(embeddings)} embeddings differ, too few for "
-                f"{settings.clusters} clusters"
-            )
-        labels = cluster(embeddings, settings.clusters, settings.seed)
-        shape = silhouette(embeddings, labels)
-        first = next((each.map.labels for each in self.models if each.map is not None), None)
-        if first is not None:
-            labels = relabel(labels, first)
-        points = tsne(embeddings, settings.perplexity, settings.seed)
-        return SentenceMap(points, labels, shape), ""
-
 
 def binned_means(
-    gold: np.ndarray, cosines: np.ndarray, bins: int = 5
+    gold: np.ndarray, cosines: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean cosine in equal ranges of the gold score.
+    """Mean cosine in five equal ranges of the gold score.
 
     Args:
         gold, cosines: float [n].
 
     Returns:
-        Edges [bins + 1]; mean cosine of each range, NaN if it is empty; pairs in each. The last
-        range includes its upper edge.
+        Edges [6]; mean cosine of each range, NaN if it is empty; pairs in each. The last range
+        includes its upper edge.
     """
-    edges = np.linspace(gold.min(), gold.max(), bins + 1)
-    inside = np.clip(np.searchsorted(edges, gold, side="right") - 1, 0, bins - 1)
-    counts = np.bincount(inside, minlength=bins)
-    with np.errstate(invalid="ignore"):
-        means = np.bincount(inside, weights=cosines, minlength=bins) / counts
-    return edges, means, counts
+    means, edges, _ = binned_statistic(gold, cosines, bins=5)
+    return edges, means, np.histogram(gold, edges)[0]
 
 
-def distinct_directions(embeddings: np.ndarray) -> int:
-    """How many directions of [n, d] differ by more than rounding."""
-    return len(np.unique(np.round(unit_rows(embeddings), _ROUNDING), axis=0))
+def map_of(
+    embeddings: np.ndarray, settings: MapSettings, like: np.ndarray | None = None
+) -> tuple[SentenceMap | None, str]:
+    """k-means, the best of ten starts, and t-SNE from the first principal components.
 
-
-def cluster(embeddings: np.ndarray, clusters: int, seed: int) -> np.ndarray:
-    """k-means over directions, the best of ten starts: labels int64 [n], 0 … ``clusters`` − 1.
-
-    The same input gives the same labels, on one thread.
+    The same input gives the same map, on one thread.
 
     Args:
-        embeddings: float [n, d], with at least ``clusters`` distinct directions.
+        embeddings: float [n, d]; only their directions matter.
+        like: another model's labels [n], whose names the clusters get; see `relabel`.
+
+    Returns:
+        None, and why, if too few embeddings differ by more than rounding.
+
+    Raises:
+        SightlineError: a row without a direction.
     """
     points = unit_rows(embeddings)
-    with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("error", ConvergenceWarning)  # fewer distinct points than clusters
-        model = KMeans(clusters, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
-        found = model.fit(points)
-    return np.asarray(found.labels_, dtype=np.int64)
-
-
-def silhouette(embeddings: np.ndarray, labels: np.ndarray) -> float:
-    """Mean silhouette of groups of [n, d] by cosine distance (Rousseeuw 1987).
-
-    −1 to 1; 1 for tight groups far from each other, 0 for groups that overlap.
-
-    Args:
-        labels: int [n], at least two groups and fewer than n.
-    """
+    distinct = len(np.unique(np.round(points, _ROUNDING), axis=0))
+    if distinct < max(3, settings.clusters):
+        return None, (
+            f"only {distinct} of {len(points)} embeddings differ, too few for {settings.clusters} "
+            "clusters"
+        )
+    seed, perplexity = settings.seed, settings.perplexity
     with threadpool_limits(1):
-        return float(silhouette_score(unit_rows(embeddings), labels, metric="cosine"))
-
-
-def tsne(embeddings: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
-    """t-SNE of directions by Euclidean distance, from their first principal components: [n, 2].
-
-    The same input gives the same map, on one thread (van der Maaten and Hinton 2008).
-
-    Args:
-        embeddings: float [n, d], with at least three distinct directions.
-        perplexity: effective number of neighbours, less than n.
-    """
-    points = unit_rows(embeddings)
-    with threadpool_limits(1):
-        model = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1)
-        return np.asarray(model.fit_transform(points), dtype=np.float64)
+        means = KMeans(settings.clusters, n_init=10, random_state=seed)  # pyright: ignore[reportArgumentType]
+        labels = np.asarray(means.fit_predict(points), dtype=np.int64)
+        shape = float(silhouette_score(points, labels, metric="cosine"))
+        tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1)
+        drawn = np.asarray(tsne.fit_transform(points), dtype=np.float64)
+    return SentenceMap(drawn, labels if like is None else relabel(labels, like), shape), ""
 
 
 def agreement(first: np.ndarray, second: np.ndarray) -> Agreement:

@@ -1,6 +1,7 @@
-"""STS12-16, STS-B and SICK-R from SentEval's folder, scored in the "all" setting.
+"""STS12-16, STS-B and SICK-R from SentEval's folder, in the "all" setting, or your own pairs.
 
-    sightline evaluate sts --model PATH --data senteval/downstream --pooling cls
+    sightline evaluate sts --model PATH --set data=senteval/downstream --pooling cls
+    sightline evaluate similarity --model PATH --set data=pairs.tsv
 
 SimCSE, appendix B: the subsets of a year are concatenated and correlated once; cosine of the two
 embeddings; Spearman. Pairs without a gold score are left out.
@@ -8,29 +9,33 @@ embeddings; Spearman. Pairs without a gold score are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import (
+    HEADER,
     Encode,
     GradedPairs,
     correlate,
     load_pairs,
     pair_cosines,
-    parse_score,
     sentences_of,
     set_of_pairs,
-    squeeze,
 )
-from train.evaluate.task import Metric, Names, Task, TaskSettings, mean
+from train.evaluate.task import (
+    Metric,
+    SubsetSettings,
+    Task,
+    TaskSettings,
+    add_mean,
+    unlike_published,
+)
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -60,64 +65,36 @@ EXPECTED_PAIRS: dict[str, int] = {
 }
 
 STS_BENCHMARK_FILES = {"train": "sts-train.csv", "dev": "sts-dev.csv", "test": "sts-test.csv"}
-SICK_FILES = {
-    "train": "SICK_train.txt",
-    "dev": "SICK_trial.txt",
-    "test": "SICK_test_annotated.txt",
-}
 LAYOUT = (
     "SentEval's data/downstream folder: STS/STS12-en-test/STS.input.*.txt and STS.gs.*.txt (and so "
     "on to STS16), STS/STSBenchmark/sts-{train,dev,test}.csv, SICK/SICK_test_annotated.txt"
 )
 
 
-@dataclass(frozen=True)
-class StsData:
-    """Test sets by task, in the requested order, each by subset; and warnings about them."""
-
-    tasks: dict[str, tuple[GradedPairs, ...]]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def every(self) -> list[GradedPairs]:
-        """The subsets of all tasks."""
-        return [pairs for subsets in self.tasks.values() for pairs in subsets]
-
-    @property
-    def whole(self) -> bool:
-        """Whether these are all seven tasks, whose mean is published."""
-        return self.tasks.keys() == set(TASKS)
+TestSets = Mapping[str, tuple[GradedPairs, ...]]
+"""Task → its test set, subset by subset."""
 
 
-def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> StsData:
+def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> TestSets:
     """The test sets of `tasks` from SentEval's `downstream` folder.
-
-    Counts of scored pairs are compared with the published ones; a difference is a warning.
 
     Raises:
         SightlineError: an unknown task; a missing file (named, with the layout expected); an input
             and a gold file of different lengths; a bad line (named).
     """
     root = Path(folder)
-    loaded: dict[str, tuple[GradedPairs, ...]] = {}
+    tests: dict[str, tuple[GradedPairs, ...]] = {}
     for task in tasks:
         if task not in TASKS:
             raise SightlineError(f"unknown STS task {task!r}; choose from {', '.join(TASKS)}")
         if task == "STS-B":
-            loaded[task] = (load_sts_benchmark(root, "test"),)
+            tests[task] = (load_sts_benchmark(root, "test"),)
         elif task == "SICK-R":
-            loaded[task] = (load_sick(root, "test"),)
+            tests[task] = (load_sick(root),)
         else:
-            loaded[task] = tuple(_load_subset(root, task, name) for name in SUBSETS[task])
-    warnings = []
-    for task, subsets in loaded.items():
-        found = sum(len(pairs) for pairs in subsets)
-        if found != EXPECTED_PAIRS[task]:
-            warnings.append(
-                f"{task}: {found} scored pairs, but published results have {EXPECTED_PAIRS[task]}; "
-                "scores are not comparable with them"
-            )
-    return StsData(loaded, tuple(warnings))
+            of_year = root / "STS" / f"{task}-en-test"
+            tests[task] = tuple(_load_subset(of_year, name) for name in SUBSETS[task])
+    return tests
 
 
 def load_sts_benchmark(folder: str | Path, split: str) -> GradedPairs:
@@ -126,33 +103,13 @@ def load_sts_benchmark(folder: str | Path, split: str) -> GradedPairs:
     Rows are genre, file, year, id, score, sentence1, sentence2 and up to two licence columns,
     separated by tabs, without quoting.
     """
-    file = Path(folder) / "STS" / "STSBenchmark" / _split_file(STS_BENCHMARK_FILES, split)
-    rows = []
-    for number, line in enumerate(_lines(file), start=1):
-        columns = line.split("\t")
-        if len(columns) < 7:
-            raise SightlineError(
-                f"{file}, line {number}: {len(columns)} tab-separated columns, expected at least 7 "
-                "(genre, file, year, id, score, sentence1, sentence2); fetch the file again"
-            )
-        rows.append((parse_score(columns[4], file, number), columns[5], columns[6]))
-    return _graded(f"STS-B {split}", rows)
-
-
-def load_dev_set(path: Path) -> GradedPairs:
-    """STS-B's dev split from SentEval's `downstream` folder, or a similarity TSV.
-
-    Raises:
-        SightlineError: neither exists.
-    """
-    if path.is_dir():
-        return load_sts_benchmark(path, "dev")
-    if not path.is_file():
-        raise SightlineError(
-            f"{path}: no such dev set; give a TSV file with the columns score, sentence1, "
-            "sentence2, or SentEval's `downstream` folder, which holds STS/STSBenchmark"
-        )
-    return load_pairs(path)
+    file = Path(folder) / "STS" / "STSBenchmark" / STS_BENCHMARK_FILES[split]
+    names = ("genre", "file", "year", "id", "score", "sentence1", "sentence2")
+    rows = (
+        (number, _columns(file, number, line, names)[4:7])
+        for number, line in enumerate(read_lines(file, LAYOUT), start=1)
+    )
+    return GradedPairs.of(f"STS-B {split}", file, rows)
 
 
 def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
@@ -164,8 +121,13 @@ def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
     Raises:
         SightlineError: neither exists.
     """
-    if split == "dev" or not path.is_dir():
-        return load_dev_set(path)
+    if path.is_file():
+        return load_pairs(path)
+    if not path.is_dir():
+        raise SightlineError(
+            f"{path}: no such dev set; give a TSV file with the columns score, sentence1, "
+            "sentence2, or SentEval's `downstream` folder, which holds STS/STSBenchmark"
+        )
     if split != "all":
         return load_sts_benchmark(path, split)
     parts = [load_sts_benchmark(path, each) for each in STS_BENCHMARK_FILES]
@@ -177,31 +139,23 @@ def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
     )
 
 
-def load_sick(folder: str | Path, split: str) -> GradedPairs:
-    """SICK relatedness, `train`, `dev` (its "trial") or `test` (4500, 500, 4927 pairs)."""
-    file = Path(folder) / "SICK" / _split_file(SICK_FILES, split)
-    lines = _lines(file)
-    header = lines[0].split("\t") if lines else []
-    wanted = ("relatedness_score", "sentence_A", "sentence_B")
+def load_sick(folder: str | Path) -> GradedPairs:
+    """The test split of SICK relatedness (4927 pairs)."""
+    file = Path(folder) / "SICK" / "SICK_test_annotated.txt"
+    first, *lines = read_lines(file, LAYOUT) or [""]
+    header, wanted = first.split("\t"), ("relatedness_score", "sentence_A", "sentence_B")
     if any(name not in header for name in wanted):
         raise SightlineError(
             f"{file}, line 1: found {' '.join(header)[:80]!r}, expected a header with "
             f"{', '.join(wanted)}; fetch the file again"
         )
-    score, first, second = (header.index(name) for name in wanted)
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        columns = line.split("\t")
-        if len(columns) <= max(score, first, second):
-            raise SightlineError(
-                f"{file}, line {number}: {len(columns)} tab-separated columns, expected "
-                f"{len(header)}; fetch the file again"
-            )
-        rows.append((parse_score(columns[score], file, number), columns[first], columns[second]))
-    return _graded(f"SICK-R {split}", rows)
+    score, one, two = (header.index(name) for name in wanted)
+    every = ((n, _columns(file, n, line, header)) for n, line in enumerate(lines, start=2))
+    rows = ((number, (columns[score], columns[one], columns[two])) for number, columns in every)
+    return GradedPairs.of("SICK-R test", file, rows)
 
 
-def evaluate_sts(encode: Encode, data: StsData) -> TaskResult:
+def evaluate_sts(encode: Encode, tests: TestSets) -> TaskResult:
     """Spearman ×100 of every task and subset, and the mean over the tasks if all seven are there.
 
     All sentences of all tasks are encoded in one call of ``encode``.
@@ -209,37 +163,38 @@ def evaluate_sts(encode: Encode, data: StsData) -> TaskResult:
     Args:
         encode: sentences → float [n, d], e.g. `Embedder.encode`.
     """
-    cosines = iter(pair_cosines(encode, data.every))
+    cosines = iter(pair_cosines(encode, _every(tests)))
     scores: dict[str, float | None] = {}
     subsets: dict[str, dict[str, float | None]] = {}
     reasons: dict[str, str] = {}
-    for task, parts in data.tasks.items():
-        of_parts = [next(cosines) for _ in parts]
+
+    def spearman(name: str, cosines: Sequence[np.ndarray], parts: Sequence[GradedPairs]):
         gold = np.concatenate([pairs.gold for pairs in parts])
-        overall = correlate(np.concatenate(of_parts), gold)
-        scores[task] = overall.spearman
-        if overall.reason:
-            reasons[task] = overall.reason
-        if len(parts) == 1:
-            continue
-        subsets[task] = {}
-        for pairs, cosine in zip(parts, of_parts, strict=True):
-            score = correlate(cosine, pairs.gold)
-            subsets[task][pairs.name] = score.spearman
-            if score.reason:
-                reasons[f"{task}/{pairs.name}"] = score.reason
-    if data.whole:
-        undefined = [task for task, score in scores.items() if score is None]
-        if undefined:
-            reasons[AVERAGE] = reasons[undefined[-1]]
-        scores[AVERAGE] = mean(list(scores.values()))
+        found = correlate(np.concatenate(cosines), gold)
+        if found.reason:
+            reasons[name] = found.reason
+        return found.spearman
+
+    for task, parts in tests.items():
+        of_parts = [next(cosines) for _ in parts]
+        scores[task] = spearman(task, of_parts, parts)
+        if len(parts) > 1:
+            subsets[task] = {
+                pairs.name: spearman(f"{task}/{pairs.name}", [of_part], [pairs])
+                for pairs, of_part in zip(parts, of_parts, strict=True)
+            }
+    if tests.keys() == set(TASKS):
+        add_mean(AVERAGE, TASKS, scores, reasons)
     return TaskResult(scores=scores, subsets=subsets, reasons=reasons)
 
 
-def _load_subset(root: Path, task: str, name: str) -> GradedPairs:
-    folder = root / "STS" / f"{task}-en-test"
+def _every(tests: TestSets) -> list[GradedPairs]:
+    return [pairs for parts in tests.values() for pairs in parts]
+
+
+def _load_subset(folder: Path, name: str) -> GradedPairs:
     inputs, gold = folder / f"STS.input.{name}.txt", folder / f"STS.gs.{name}.txt"
-    sentences, scores = _lines(inputs), _lines(gold)
+    sentences, scores = read_lines(inputs, LAYOUT), read_lines(gold, LAYOUT)
     # A gold file may end in unscored rows, and editors tend to strip their empty lines: then the
     # rows may no longer line up, and guessing would score the wrong pairs.
     if len(sentences) != len(scores):
@@ -247,69 +202,57 @@ def _load_subset(root: Path, task: str, name: str) -> GradedPairs:
             f"{gold}: {len(scores)} lines, but {inputs.name} has {len(sentences)}; expected one "
             "line of gold per pair, empty where a pair is not scored. Fetch both files again"
         )
-    rows = []
-    for number, (line, score) in enumerate(zip(sentences, scores, strict=True), start=1):
-        if not score.strip():
-            continue
-        columns = line.split("\t")
-        if len(columns) < 2:
-            raise SightlineError(
-                f"{inputs}, line {number}: one column, expected two sentences separated by a tab; "
-                "fetch the file again"
-            )
-        rows.append((parse_score(score, gold, number), columns[0], columns[1]))
-    return _graded(name, rows)
-
-
-def _split_file(files: dict[str, str], split: str) -> str:
-    if split not in files:
-        raise SightlineError(f"unknown split {split!r}; use one of {', '.join(files)}")
-    return files[split]
-
-
-def _lines(file: Path) -> list[str]:
-    return read_lines(file, LAYOUT)
-
-
-def _graded(name: str, rows: Sequence[tuple[float, str, str]]) -> GradedPairs:
-    return GradedPairs(
-        name,
-        tuple(squeeze(first) for _, first, _ in rows),
-        tuple(squeeze(second) for _, _, second in rows),
-        np.array([score for score, _, _ in rows], dtype=np.float64),
+    both = ("first sentence", "second sentence")
+    rows = (
+        (number, (score, *_columns(inputs, number, line, both)[:2]))
+        for number, (line, score) in enumerate(zip(sentences, scores, strict=True), start=1)
+        if score.strip()
     )
+    return GradedPairs.of(name, gold, rows)
 
 
-class StsSettings(TaskSettings):
-    """
-    Attributes:
-        subsets: see `load_sts`.
-    """
+def _columns(file: Path, number: int, line: str, names: Sequence[str]) -> list[str]:
+    columns = line.split("\t")
+    if len(columns) < len(names):
+        raise SightlineError(
+            f"{file}, line {number}: {len(columns)} tab-separated columns, expected at least "
+            f"{len(names)} ({', '.join(names)}); fetch the file again"
+        )
+    return columns
 
-    subsets: Names = Field(
-        default=(), description="score only these test sets, such as STS-B,SICK-R, and no mean"
-    )
 
-
-class Sts(Task[StsSettings]):
+class Sts(Task[SubsetSettings]):
     """Spearman × 100 in the "all" setting (SimCSE, appendix B)."""
 
     about = "STS12-16, STS-B, SICK-R: Spearman ×100 of cosines with gold scores"
     needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
-    Settings = StsSettings
+    Settings = SubsetSettings
 
-    def __init__(self, settings: StsSettings) -> None:
-        self.data = load_sts(settings.data, settings.subsets or TASKS)
-        self.warnings = self.data.warnings
+    def __init__(self, settings: SubsetSettings) -> None:
+        self.tests = load_sts(settings.data, settings.subsets or TASKS)
+        counts = {task: sum(map(len, parts)) for task, parts in self.tests.items()}
+        self.warnings = unlike_published(counts, EXPECTED_PAIRS, "scored pairs")
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        of_tasks = [Metric(name, set_of_pairs(parts)) for name, parts in self.data.tasks.items()]
-        average = [Metric(AVERAGE, set_of_pairs(self.data.every))] if self.data.whole else []
+        of_tasks = [Metric(name, set_of_pairs(parts)) for name, parts in self.tests.items()]
+        whole = self.tests.keys() == set(TASKS)
+        average = [Metric(AVERAGE, set_of_pairs(_every(self.tests)))] if whole else []
         return (*of_tasks, *average)
 
     def sentences(self) -> Iterable[str]:
-        return sentences_of(self.data.every)
+        return sentences_of(_every(self.tests))
 
     def score(self, model: EvaluatedModel) -> TaskResult:
-        return evaluate_sts(model.encode, self.data)
+        return evaluate_sts(model.encode, self.tests)
+
+
+class Similarity(Sts):
+    """The same on one set of graded pairs."""
+
+    about = "your own graded pairs: Spearman ×100 of cosines with gold scores"
+    needs = f"a TSV file with the header {', '.join(HEADER)}"
+    Settings = TaskSettings
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.tests = {"similarity": (load_pairs(settings.data),)}

@@ -24,7 +24,7 @@ TASKS = Registry(
     "sightline.tasks",
     {
         "sts": "train.evaluate.sts:Sts",
-        "similarity": "train.evaluate.similarity:Similarity",
+        "similarity": "train.evaluate.sts:Similarity",
         "geometry": "train.evaluate.geometry:GeometryTask",
         "transfer": "train.evaluate.transfer:Transfer",
         "retrieval": "train.evaluate.retrieval:RetrievalTask",
@@ -51,6 +51,18 @@ class TaskSettings(Settings):
     """
 
     data: Path = Field(description="file or folder with the task's data")
+
+
+class SubsetSettings(TaskSettings):
+    """Settings of a task that has several data sets, with a mean over all of them.
+
+    Attributes:
+        subsets: names of the data sets to score; empty: all.
+    """
+
+    subsets: Names = Field(
+        default=(), description="score only these data sets, such as STS-B,SICK-R, and no mean"
+    )
 
 
 @dataclass(frozen=True)
@@ -121,9 +133,29 @@ class Task(ABC, Generic[S]):
 def mean(scores: Sequence[float | None]) -> float | None:
     """The mean of scores; None if one is not defined, never a mean over the others."""
     values = [score for score in scores if score is not None]
-    if not values or len(values) < len(scores):
-        return None
-    return float(np.mean(values))
+    return float(np.mean(values)) if values and len(values) == len(scores) else None
+
+
+def add_mean(
+    name: str, of: Sequence[str], scores: dict[str, float | None], reasons: dict[str, str]
+) -> None:
+    """Add to ``scores`` the mean of the metrics ``of``; the first undefined one is its reason."""
+    scores[name] = mean([scores[metric] for metric in of])
+    undefined = [metric for metric in of if scores[metric] is None]
+    if undefined:
+        reasons[name] = reasons[undefined[0]]
+
+
+def unlike_published(
+    counts: Mapping[str, int], published: Mapping[str, int], what: str
+) -> tuple[str, ...]:
+    """A warning for each of ``counts`` that differs from that behind ``published`` results."""
+    return tuple(
+        f"{name}: {count} {what}, but published results have {published[name]}; scores are not "
+        "comparable with them"
+        for name, count in counts.items()
+        if count != published[name]
+    )
 
 
 def task_class(name: str) -> type[Task[Any]]:
@@ -137,7 +169,7 @@ def task_class(name: str) -> type[Task[Any]]:
 
 
 def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[Any]:
-    """The task ``name`` with its data.
+    """The task ``name``, or the one that the setting `task` names, with its data.
 
     Args:
         where: what the settings are called in errors, such as "evaluation.tasks.sts".
@@ -145,11 +177,12 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     Raises:
         SightlineError: there is no such task or setting, or its data is missing or malformed.
     """
-    kind = task_class(name)
+    own = dict(settings)
+    kind = task_class(registered := own.pop("task", name))
     try:
-        checked = kind.Settings.model_validate(dict(settings))
+        checked = kind.Settings.model_validate(own)
     except ValidationError as error:
         raise SightlineError("\n".join(explain(error, where or name))) from error
     task = kind(checked)
-    task.name = name
+    task.name = registered
     return task

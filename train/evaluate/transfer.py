@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field
 
-from sightline.devices import pick_device
+from sightline.devices import pick_device, threads_here, using_threads
 from sightline.errors import SightlineError
 from sightline.outside import read_data, read_lines
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.similarity import Encode, squeeze
-from train.evaluate.task import Metric, Names, Task, TaskSettings, mean
+from train.evaluate.task import Metric, SubsetSettings, Task, add_mean, unlike_published
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -55,22 +53,7 @@ SOURCE = (
     "facebookresearch/SentEval makes"
 )
 
-# Positive file (label 1; objective sentences for SUBJ), negative file (label 0).
-_POLARITY = {
-    "MR": ("MR/rt-polarity.pos", "MR/rt-polarity.neg"),
-    "CR": ("CR/custrev.pos", "CR/custrev.neg"),
-    "SUBJ": ("SUBJ/subj.objective", "SUBJ/subj.subjective"),
-    "MPQA": ("MPQA/mpqa.pos", "MPQA/mpqa.neg"),
-}
-_SST = {
-    "train": "SST/binary/sentiment-train",
-    "dev": "SST/binary/sentiment-dev",
-    "test": "SST/binary/sentiment-test",
-}
-_TREC = {"train": "TREC/train_5500.label", "test": "TREC/TREC_10.label"}
-_MRPC = {"train": "MRPC/msr_paraphrase_train.txt", "test": "MRPC/msr_paraphrase_test.txt"}
-
-TASKS: tuple[str, ...] = (*_POLARITY, "SST-2", "TREC", "MRPC")
+TASKS = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")
 
 # Examples of each split behind the published results.
 EXPECTED_EXAMPLES: dict[str, dict[str, int]] = {
@@ -132,51 +115,23 @@ class TransferTask:
         return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class TransferData:
-    """Tasks by name, in the requested order, and warnings about them."""
-
-    tasks: dict[str, TransferTask]
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def whole(self) -> bool:
-        """Whether these are all seven tasks, whose mean is published."""
-        return self.tasks.keys() == set(TASKS)
-
-
-def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> TransferData:
-    """The transfer tasks from SentEval's `downstream` folder.
-
-    Counts of examples are compared with the published ones; a difference is a warning.
+def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> dict[str, TransferTask]:
+    """The transfer tasks from SentEval's `downstream` folder, in the order of ``tasks``.
 
     Raises:
         SightlineError: an unknown task; a missing, empty or unreadable file; a bad line (named).
     """
-    root = Path(folder)
-    loaded: dict[str, TransferTask] = {}
+    root, loaded = Path(folder), {}
     for name in tasks:
-        if name in _POLARITY:
-            loaded[name] = TransferTask(name, "nested", 2, {"train": _polarity(root, name)})
-        elif name == "SST-2":
-            loaded[name] = TransferTask(name, "split", 2, _splits(root, _SST, _sst))
-        elif name == "TREC":
-            splits = _splits(root, _TREC, _trec)
-            loaded[name] = TransferTask(name, "k-fold", len(LABELS), splits)
-        elif name == "MRPC":
-            loaded[name] = TransferTask(name, "k-fold", 2, _splits(root, _MRPC, _mrpc))
-        else:
+        if name not in TASKS:
             raise SightlineError(f"unknown transfer task {name!r}; choose from {', '.join(TASKS)}")
-    warnings = []
-    for name, task in loaded.items():
-        for split, expected in EXPECTED_EXAMPLES[name].items():
-            found = len(task.splits[split])
-            if found != expected:
-                warnings.append(
-                    f"{name} {split}: {found} examples, but published results have {expected}; "
-                    "accuracies are not comparable with them"
-                )
-    return TransferData(loaded, tuple(warnings))
+        protocol, classes, files, read = _FORMATS[name]
+        splits = {
+            split: _examples([row for each in names for row in read(root / each)])
+            for split, names in files.items()
+        }
+        loaded[name] = TransferTask(name, protocol, classes, splits)
+    return loaded
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,13 +169,10 @@ def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
     Raises:
         SightlineError: a class has too few examples for that many folds.
     """
-    labels = task.labels
-    rows, start = {}, 0
-    for name, examples in task.splits.items():
-        rows[name] = np.arange(start, start + len(examples))
-        start += len(examples)
-    train = rows["train"]
     _check_classes(task, count)
+    labels, ends = task.labels, np.cumsum([len(each) for each in task.splits.values()])
+    rows = dict(zip(task.splits, np.split(np.arange(len(labels)), ends[:-1]), strict=True))
+    train = rows["train"]
     if task.protocol == "split":
         fold = Fold(train, rows["dev"])
         return [Selection((fold,), fold, rows["test"])]
@@ -252,7 +204,7 @@ def percent(share: float) -> float:
 
 def evaluate_transfer(
     encode: Encode,
-    data: TransferData,
+    tasks: Mapping[str, TransferTask],
     *,
     device: str = "cpu",
     folds: int = 10,
@@ -265,6 +217,7 @@ def evaluate_transfer(
 
     Args:
         encode: sentences → float [n, d], e.g. `Embedder.encode`; used as float32.
+        tasks: see `load_transfer`.
         device: where classifiers are trained: auto, cpu, cuda, cuda:1 or mps.
         folds: number of outer and of inner folds; published figures use 10.
         recipe: None uses that of SimCSE's evaluation.
@@ -272,12 +225,11 @@ def evaluate_transfer(
     Raises:
         SightlineError: an unknown device; a class with fewer examples than folds need.
     """
-    tasks = list(data.tasks.values())
-    texts = [list(task.sentences) for task in tasks]
+    texts = [list(task.sentences) for task in tasks.values()]
     embeddings = np.asarray(encode([text for part in texts for text in part]), dtype=np.float32)
     of_tasks = np.split(embeddings, np.cumsum([len(part) for part in texts])[:-1])
     where = str(pick_device(device))
-    for task in tasks:
+    for task in tasks.values():
         selections(task, folds, 0)  # before a minute is spent on another
 
     def accuracy(task: TransferTask, rows: np.ndarray) -> tuple[float | None, str]:
@@ -287,14 +239,16 @@ def evaluate_transfer(
         choices = choices_of(task, features, where, folds, recipe)
         return round(float(np.mean([choice.accuracy for choice in choices])), 2), ""
 
-    with _side_by_side(where) as together:
-        outcomes = dict(zip(data.tasks, together.map(accuracy, tasks, of_tasks), strict=True))
+    threads, on_cpu = threads_here(), where == "cpu"
+    with (
+        using_threads(1 if on_cpu else threads),
+        ThreadPoolExecutor(threads if on_cpu else 1) as together,
+    ):
+        outcomes = dict(zip(tasks, together.map(accuracy, tasks.values(), of_tasks), strict=True))
     scores = {name: score for name, (score, _) in outcomes.items()}
     reasons = {name: reason for name, (_, reason) in outcomes.items() if reason}
-    if data.whole:
-        if reasons:
-            reasons[AVERAGE] = next(iter(reasons.values()))
-        scores[AVERAGE] = mean(list(scores.values()))
+    if tasks.keys() == set(TASKS):
+        add_mean(AVERAGE, TASKS, scores, reasons)
     return TaskResult(scores=scores, reasons=reasons)
 
 
@@ -304,127 +258,105 @@ def features_of(task: TransferTask, embeddings: np.ndarray) -> np.ndarray:
     Args:
         embeddings: float32 [m, d], of `TransferTask.sentences`.
     """
-    parts, start = [], 0
-    for examples in task.splits.values():
-        size = len(examples)
-        first = embeddings[start : start + size]
-        start += size
-        if examples.second:
-            second = embeddings[start : start + size]
-            start += size
-            first = np.concatenate([np.abs(first - second), first * second], axis=1)
-        parts.append(first)
-    return np.concatenate(parts)
+    sides = [
+        side for examples in task.splits.values() for side in (examples.first, examples.second)
+    ]
+    rows = np.split(embeddings, np.cumsum([len(side) for side in sides])[:-1])
+    return np.concatenate(
+        [
+            np.concatenate([np.abs(u - v), u * v], axis=1) if len(v) else u
+            for u, v in zip(rows[::2], rows[1::2], strict=True)
+        ]
+    )
 
 
 def choices_of(
     task: TransferTask, features: np.ndarray, device: str, folds: int, recipe: Recipe | None = None
 ) -> list[Choice]:
-    """The outcome of every selection of a task, of classifiers trained on ``features`` [n, d]."""
+    """The outcome of every selection of a task; all its classifiers are trained together.
+
+    A final classifier is trained for every value of l2, since the best one is not known yet.
+    SentEval trains SST-2's once more on the same rows, which gives the same weights.
+
+    Args:
+        features: float32 [n, d], of all examples.
+    """
     import torch
 
-    from train.evaluate.softmax_classifiers import Recipe, choose_by_senteval
+    from train.evaluate.softmax_classifiers import Recipe, fit_classifiers, predict
 
     recipe = recipe or Recipe()
-    return choose_by_senteval(
-        torch.from_numpy(features).to(device),
-        torch.from_numpy(task.labels).to(device),
-        task.classes,
-        selections(task, folds, recipe.seed),
-        recipe,
-    )
+    planned = selections(task, folds, recipe.seed)
+    every = dict.fromkeys(fold for each in planned for fold in (*each.inner, each.final))
+    numbers = {fold: number for number, fold in enumerate(every)}
+    x, y = torch.from_numpy(features).to(device), torch.from_numpy(task.labels).to(device)
+    fitted = fit_classifiers(x, y, task.classes, list(every), recipe)
+    choices = []
+    for each in planned:
+        inner = [numbers[fold] for fold in each.inner]
+        best, dev_accuracy = choose(recipe.l2, fitted.dev_accuracy[inner])
+        test = torch.from_numpy(each.test).to(device)
+        predicted = predict(fitted.weights[numbers[each.final], best], x[test])
+        right = int((predicted == y[test]).sum())
+        choices.append(Choice(recipe.l2[best], dev_accuracy, percent(right / len(test))))
+    return choices
 
 
-@contextmanager
-def _side_by_side(device: str) -> Iterator[ThreadPoolExecutor]:
-    """Threads for tasks: on a CPU one for each that PyTorch has, and each with one of its own."""
-    import torch
-
-    threads = torch.get_num_threads()
-    on_cpu = device == "cpu"
-    if on_cpu:
-        torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads if on_cpu else 1) as together:
-            yield together
-    finally:
-        torch.set_num_threads(threads)
-
-
-class TransferSettings(TaskSettings):
-    """
-    Attributes:
-        subsets: see `load_transfer`.
-    """
-
-    subsets: Names = Field(
-        default=(), description="score only these data sets, such as TREC,MRPC, and no mean"
-    )
-
-
-class Transfer(Task[TransferSettings]):
+class Transfer(Task[SubsetSettings]):
     """Accuracy × 100 of logistic regression on frozen embeddings."""
 
     about = "MR, CR, SUBJ, MPQA, SST-2, TREC, MRPC: accuracy ×100 of a linear classifier"
     needs = "SentEval's `downstream` folder (its data/downstream/get_transfer_data.bash)"
     title = "Transfer: accuracy ×100"
-    Settings = TransferSettings
+    Settings = SubsetSettings
 
-    def __init__(self, settings: TransferSettings) -> None:
-        self.data = load_transfer(settings.data, settings.subsets or TASKS)
-        self.warnings = self.data.warnings
+    def __init__(self, settings: SubsetSettings) -> None:
+        self.tasks = load_transfer(settings.data, settings.subsets or TASKS)
+        for name, task in self.tasks.items():
+            counts = {split: len(examples) for split, examples in task.splits.items()}
+            told = unlike_published(counts, EXPECTED_EXAMPLES[name], "examples")
+            self.warnings += tuple(f"{name} {warning}" for warning in told)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        data = {name: EvaluationSet.of(len(t), t.sha256) for name, t in self.data.tasks.items()}
-        every = EvaluationSet.of(
-            sum(map(len, self.data.tasks.values())), *(each.sha256 for each in data.values())
-        )
-        average = [Metric(AVERAGE, every)] if self.data.whole else []
+        data = {name: EvaluationSet.of(len(t), t.sha256) for name, t in self.tasks.items()}
+        average = []
+        if self.tasks.keys() == set(TASKS):
+            examples = sum(map(len, self.tasks.values()))
+            every = EvaluationSet.of(examples, *(each.sha256 for each in data.values()))
+            average = [Metric(AVERAGE, every)]
         return (*(Metric(name, each) for name, each in data.items()), *average)
 
     def sentences(self) -> Iterable[str]:
-        return (text for task in self.data.tasks.values() for text in task.sentences)
+        return (text for task in self.tasks.values() for text in task.sentences)
 
     def score(self, model: EvaluatedModel) -> TaskResult:
-        return evaluate_transfer(model.encode, self.data, device=str(model.embedder.model.device))
+        return evaluate_transfer(model.encode, self.tasks, device=str(model.embedder.model.device))
 
 
-def _splits(
-    root: Path, files: dict[str, str], read: Callable[[Path], list[tuple[int, str, str | None]]]
-) -> dict[str, Examples]:
-    splits = {}
-    for split, name in files.items():
-        rows = read(root / name)
-        if not rows:
-            raise SightlineError(f"{root / name}: no examples; expected {SOURCE}")
-        splits[split] = _examples(rows)
-    return splits
+Row = tuple[int, str, str | None]
+"""Label, sentence, and the second one of a pair."""
 
 
-def _polarity(root: Path, task: str) -> Examples:
-    rows: list[tuple[int, str, str | None]] = []
-    for label, name in zip((1, 0), _POLARITY[task], strict=True):
-        # `splitlines` also ends a line at U+0085, a byte that UTF-8 text read as Latin-1 may have.
-        lines = _latin1(root / name).splitlines()
-        if not lines:
-            raise SightlineError(f"{root / name}: no examples; expected {SOURCE}")
-        rows += [(label, squeeze(line), None) for line in lines]
-    return _examples(rows)
+def _polarity(file: Path) -> list[Row]:
+    # SUBJ's positive sentences are the objective ones. `splitlines` also ends a line at U+0085, a
+    # byte that UTF-8 text read as Latin-1 may have.
+    label = int(file.suffix in (".pos", ".objective"))
+    return _some(file, [(label, squeeze(line), None) for line in _latin1(file).splitlines()])
 
 
-def _sst(file: Path) -> list[tuple[int, str, str | None]]:
-    rows: list[tuple[int, str, str | None]] = []
+def _sst(file: Path) -> list[Row]:
+    rows: list[Row] = []
     for number, line in enumerate(read_lines(file, SOURCE), start=1):
         columns = line.strip().split("\t")
         if len(columns) < 2 or columns[1] not in ("0", "1"):
             raise _bad_line(file, number, line, "sentence<TAB>0 or sentence<TAB>1")
         rows.append((int(columns[1]), squeeze(columns[0]), None))
-    return rows
+    return _some(file, rows)
 
 
-def _trec(file: Path) -> list[tuple[int, str, str | None]]:
-    rows: list[tuple[int, str, str | None]] = []
+def _trec(file: Path) -> list[Row]:
+    rows: list[Row] = []
     lines = _latin1(file).removesuffix("\n").split("\n")
     for number, line in enumerate(lines if lines != [""] else [], start=1):
         label, _, question = line.strip().partition(":")
@@ -434,22 +366,56 @@ def _trec(file: Path) -> list[tuple[int, str, str | None]]:
                 file, number, line, f"TYPE:subtype question, TYPE of {', '.join(LABELS)}"
             )
         rows.append((LABELS[label], squeeze(words), None))
-    return rows
+    return _some(file, rows)
 
 
-def _mrpc(file: Path) -> list[tuple[int, str, str | None]]:
-    rows: list[tuple[int, str, str | None]] = []
+def _mrpc(file: Path) -> list[Row]:
+    rows: list[Row] = []
     # The first line names the columns.
     for number, line in enumerate(read_lines(file, SOURCE)[1:], start=2):
         columns = line.strip().split("\t")
         if len(columns) < 5 or columns[0] not in ("0", "1"):
             raise _bad_line(file, number, line, "0 or 1, two numbers, two sentences (5 columns)")
         rows.append((int(columns[0]), squeeze(columns[3]), squeeze(columns[4])))
+    return _some(file, rows)
+
+
+_Format = tuple[Protocol, int, dict[str, tuple[str, ...]], Callable[[Path], list[Row]]]
+_FORMATS: dict[str, _Format] = {
+    "MR": ("nested", 2, {"train": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")}, _polarity),
+    "CR": ("nested", 2, {"train": ("CR/custrev.pos", "CR/custrev.neg")}, _polarity),
+    "SUBJ": ("nested", 2, {"train": ("SUBJ/subj.objective", "SUBJ/subj.subjective")}, _polarity),
+    "MPQA": ("nested", 2, {"train": ("MPQA/mpqa.pos", "MPQA/mpqa.neg")}, _polarity),
+    "SST-2": (
+        "split",
+        2,
+        {split: (f"SST/binary/sentiment-{split}",) for split in ("train", "dev", "test")},
+        _sst,
+    ),
+    "TREC": (
+        "k-fold",
+        len(LABELS),
+        {"train": ("TREC/train_5500.label",), "test": ("TREC/TREC_10.label",)},
+        _trec,
+    ),
+    "MRPC": (
+        "k-fold",
+        2,
+        {"train": ("MRPC/msr_paraphrase_train.txt",), "test": ("MRPC/msr_paraphrase_test.txt",)},
+        _mrpc,
+    ),
+}
+"""Task → protocol, number of classes, files of each split, and what reads one."""
+
+
+def _some(file: Path, rows: list[Row]) -> list[Row]:
+    if not rows:
+        raise SightlineError(f"{file}: no examples; expected {SOURCE}")
     return rows
 
 
-def _examples(rows: Sequence[tuple[int, str, str | None]]) -> Examples:
-    def order(row: tuple[int, str, str | None]) -> tuple[int, int, int]:
+def _examples(rows: Sequence[Row]) -> Examples:
+    def order(row: Row) -> tuple[int, int, int]:
         label, first, second = row
         return len(first.split()), len((second or "").split()), label
 
@@ -478,15 +444,14 @@ def _folds(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple
 
 
 def _check_classes(task: TransferTask, count: int) -> None:
-    labels = task.splits["train"].labels
-    counts = np.bincount(labels, minlength=task.classes)
+    counts = np.bincount(task.splits["train"].labels, minlength=task.classes)
     smallest = int(counts.min())
-    if task.protocol == "split" and not smallest:
-        raise SightlineError(
-            f"{task.name}: class {int(counts.argmin())} of {task.classes} has no training example; "
-            "expected SentEval's complete files"
-        )
     if task.protocol == "split":
+        if not smallest:
+            raise SightlineError(
+                f"{task.name}: class {int(counts.argmin())} of {task.classes} has no training "
+                "example; expected SentEval's complete files"
+            )
         return
     # An outer fold takes its share before the inner ones do.
     left = smallest - math.ceil(smallest / count) if task.protocol == "nested" else smallest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,11 @@ DECIMALS = 9
 """Of a cosine: equal float32 embeddings tie, whatever the order in which they were multiplied."""
 _HELD = 1 << 23  # cosines held at once, 64 MiB
 _CHUNK = 4096  # candidates converted to float64 at once
-_QUERIES = 1024  # queries whose ranks are counted at once
+_NAMES = ("query", "candidate")
 
 
-class NoDirectionError(SightlineError):
-    """An embedding is zero or not finite, so that it has no cosine with others."""
+class NotDefinedError(SightlineError):
+    """There is no score or order, as for an embedding without a direction; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def nearest(
 
     Raises:
         SightlineError: no candidate, or different widths.
-        NoDirectionError: an embedding is zero or not finite.
+        NotDefinedError: an embedding is zero or not finite.
     """
     left_out = left_out or {}
     rows: list[np.ndarray] = []
@@ -67,32 +67,34 @@ def nearest(
     return Neighbours(tuple(rows), tuple(found), constant)
 
 
-def cosines(queries: np.ndarray, candidates: np.ndarray) -> Iterator[np.ndarray]:
+def cosines(
+    queries: np.ndarray, candidates: np.ndarray, names: tuple[str, str] = _NAMES
+) -> Iterator[np.ndarray]:
     """Of each query, its cosine with every candidate: float64 [n], rounded to `DECIMALS`.
 
     Args:
         queries: float [q, d]; any norm.
         candidates: float [n, d]; any norm.
+        names: what one of either is called in errors.
 
     Raises:
         SightlineError: no candidate, or different widths.
-        NoDirectionError: an embedding is zero or not finite.
+        NotDefinedError: an embedding is zero or not finite.
     """
     if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
         raise SightlineError(
-            f"neighbours need queries [q, d] and candidates [n, d] in one space; found "
+            "cosines need rows [q, d] and rows [n, d] in one space; found "
             f"{queries.shape} and {candidates.shape}"
         )
     if not len(candidates):
         raise SightlineError("there is nothing to find neighbours among; give some candidates")
-    norms = {name: norms_of(x, name) for name, x in (("query", queries), ("candidate", candidates))}
-    points = queries.astype(np.float64) / norms["query"]
+    points, norms = unit_rows(queries, names[0]), norms_of(candidates, names[1])
     step = max(1, _HELD // len(candidates))
     for start in range(0, len(points), step):
         found = np.empty((len(points[start : start + step]), len(candidates)))
         for low in range(0, len(candidates), _CHUNK):
             some = slice(low, low + _CHUNK)
-            block = candidates[some].astype(np.float64) / norms["candidate"][some]
+            block = candidates[some].astype(np.float64) / norms[some]
             found[:, some] = points[start : start + step] @ block.T
         yield from np.round(found, DECIMALS)
 
@@ -124,7 +126,7 @@ def norms_of(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
     """Norms of [n, d]: float64 [n, 1].
 
     Raises:
-        NoDirectionError: a row has no direction (names the first).
+        NotDefinedError: a row has no direction (names the first).
     """
     norms = np.empty((len(rows), 1))
     for low in range(0, len(rows), _CHUNK):
@@ -132,7 +134,7 @@ def norms_of(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
         norms[low : low + _CHUNK] = np.linalg.norm(block, axis=1, keepdims=True)
     broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if len(broken):
-        raise NoDirectionError(
+        raise NotDefinedError(
             f"{len(broken)} of {len(rows)} embeddings are zero or not finite ({what} {broken[0]} "
             "is the first), so they have no direction; check the encoder"
         )
@@ -145,25 +147,33 @@ def unit_rows(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
 
 
 def ranks_of_matches(
-    queries: np.ndarray, keys: np.ndarray, of_query: np.ndarray, of_key: np.ndarray
+    queries: np.ndarray,
+    candidates: np.ndarray,
+    matches: Sequence[Sequence[int]],
+    names: tuple[str, str] = _NAMES,
+    left_out: Mapping[int, int] | None = None,
 ) -> np.ndarray:
-    """Rank of the best match of each query among all keys, by cosine: int64 [q], from 1.
+    """Rank of the best match of each query among all candidates, by cosine: int64 [q], from 1.
 
-    A tie is a miss: keys of others that score as high as the match are ranked before it, so that
-    constant embeddings find nothing.
+    A tie is a miss: others that score as high as the match are ranked before it, so that constant
+    embeddings find nothing.
 
     Args:
-        queries: float64 [q, d], unit rows.
-        keys: float64 [n, d], unit rows.
-        of_query, of_key: int [q] and [n]; a key matches the queries of the same number.
+        queries, candidates, names: as for `cosines`.
+        matches: of each query, rows of candidates; without any, its rank is 0.
+        left_out: query → a candidate that does not count, such as itself.
+
+    Raises:
+        As `cosines`.
     """
-    ranks = np.empty(len(queries), dtype=np.int64)
-    for start in range(0, len(queries), _QUERIES):
-        part = slice(start, start + _QUERIES)
-        similarity = queries[part] @ keys.T
-        own = of_query[part, None] == of_key[None, :]
-        match = np.where(own, similarity, -np.inf).max(axis=1)
-        ranks[part] = ((similarity >= match[:, None]) & ~own).sum(axis=1) + 1
+    ranks = np.zeros(len(queries), dtype=np.int64)
+    for query, row in enumerate(cosines(queries, candidates, names)):
+        if own := list(matches[query]):
+            best = row[own].max()
+            row[own] = -np.inf
+            if left_out is not None:
+                row[left_out[query]] = -np.inf
+            ranks[query] = 1 + np.count_nonzero(row >= best)
     return ranks
 
 

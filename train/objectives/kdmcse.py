@@ -55,9 +55,7 @@ class TeacherTerm:
     @property
     def compared(self) -> list[tuple[Kind, Kind]]:
         """The features that are compared with each other; both must be of one model."""
-        if self.threshold is None or self.products is None:
-            return [self.labels]
-        return [self.labels, self.products]
+        return [self.labels] if self.products is None else [self.labels, self.products]
 
     def reads(self, kind: Kind) -> bool:
         """Whether it reads features of ``kind``."""
@@ -130,17 +128,16 @@ class KDMCSEParams(GroundedParams):
     @property
     def teacher_terms(self) -> dict[str, TeacherTerm]:
         """The teacher terms that are on."""
-        of_images, of_texts = self.image_threshold, self.teacher_text_threshold
+        for_images, for_texts = self.image_threshold, self.teacher_text_threshold
         if self.variant == "paper":
-            terms = {
-                "image": TeacherTerm("image", ("text", "image"), of_images),
-                "teacher_text": TeacherTerm("text", ("text", "text"), of_texts),
-            }
+            image = TeacherTerm("image", ("text", "image"), for_images)
+            text = TeacherTerm("text", ("text", "text"), for_texts)
         else:
-            terms = {
-                "image": TeacherTerm("image", ("image", "image"), of_images, ("text", "image")),
-                "teacher_text": TeacherTerm("text", ("text", "text"), of_texts, ("image", "text")),
-            }
+            products = None if for_images is None else ("text", "image")
+            image = TeacherTerm("image", ("image", "image"), for_images, products)
+            products = None if for_texts is None else ("image", "text")
+            text = TeacherTerm("text", ("text", "text"), for_texts, products)
+        terms = {"image": image, "teacher_text": text}
         return {name: term for name, term in terms.items() if name in self.term_weights}
 
 
@@ -186,7 +183,7 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         grounded = [heads["grounding"](view) for view in (views.first, views.second)]  # (N, 256)
         for name, term in params.teacher_terms.items():
             teacher = heads[name](self._rows(batch, term.keys))  # (N, 256)
-            labels, scores = self._labels(batch, term), self._products(batch, term)
+            labels, scores = self._labels_and_scores(batch, term)
             first, second = (
                 adaptive_margin_nce(
                     view,
@@ -195,7 +192,7 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
                     params.margin,
                     params.teacher_temperature,
                     term.threshold,
-                    filter_scores=scores,
+                    filter_scores=None if term.products is None else scores,
                     margin_gate=params.variant == "released",
                 )
                 for view in grounded
@@ -214,27 +211,21 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
 
     def warnings(self, batches: Iterable[Batch]) -> list[str]:
         """One line for each threshold that removes nothing from any of the batches."""
-        from train.losses import diagonal, removed_share
+        from train.losses import diagonal
 
         if all(term.threshold is None for term in self.params.teacher_terms.values()):
             return []
-        thresholds: dict[str, float] = {}
-        removed: dict[str, float] = {}
-        highest: dict[str, float] = {}
-        count = 0
+        count, highest = 0, dict[str, Any]()  # of each term, and its threshold
         for batch in batches:
             count += 1
             for name, threshold, scores in self._filtered(batch):
-                thresholds[name] = threshold
-                removed[name] = removed.get(name, 0.0) + float(removed_share(scores, threshold))
-                best = float(scores.masked_fill(diagonal(scores), -math.inf).max())
-                highest[name] = max(highest.get(name, -math.inf), best)
+                best = scores.masked_fill(diagonal(scores), -math.inf).max()
+                highest[name] = max(best, highest.get(name, (best,))[0]), threshold
         return [
-            f"{name}_threshold {thresholds[name]} removes no negative in the first {count} paired "
-            f"steps: the highest score is {highest[name]:.3f}. Lower it to filter, or set it to "
-            "null"
-            for name, share in removed.items()
-            if share == 0
+            f"{name}_threshold {threshold} removes no negative in the first {count} paired "
+            f"steps: the highest score is {float(best):.3f}. Lower it to filter, or set it to null"
+            for name, (best, threshold) in highest.items()
+            if best < threshold  # as tensors, with the rounding of the filter
         ]
 
     def _text(self, views: Views, heads: Heads) -> Tensor:
@@ -256,24 +247,17 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
     def _rows(self, batch: Batch, kind: Kind) -> Tensor:
         return batch.features_of(kind, self.params.encoders[kind])
 
-    def _labels(self, batch: Batch, term: TeacherTerm) -> Tensor:
-        """α of a teacher term, [N, N]."""
-        from train.losses import cosine_matrix
+    def _labels_and_scores(self, batch: Batch, term: TeacherTerm) -> tuple[Tensor, Tensor]:
+        """α of a teacher term, and what its threshold is compared with: [N, N] each."""
+        from train.losses import cosine_matrix, product_matrix
 
-        return cosine_matrix(*(self._rows(batch, kind) for kind in term.labels))
-
-    def _products(self, batch: Batch, term: TeacherTerm) -> Tensor | None:
-        """Scores to compare with the threshold, [N, N], if they are not the soft labels."""
-        from train.losses import product_matrix
-
-        if term.products is None or term.threshold is None:
-            return None
-        return product_matrix(*(self._rows(batch, kind) for kind in term.products))
+        labels = cosine_matrix(*(self._rows(batch, kind) for kind in term.labels))
+        if term.products is None:
+            return labels, labels
+        return labels, product_matrix(*(self._rows(batch, kind) for kind in term.products))
 
     def _filtered(self, batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
         """Each filtered teacher term of a batch, its threshold, and what it is compared with."""
         for name, term in self.params.teacher_terms.items() if batch.stream == "pairs" else ():
             if term.threshold is not None:
-                scores = self._products(batch, term)
-                labels = self._labels(batch, term) if scores is None else scores
-                yield name, term.threshold, labels
+                yield name, term.threshold, self._labels_and_scores(batch, term)[1]

@@ -9,7 +9,6 @@ import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +24,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE
 from train.records import DEV
-from train.report.curve import Curve, Line, Point, value_text
+from train.report.curve import Curve, Point, value_text
 from train.report.differences import ALPHA, Difference
 from train.report.grid import number, printable
 from train.report.table import DECIMALS, Row, Table
@@ -54,6 +53,7 @@ _LEGEND = 26  # characters that three columns of a legend have no room for
 _SHAPES = "os^DvPX<>p*h"  # of dots that a legend names, so that no label overprints another
 _LOGARITHMIC = 20  # largest value / smallest value from which the axis is logarithmic
 _CLOSEST = 0.04  # of the axis: values closer than this are spaced evenly
+_CHARACTER = 0.09  # inches of one more than the 12 of a label such as "84.12 ± 0.31"
 _LEAST_SPAN = 0.1  # of a panel of scores, so that what prints alike looks alike
 
 
@@ -64,6 +64,11 @@ def clean(axis: Axes, keep: Sequence[str] = ("left", "bottom"), lines: str = "")
     if lines:
         axis.grid(axis=lines, color=PLAIN, linewidth=0.8)  # pyright: ignore[reportArgumentType]
         axis.set_axisbelow(True)
+
+
+def legend_above(figure: Figure, columns: int, **spacing: float) -> None:
+    """What the lines and dots are, above the panels."""
+    figure.legend(loc="outside upper left", frameon=False, ncols=columns, **spacing)  # pyright: ignore
 
 
 def colour_of(index: int) -> str:
@@ -177,18 +182,8 @@ def subset_chart(
         said = [f"difference from {labels[baseline]}", *([unit] if unit else [])]
         axis.set_xlabel(f"{', '.join(said)} (filled: p < {ALPHA:g})")
         clean(axis, keep=("bottom",), lines="x")
-        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
+        legend_above(figure, columns, handletextpad=0.2)
     return figure
-
-
-@dataclass(frozen=True)
-class Dot:
-    """A model; one without alignment or uniformity is not drawn, one without a score is hollow."""
-
-    name: str
-    alignment: float | None
-    uniformity: float | None
-    score: float | None
 
 
 def plane_of_runs(table: Table) -> Figure | None:
@@ -200,29 +195,29 @@ def plane_of_runs(table: Table) -> Figure | None:
         return None
     scores = [t for t in table.tasks if t not in table.lower_is_better and not table.titles.get(t)]
     score = AVERAGE if AVERAGE in scores else next(iter(scores), "")
-    dots = []
-    for row in table.measured.values():
+    models = {}
+    for name, row in table.measured.items():
         cells = [row.cells.get(task) for task in ("alignment", "uniformity", score)]
-        dots.append(Dot(row.name, *(cell.mean if cell else None for cell in cells)))
-    return draw_plane(dots, score)
+        models[name] = tuple(cell.mean if cell else None for cell in cells)
+    return draw_plane(models, score)
 
 
-def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
+def draw_plane(models: Mapping[str, Sequence[float | None]], score: str) -> Figure | None:
     """Uniformity across, alignment up, both better when lower (MCSE, figure 2); a shape a model.
 
     Args:
+        models: name → alignment, uniformity and score; one without a score is hollow.
         score: what the colours mean.
 
     Returns:
-        None if no model has both.
+        None if no model has alignment and uniformity.
     """
-    drawn = [dot for dot in dots if dot.alignment is not None and dot.uniformity is not None]
+    drawn = {name: figures for name, figures in models.items() if None not in figures[:2]}
     if not drawn:
         return None
-    x = np.array([dot.uniformity for dot in drawn], dtype=float)
-    y = np.array([dot.alignment for dot in drawn], dtype=float)
-    scores = [dot.score for dot in drawn if dot.score is not None]
-    names = [short(dot.name) for dot in drawn]
+    y, x, score_of = np.array(list(drawn.values()), dtype=float).T
+    scores = score_of[np.isfinite(score_of)].tolist()
+    names = list(map(short, drawn))
     columns = 3 if max(map(len, names)) < _LEGEND else 2
     height = 4.4 + 0.2 * -(-len(drawn) // columns)
     with matplotlib.rc_context(STYLE):
@@ -231,8 +226,9 @@ def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
         low, high = min(scores, default=0.0), max(scores, default=0.0)
         low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
         colours = ScalarMappable(Normalize(low, high), "viridis")
-        for place, (dot, name) in enumerate(zip(drawn, names, strict=True)):
-            face = "white" if dot.score is None else colours.to_rgba(np.array(dot.score))
+        for place, name in enumerate(names):
+            value = score_of[place]
+            face = colours.to_rgba(value) if np.isfinite(value) else "white"
             edge = (INK, *COLOURS[1:])[place // len(_SHAPES) % len(COLOURS)]
             look = {"ms": 8.4, "mfc": face, "mec": edge, "mew": 0.9, "ls": "", "zorder": 3}
             shape = _SHAPES[place % len(_SHAPES)]
@@ -258,7 +254,7 @@ def draw_plane(dots: Sequence[Dot], score: str) -> Figure | None:
             fontsize=8.5,
             ha="center",
         )
-        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handletextpad=0.2)
+        legend_above(figure, columns, handletextpad=0.2)
     return figure
 
 
@@ -271,10 +267,10 @@ def curve_chart(curve: Curve) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = _curve_lines(curve) if curve.ordered else _curve_rows(curve)
         if len(curve.lines) > 1 or curve.baseline is not None:
-            names = [*map(_line_label, curve.lines), _baseline_label(curve.baseline)]
+            names = [printable(line.label) for line in curve.lines]
+            names += [] if curve.baseline is None else [_baseline_label(curve.baseline)]
             columns = 3 if max(map(len, names)) < _LEGEND else 1
-            place = "outside upper left"
-            figure.legend(loc=place, frameon=False, ncols=columns, handletextpad=0.5)
+            legend_above(figure, columns, handletextpad=0.5)
     return figure
 
 
@@ -298,7 +294,7 @@ def axis_of(curve: Curve) -> tuple[dict[str, float], bool]:
 
 
 def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
-    low, high = 0.0, 0.0
+    low, high, longest = 0.0, 0.0, 0
     for position, row in enumerate(table.rows):
         cell = row.cells.get(task)
         if cell is None or cell.mean is None:
@@ -315,8 +311,10 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
             axis.plot(seeds, [position] * len(seeds), "o", color="white", mec=INK, ms=3.4)
         spread = cell.sd or 0.0
         reach = max(cell.mean + spread, *seeds, 0.0) if seeds else cell.mean + spread
+        label = number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}")
+        longest = max(longest, len(label))
         axis.annotate(
-            number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}"),
+            label,
             (max(reach, 0.0), position),
             xytext=(5, 0),
             textcoords="offset points",
@@ -326,8 +324,9 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
         )
         low, high = min(low, cell.mean - spread), max(high, reach)
     span = max(high - low, _LEAST_SPAN)
-    # The text behind the longest bar takes 0.95 of the panel's `width` inches.
-    room = 0.95 / (width - 0.95) * span
+    # The text behind the longest bar takes so many of the panel's `width` inches.
+    text = min(0.95 + _CHARACTER * max(longest - 12, 0), 0.8 * width)
+    room = text / (width - text) * span
     axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, low + span + room)
     axis.set_ylim(len(table.rows) - 0.5, -0.5)
     title = "\n".join(textwrap.wrap(task, round(11 * width)))
@@ -405,7 +404,9 @@ def _curve_lines(curve: Curve) -> Figure:
         colour = colour_of(place)
         below, above = means - spread, means + spread
         axis.fill_between(places, below, above, color=colour, alpha=0.16, linewidth=0)
-        axis.plot(places, means, "o-", color=colour, linewidth=1.6, ms=4.5, label=_line_label(line))
+        axis.plot(
+            places, means, "o-", color=colour, linewidth=1.6, ms=4.5, label=printable(line.label)
+        )
         for at, cell in zip(places, cells, strict=True):
             _seeds(axis, [at] * len(cell.seeds), cell.seeds, colour)
     _baseline(axis, curve, vertical=False)
@@ -429,7 +430,7 @@ def _curve_rows(curve: Curve) -> Figure:
     for place, line in enumerate(curve.lines):
         colour = colour_of(place)
         if len(curve.lines) > 1:
-            axis.plot([], [], "o", color=colour, ms=6, label=_line_label(line))
+            axis.plot([], [], "o", color=colour, ms=6, label=printable(line.label))
         for point in line.points:
             _curve_row(axis, row, point, curve.metric, colour)
             row += 1
@@ -459,10 +460,8 @@ def _seeds(axis: Axes, x: Sequence[float | None], y: Sequence[float | None], col
 
 def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:
     row = curve.baseline
-    if row is None:
-        return
-    cell = row.cells[curve.metric]
-    if cell.mean is None:
+    cell = None if row is None else row.cells[curve.metric]
+    if row is None or cell is None or cell.mean is None:
         return
     line, band = (axis.axvline, axis.axvspan) if vertical else (axis.axhline, axis.axhspan)
     line(cell.mean, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=_baseline_label(row))
@@ -470,9 +469,5 @@ def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:
         band(cell.mean - cell.sd, cell.mean + cell.sd, color=FAINT, alpha=0.2, linewidth=0)
 
 
-def _baseline_label(row: Row | None) -> str:
-    return "" if row is None else f"{printable(row.name)} (baseline)"
-
-
-def _line_label(line: Line) -> str:
-    return printable(line.label)
+def _baseline_label(row: Row) -> str:
+    return f"{printable(row.name)} (baseline)"

@@ -25,13 +25,12 @@ _SEEDS = "seed-*.json"
 
 @dataclass(frozen=True)
 class FoundRun:
-    """One run: how it was given, its name, and its results with the file of each.
+    """One run: its name, and its results with the file of each.
 
     Attributes:
         mteb: results that MTEB wrote; their `results` and `files` are one result and one folder.
     """
 
-    given: str
     name: str
     files: tuple[Path, ...]
     results: tuple[RunResult, ...]
@@ -85,7 +84,7 @@ def find_run(word: str, root: Path) -> FoundRun:
         if mteb is not None:
             name = label or mteb.model
             result = mteb.result().model_copy(update={"run": name})
-            return FoundRun(word, name, (mteb.path,), (result,), mteb)
+            return FoundRun(name, (mteb.path,), (result,), mteb)
     files = _files(source, root)
     results = [load_result(file) for file in files]
     names = list(dict.fromkeys(result.run for result in results))
@@ -96,7 +95,7 @@ def find_run(word: str, root: Path) -> FoundRun:
         )
     if label:
         results = [result.model_copy(update={"run": label}) for result in results]
-    return FoundRun(word, label or names[0], tuple(files), tuple(results))
+    return FoundRun(label or names[0], tuple(files), tuple(results))
 
 
 def find_runs(
@@ -116,8 +115,8 @@ def find_runs(
         raise SightlineError("no run to compare; name at least one")
     if baseline is None:
         return runs, runs[0].name
-    for run in runs:
-        if baseline in (run.name, run.given):
+    for word, run in zip(words, runs, strict=True):
+        if baseline in (run.name, word):
             return runs, run.name
     first = find_run(baseline, root)
     return [first, *runs], first.name
@@ -202,10 +201,11 @@ def compare_results(
     parts = [_subsets_as_tasks(result) for result in results]
     subsets = make_table(parts) if any(part.scores for part in parts) else None
     differences = differences_from(baseline, table)
+    lower = [task for task in table.tasks if task in table.lower_is_better]
     every_note = [
         *notes,
         *_notes_on_tests(table, differences),
-        *_notes_on_data(table),
+        *([f"lower is better: {', '.join(lower)}"] if lower else []),
         *_notes_on_published(results, published),
         *table.notes,
         *notes_on_training(results),
@@ -224,18 +224,16 @@ def compare_results(
 
 
 def _subsets_as_tasks(result: RunResult) -> RunResult:
-    scores, reasons = {}, result.reasons
+    scores: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
     for task, parts in result.subsets.items():
-        scores |= {(task, name): value for name, value in parts.items()}
-    subsets = TaskResult(
-        scores={" ".join(names): value for names, value in scores.items()},
-        reasons={
-            " ".join(names): reasons["/".join(names)]
-            for names, value in scores.items()
-            if value is None
-        },
+        for part, score in parts.items():
+            scores[f"{task} {part}"] = score
+            if score is None:
+                reasons[f"{task} {part}"] = result.reasons[f"{task}/{part}"]
+    return result.model_copy(
+        update={"tasks": {"subsets": TaskResult(scores=scores, reasons=reasons)}}
     )
-    return result.model_copy(update={"tasks": {"subsets": subsets}})
 
 
 def _fitted(row: Row, tasks: Sequence[str]) -> Row:
@@ -278,12 +276,6 @@ def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str
             if each.difference is not None and each.p_value is None
         ]
     return notes
-
-
-def _notes_on_data(table: Table) -> list[str]:
-    """In which columns lower is better."""
-    lower = [task for task in table.tasks if task in table.lower_is_better]
-    return [f"lower is better: {', '.join(lower)}"] if lower else []
 
 
 def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) -> list[str]:

@@ -15,7 +15,7 @@ from sightline.settings import unknown
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE
 from train.report.comparison import FoundRun, check_comparable
-from train.report.table import Row, Table, flatten, make_table
+from train.report.table import Row, Table, differing, flatten, make_table
 
 RUN = "run"
 """In place of a parameter: every run is a value of its own, such as a term that was left out."""
@@ -204,25 +204,13 @@ def _label(rest: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     objective = rest["objective"]
     alike = [each for each in every if each["objective"] == objective]
     told = [
-        f"{key.rsplit('.', 1)[-1]} {value_text(rest.get(key))}" for key in sorted(_differing(alike))
+        f"{key.rsplit('.', 1)[-1]} {value_text(rest.get(key))}" for key in sorted(differing(alike))
     ]
     return ", ".join([str(objective), *told])
 
 
-def _differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The parameters that do not have one value in all of ``settings``."""
-    every = list(settings)
-    names = dict.fromkeys(name for each in every for name in each)
-    absent = object()
-    return [
-        name
-        for name in names
-        if any(each.get(name, absent) != every[0].get(name, absent) for each in every)
-    ]
-
-
 def _what_differs(settings: Iterable[Mapping[str, Any]]) -> str:
-    names = _differing(settings)
+    names = differing(settings)
     return f"The runs differ in {', '.join(names)}" if names else "The runs have equal parameters"
 
 

@@ -96,7 +96,11 @@ class Gain:
 
     def named(self, run: str) -> str:
         """The run's name, marked where it learned from untrained encoders."""
-        return f"{run} ({_UNTRAINED})" if run in self.untrained else run
+        return _marked(run, run in self.untrained)
+
+
+def _marked(run: str, untrained: bool) -> str:
+    return f"{run} ({_UNTRAINED})" if untrained else run
 
 
 def t_test(one: Cell, other: Cell) -> tuple[float | None, str]:
@@ -169,6 +173,30 @@ def headline(gains: Sequence[Gain]) -> list[Gain]:
     scores = [gain for gain in gains if gain.stated]
     chosen = [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)
     return [gain for gain in chosen if gain.gain is not None] or chosen
+
+
+def lead_of(table: Table, gains: Sequence[Gain]) -> tuple[str, ...]:
+    """What a report says first: which run is best, by how much, and what its control keeps."""
+    chosen = headline(gains)
+    best = (_best(table, gain) for gain in chosen if gain.stated)
+    return tuple(dict.fromkeys([*filter(None, best), *(gain.sentence for gain in chosen)]))
+
+
+def _best(table: Table, gain: Gain) -> str:
+    """The best measured run on a gain's task beside the gain's baseline; empty without a score."""
+    means = {name: row.cells[gain.task].mean for name, row in table.measured.items()}
+    scores = {name: mean for name, mean in means.items() if mean is not None}
+    if not scores:
+        return ""
+    name = max(scores, key=lambda name: scores[name])
+    label = _marked(name, _UNTRAINED in table.measured[name].marks)
+    text, baseline = (
+        f"{gain.task}: {label} is best with {scores[name]:z.2f}",
+        gain.comparison.baseline,
+    )
+    if name != baseline and baseline in scores:
+        text += f", {scores[name] - scores[baseline]:+z.2f} over {baseline}"
+    return text + "."
 
 
 def _difference(row: Row, reference: Row, task: str) -> Difference:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sightline.wording import in_bytes
 from train.report.table import TRAINING, Cell, Row, Table
@@ -232,19 +232,20 @@ def _seed_rows(row: Row, tasks: Sequence[str]) -> tuple[GridRow, ...]:
     """A row for each seed of a run; none if there is only one."""
     if len(row.seeds) < 2:
         return ()
-    rows = []
-    for place, seed in enumerate(row.seeds):
-        cells = []
-        for task in tasks:
-            cell = row.cells.get(task)
-            score = cell.seeds[place] if cell is not None else None
-            if cell is not None and score is None:
-                cells.append(GridCell(("not", "defined")))
-            else:
-                of_seed = None if score is None else Cell(score, None)
-                cells.append(mean_cell(of_seed, _text_of(task, cell)))
-        rows.append(GridRow(f"seed {seed}", (text_cell(seed), *cells), runs=(row.name,)))
-    return tuple(rows)
+
+    def score(task: str, place: int) -> GridCell:
+        cell = row.cells.get(task)
+        own = None if cell is None else Cell(cell.seeds[place], None)
+        return mean_cell(own, _text_of(task, cell))
+
+    return tuple(
+        GridRow(
+            f"seed {seed}",
+            (text_cell(seed), *(score(task, place) for task in tasks)),
+            runs=(row.name,),
+        )
+        for place, seed in enumerate(row.seeds)
+    )
 
 
 def _text_of(task: str, cell: Cell | None) -> Callable[[float], str]:
@@ -263,8 +264,3 @@ def _text_of(task: str, cell: Cell | None) -> Callable[[float], str]:
 def only(sections: Sequence[Section]) -> tuple[Section, ...]:
     """The sections that have something to show."""
     return tuple(each for each in sections if each.grids or each.drawings)
-
-
-def with_title(grid: Grid, title: str) -> Grid:
-    """``grid`` under another title."""
-    return replace(grid, title=printable(title))

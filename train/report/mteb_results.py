@@ -108,30 +108,24 @@ class MtebFolder:
         sets: dict[str, EvaluationSet] = {}
         reasons: dict[str, str] = {}
         for name, about in tasks.items():
-            scores[name], why = self._score(name, about)
-            if scores[name] is None:
-                reasons[name] = why
+            scores[name], reasons[name] = self._score(name, about)
             sets[name] = about.test_set(name, None)
         for average, of in averages({name: each.type for name, each in tasks.items()}).items():
             scores[average] = mean([scores[task] for task in of])
-            if scores[average] is None:
-                reasons[average] = next(reasons[task] for task in of if task in reasons)
+            reasons[average] = next((reasons[task] for task in of if scores[task] is None), "")
             sets[average] = EvaluationSet.of(None, *(sets[task].sha256 for task in of))
-        if beside is None:
-            metrics = [metric_of(name) if name in tasks else name for name in scores]
-            beside = TaskResult(task=NAME, title=TITLE)
-        else:
-            metrics = list(beside.scores)
-        named = dict(zip(scores, metrics, strict=True))
+        names = [metric_of(name) if name in tasks else name for name in scores]
+        named = dict(zip(scores, names if beside is None else beside.scores, strict=True))
+        like = beside or TaskResult(title=TITLE)
         task = TaskResult(
             scores={named[name]: value for name, value in scores.items()},
-            reasons={named[name]: why for name, why in reasons.items()},
+            reasons={named[name]: why for name, why in reasons.items() if scores[name] is None},
             task=NAME,
-            title=beside.title,
+            title=like.title,
             settings={"mteb": sorted(self.versions)},
             evaluated_on={named[name]: data for name, data in sets.items()},
-            lower_is_better=beside.lower_is_better,
-            hidden=beside.hidden,
+            lower_is_better=like.lower_is_better,
+            hidden=like.hidden,
         )
         return RunResult(run=self.model, tasks={NAME: task})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from sightline.wording import counted
 from train.evaluate.geometry import GEOMETRY
 from train.evaluate.results import RunResult, TaskResult
 from train.evaluate.retrieval import METRICS as RETRIEVAL
@@ -165,7 +166,7 @@ def _lines(entry: Entry, row: ComparedRow) -> list[GridRow]:
     paper, columns, lines = row.published, entry.columns, []
     name, runs, under = printable(paper.title), (paper.run,), bool(paper.scores)
     if paper.scores:
-        cells = [text_cell("" if row.seeds is None else _seeds(row.seeds))]
+        cells = [text_cell("" if row.seeds is None else counted(row.seeds, "seed"))]
         for column in columns:
             score = paper.scores.get(column.name)
             cell = None if score is None else Cell(score, paper.std.get(column.name))
@@ -205,10 +206,6 @@ def _difference(column: Column, row: ComparedRow) -> GridCell:
     return GridCell((text, *judged), bold=within is False, value=value)
 
 
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
-
-
 def _measured(
     compared: ComparedRow, entry: Entry, roots: Sequence[Path], expected: ExpectedRun | None
 ) -> ComparedRow:
@@ -236,20 +233,17 @@ def _measured(
     table = make_table([_with_more_metrics(each) for each in results])
     (row,) = table.measured.values()
     metrics = [compared.published.prefix + column.metric for column in entry.columns]
-    differs = [*settings]
-    differs += _other_tests(metrics, results)
+    differs = [*settings, *_other_tests(metrics, results)]
     marks = [*row.marks, *differs]
     if compared.seeds not in (None, len(row.seeds)):
-        marks.append(f"{_seeds(len(row.seeds))}, published {compared.seeds}")
+        marks.append(f"{counted(len(row.seeds), 'seed')}, published {compared.seeds}")
     if MINUTES in metrics:
         devices = (each.training.device for each in results if each.training is not None)
         marks += [f"on {device}" for device in dict.fromkeys(devices) if device]
     if unscored := [metric for metric in metrics if metric not in row.cells]:
         marks.append(compared.published.note or f"no score of {', '.join(unscored)}")
-    compared = replace(
-        compared, measured=row, marks=tuple(marks), folder=str(folder), notes=table.notes
-    )
-    return _judged(compared, entry, comparable=not (differs or row.doubtful))
+    found = {"measured": row, "marks": tuple(marks), "folder": str(folder), "notes": table.notes}
+    return _judged(replace(compared, **found), entry, comparable=not (differs or row.doubtful))
 
 
 def _judged(compared: ComparedRow, entry: Entry, *, comparable: bool) -> ComparedRow:

@@ -85,15 +85,6 @@ class PaperRow(_Strict):
     significant: tuple[str, ...] = ()
     seeds: int | None = None
 
-    @model_validator(mode="after")
-    def _one_way(self) -> PaperRow:
-        ways = [bool(self.configuration), bool(self.command), bool(self.reason)]
-        if sum(ways) != 1 or bool(self.run) == bool(self.reason):
-            raise ValueError(
-                f"{self.model}: needs a run with its configuration or command, or a reason"
-            )
-        return self
-
     @property
     def title(self) -> str:
         """Such as "MCSE-BERT, wiki+flickr"."""
@@ -135,17 +126,6 @@ class Entry(_Strict):
     printed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _reachable(self) -> Entry:
-        ways = self.trainings or self.commands or [row for row in self.rows if row.command]
-        if bool(self.reason) == bool(ways):
-            raise ValueError(f"{self.id}: needs a configuration or a command, or else a reason")
-        names = {column.name for column in self.columns}
-        for row in self.rows:
-            if more := {*row.scores, *row.std, *row.significant} - names:
-                raise ValueError(f"{self.id}: {row.model}: {min(more)} is not a column")
-        return self
-
     @property
     def source(self) -> str:
         """Such as "MCSE table 1"."""
@@ -182,26 +162,22 @@ class _Papers(_Strict):
     def _numbers_filled_in(self) -> _Papers:
         """Rows with `scores_of` get the numbers of the row that has them."""
         entries = [entry for paper in self.papers.values() for entry in paper.entries]
-        ids = [entry.id for entry in entries]
-        if twice := next((name for name in ids if ids.count(name) > 1), None):
-            raise ValueError(f"{twice} is there twice")
         rows = {(entry.id, row.full_name): row for entry in entries for row in entry.rows}
-        papers = {}
-        for name, paper in self.papers.items():
-            whole = tuple(
-                entry.model_copy(update={"rows": tuple(_filled(row, rows) for row in entry.rows)})
-                for entry in paper.entries
-            )
-            papers[name] = paper.model_copy(update={"entries": whole})
+
+        def filled(row: PaperRow) -> PaperRow:
+            if not row.scores_of:
+                return row
+            first = rows[row.scores_of, row.full_name]
+            return row.model_copy(update={"scores": first.scores, "std": first.std})
+
+        def whole(entry: Entry) -> Entry:
+            return entry.model_copy(update={"rows": tuple(map(filled, entry.rows))})
+
+        papers = {
+            name: paper.model_copy(update={"entries": tuple(map(whole, paper.entries))})
+            for name, paper in self.papers.items()
+        }
         return self.model_copy(update={"papers": papers})
-
-
-def _filled(row: PaperRow, rows: Mapping[tuple[str, str], PaperRow]) -> PaperRow:
-    if not row.scores_of:
-        return row
-    if not (first := rows.get((row.scores_of, row.full_name))) or not first.scores or row.scores:
-        raise ValueError(f"{row.scores_of} has no scores of {row.title}, or the row has its own")
-    return row.model_copy(update={"scores": first.scores, "std": first.std})
 
 
 @cache

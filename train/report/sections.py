@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.evaluate.results import RunResult
 from train.evaluate.sts import SUBSETS
 from train.records import FeatureUse
 from train.report.comparison import RunComparison
-from train.report.curve import RUN, Curve, Point, value_text
-from train.report.differences import ALPHA, Difference, Gain, headline, p_text
+from train.report.curve import RUN, Curve, value_text
+from train.report.differences import ALPHA, Difference, Gain, lead_of, p_text
 from train.report.grid import (
     SIGN,
     Document,
@@ -27,7 +27,7 @@ from train.report.grid import (
     printable,
     text_cell,
 )
-from train.report.table import Cell, Table, by_run, flatten
+from train.report.table import Table, by_run, flatten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,26 +62,42 @@ def document_of(
     comparison: RunComparison,
     title: str = "",
     included: Sequence[Section] = (),
-    *,
-    page: bool = False,
+    charts: Mapping[str, Figure] | None = None,
     schema: str = SCHEMA,
 ) -> Document:
-    """The comparison for any format.
+    """The comparison for any format: scores, gains, differences, subsets and training.
 
     Args:
         title: "": by the baseline.
-        page: for a page, which also has figures, what the runs learned from, and ``included``.
+        charts: from `charts_of`, for a page, which also has what the runs learned from, and
+            ``included``; None for other formats.
     """
-    body = {
-        "alpha": ALPHA,
-        **{name: value for name, value in vars(comparison).items() if name != "results"},
-    }
-    sections = results_of(comparison, charts_of(comparison) if page else {})
-    if page:
-        sections = (*sections, *included, *inputs_of(comparison.results))
-    lead = tuple(gain.sentence for gain in headline(comparison.gains))
+    drawings = _drawings(comparison, charts or {})
+
+    def drawn(*names: str) -> tuple[Drawing, ...]:
+        return tuple(drawings[name] for name in names if name in drawings)
+
+    bold = ("Bold: the best of the measured rows.",) if charts else ()
+    said = (f"Note: {printable(note)}." for note in comparison.notes)
+    notes = (*meaning(comparison), *bold, *said)
+    parts = () if comparison.training is None else comparison.training.parts
+    training = tuple(grid_of_table(*part) for part in parts)
+    sections = only(
+        [
+            Section("Scores", scores_of(comparison), drawn("scores"), notes),
+            Section("Gains", _gains(comparison.gains), notes=(_GAINS,)),
+            Section("Differences", _differences(comparison, "task")),
+            Section("Subsets", _differences(comparison, "subset"), drawn("subsets")),
+            Section("Alignment and uniformity", drawings=drawn("plane")),
+            Section("Training", training, drawn("dev", "loss")),
+        ]
+    )
+    if charts is not None:
+        sections = (*sections, *included, *_inputs_of(comparison.results))
+    body = {name: value for name, value in vars(comparison).items() if name != "results"}
+    lead = lead_of(comparison.table, comparison.gains)
     title = title or f"Runs against {printable(comparison.baseline)}"
-    return Document(title, schema, sections, body, lead)
+    return Document(title, schema, sections, {"alpha": ALPHA, **body}, lead)
 
 
 def charts_of(comparison: RunComparison) -> dict[str, Figure]:
@@ -110,28 +126,6 @@ def chart_of_subsets(comparison: RunComparison) -> Figure:
     return subset_chart(comparison.baseline, comparison.subset_differences, labels, unit)
 
 
-def results_of(comparison: RunComparison, charts: dict[str, Figure]) -> tuple[Section, ...]:
-    """Scores, gains, differences, subsets, the plane and training, as far as there are any."""
-    from_charts = _drawings(comparison, charts)
-    training = comparison.training
-    bold = ("Bold: the best of the measured rows.",) if charts else ()
-    said = (f"Note: {printable(note)}." for note in comparison.notes)
-    notes = (*meaning(comparison), *bold, *said)
-    sections = (
-        Section("Scores", scores_of(comparison), from_charts("scores"), notes),
-        Section("Gains", _gains(comparison.gains), notes=(_GAINS,)),
-        Section("Differences", _differences(comparison, "task")),
-        Section("Subsets", _differences(comparison, "subset"), from_charts("subsets")),
-        Section("Alignment and uniformity", drawings=from_charts("plane")),
-        Section(
-            "Training",
-            () if training is None else tuple(grid_of_table(*part) for part in training.parts),
-            from_charts("dev", "loss"),
-        ),
-    )
-    return only(sections)
-
-
 def scores_of(comparison: RunComparison) -> tuple[Grid, ...]:
     """A grid for each part of the table; gains name the baseline themselves."""
     baseline = "" if comparison.gains else comparison.baseline
@@ -150,7 +144,7 @@ def meaning(comparison: RunComparison) -> list[str]:
     return lines
 
 
-def inputs_of(results: Sequence[RunResult]) -> tuple[Section, ...]:
+def _inputs_of(results: Sequence[RunResult]) -> tuple[Section, ...]:
     """What the runs learned from, and with which parameters."""
     uses, parameters = feature_uses(results), _parameters(results)
     if uses:
@@ -194,20 +188,25 @@ def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], b
 
 def document_of_curve(curve: Curve, *, page: bool = False) -> Document:
     """The curve for any format: a row for each run and the baseline; on a page also its figure."""
-    several, metric = len(curve.lines) > 1, printable(curve.metric)
-    by_value = curve.parameter != RUN
-    rows = [
-        _curve_row(curve, point, point.row.name, line.label if several else None)
+    several, by_value = len(curve.lines) > 1, curve.parameter != RUN
+    shown = [
+        (value_text(point.value), line.label, point.row.name, point.row)
         for line in curve.lines
         for point in line.points
     ]
     if curve.baseline is not None:
-        point = Point("–", curve.baseline)
-        name = f"{curve.baseline.name} (baseline)"
-        rows.append(_curve_row(curve, point, name, "–" if several else None))
-    names = [printable(curve.parameter), *(["line"] if several else []), *([RUN] * by_value)]
+        shown.append(("–", "–", f"{curve.baseline.name} (baseline)", curve.baseline))
+    rows = []
+    for value, line, name, row in shown:
+        seeds = ", ".join(map(str, row.seeds))
+        texts = [value, *([line] if several else []), name] if by_value else [name]
+        label, *others = map(printable, [*texts, seeds])
+        cells = (*(GridCell((text,)) for text in others), mean_cell(row.cells[curve.metric]))
+        rows.append(GridRow(label, cells, runs=(row.name,)))
+    parameter, metric = printable(curve.parameter), printable(curve.metric)
+    names = [parameter, *(["line"] if several else []), RUN] if by_value else [parameter]
     header = (*names, "seeds", metric)
-    title = f"{metric} against {printable(curve.parameter)}" if by_value else metric
+    title = f"{metric} against {parameter}" if by_value else metric
     grid = Grid(title, header, tuple(rows), left=len(header) - 1)
     drawings: tuple[Drawing, ...] = ()
     if page:
@@ -220,21 +219,18 @@ def document_of_curve(curve: Curve, *, page: bool = False) -> Document:
     return Document(title, CURVE_SCHEMA, (Section(title, (grid,), drawings, notes),), vars(curve))
 
 
-def _drawings(comparison: RunComparison, charts: dict[str, Figure]) -> Any:
-    """Names of figures → those that there are, with how to read them."""
+def _drawings(comparison: RunComparison, charts: Mapping[str, Figure]) -> dict[str, Drawing]:
+    """The charts with how to read them, as SVG."""
+    if not charts:
+        return {}
+    from train.report.charts import to_svg
+
     whisker = [] if not _spread(comparison.table) else ["Whisker: ± one sample standard deviation."]
     seeds = [] if max(len(row.seeds) for row in comparison.table.rows) < 2 else ["Dots: the seeds."]
     notes = _HOW_TO_READ | {"scores": " ".join([*whisker, *seeds])}
-
-    def drawings(*names: str) -> tuple[Drawing, ...]:
-        if not charts:
-            return ()
-        from train.report.charts import to_svg
-
-        drawn = [name for name in names if name in charts]
-        return tuple(Drawing(CAPTIONS[each], notes[each], to_svg(charts[each])) for each in drawn)
-
-    return drawings
+    return {
+        name: Drawing(CAPTIONS[name], notes[name], to_svg(chart)) for name, chart in charts.items()
+    }
 
 
 def _spread(table: Table) -> bool:
@@ -369,14 +365,3 @@ def _shown(value: Any) -> str:
     if value is None or value == {}:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _curve_row(curve: Curve, point: Point, name: str, line: str | None) -> GridRow:
-    by_value = curve.parameter != RUN
-    value = point.value if point.row is curve.baseline else value_text(point.value)
-    texts = [value if by_value else name, *([] if line is None else [line])]
-    texts += [name] if by_value else []
-    label, *others = map(printable, (*texts, ", ".join(map(str, point.row.seeds))))
-    cell: Cell = point.row.cells[curve.metric]
-    cells = (*(GridCell((text,)) for text in others), mean_cell(cell))
-    return GridRow(label, cells, runs=(point.row.name,))

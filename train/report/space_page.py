@@ -22,10 +22,10 @@ from train.report.charts import (
     COLOURS,
     SOFT,
     STYLE,
-    Dot,
     clean,
     colour_of,
     draw_plane,
+    legend_above,
     short,
     to_png,
     to_svg,
@@ -41,6 +41,7 @@ from train.report.grid import (
     number_cell,
     only,
     printable,
+    text_cell,
 )
 from train.report.page import to_page
 from train.report.render import to_json
@@ -153,13 +154,8 @@ def geometry_section(folder: Path) -> Section:
 
 def charts_of(study: SpaceStudy) -> dict[str, Figure]:
     """Every figure that there is, by name."""
-    charts: dict[str, Callable[[SpaceStudy], Figure | None]] = {
-        "plane": plane_chart,
-        "map": map_chart,
-        "gold": gold_chart,
-        "spectrum": spectrum_chart,
-    }
-    figures = {name: chart(study) for name, chart in charts.items()}
+    charts = (plane_chart, map_chart, gold_chart, spectrum_chart)
+    figures = {name: chart(study) for name, chart in zip(_TITLES, charts, strict=True)}
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
@@ -174,23 +170,19 @@ def document_of(study: SpaceStudy, title: str, figures: Mapping[str, str]) -> Do
         f"files beside this page; every number is in {RECORD}."
     )
     notes = [f"Not defined: {reason}." for reason in _reasons(study.models)]
-    how = {
-        "plane": _PLANE,
-        "map": _map_note(study),
-        "gold": _gold_note(study),
-        "spectrum": _SPECTRUM,
-    }
+    how = {"plane": _PLANE, "gold": _gold_note(study), "spectrum": _SPECTRUM}
+    how["map"] = _map_note(study)
     # bins that get darker with more pairs need a light ground
     drawn = {
-        name: Drawing(_TITLES[name], how[name], svg, themed=name != "gold")
-        for name, svg in figures.items()
+        name: Drawing(_TITLES[name], note, figures[name], themed=name != "gold")
+        for name, note in how.items()
+        if name in figures
     }
-    space = tuple(drawn[name] for name in ("plane", "gold", "spectrum") if name in drawn)
-    clusters = (drawn["map"],) if "map" in drawn else ()
+    clusters = tuple(drawn.pop(name) for name in ("map",) if name in drawn)
     agreement = _agreement(study)
     sections = (
         Section("Embeddings", (grid_of_spaces(study),), notes=(_MEASURES, *notes)),
-        Section("Embedding space", drawings=space),
+        Section("Embedding space", drawings=tuple(drawn.values())),
         Section("Clusters", agreement, clusters, (_agreement_note(study),) if agreement else ()),
     )
     return Document(title, SCHEMA, only(sections), _body(study), (lead,))
@@ -249,19 +241,15 @@ def _agreement(study: SpaceStudy) -> tuple[Grid, ...]:
     names = list(study.groupings)
     if len(names) < 2:
         return ()
-    agreements = study.agreements()
-    agreements |= {(two, one): both for (one, two), both in agreements.items()}
+    cells = {}
+    for (one, two), both in study.agreements().items():
+        text = f"{number(both.adjusted_rand)} / {number(both.mutual_information)}"
+        cells[one, two] = cells[two, one] = GridCell((text,), value=both.adjusted_rand)
+    empty = text_cell("")
     rows = []
     for one in names:
-        cells = []
-        for two in names:
-            if one == two:
-                cells.append(GridCell(("–",)))
-                continue
-            both = agreements[(one, two)]
-            text = f"{number(both.adjusted_rand)} / {number(both.mutual_information)}"
-            cells.append(GridCell((text,), value=both.adjusted_rand))
-        rows.append(GridRow(printable(one), tuple(cells), runs=(one,)))
+        own = tuple(cells.get((one, two), empty) for two in names)
+        rows.append(GridRow(printable(one), own, runs=(one,)))
     header = ("agreement of clusters", *map(printable, names))
     return (Grid("Agreement of clusters", header, tuple(rows), runs=("", *names)),)
 
@@ -319,11 +307,11 @@ def _reasons(models: Sequence[ModelSpace]) -> list[str]:
 
 def plane_chart(study: SpaceStudy) -> Figure | None:
     """A shape per model, coloured by Spearman. None if no model has alignment and uniformity."""
-    dots = [
-        Dot(each.name, each.geometry.alignment, each.geometry.uniformity, each.similarity.spearman)
+    models = {
+        each.name: (each.geometry.alignment, each.geometry.uniformity, each.similarity.spearman)
         for each in study.models
-    ]
-    return draw_plane(dots, f"Spearman × 100, {short(study.pairs.name)}")
+    }
+    return draw_plane(models, f"Spearman × 100, {short(study.pairs.name)}")
 
 
 def map_chart(study: SpaceStudy) -> Figure | None:
@@ -442,8 +430,7 @@ def spectrum_chart(study: SpaceStudy) -> Figure | None:
         axis.set_ylabel("singular value")
         axis.margins(x=0.02)
         clean(axis, lines="y")
-        columns = 2 if len(study.models) > 1 else 1
-        figure.legend(loc="outside upper left", frameon=False, ncols=columns, handlelength=1.4)
+        legend_above(figure, 2 if len(study.models) > 1 else 1, handlelength=1.4)
     return figure
 
 

@@ -150,7 +150,9 @@ def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> T
     rows = [_row(name, members, tasks) for name, members in runs.items()]
     references, notes = _references(results, tasks)
     notes += [note for name, members in runs.items() for note in _doubts(name, members)]
-    notes += _mixed_precisions(results)
+    # runs of different precisions differ in more than what they were meant to compare
+    if precisions := _runs_with(results, lambda training: training.precision):
+        notes.append(f"the runs were trained in different precisions ({precisions})")
     return Table(tasks, (*rows, *references, *published), tuple(notes), lower, titles)
 
 
@@ -185,18 +187,9 @@ def training_table(results: Sequence[RunResult]) -> Table | None:
 
 def notes_on_training(results: Sequence[RunResult]) -> list[str]:
     """Which figures of different runs do not measure the same thing."""
-    devices: dict[str, list[str]] = {}
-    for name, members in by_run(results).items():
-        for device in dict.fromkeys(each_seed(members, _device)):
-            devices.setdefault(device, []).append(name)
-    notes = []
-    if len(devices) > 1:
-        of_each = "; ".join(f"{device}: {', '.join(runs)}" for device, runs in devices.items())
-        notes.append(
-            f"the runs were trained on different devices ({of_each}): minutes, sentences per "
-            "second and memory are not comparable"
-        )
-    return notes
+    devices = _runs_with(results, _device)
+    why = "minutes, sentences per second and memory are not comparable"
+    return [f"the runs were trained on different devices ({devices}): {why}"] if devices else []
 
 
 def by_run(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
@@ -229,6 +222,17 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The flattened parameters that do not have one value in all of ``settings``."""
+    every, absent = list(settings), object()
+    names = dict.fromkeys(name for each in every for name in each)
+    return [
+        name
+        for name in names
+        if any(each.get(name, absent) != every[0].get(name, absent) for each in every)
+    ]
 
 
 def numbers_of(parameters: Mapping[str, Any]) -> dict[str, float]:
@@ -312,16 +316,14 @@ def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[lis
     return rows, list(notes)
 
 
-def _mixed_precisions(results: Sequence[RunResult]) -> list[str]:
-    """Runs of different precisions differ in more than what they were meant to compare."""
-    runs: dict[str, dict[str, None]] = {}
-    for result in results:
-        if result.training is not None:
-            runs.setdefault(result.training.precision, {})[result.run] = None
-    if len(runs) < 2:
-        return []
-    of_each = "; ".join(f"{precision}: {', '.join(own)}" for precision, own in runs.items())
-    return [f"the runs were trained in different precisions ({of_each})"]
+def _runs_with(results: Sequence[RunResult], value: Callable[[RunSummary], str | None]) -> str:
+    """Such as "fp32: simcse; bf16: mcse"; empty if all have one value."""
+    runs: dict[str, list[str]] = {}
+    for name, members in by_run(results).items():
+        for text in dict.fromkeys(each_seed(members, value)):
+            runs.setdefault(text, []).append(name)
+    texts = (f"{text}: {', '.join(names)}" for text, names in runs.items())
+    return "; ".join(texts) if len(runs) > 1 else ""
 
 
 def _doubts(name: str, members: list[RunResult]) -> list[str]:
@@ -332,15 +334,9 @@ def _doubts(name: str, members: list[RunResult]) -> list[str]:
             note for result in members for task in result.tasks.values() for note in task.notes
         )
     ]
-    flat = [flatten(result.parameters) for result in members]
-    differing = sorted(
-        key
-        for key in set().union(*flat)
-        if key.rsplit(".", 1)[-1] != "seed"
-        and any(each.get(key) != flat[0].get(key) for each in flat)
-    )
-    if differing:
-        notes.append(f"the seeds of {name} differ in parameters: {', '.join(differing)}")
+    others = differing(flatten(result.parameters) for result in members)
+    if others := sorted(key for key in others if key.rsplit(".", 1)[-1] != "seed"):
+        notes.append(f"the seeds of {name} differ in parameters: {', '.join(others)}")
     used = {
         tuple(sorted((feature.name, feature.fingerprint) for feature in result.features))
         for result in members

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic_core import to_jsonable_python
@@ -13,8 +14,8 @@ from sightline.output import Output, json_record
 from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.comparison import compare_results
-from train.report.differences import Comparison, headline
-from train.report.grid import Section, printable, with_title
+from train.report.differences import Comparison, lead_of
+from train.report.grid import Section, printable
 from train.report.page import to_page
 from train.report.render import escape_markdown, terminal_text, to_markdown
 from train.report.sections import (
@@ -69,7 +70,7 @@ def write_report(
     from train.report.charts import to_png
 
     comparison = compare_results(results, baseline, (), comparisons)
-    document = document_of(comparison, title, included, page=True, schema=SCHEMA)
+    document = document_of(comparison, title, included, charts_of(comparison), SCHEMA)
     body = {
         "schema": SCHEMA,
         "title": title,
@@ -83,13 +84,14 @@ def write_report(
             for result in results
         ],
     }
-    charts = {f"{name}.png": to_png(figure) for name, figure in charts_of(comparison).items()}
-    images = "".join(f"\n![{CAPTIONS[name[:-4]]}]({name})\n" for name in charts)
+    figures = charts_of(comparison)  # anew: each time that a figure is saved, its layout moves
+    charts = {f"{name}.png": to_png(figure) for name, figure in figures.items()}
+    images = "".join(f"\n![{CAPTIONS[name]}]({name}.png)\n" for name in figures)
     tables = document_of(comparison, title)
     text = to_markdown(tables.grids, tables.lines)
     scores = list(scores_of(comparison))
-    scores[:1] = [with_title(scores[0], title)] if scores else []
-    lead = [printable(gain.sentence) for gain in headline(comparison.gains)]
+    scores[:1] = [replace(each, title=printable(title)) for each in scores[:1]]
+    lead = map(printable, lead_of(comparison.table, comparison.gains))
     contents = {
         "report.html": to_page(document).encode(),
         "report.md": f"# {escape_markdown(title)}\n\n{text}{images}".encode(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.options import JSON, takes
-from train.diagnose.diagnosis import Settings
+from train.diagnose.settings import Settings
 
 if TYPE_CHECKING:
     from sightline.cache.prepared import PreparedDataset
@@ -97,7 +97,7 @@ def _configured(sets: list[Path]) -> Settings:
     """As the runs of params.yaml read ``sets``; the defaults where there is no such file."""
     from pipeline import graph
     from pipeline.params import load_params
-    from train.diagnose.diagnosis import kdmcse_settings, settings_of_runs
+    from train.diagnose.settings import kdmcse_settings, settings_of_runs
 
     if not _PARAMS.is_file() or not all(map(graph.below_features, sets)):
         return kdmcse_settings()

@@ -14,9 +14,8 @@ from pipeline.cli.options import DATA, DEVICE, JSON, MODELS, MOST_SEED, POOLING,
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
-    from train.evaluate.caption_pool import CaptionPool
     from train.evaluate.models import NamedModel
-    from train.evaluate.neighbours import ImagePool
+    from train.evaluate.pools import CaptionPool, ImagePool
     from train.evaluate.results import ModelNeighbours
 
 _TITLE = "Nearest neighbours"
@@ -92,9 +91,8 @@ def neighbours(
     from pipeline.grounding.pictures import thumbnails
     from sightline.cache.prepared import PreparedDataset
     from sightline.output import check_output_file, write_file
-    from train.evaluate.caption_pool import read_pool, read_queries
     from train.evaluate.models import name_models
-    from train.evaluate.neighbours import read_images
+    from train.evaluate.pools import read_images, read_pool, read_queries
     from train.evaluate.results import ModelNeighbours
     from train.report.neighbours import SCHEMA, document_of, shown_images
     from train.report.render import show, to_file
@@ -142,13 +140,14 @@ def _of_runs(
     """The nearest captions by each model, and the nearest ``images`` by its heads."""
     from pipeline import graph
     from sightline.progress import progress
-    from train.evaluate.models import load_each, open_features
+    from train.evaluate.models import EvaluatedModel, open_features
     from train.evaluate.neighbours import find_captions, find_images
 
     found: dict[str, ModelNeighbours] = {}
     reasons: list[str] = []
     with progress("neighbours", len(named), "models") as advance:
-        for names, model in load_each(named, pooling, device):
+        for names in named:
+            model = EvaluatedModel.load(names.source, pooling, device)
             answers = replace(
                 question, captions=find_captions(model, question.queries, pool, question.k)
             )
@@ -188,7 +187,7 @@ def _of_encoder(
     from pipeline.encoders.config import named_encoder
     from sightline.cache import FeatureSet
     from sightline.devices import pick_device
-    from train.evaluate.neighbours import find_images_of_encoder
+    from train.evaluate.neighbours import find_images_by_rows
 
     opened = FeatureSet.open(features)
     spec, config = opened.record.spec, named_encoder(encoder, weights, "text")
@@ -213,7 +212,7 @@ def _of_encoder(
             "--encoder that made them"
         )
     rows = tower.encode_all(question.queries)
-    pictures = find_images_of_encoder(
+    pictures = find_images_by_rows(
         rows, question.images, images, opened, question.k, pool.captions_of_images()
     )
     return {

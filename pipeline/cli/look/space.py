@@ -64,7 +64,7 @@ def space(
     from sightline.progress import progress
 
     require("matplotlib", "a chart")
-    from train.evaluate.models import load_each, name_models
+    from train.evaluate.models import EvaluatedModel, name_models
     from train.evaluate.similarity import sentences_of
     from train.evaluate.space import MapSentences, MapSettings, SpaceStudy, read_map_sentences
     from train.evaluate.sts import load_graded_pairs
@@ -84,7 +84,8 @@ def space(
         drawn = read_map_sentences(sentences, limit, seed)
     study = SpaceStudy(graded, drawn, MapSettings(clusters, perplexity, seed))
     with progress("space", len(named), "models") as advance:
-        for names, model in load_each(named, pooling, device):
+        for names in named:
+            model = EvaluatedModel.load(names.source, pooling, device)
             model.encode_once(study.every_sentence())
             study.add(names.name, model.encode)
             advance(1)

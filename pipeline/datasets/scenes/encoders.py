@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import AdamW
     from torchvision.models import ResNet
-    from transformers import BertModel
 
 THREADS = 1  # of each model that is trained; a fixed number keeps the weights' bytes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -58,9 +57,9 @@ def write_models(
         require(library, "the data set scenes, which trains its own encoders,")
     (folder / "encoders").mkdir()
     calls = {
-        "training the ResNet": partial(_write_resnet, folder, source, pixels, scenes),
-        "training the CLIP": partial(_write_clip, folder, source, pixels, captions),
-        "training the teacher": partial(_write_berts, folder, source, pairs),
+        "training the ResNet": partial(_resnet, folder, source, pixels, scenes),
+        "training the CLIP": partial(_clip, folder, source, pixels, captions),
+        "training the teacher": partial(_berts, folder, source, pairs),
     }
     total = source.resnet_steps + source.clip_steps + source.teacher_steps
     done: dict[str, int] = {}
@@ -72,50 +71,6 @@ def write_models(
         path.chmod(0o644)  # safetensors makes its files private
 
 
-def _write_resnet(
-    folder: Path,
-    source: ScenesSource,
-    pixels: NDArray[np.uint8],
-    scenes: Sequence[Scene],
-    done: Send,
-) -> None:
-    compute_with(THREADS)
-    edge = pixels.shape[1]
-    singles = single_things(scenes)
-    alone = np.stack([draw(scene, edge)[0] for scene in singles])
-    pixels = np.concatenate([pixels, alone])
-    model = train_resnet(pixels, [*scenes, *singles], source.resnet_steps, source.seed, done)
-    path = folder / "encoders/resnet.safetensors"
-    _save(path, model, "labels of", source.seed, source.resnet_steps)
-    _write_json(path.with_suffix(".json"), {"resize": edge, "crop": edge})
-
-
-def _write_clip(
-    folder: Path,
-    source: ScenesSource,
-    pixels: NDArray[np.uint8],
-    captions: Sequence[Sequence[str]],
-    done: Send,
-) -> None:
-    compute_with(THREADS)
-    model = train_clip(pixels, captions, source.clip_steps, source.seed, done)
-    path = folder / "encoders/clip.safetensors"
-    _save(path, model, "captions of", source.seed, source.clip_steps)
-    _write_json(path.with_suffix(".json"), clip_config(pixels.shape[1]))
-
-
-def _write_berts(
-    folder: Path, source: ScenesSource, pairs: Sequence[GradedPair], done: Send
-) -> None:
-    compute_with(THREADS)
-    seed, steps = source.seed, source.teacher_steps
-    save(folder / "encoders/teacher", train_teacher(pairs, steps, seed, done))
-    _note(folder / "encoders/teacher/provenance.json", "similarity pairs of", seed, steps)
-    student = new_bert(layers=source.student_layers, hidden=source.student_hidden, seed=seed)
-    save(folder / "student", student)
-    _note(folder / "student/provenance.json", "", seed, 0)
-
-
 def single_things(scenes: Sequence[Scene]) -> list[Scene]:
     """Each thing of the training scenes alone in its place, as in a cut-out.
 
@@ -125,13 +80,18 @@ def single_things(scenes: Sequence[Scene]) -> list[Scene]:
     return [scene for scene in alone if scene.split == "train"]
 
 
-def train_resnet(
-    pixels: NDArray[np.uint8], scenes: Sequence[Scene], steps: int, seed: int, done: Send
-) -> ResNet:
+def _resnet(
+    folder: Path,
+    source: ScenesSource,
+    pixels: NDArray[np.uint8],
+    scenes: Sequence[Scene],
+    done: Send,
+) -> None:
     """A torchvision ``resnet18`` with 1000 outputs, trained to recognise what a scene contains.
 
-    The residual branch of the second block of every stage is disabled (its last scale is 0):
-    training skips it at no cost, and the full ResNet-18 computes the same result with it.
+    It sees the scenes and every thing of them alone. The residual branch of the second block of
+    every stage is disabled (its last scale is 0): training skips it at no cost, and the full
+    ResNet-18 computes the same result with it.
 
     Args:
         pixels: uint8 [n, edge, edge, 3].
@@ -141,8 +101,12 @@ def train_resnet(
     import torchvision
     from torch import nn
 
-    table, weights = map(torch.from_numpy, _labels(scenes))
-    with seeded(seed):
+    compute_with(THREADS)
+    edge = pixels.shape[1]
+    singles = single_things(scenes)
+    pixels = np.concatenate([pixels, np.stack([draw(scene, edge)[0] for scene in singles])])
+    table, weights = map(torch.from_numpy, _labels([*scenes, *singles]))
+    with seeded(source.seed):
         model = torchvision.models.resnet18(weights=None)
         head = nn.Linear(512, len(weights))
     images = _normalised(pixels, IMAGENET_MEAN, IMAGENET_STD)
@@ -151,14 +115,15 @@ def train_resnet(
     parameters = [*train.parameters(), *head.parameters()]
 
     def losses() -> Iterator[Tensor]:
-        for rows in _batches(len(scenes), 32, steps, seed):
+        for rows in _batches(len(images), 32, source.resnet_steps, source.seed):
             logits = head(train(images[rows]))
             yield nn.functional.binary_cross_entropy_with_logits(logits, table[rows], weights)
 
     train.train()
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01)
-    _fit(optimizer, losses(), steps, done, warm=0.15, clip=False)
-    return model
+    _fit(optimizer, losses(), source.resnet_steps, done, warm=0.15, clip=False)
+    _save(folder / "encoders/resnet.safetensors", model, {"resize": edge, "crop": edge})
+    _note(folder / "encoders/resnet.provenance.json", "labels of", source.seed, source.resnet_steps)
 
 
 def _awake(model: ResNet) -> nn.Module:
@@ -199,13 +164,13 @@ def clip_config(edge: int) -> dict[str, Any]:
     return {"embed_dim": 128, "vision_cfg": vision, "text_cfg": text}
 
 
-def train_clip(
+def _clip(
+    folder: Path,
+    source: ScenesSource,
     pixels: NDArray[np.uint8],
     captions: Sequence[Sequence[str]],
-    steps: int,
-    seed: int,
     done: Send,
-) -> nn.Module:
+) -> None:
     """open_clip's ``CLIP`` with `clip_config`, trained contrastively (Radford 2021).
 
     Args:
@@ -216,14 +181,16 @@ def train_clip(
     import torch
     from torch.nn import functional
 
-    with seeded(seed):
-        model = open_clip.CLIP(**clip_config(pixels.shape[1]))
+    compute_with(THREADS)
+    config = clip_config(pixels.shape[1])
+    with seeded(source.seed):
+        model = open_clip.CLIP(**config)
     tokenizer = open_clip.SimpleTokenizer(context_length=CONTEXT)
     mean, std = open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD
 
     def losses() -> Iterator[Tensor]:
         used = [0] * len(captions)
-        for rows in _batches(len(captions), 64, steps, seed):
+        for rows in _batches(len(captions), 64, source.clip_steps, source.seed):
             texts = []
             for row in rows.tolist():
                 texts.append(captions[row][used[row] % len(captions[row])])
@@ -238,18 +205,21 @@ def train_clip(
 
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01, fused=True)
-    _fit(optimizer, losses(), steps, done, warm=0.15)
-    return model
+    _fit(optimizer, losses(), source.clip_steps, done, warm=0.15)
+    _save(folder / "encoders/clip.safetensors", model, config)
+    _note(folder / "encoders/clip.provenance.json", "captions of", source.seed, source.clip_steps)
 
 
-def train_teacher(pairs: Sequence[GradedPair], steps: int, seed: int, done: Send) -> BertModel:
-    """A small BERT whose raw [CLS] vectors have the pairs' similarity as their cosine.
+def _berts(folder: Path, source: ScenesSource, pairs: Sequence[GradedPair], done: Send) -> None:
+    """The untrained student, and a teacher whose raw [CLS] vectors have the pairs' similarity.
 
     Cosine regression with squared error (Reimers and Gurevych 2019, section 3), score / 5.
     """
     import torch
     from torch.nn import functional
 
+    compute_with(THREADS)
+    seed, steps = source.seed, source.teacher_steps
     model = new_bert(layers=TEACHER_LAYERS, hidden=TEACHER_HIDDEN, seed=seed)
     tokenizer = new_tokenizer()
     texts = [pair.sentence1 for pair in pairs], [pair.sentence2 for pair in pairs]
@@ -271,7 +241,11 @@ def train_teacher(pairs: Sequence[GradedPair], steps: int, seed: int, done: Send
 
     model.eval()  # no dropout: the targets are exact
     _fit(torch.optim.AdamW(model.parameters(), lr=1e-3), losses(), steps, done)
-    return model
+    save(folder / "encoders/teacher", model)
+    _note(folder / "encoders/teacher/provenance.json", "similarity pairs of", seed, steps)
+    student = new_bert(layers=source.student_layers, hidden=source.student_hidden, seed=seed)
+    save(folder / "student", student)
+    _note(folder / "student/provenance.json", "", seed, 0)
 
 
 def _fit(
@@ -328,18 +302,18 @@ def _batches(count: int, size: int, steps: int, seed: int) -> Iterator[Tensor]:
                 done += 1
 
 
-def _save(path: Path, model: nn.Module, what: str, seed: int, steps: int) -> None:
-    """Write a model's weights, and beside them what they were trained on."""
+def _save(path: Path, model: nn.Module, config: dict[str, Any]) -> None:
+    """Write a model's weights, and what they need to be used beside them."""
     from safetensors.torch import save_file
 
     save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
-    _note(path.with_suffix(".provenance.json"), what, seed, steps)
+    _write_json(path.with_suffix(".json"), config)
 
 
 def _note(path: Path, what: str, seed: int, steps: int) -> None:
-    source = f"random weights, seed {seed}"
-    if steps:
-        source = f"trained on the {what} scenes, seed {seed}, {steps} steps"
+    """What weights were trained on."""
+    trained = f"trained on the {what} scenes, seed {seed}, {steps} steps"
+    source = trained if steps else f"random weights, seed {seed}"
     _write_json(path, {"source": source, "data": "scenes", "seed": seed, "steps": steps})
 
 

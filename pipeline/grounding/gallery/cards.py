@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,27 +21,24 @@ _Rows = list[dict[str, Any]]
 
 @dataclass
 class Phrase:
-    """A row of the phrases manifest, and what the page draws of it.
+    """A phrase of a caption, and what the page draws of it.
 
     Attributes:
         number: within its caption, from 1.
-        box: x0, y0, x1, y1 in pixels.
-        size, counts: the mask's run-length code.
+        row: of `sightline.cache.PHRASES`.
         problem: what is wrong with its span or its mask, or empty.
-        shape, cutout: numbers of its outline and its cut-out on the card, if it has them.
+        shape: number of its outline, and of its cut-out, on the card; None without a sound mask.
     """
 
     number: int
-    text: str
-    start: int
-    end: int
-    score: float
-    box: tuple[float, float, float, float]
-    size: tuple[int, int]
-    counts: str
+    row: dict[str, Any]
     problem: str = ""
     shape: int | None = None
-    cutout: int | None = None
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Its first character in the caption, and the one behind its last."""
+        return self.row["char_start"], self.row["char_end"]
 
     @property
     def colour(self) -> int:
@@ -73,14 +70,11 @@ class CaptionCard:
 
 @dataclass
 class ImageCard:
-    """An image and its captions; ``place``, ``width`` and ``height`` come from the manifest."""
+    """An image, as a row of `sightline.cache.IMAGES` and where it is, and its captions."""
 
-    image_id: str
+    row: dict[str, Any]
     place: Place
-    key: bytes
-    width: int
-    height: int
-    captions: list[CaptionCard]
+    captions: list[CaptionCard] = field(default_factory=list)
 
 
 @dataclass
@@ -104,8 +98,8 @@ class Contents:
     def reasons(self) -> dict[str, int]:
         """Drops among the images shown, by reason, the most frequent first."""
         captions = (caption for card in self.cards for caption in card.captions)
-        counts = Counter(drop["reason"] for caption in captions for drop in caption.drops)
-        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        reasons = sorted(drop["reason"] for caption in captions for drop in caption.drops)
+        return dict(Counter(reasons).most_common())
 
 
 def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Contents:
@@ -133,10 +127,9 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
     cards: dict[bytes, ImageCard] = {}
     key_of: dict[str, bytes] = {}
     for row, place in zip(manifest.to_pylist(), places_of(images, manifest), strict=True):
-        key_of[row["image_id"]] = key = row["key"]
+        key_of[row["image_id"]] = row["key"]
         # files with equal content are one image, with the captions of all of them
-        card = ImageCard(row["image_id"], place, key, row["width"], row["height"], [])
-        cards.setdefault(key, card)
+        cards.setdefault(row["key"], ImageCard(row, place))
     if unknown := rows_of.keys() - cards.keys():
         raise SightlineError(
             f"{phrases}: {len(unknown):,} of its images are not in {images} (such as "
@@ -146,43 +139,40 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
     if not grounded:
         raise SightlineError(f"{phrases}: contains no phrases, so there is nothing to show")
     count = min(limit, len(grounded))
-    shown = {(card := grounded[i * len(grounded) // count]).key: card for i in range(count)}
+    some = [grounded[i * len(grounded) // count] for i in range(count)]
+    shown = {card.row["key"]: card for card in some}
     texts = read_manifest(captions, CAPTIONS).select(["image_id", "text"])
     for image_id, text in zip(*texts.to_pydict().values(), strict=True):
-        if (card := shown.get(key_of.get(image_id, b""))) is not None:
-            rows = rows_of[card.key].pop(key_of_text(text), None)
-            if rows is not None:
-                card.captions.append(CaptionCard(text, _phrases(text, rows[0]), rows[1]))
-    for card in shown.values():
-        if strangers := rows_of[card.key]:
+        key = key_of.get(image_id, b"")
+        if key in shown and (rows := rows_of[key].pop(key_of_text(text), None)) is not None:
+            shown[key].captions.append(CaptionCard(text, _phrases(text, rows[0]), rows[1]))
+    for key, card in shown.items():
+        if strangers := rows_of[key]:
             raise SightlineError(
-                f"{captions}: image {card.image_id!r} has phrases of {len(strangers)} captions "
-                "that it does not have; give the manifest that the phrases were made from"
+                f"{captions}: image {card.row['image_id']!r} has phrases of {len(strangers)} "
+                "captions that it does not have; give the manifest that the phrases were made from"
             )
-    return Contents(list(shown.values()), len(grounded))
+    return Contents(some, len(grounded))
 
 
 def pieces(text: str, phrases: Sequence[Phrase]) -> list[Piece]:
     """Split a caption where a phrase starts or ends; phrases may nest, overlap or repeat."""
-    edges = {0, len(text)}
-    for phrase in phrases:
-        edges |= {min(max(edge, 0), len(text)) for edge in (phrase.start, phrase.end)}
+    spans = [phrase.span for phrase in phrases]
+    edges = {0, len(text), *(min(max(edge, 0), len(text)) for span in spans for edge in span)}
     result = []
     for start, end in itertools.pairwise(sorted(edges)):
-        around = [each for each in phrases if each.start <= start and each.end >= end]
-        shortest = min(around, key=lambda each: each.end - each.start, default=None)
-        ending = [each for each in around if each.end == end]
+        around = [each for each in phrases if each.span[0] <= start and each.span[1] >= end]
+        shortest = min(around, key=lambda each: each.span[1] - each.span[0], default=None)
+        ending = [each for each in around if each.span[1] == end]
         result.append(Piece(text[start:end], shortest, ending))
     return result
 
 
 def _phrases(text: str, rows: _Rows) -> list[Phrase]:
-    rows = sorted(rows, key=lambda row: (row["char_start"], row["char_end"]))
     phrases = []
+    rows = sorted(rows, key=lambda row: (row["char_start"], row["char_end"]))
     for number, row in enumerate(rows, start=1):
-        start, end, mask = row["char_start"], row["char_end"], row["mask"]
-        read = text[max(start, 0) : max(end, 0)]
+        read = text[max(row["char_start"], 0) : max(row["char_end"], 0)]
         problem = "" if read == row["phrase"] else f"the caption reads {read!r} there"
-        place = tuple(row["box"]), tuple(mask["size"]), mask["counts"]
-        phrases.append(Phrase(number, row["phrase"], start, end, row["score"], *place, problem))
+        phrases.append(Phrase(number, row, problem))
     return phrases

@@ -11,10 +11,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from pipeline.extract.decode import ImageError, load_picture
-from pipeline.grounding.gallery.cards import Contents, ImageCard, Phrase, pieces
+from pipeline.grounding.gallery.cards import Contents, ImageCard, pieces
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.pictures import Pixels, cut_out, fitted, photograph
-from sightline.cache.rle import decode_mask
+from sightline.cache.rle import MaskCode, decode_mask
 from sightline.errors import SightlineError
 from sightline.html_pages import html_templates, source_digest
 from sightline.output import check_output_file, replacing_file
@@ -91,34 +91,31 @@ def _view(card: ImageCard, root: Path, side: int) -> dict[str, object]:
     are on top.
     """
     try:
-        pixels = load_picture(card.place.below(root), card.key)
+        pixels = load_picture(card.place.below(root), card.row["key"])
         height, width = pixels.shape[:2]
         problem = ""
     except ImageError as error:
         # boxes and masks are still informative over an empty image
         pixels, problem = None, f"{card.place}: {error.reason}"
-        height, width = card.height or 1, card.width or 1
+        height, width = card.row["height"] or 1, card.row["width"] or 1
     small = fitted(width, height, side)
-    scale = small[0] / width, small[1] / height
     unit = round(max(small) / _SHOWN_SIDE, 4)
-    phrases = [phrase for caption in card.captions for phrase in caption.phrases]
-    shapes, cutouts = _draw(phrases, pixels, (height, width), small)
-    objects: list[list[dict[str, object]]] = []
+    shapes, cutouts = _draw(card, pixels, (height, width), small)
+    captions: list[list[dict[str, object]]] = []
     for caption in card.captions:
         sized = []
         for phrase in caption.phrases:
-            x0, y0, x1, y1 = _scaled(phrase.box, scale, small)
-            box = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
+            box = _scaled(phrase.row["box"], (width, height), small)
             drawn = {"number": phrase.number, "colour": phrase.colour, "shape": phrase.shape}
             sized.append((box[2] * box[3], {**drawn, "box": box}))
         sized.sort(key=lambda pair: -pair[0])
-        objects.append([drawn for _, drawn in sized])
+        captions.append([drawn for _, drawn in sized])
     drawing = {
         "photo": None if pixels is None else photograph(pixels, side),
         "cutouts": cutouts,
         "unit": unit,
         "shapes": shapes,
-        "captions": objects,
+        "captions": captions,
     }
     # numbers, outlines and base64 hold no "<", which alone could end the script element
     text = json.dumps(drawing, separators=(",", ":"))
@@ -127,50 +124,47 @@ def _view(card: ImageCard, root: Path, side: int) -> dict[str, object]:
 
 
 def _draw(
-    phrases: Sequence[Phrase],
-    pixels: Pixels | None,
-    size: tuple[int, int],
-    small: tuple[int, int],
+    card: ImageCard, pixels: Pixels | None, size: tuple[int, int], small: tuple[int, int]
 ) -> tuple[list[str], list[str]]:
-    """Outlines and cut-outs of one image: each mask once, even if several phrases share it.
+    """Outlines, and cut-outs of a photograph: each mask once, even if several phrases share it.
 
     Numbers and problems are noted in the phrases.
     """
     shapes: list[str] = []
     cutouts: list[str] = []
-    known: dict[tuple[tuple[int, int], str], tuple[int | None, int | None, str]] = {}
-    for phrase in phrases:
-        code = phrase.size, phrase.counts
-        if code not in known:
-            mask = _mask(phrase, size)
+    known: dict[tuple[int | str, ...], tuple[int | None, str]] = {}
+    for phrase in (phrase for caption in card.captions for phrase in caption.phrases):
+        code = phrase.row["mask"]
+        name = *code["size"], code["counts"]
+        if name not in known:
+            mask = _mask(code, size)
             if isinstance(mask, str):
-                known[code] = None, None, mask
+                known[name] = None, mask
             else:
+                known[name] = len(shapes), ""
                 shapes.append(outline(shrink(mask, *small)))
                 if pixels is not None:
                     cutouts.append(cut_out(pixels, mask, CUTOUT_SIDE))
-                last = None if pixels is None else len(cutouts) - 1
-                known[code] = len(shapes) - 1, last, ""
-        phrase.shape, phrase.cutout, fault = known[code]
+        phrase.shape, fault = known[name]
         phrase.problem = "; ".join(filter(None, (phrase.problem, fault)))
     return shapes, cutouts
 
 
-def _mask(phrase: Phrase, size: tuple[int, int]) -> NDArray[np.bool_] | str:
+def _mask(code: MaskCode, size: tuple[int, int]) -> NDArray[np.bool_] | str:
     """The mask, or what is wrong with it."""
-    if phrase.size != size:
-        found, expected = (f"{width} × {height}" for height, width in (phrase.size, size))
+    if tuple(code["size"]) != size:
+        found, expected = (f"{width} × {height}" for height, width in (code["size"], size))
         return f"mask of {found} pixels, image of {expected}"
     try:
-        mask = decode_mask(phrase.size, phrase.counts)
+        mask = decode_mask(code["size"], code["counts"])
     except SightlineError as error:
         return str(error)
     return mask if mask.any() else "the mask is empty"
 
 
-def _scaled(
-    box: tuple[float, float, float, float], scale: tuple[float, float], small: tuple[int, int]
-) -> list[float]:
-    """A box in pixels of the small photograph, clipped to its edges, rounded for brevity."""
-    edges = np.nan_to_num(np.array(box, dtype=np.float64)) * np.array(scale * 2)
-    return np.clip(edges, 0, np.array(small * 2)).round(2).tolist()
+def _scaled(box: Sequence[float], size: tuple[int, int], small: tuple[int, int]) -> list[float]:
+    """x, y, width and height in the small photograph, clipped to its edges, rounded for brevity."""
+    scale = np.array([small[0] / size[0], small[1] / size[1]] * 2)
+    edges = np.clip(np.nan_to_num(np.array(box, dtype=np.float64)) * scale, 0, np.array(small * 2))
+    x0, y0, x1, y1 = edges.round(2).tolist()
+    return [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]

@@ -1,0 +1,82 @@
+"""Parquet and Arrow files that others wrote: their columns, and their rows a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.datasets.source import DatasetError
+from sightline.errors import SightlineError, first_lines
+
+_BUFFER = 1 << 20  # bytes; without it, a column of a whole row group is read at once
+
+_Batches = Callable[[list[str], int], Iterator[pa.RecordBatch]]
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """Columns and types of a ``.parquet`` file, else of an Arrow file or stream.
+
+    Raises:
+        DatasetError: it is damaged, or not such a file.
+    """
+    with _opened(path) as (schema, _):
+        list(schema.names)  # decodes them: here, a name that is not UTF-8 is damage
+        return schema
+
+
+def batches_of(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    """Some columns of the same files, at most ``rows`` rows at a time; raises as `schema_of`."""
+    with _opened(path) as (_, read):
+        for batch in read(columns, rows):
+            batch.validate(full=True)
+            if len(batch):
+                yield batch
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Errors of a damaged file as one sentence: on such files, libraries may raise anything."""
+    try:
+        yield
+    except SightlineError:
+        raise
+    except Exception as error:
+        raise DatasetError(
+            f"{path}: damaged, or not such a file ({first_lines(error, 1)}); get it again"
+        ) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[pa.Schema, _Batches]]:
+    with readable(path):
+        if path.suffix.lower() == ".parquet":
+            with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
+                yield (
+                    file.schema_arrow,
+                    lambda columns, rows: file.iter_batches(rows, columns=columns),
+                )
+        else:
+            with pa.memory_map(str(path)) as source:
+                yield _arrow(source)
+
+
+def _arrow(source: pa.MemoryMappedFile) -> tuple[pa.Schema, _Batches]:
+    """A stream, which `datasets` writes, or a file."""
+    try:
+        reader = pa.ipc.open_stream(source)
+        batches: Iterator[pa.RecordBatch] = iter(reader)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        reader = pa.ipc.open_file(source)
+        batches = map(reader.get_batch, range(reader.num_record_batches))
+
+    def read(columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            some = batch.select(columns)
+            yield from (some.slice(start, rows) for start in range(0, len(some), rows))
+
+    return reader.schema, read

@@ -1,0 +1,225 @@
+"""Vision models of transformers: ViT, DINOv2, DINOv3, and the towers of CLIP and SigLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModel
+
+from pipeline.encoders.config import TransformersConfig
+from pipeline.encoders.encoder import ImageEncoder, TextEncoder
+from pipeline.encoders.frozen_model import FrozenModel
+from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation
+from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from sightline.cache.record import EncoderRecord
+from sightline.encoder_folder import positions, tokenizer_sha256
+from sightline.errors import SightlineError
+from sightline.loading import Pretrained
+
+_FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers of resize filters, as image processors name them, that `resize` has."""
+
+
+def has_two_towers(settings: Any) -> bool:
+    """Whether a configuration is that of a model of images and texts, such as CLIP."""
+    return hasattr(settings, "vision_config") and hasattr(settings, "text_config")
+
+
+def build_image(config: TransformersConfig, device: torch.device, precision: str) -> ImageEncoder:
+    """The vision model that `config` names, on `device`, with its image processor's values.
+
+    Its pooling defaults to ``pooler``, the model's own: the projected features of a CLIP, the
+    attention pooling of a SigLIP, the normalised [CLS] of DINOv2 and DINOv3. ``cls`` is the last
+    layer at [CLS], ``mean`` that of all patches.
+
+    Raises:
+        SightlineError: see `Pretrained`; or not a vision model, a pooling that it does not have,
+            weights that do not fit, or an image processor that does something else than resize,
+            crop and normalise.
+    """
+    source, settings, model, identity = _loaded(config)
+    if config.max_length is not None:
+        raise SightlineError(f"{config.model}: max_length is for texts; leave it out for images")
+    preprocessing = _preprocessing(source)
+    pooling = config.pooling or "pooler"
+    if pooling not in ("pooler", "cls", "mean"):
+        raise SightlineError(
+            f"{config.model}: pooling {pooling!r} is for texts; use pooler, cls or mean"
+        )
+    if has_two_towers(settings):
+        for part in ("text_model", "text_projection"):
+            if hasattr(model, part):
+                delattr(model, part)
+    seen = model.get_image_features if has_two_towers(settings) else model
+    patches = _patches(getattr(settings, "vision_config", settings), preprocessing.crop)
+
+    def forward(images: Tensor) -> Tensor:
+        """[n, 3, h, w] → [n, dim]."""
+        output = seen(pixel_values=images)
+        if pooling == "pooler":
+            return getattr(output, "pooler_output", output)
+        tokens = output.last_hidden_state  # [n, special tokens and patches, d]
+        return tokens[:, 0] if pooling == "cls" else tokens[:, -patches:].mean(dim=1)
+
+    with torch.no_grad():
+        row = forward(torch.zeros(1, 3, *preprocessing.crop))
+    if row is None:
+        raise SightlineError(f"{config.model}: its weights have no pooler; use pooling cls or mean")
+    frozen = FrozenModel(
+        model, device, precision, forward, compiled=config.compile, cast_buffers=False
+    )
+    return ImageEncoder(
+        identity,
+        row.shape[1],
+        preprocessing,
+        device,
+        frozen,
+        casts_weights=True,
+        options=frozen.options,
+    )
+
+
+def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TextEncoder:
+    """The text tower that `config` names, on `device`, in the space of its images.
+
+    Every text is padded to the tower's number of positions and truncated to it, as the towers were
+    trained.
+
+    Raises:
+        SightlineError: as `build_image`; or a pooling or a maximum length, which a tower has of
+            its own.
+    """
+    source, settings, model, identity = _loaded(config)
+    if config.pooling is not None or config.max_length is not None:
+        raise SightlineError(
+            f"{config.model}: a text tower has its own pooling and length; leave out pooling and "
+            "max_length"
+        )
+    tokenizer = source.tokenizer()
+    length = positions(settings.text_config)
+    if length is None:
+        raise SightlineError(f"{config.model}: config.json does not say how long texts may be")
+    masked = "attention_mask" in tokenizer.model_input_names
+    for part in ("vision_model", "visual_projection"):
+        if hasattr(model, part):
+            delattr(model, part)
+
+    def tokens(texts: Sequence[str]) -> tuple[Tensor, ...]:
+        batch = tokenizer(
+            list(texts),
+            padding="max_length",
+            truncation=True,
+            max_length=length,
+            return_tensors="pt",
+        )
+        return (batch["input_ids"], batch["attention_mask"])[: 1 + masked]
+
+    def forward(ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        output = model.get_text_features(input_ids=ids, attention_mask=mask)
+        return getattr(output, "pooler_output", output)
+
+    frozen = FrozenModel(
+        model, device, precision, forward, compiled=config.compile, cast_buffers=False
+    )
+
+    def lengths(texts: Sequence[str]) -> list[int]:
+        return [length] * len(texts)
+
+    def encode(texts: Sequence[str], asked: int) -> Tensor:
+        if asked != length:
+            raise ValueError(f"length is {asked}; this tower takes {length} only")
+        return frozen(*tokens(texts)).cpu()  # [n, length] → [n, dim]
+
+    with torch.no_grad():
+        dim = forward(*tokens([""])).shape[1]
+    preprocessing: dict[str, object] = {
+        "tokenizer": type(tokenizer).__name__,
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        "context_length": length,
+        "masked": masked,
+        "pooling": "the model's own",
+    }
+    return TextEncoder(
+        identity,
+        dim,
+        preprocessing,
+        lengths,
+        encode,
+        casts_weights=True,
+        options=frozen.options,
+    )
+
+
+def _loaded(config: TransformersConfig) -> tuple[Pretrained, Any, Any, EncoderRecord]:
+    """Where a model comes from, its configuration, the model on the CPU, and its identity."""
+    spec = config.weights_spec
+    source = Pretrained(config.model, spec.revision)
+    settings = source.config()
+    if not has_two_towers(settings) and not hasattr(settings, "num_channels"):
+        raise SightlineError(
+            f"{config.model}: a {settings.model_type!r} model does not encode images; use a vision "
+            "model (ViT, DINOv2, DINOv3, CLIP, SigLIP, …)"
+        )
+    if spec.kind == "pretrained":
+        model = source.model(AutoModel, settings)
+    else:
+        with seeded(spec.seed), source.reading("configuration"):
+            model = AutoModel.from_config(settings, dtype=torch.float32).eval()
+    if spec.kind == "file":
+        load_exactly(model, read_state_dict(Path(spec.value)), spec.value, config.model)
+    # its pooling is part of what a row is, and an image encoder's preprocessing has no room for it
+    pooling = f"@{config.pooling}" if config.pooling not in (None, "pooler") else ""
+    commit = str(getattr(settings, "_commit_hash", None) or "")
+    name = f"transformers/{source.title}{pooling}"
+    identity = identity_of(model, name, spec, revision=commit, folder=source.folder)
+    return source, settings, model, identity
+
+
+def _patches(settings: Any, crop: tuple[int, int]) -> int:
+    """Tokens of an image of this size that are patches; the others come before them."""
+    size = getattr(settings, "patch_size", None) or 1
+    height, width = (size, size) if isinstance(size, int) else size
+    return (crop[0] // height) * (crop[1] // width)
+
+
+def _preprocessing(source: Pretrained) -> ImagePreprocessing:
+    """What the image processor does, on our own path: decode, resize on uint8, crop, normalise.
+
+    The processors of DINOv3 scale to floats before they resize, so their pixels are not rounded
+    to 1/255 in between; all others do the same as here.
+    """
+    values = source.image_processor().to_dict()
+
+    def refuse(key: str, expected: str) -> SightlineError:
+        return SightlineError(
+            f"{source.name}: its image processor has {key} {values.get(key)!r}, expected "
+            f"{expected}; this model cannot be used as an image encoder"
+        )
+
+    size = values.get("size") or {}
+    if not values.get("do_resize", False) or not size.keys() & {"height", "shortest_edge"}:
+        raise refuse("size", "height and width, or the shortest edge, to resize to")
+    squash = "height" in size
+    edges = (size["height"], size["width"]) if squash else (size["shortest_edge"],) * 2
+    crop = values.get("crop_size") if values.get("do_center_crop") else None
+    if crop is None and not squash:
+        raise refuse("do_center_crop", "a centre crop after resizing the shortest edge")
+    if values.get("resample") not in _FILTERS:
+        raise refuse("resample", "2 (bilinear) or 3 (bicubic)")
+    if values.get("do_pad"):
+        raise refuse("do_pad", "no padding")
+    if not values.get("do_rescale") or abs(values["rescale_factor"] * 255 - 1) > 1e-6:
+        raise refuse("rescale_factor", "1/255")
+    plain = not values.get("do_normalize")
+    return ImagePreprocessing(
+        resize=edges,
+        crop=(crop["height"], crop["width"]) if crop else edges,
+        interpolation=_FILTERS[int(values["resample"])],
+        mean=(0.0, 0.0, 0.0) if plain else tuple(values["image_mean"]),
+        std=(1.0, 1.0, 1.0) if plain else tuple(values["image_std"]),
+        resize_mode="squash" if squash else "shortest",
+    )

@@ -1,0 +1,131 @@
+"""The grounder `sam3`: SAM 3 finds boxes, masks and scores of each noun phrase in one model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pipeline.grounding import chunker
+from pipeline.grounding.grounding_model import ModelGrounder
+from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.settings import Sam3Settings
+from sightline.devices import computing
+
+MAX_TOKENS = 32
+"""Tokens of a phrase that the model reads, as in its processor."""
+
+Found = tuple[Tensor, Tensor, Tensor]
+"""Boxes float32 [k, 4] in pixels, scores float32 [k], masks bool [k, h, w] of one phrase."""
+
+
+class Sam3Grounder(ModelGrounder[Sam3Settings]):
+    """Captions → boxes and masks of everything that each of their noun phrases names.
+
+    A phrase is asked once for an image, however many of its captions have it, and an image is
+    encoded once for all its phrases. Masks come with the boxes, so no segmenter is needed.
+    """
+
+    name = "sam3"
+    model_type = "sam3"
+    architecture = "Sam3Model"
+
+    def describe(self) -> dict[str, object]:
+        return {**super().describe(), "chunker": chunker.NAME}
+
+    def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
+        """See `Grounder`."""
+        spans = [chunker.noun_phrases(caption.text) for caption in captions]
+        first = {caption.image_key: i for i, caption in reversed(list(enumerate(captions)))}
+        questions: dict[tuple[bytes, str], None] = {}
+        for caption, places in zip(captions, spans, strict=True):
+            for place in places:
+                questions[caption.image_key, caption.text[slice(*place)].lower()] = None
+        keys = list(dict.fromkeys(key for key, _ in questions))
+        found = self._ask([images[first[key]] for key in keys], keys, list(questions))
+        return [
+            self._answer(caption, places, found)
+            for caption, places in zip(captions, spans, strict=True)
+        ]
+
+    def _ask(
+        self,
+        images: Sequence[Tensor],
+        keys: Sequence[bytes],
+        questions: Sequence[tuple[bytes, str]],
+    ) -> dict[tuple[bytes, str], Found]:
+        """What each phrase names in its image.
+
+        Args:
+            images: uint8 [3, h, w], the image of the key at the same index.
+            questions: (image key, phrase), as many at a time as there are images.
+        """
+        if not questions:
+            return {}
+        pixels = self._processor.image_processor(images=list(images), return_tensors="pt")
+        answers: dict[tuple[bytes, str], Found] = {}
+        with computing(self._device, self._precision):
+            seen = self._model.get_vision_features(pixels["pixel_values"].to(self._device))
+            for start in range(0, len(questions), len(images)):
+                some = questions[start : start + len(images)]
+                rows = [keys.index(key) for key, _ in some]
+                text = self._processor.tokenizer(
+                    [phrase for _, phrase in some],
+                    padding="max_length",
+                    truncation=True,
+                    max_length=MAX_TOKENS,
+                    return_tensors="pt",
+                ).to(self._device)
+                output = self._model(
+                    vision_embeds=_rows_of(seen, rows),
+                    input_ids=text["input_ids"],
+                    attention_mask=text["attention_mask"],
+                )
+                sizes = [tuple(images[row].shape[1:]) for row in rows]
+                answers.update(zip(some, self._read(output, sizes), strict=True))
+        return answers
+
+    def _read(self, output: Any, sizes: Sequence[tuple[int, ...]]) -> list[Found]:
+        """The model's own post-processing, on the CPU."""
+        for name in ("pred_logits", "pred_boxes", "pred_masks", "presence_logits"):
+            tensor = output.get(name)
+            if tensor is not None:
+                output[name] = tensor.float().cpu()
+        instances = self._processor.post_process_instance_segmentation(
+            output,
+            threshold=self._settings.threshold,
+            mask_threshold=self._settings.mask_threshold,
+            target_sizes=sizes,
+        )
+        return [(each["boxes"], each["scores"], each["masks"].bool()) for each in instances]
+
+    def _answer(
+        self,
+        caption: Caption,
+        spans: Sequence[tuple[int, int]],
+        found: dict[tuple[bytes, str], Found],
+    ) -> Answer:
+        grounded: list[Grounded] = []
+        dropped: list[Dropped] = []
+        for span in spans:
+            phrase = caption.text[slice(*span)]
+            boxes, scores, masks = found[caption.image_key, phrase.lower()]
+            if len(boxes):
+                grounded.append(Grounded(phrase, *span, boxes, scores, masks))
+            else:
+                dropped.append(Dropped(phrase, "no_box", "nothing above the threshold"))
+        if not spans:
+            dropped.append(Dropped("", "no_phrase", "the caption has no noun phrase"))
+        return grounded, dropped
+
+
+def _rows_of(seen: Any, rows: Sequence[int]) -> Any:
+    """Encoded images, one for each of ``rows``; an image may occur several times."""
+    return type(seen)(
+        **{
+            name: tuple(level[list(rows)] for level in value)
+            for name, value in seen.items()
+            if name in ("fpn_hidden_states", "fpn_position_encoding")
+        }
+    )

@@ -1,0 +1,137 @@
+"""What a run finds: the set in its folder, rows it dropped, and the same rows in other sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.cache.checks import file_fault, remembered_faults
+from sightline.cache.keys import Keys, as_keys, find_keys
+from sightline.cache.publish import Spec
+from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, read_record
+from sightline.cache.rows import Rows, rows_in
+from sightline.cache.verify import Sound, sound_part
+from sightline.errors import CacheError
+
+
+class Existing:
+    """The set in a folder, as far as a run with this ``spec`` can use it.
+
+    Args:
+        remember: keep what is found sound (`remembered_faults`).
+
+    Attributes:
+        record: that of the set; None if there is none that can be used.
+        sound: what can be used of it.
+        replaces: why a set that is there cannot be used; empty if it can.
+
+    Raises:
+        CacheError: a file of the set is a link.
+    """
+
+    def __init__(self, folder: Path, spec: Spec, *, remember: bool) -> None:
+        self.folder, self.spec = folder, spec
+        self.record: SetRecord | None = None
+        self.sound = Sound(Rows(spec))
+        self.replaces: list[str] = []
+        if not (folder / FILE_NAME).exists():
+            return
+        try:
+            record = read_record(folder)
+        except CacheError as error:
+            self.replaces = [f"the existing set is damaged: {error}"]
+            return
+        if record.fingerprint != spec.fingerprint:
+            self.replaces = spec.differences(record.spec)
+            return
+        self.record = record
+        faults = remembered_faults(folder, record.files, remember=remember)
+        self.sound = sound_part(folder, record, faults)
+
+    def missing(self, wanted: Keys, *, retry_failed: bool) -> NDArray[np.bool_]:
+        """Which of ``wanted`` (uint8 [n, 32], sorted) need computing: bool [n].
+
+        Args:
+            retry_failed: failed rows too; those that `repair` took out always do.
+        """
+        missing = self.sound.rows.find(wanted) < 0
+        if not retry_failed:
+            failed = [key for key, code in self.sound.failed.items() if code != DAMAGED]
+            rows = find_keys(wanted, as_keys(failed))
+            missing[rows[rows >= 0]] = False
+        return missing
+
+    def copies(
+        self, wanted: Keys, missing: NDArray[np.bool_], root: Path | None
+    ) -> tuple[list[Rows], NDArray[np.bool_]]:
+        """Rows on disk that need no model: this set's dropped ones, then those of other sets.
+
+        Args:
+            root: folder of other sets.
+
+        Returns:
+            the rows, and which of the wanted keys they are of: bool [n].
+        """
+        left, copies = missing.copy(), []
+        for rows in self._on_disk(root):
+            if not left.any():
+                break
+            places = find_keys(wanted, rows.keys)
+            mine = rows.only((places >= 0) & left[places])
+            if not self.owns(mine):
+                # a new shard gets a new digest: copying damaged rows would give them a valid one
+                faults = [file_fault(*file) for file in mine.files]
+                fine = np.array([fault is None for fault in faults], dtype=bool)
+                mine = mine.only(fine[mine.shards])
+            if len(mine):
+                copies.append(mine)
+                left[find_keys(wanted, mine.keys)] = False
+        return copies, missing & ~left
+
+    def _on_disk(self, root: Path | None) -> Iterator[Rows]:
+        """Dropped rows of this set, and the rows of other sets with its fingerprint, by path.
+
+        Skips sets that cannot be read, which do not concern this run, and imported ones: their
+        rows would lose their provenance.
+        """
+        yield self._dropped_rows()
+        for file in sorted(root.rglob(FILE_NAME)) if root is not None else ():
+            if file.parent.resolve() == self.folder.resolve():
+                continue
+            try:
+                record = read_record(file.parent)
+                if record.fingerprint == self.spec.fingerprint and not record.provenance.imported:
+                    yield sound_part(file.parent, record, {}).rows
+            except CacheError:
+                continue
+
+    def _dropped_rows(self) -> Rows:
+        """Rows in the shards of this set but not in its index: no manifest wanted them."""
+        there = self.sound.rows
+        sizes = np.array([file.record.rows for file in there.files], dtype=np.int64)
+        some = np.flatnonzero(there.live() < sizes)
+        if not len(some):
+            return Rows(self.spec)
+        live = there.by_shard()
+        dead = [np.setdiff1d(np.arange(sizes[i]), there.numbers[live[i]]) for i in some]
+        return rows_in(self.spec, [there.files[i] for i in some], dead)
+
+    def owns(self, rows: Rows) -> bool:
+        """Whether rows are in shards of this set."""
+        return any(file.folder == self.folder for file in rows.files)
+
+    def kept(self, wanted: Keys, again: NDArray[np.bool_]) -> tuple[Rows, dict[bytes, str]]:
+        """Rows of the set that are still wanted, and the codes of rows that remain failed.
+
+        Args:
+            again: which of the wanted rows are computed or copied: bool [n].
+        """
+        bad = as_keys(sorted(self.sound.failed))
+        places = find_keys(wanted, bad)
+        stays = (places >= 0) & ~again[places]
+        failed = {key.tobytes(): self.sound.failed[key.tobytes()] for key in bad[stays]}
+        rows = self.sound.rows
+        return rows.only(find_keys(wanted, rows.keys) >= 0), failed

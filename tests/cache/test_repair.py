@@ -1,0 +1,279 @@
+"""Damage is named, with its rows, and exactly that is computed again; soundness is remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from command_line import sightline
+from stub_set import (
+    KEYS,
+    SPEC,
+    Forger,
+    every_format,
+    every_kind,
+    files,
+    fill,
+    flip,
+    make,
+    read,
+)
+
+from sightline.cache import CacheError, FeatureSet, checks, verify
+from sightline.cache.record import read_record
+from sightline.cache.verify import bytes_to_verify, repair, rows_to_compute
+from sightline.output import Output, run_folder_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A feature set without failed rows."""
+    fill(tmp_path / "set")
+    return tmp_path / "set"
+
+
+@every_format
+@pytest.mark.parametrize("rows", [False, True])
+def test_progress_of_verify_adds_up(world, kind, rows):
+    told: list[int] = []
+    assert verify(world / kind, told.append, rows=rows) == []
+    assert sum(told) == bytes_to_verify(read_record(world / kind), rows=rows)
+
+
+# --- what is named
+
+
+def flip_a_row(shard: Path) -> None:
+    with h5py.File(shard) as file:
+        at = file["features"].id.get_offset()
+    flip(shard, at + 5)
+
+
+def flip_around_the_rows(shard: Path) -> None:
+    """Flip a bit that belongs to no key and no row."""
+    with h5py.File(shard) as file:
+        used = [
+            range(data.id.get_offset(), data.id.get_offset() + data.id.get_storage_size())
+            for data in (file["features"], file["keys"])
+        ]
+    size = shard.stat().st_size
+    flip(shard, max(at for at in range(600, size) if not any(at in each for each in used)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "says"),
+    [
+        ("image", flip_a_row, "1 of its {0} rows ({0} in use) changed: row 0"),
+        ("image", flip_around_the_rows, "its keys and rows are intact"),
+        ("tokens", lambda shard: flip(shard, -1), "its {0} rows ({0} in use) are lost"),
+    ],
+)
+def test_the_rows_of_a_damaged_shard_are_named(world, kind, damage, says):
+    shard = read_record(world / kind).shards[1]
+    damage(world / kind / shard.name)
+    (fault,) = verify(world / kind)
+    assert shard.name in fault
+    assert says.format(shard.rows) in fault
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", np.nan), ("float32", -np.inf)])
+def test_a_row_that_is_not_finite_is_named_though_the_digests_fit(folder, dtype, value):
+    def spoil(file):
+        file["features"][7, 3] = value
+
+    fill(folder, spec=SPEC.model_copy(update={"dtype": dtype}))
+    Forger(folder).edit(spoil, number=1)
+    assert verify(folder) == []
+    unlike, unfit = verify(folder, rows=True)
+    assert "1 rows are not the index's: row 7" in unlike
+    assert "1 rows hold NaN or infinity: row 7" in unfit
+
+
+@every_format
+def test_another_key_or_row_is_named_though_the_digests_fit(world, kind):
+    def spoil(file):
+        file["keys"][4] = file["keys"][4] ^ 1
+
+    forger = Forger(world / kind)
+    if kind == "image":
+        forger.edit(spoil)
+    else:
+        rows = pq.read_table(forger.shard()).drop_columns("key")
+        forger.rows(rows.take([*range(4), 5, 4, *range(6, len(rows))]))
+    (fault,) = verify(world / kind, rows=True)
+    found = "1 rows are not the index's: row 4" if kind == "image" else ": rows 4, 5"
+    assert fault.endswith(found)
+
+
+# --- repair
+
+
+@pytest.mark.parametrize("repaired", [True, False], ids=["repaired", "as it is"])
+@every_kind
+def test_only_the_damaged_shard_is_computed_again(world, kind, repaired):
+    folder = world / kind
+    before, record = files(folder), read_record(folder)
+    damaged = record.shards[-1]
+    flip(folder / damaged.name, damaged.bytes - 1)
+    if repaired:
+        (dropped,) = repair(folder).dropped
+        assert (dropped.name, dropped.rows) == (damaged.name, damaged.rows)
+        assert damaged.name in dropped.reason
+        assert not (folder / damaged.name).exists()
+        assert verify(folder) == []
+        assert rows_to_compute(folder) == damaged.rows
+        assert len(read(folder, kind)) == record.rows - damaged.rows
+        assert sum(shard.rows for shard in read_record(folder).shards) == len(read(folder, kind))
+    make(folder, kind)
+    assert {name: files(folder)[name] for name in before} == before
+    assert read_record(folder) == record
+    assert verify(folder, rows=True) == []
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, flip_around_the_rows])
+def test_a_run_computes_only_the_rows_of_a_shard_that_is_missing_or_damaged(folder, damage):
+    record, before = read_record(folder), files(folder)
+    damage(folder / record.shards[0].name)
+    assert fill(folder)[1] == record.shards[0].rows
+    assert before.items() <= files(folder).items()
+
+
+def test_verify_says_how_many_rows_repair_took_out(world, capsys):
+    shard = read_record(world / "grounding").shards[0]
+    flip(world / "grounding" / shard.name, 60)
+    assert sightline("cache", "repair", world / "grounding") == 0
+    assert sightline("cache", "verify", world / "grounding") == 0
+    assert f"sound, {shard.rows} rows to compute" in capsys.readouterr().out
+
+
+@every_format
+def test_repair_changes_nothing_but_a_wrong_content_digest(world, kind):
+    folder, before = world / kind, files(world / kind)
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert repair(folder).lines() == []
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
+    Forger(folder).say(lambda body: body.update(content_digest="0" * 64))
+    assert "content digest" in verify(folder)[0]
+    assert repair(folder).dropped == ()
+    assert files(folder) == before
+
+
+@every_format
+def test_a_damaged_index_is_rebuilt_and_failed_rows_are_computed_again(world, kind):
+    folder, before = world / kind, files(world / kind)
+    index = Forger(folder).index
+    flip(index, 600)
+    assert index.name in repair(folder).index_fault
+    assert read_record(folder).failed == 0
+    if kind == "tokens":  # none of whose rows has failed
+        assert files(folder) == before
+    assert verify(folder, rows=True) == []
+    make(folder, kind)
+    assert before.items() <= files(folder).items()
+
+
+def test_a_file_without_permission_is_not_damage(folder, monkeypatch):
+    """Through `os.access`, because tests may run as root, which ignores permissions."""
+    shard = Forger(folder).shard()
+    before = files(folder)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != shard and access(path, mode))
+    with pytest.raises(CacheError, match=f"{shard}: no permission to read"):
+        repair(folder)
+    assert files(folder) == before
+
+
+def test_a_run_does_not_treat_a_link_as_damage(folder):
+    shard = Forger(folder).shard()
+    shard.rename(folder.parent / "elsewhere.h5")
+    shard.symlink_to(folder.parent / "elsewhere.h5")
+    with pytest.raises(CacheError, match="not a plain file"):
+        fill(folder)
+    assert shard.is_symlink()
+
+
+def test_a_run_deletes_nothing_that_it_cannot_read(folder):
+    shard = Forger(folder).shard()
+    shard.write_bytes(shard.read_bytes()[:-8])
+    fill(folder, KEYS[:0:-1], stop_after=0)
+    assert shard.exists()
+
+
+def test_a_repair_that_is_killed_leaves_a_set_that_can_be_read(folder, monkeypatch):
+    shard = read_record(folder).shards[1]
+    flip(folder / shard.name, shard.bytes - 1)
+
+    def killed(self, names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Output, "remove", killed)
+    with pytest.raises(KeyboardInterrupt):
+        repair(folder)
+    assert verify(folder) == []
+    assert len(FeatureSet.open(folder)) == len(KEYS) - shard.rows
+
+
+# --- what was found sound is remembered, and only that
+
+
+@pytest.fixture
+def pulled(folder: Path, tmp_path: Path) -> Path:
+    """A set as it arrives: without the folder of its runs."""
+    return Path(shutil.copytree(folder, tmp_path / "pulled"))
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read to check them."""
+    names: list[str] = []
+    file_fault = checks.file_fault
+
+    def noting(folder, file, progress=lambda _: None):
+        names.append(file.name)
+        return file_fault(folder, file, progress)
+
+    monkeypatch.setattr(checks, "file_fault", noting)
+    return names
+
+
+def test_a_sound_file_is_read_once_unless_it_changes(pulled, checked):
+    every = sorted(file.name for file in read_record(pulled).files)
+    for read_now in (every, []):
+        FeatureSet.open(pulled)
+        assert sorted(checked) == read_now
+        checked.clear()
+    known = json.loads((run_folder_of(pulled) / "checked.json").read_bytes())
+    assert sorted(known) == every
+    name = read_record(pulled).shards[1].name
+    os.utime(pulled / name, ns=(1, 1))
+    FeatureSet.open(pulled)
+    assert checked == [name]
+    flip(pulled / name, 900)
+    for _ in range(2):  # damage is never remembered as sound
+        with pytest.raises(CacheError, match=f"{name}: BLAKE3 .* damaged"):
+            FeatureSet.open(pulled)
+
+
+@pytest.mark.parametrize("memory", ["", "[1]", "null", '{"a": 1}', '{"a'])
+def test_a_damaged_memory_costs_only_the_reading(pulled, checked, memory):
+    run = run_folder_of(pulled)
+    run.mkdir()
+    (run / "checked.json").write_text(memory)
+    assert len(FeatureSet.open(pulled)) == len(KEYS)
+    assert sorted(checked) == sorted(file.name for file in read_record(pulled).files)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "lock"])
+def test_the_memory_is_only_written_into_a_folder_of_ours(pulled, name):
+    run = run_folder_of(pulled)
+    run.mkdir()
+    (run / name).write_text("mine")
+    FeatureSet.open(pulled)
+    there = {path.name for path in run.iterdir()}
+    assert there == ({name, "checked.json"} if name == "lock" else {name})

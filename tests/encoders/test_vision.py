@@ -1,0 +1,196 @@
+"""Vision models of transformers, against the library's own processors and models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny_encoder import make_encoder
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    Dinov2Config,
+    Dinov2Model,
+    DINOv3ViTConfig,
+    DINOv3ViTImageProcessor,
+    DINOv3ViTModel,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+    ViTConfig,
+    ViTImageProcessor,
+    ViTModel,
+)
+
+from pipeline.encoders.config import EncoderConfig
+from sightline.errors import SightlineError
+
+CPU = torch.device("cpu")
+SIZE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+IMAGE = {"image_size": 32, "patch_size": 8}
+TEXT = {**SIZE, "vocab_size": 64, "max_position_embeddings": 12}
+SQUARE = {"size": {"height": 32, "width": 32}}
+TOWERS = {"text_config": {**TEXT, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}}
+MODELS = {
+    "vit": (ViTModel(ViTConfig(**SIZE, **IMAGE)), ViTImageProcessor(**SQUARE)),
+    "dinov2": (
+        Dinov2Model(Dinov2Config(**SIZE, **IMAGE)),
+        CLIPImageProcessor(
+            size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}, resample=3
+        ),
+    ),
+    "dinov3": (
+        DINOv3ViTModel(DINOv3ViTConfig(**SIZE, **IMAGE, num_register_tokens=4)),
+        DINOv3ViTImageProcessor(**SQUARE),
+    ),
+    "clip": (
+        CLIPModel(CLIPConfig(**TOWERS, vision_config={**SIZE, **IMAGE}, projection_dim=24)),
+        CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+    ),
+    "siglip": (
+        SiglipModel(SiglipConfig(**TOWERS, vision_config={**SIZE, **IMAGE})),
+        SiglipImageProcessor(**SQUARE),
+    ),
+}
+EXACT = 1e-5
+FLOATS_FIRST = 0.02
+"""DINOv3's processor does not round to 1/255 after it resized."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    """A folder for each model, with its image processor, and a tokenizer for texts."""
+    root = tmp_path_factory.mktemp("vision")
+    tokenizer = make_encoder()[1]
+    for name, (model, processor) in MODELS.items():
+        model.eval().save_pretrained(root / name)
+        processor.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def images() -> list[np.ndarray]:
+    """uint8 [H, W, 3] of several shapes."""
+    noise = np.random.default_rng(0)
+    blocks = [noise.integers(0, 256, (h, w, 3)) for h, w in ((5, 7), (9, 6), (4, 4))]
+    shapes = [(70, 50), (41, 64), (32, 32)]
+    return [
+        np.array(Image.fromarray(block.astype(np.uint8)).resize(shape, Image.Resampling.BICUBIC))
+        for block, shape in zip(blocks, shapes, strict=True)
+    ]
+
+
+def encoder(folder: Path, **parameters):
+    values = {"family": "transformers", "model": str(folder), "weights": "pretrained"}
+    return EncoderConfig.model_validate({**values, **parameters})
+
+
+def ours(folder: Path, images: list[np.ndarray], **parameters) -> torch.Tensor:
+    built = encoder(folder, **parameters).build_image(CPU, "fp32")
+    pixels = [built.preprocessing(torch.from_numpy(i).permute(2, 0, 1)) for i in images]
+    rows = built.encode(torch.stack(pixels))
+    assert rows.shape == (len(images), built.dim)
+    return rows
+
+
+def theirs(folder: Path, images: list[np.ndarray]):
+    """What the library's model makes of what its processor makes of the images."""
+    inputs = AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")
+    model = AutoModel.from_pretrained(folder)
+    towers = hasattr(model, "get_image_features")
+    with torch.no_grad():
+        return (model.get_image_features if towers else model)(**inputs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_are_the_librarys(folders, images, name):
+    expected = theirs(folders / name, images).pooler_output
+    error = (ours(folders / name, images) - expected).abs().max()
+    assert error < (FLOATS_FIRST if name == "dinov3" else EXACT)
+
+
+def test_dinov3_differs_by_the_rounding_of_pixels_alone(folders, images):
+    at_size = [images[2]]  # nothing to resize, so nothing to round
+    expected = theirs(folders / "dinov3", at_size).pooler_output
+    assert torch.allclose(ours(folders / "dinov3", at_size), expected, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov3", "siglip"])
+def test_the_mean_is_that_of_the_patches(folders, images, name):
+    images = [images[2]]
+    tokens = theirs(folders / name, images).last_hidden_state
+    assert tokens.shape[1] == 16 + {"vit": 1, "dinov3": 5, "siglip": 0}[name]
+    rows = ours(folders / name, images, pooling="mean")
+    assert torch.allclose(rows, tokens[:, -16:].mean(dim=1), atol=EXACT)
+
+
+def test_pooling_is_part_of_a_models_name(folders):
+    names = [
+        encoder(folders / "vit", **more).build_image(CPU, "fp32").identity.name
+        for more in ({}, {"pooling": "pooler"}, {"pooling": "cls"})
+    ]
+    assert names == ["transformers/vit", "transformers/vit", "transformers/vit@cls"]
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_a_text_tower_is_in_the_space_of_its_images(folders, name):
+    texts = ["a dog", "two dogs on the green grass"]
+    built = encoder(folders / name).build_text(CPU, "fp32")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folders / name)
+    inputs = tokenizer(texts, padding="max_length", truncation=True, max_length=12)
+    model = AutoModel.from_pretrained(folders / name)
+    with torch.no_grad():
+        tensors = {k: torch.tensor(v) for k, v in inputs.items() if k != "token_type_ids"}
+        expected = model.get_text_features(**tensors).pooler_output
+    assert torch.allclose(built.encode(texts, 12), expected, atol=EXACT)
+    assert built.lengths(texts) == [12, 12]
+    assert built.dim == encoder(folders / name).build_image(CPU, "fp32").dim
+
+
+def test_a_checkpoint_without_a_pooler_says_which_pooling_it_has(folders, tmp_path):
+    ViTModel(ViTConfig(**SIZE, **IMAGE), add_pooling_layer=False).save_pretrained(tmp_path)
+    ViTImageProcessor(**SQUARE).save_pretrained(tmp_path)
+    with pytest.raises(SightlineError, match="no pooler; use pooling cls or mean"):
+        encoder(tmp_path).build_image(CPU, "fp32")
+    assert encoder(tmp_path, pooling="cls").build_image(CPU, "fp32").dim == 32
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": {"shortest_edge": 32}, "do_center_crop": False}, "do_center_crop False"),
+        ({"resample": 1}, "resample 1"),
+        ({"rescale_factor": 0.5}, "rescale_factor 0.5"),
+        ({"do_resize": False}, "expected height and width"),
+    ],
+)
+def test_a_processor_that_does_something_else_is_refused(folders, tmp_path, values, message):
+    MODELS["vit"][0].save_pretrained(tmp_path)
+    ViTImageProcessor(**{**SQUARE, **values}).save_pretrained(tmp_path)
+    with pytest.raises(SightlineError, match=message):
+        encoder(tmp_path).build_image(CPU, "fp32")
+
+
+def test_what_is_not_a_vision_model_is_refused(tmp_path):
+    for part in make_encoder():
+        part.save_pretrained(tmp_path)
+    with pytest.raises(SightlineError, match="'bert' model does not encode images"):
+        encoder(tmp_path).build_image(CPU, "fp32")
+    MODELS["clip"][0].save_pretrained(tmp_path / "clip")
+    pooled = encoder(tmp_path / "clip", pooling="mean")
+    with pytest.raises(SightlineError, match="leave out pooling"):
+        pooled.build_text(CPU, "fp32")

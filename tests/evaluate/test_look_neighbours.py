@@ -1,0 +1,344 @@
+"""`sightline look neighbours`: captions by several models, images by a frozen encoder, its page."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from captioned import CAPTIONS_OF, HOSTILE, write_captioned
+from command_line import sightline, unboxed
+from tiny_encoder import make_encoder
+
+from pipeline.encoders.config import named_encoder
+from sightline.cache import IMAGES, FeatureSet, key_of_file, write_manifest
+from sightline.errors import SightlineError
+from sightline.html_pages import Thumbnail
+from train.evaluate.models import NamedModel, name_models
+from train.evaluate.pools import read_pool, read_queries
+from train.evaluate.results import Found, ModelNeighbours, Neighbour
+from train.evaluate.vectors import unit_rows
+from train.report.neighbours import Models, Thumbnails, document_of
+from train.report.page import to_page
+from train.report.render import terminal_text
+
+CLIP = {
+    "embed_dim": 24,
+    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 16, "layers": 2},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
+QUERY = "a photograph of a dog on a beach"
+SET, FEATURES = ("--data", "set"), ("--features", "features/image")
+MODELS = ("--model", "small", "--model", "broad=wide", *SET)
+ENCODER = ("--encoder", "clip.json", "--weights", "random:0")
+WIDE = ("--encoder", "wide.json", "--weights", "random:0")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A captioned set, two encoders of sentences, and the features of a tiny CLIP."""
+    folder = tmp_path_factory.mktemp("look")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_captioned(Path("set"))
+        model, tokenizer = make_encoder()
+        wide = type(model)(type(model.config)(**{**model.config.to_dict(), "hidden_size": 32}))
+        for name, encoder in (("small", model), ("wide", wide)):
+            encoder.save_pretrained(name)
+            tokenizer.save_pretrained(name)
+        Path("clip.json").write_text(json.dumps(CLIP))
+        Path("wide.json").write_text(json.dumps({**CLIP, "embed_dim": 16}))
+        images = ("--data", "set/images", "--workers", 0)
+        assert sightline("extract", "image", *images, *ENCODER, "--out", "features/image") == 0
+        assert sightline("extract", "text", *SET, "--out", "features/text", *ENCODER) == 0
+    return folder
+
+
+@pytest.fixture
+def look(made, said, monkeypatch):
+    monkeypatch.chdir(made)
+    return partial(said, "look", "neighbours", "--device", "cpu")
+
+
+@pytest.fixture
+def by_models(look):
+    return partial(look, "--pooling", "mean", *MODELS)
+
+
+@pytest.fixture
+def by_clip(look):
+    return partial(look, *SET, *FEATURES, *ENCODER)
+
+
+def test_a_pool_has_each_text_once_with_all_its_images(made):
+    captions = made / "set/captions.parquet"
+    pool = read_pool(captions)
+    assert list(pool.texts) == list(dict.fromkeys(t for own in CAPTIONS_OF.values() for t in own))
+    shared = "a dog sits near the tree"
+    assert pool.images_of(shared) == ("a.png", "c.png")
+    assert pool.ids[pool.row_of[shared]] == ("a.png#1", "c.png#1")
+    assert pool.images_of("not a caption") == ()
+    drawn = pool.sample(4, seed=1)
+    assert drawn == pool.sample(4, seed=1) != pool.sample(4, seed=2)
+    assert pool.sample(99, seed=1) == list(pool.texts)
+    assert read_pool(captions, "test").texts == (HOSTILE, "the round house")
+
+
+def test_queries_come_from_the_command_and_a_file(tmp_path):
+    file = tmp_path / "q.txt"
+    file.write_text("two\n\n one \nthree\n")
+    (tmp_path / "empty.txt").touch()
+    assert read_queries([" one", "zero"], file) == ["one", "zero", "two", "three"]
+    for given, path, message in (
+        ([" "], None, "a query is empty"),
+        ([], tmp_path / "no.txt", "no such file; expected one sentence per line"),
+        ([], tmp_path / "empty.txt", "contains no sentence"),
+    ):
+        with pytest.raises(SightlineError, match=message):
+            read_queries(given, path)
+
+
+def test_names_of_models(tmp_path):
+    folder = tmp_path / "x=y"
+    folder.mkdir()
+    assert name_models(["a", "b=hub/c", str(folder)]) == [
+        NamedModel("a", "a", "a"),
+        NamedModel("b", "hub/c", "b"),
+        NamedModel(str(folder), str(folder), str(folder)),
+    ]
+    for empty in ("", "=a", "a="):
+        with pytest.raises(SightlineError, match="expected MODEL or NAME=MODEL"):
+            name_models([empty])
+    for twice in (["a", "a"], ["x=a", "x=b"]):
+        with pytest.raises(SightlineError, match=r"two models are called .*NAME=PATH"):
+            name_models(twice)
+
+
+def invented(models=("one", "two"), texts=(HOSTILE, "a dog")) -> Models:
+    """Two queries, the first of which is a caption."""
+    rows = tuple(
+        Neighbour(text, ("a#0",), ("a.png",), 0.75 - i / 8, i == 1) for i, text in enumerate(texts)
+    )
+    found = Found((rows, rows[:1]))
+    pictures = {
+        "one": Found(reason="it has no heads"),
+        **{m: Found(((Neighbour("", (), ("b <i>.png",), 0.5, False),),) * 2) for m in models[1:]},
+    }
+    queries, images = (HOSTILE, "a dog"), (("a.png",), ())
+    return {
+        model: ModelNeighbours(queries, images, "3 captions", 2, found, pictures[model])
+        for model in models
+    }
+
+
+def test_models_stand_side_by_side_if_there_is_room():
+    document = document_of(invented(), "t")
+    wide, narrow = (terminal_text(document.grids, document.lines, width) for width in (90, 50))
+    assert re.search(r"one +two", wide)
+    assert not re.search(r"one +two", narrow)
+    for text in (wide, narrow):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "0.625 • a dog" in text
+        flat = " ".join(text.split())
+        assert "the nearest is of the query's own image" in flat
+        assert "0 of 1" in flat
+        assert "one, images: it has no heads." in flat
+
+
+def page_of(models: Models, title: str, thumbnails: Thumbnails | None = None) -> str:
+    return to_page(document_of(models, title, thumbnails))
+
+
+def test_a_page_escapes_everything_and_loads_nothing():
+    pictures = {
+        "a.png": Thumbnail("data:image/png;base64,AAAA"),
+        "b <i>.png": Thumbnail(problem="b <i>.png: no such file"),
+    }
+    page = page_of(invented(("one", "<two>")), "<h1>title", pictures)
+    assert page.count("<script") == 1  # that of the page
+    assert "<i>" not in page
+    assert "<two>" not in page
+    assert "49" not in re.sub(r"\d*\.49|sha256-[^']*", "", page)  # {{ 7 * 7 }} stays text
+    assert page.count("data:image/png;base64,AAAA") == 1  # however often it is shown
+    (of,) = set(re.findall(r"\.picture\.(of-[0-9a-f]+) ", page))
+    assert page.count(f'class="picture {of}"') == 7
+    assert "b &lt;i&gt;.png: no such file" in page
+    assert not re.search(r'(src|href)=|url\("(?!data:)|@import', page)
+    assert "default-src 'none'" in page
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
+    assert f"style-src 'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" in page
+    plain = page_of(invented(), "t")
+    assert 'class="picture ' not in plain
+    assert "background-image" not in plain
+
+
+def answers_of(out: str, what: str) -> dict[str, list[dict]]:
+    """Model → its neighbours of the only query."""
+    models = json.loads(out)["models"]
+    return {name: found[what]["neighbours"][0] for name, found in models.items()}
+
+
+def test_the_command_compares_models_of_different_widths(by_models):
+    query = "a big red dog sits"
+    code, out, _ = by_models(query, "--k", 99, "--json")
+    assert code == 0
+    assert {tuple(m["images"][0]) for m in json.loads(out)["models"].values()} == {("a.png",)}
+    found = answers_of(out, "captions")
+    assert list(found) == ["small", "broad"]
+    others = {text for own in CAPTIONS_OF.values() for text in own} - {query}
+    for answers in found.values():
+        assert sorted(each["text"] for each in answers) == sorted(others)
+        cosines = [each["cosine"] for each in answers]
+        assert cosines == sorted(cosines, reverse=True)
+        own = [each["text"] for each in answers if each["own"]]
+        assert own == ["a dog sits near the tree"]
+    assert found["small"] != found["broad"]
+
+
+def test_the_page_shows_pictures_and_problems_in_the_same_bytes_again(
+    by_models, tmp_path, monkeypatch
+):
+    out, page = tmp_path / "n.html", ("--k", 99, "--sample", 3, "--out", tmp_path / "n.html")
+    assert by_models("a dog", *page)[0] == 0
+    before = out.read_bytes()
+    assert before.count(b'url("data:image/png') == 4
+    assert by_models("a dog", *page)[0] == 0
+    assert out.read_bytes() == before
+    folder = write_captioned(tmp_path / "set")
+    (folder / "images/b.png").unlink()
+    manifest = folder / "images.parquet"
+    write_manifest(manifest, pq.read_table(manifest).slice(1), IMAGES)
+    assert by_models("a dog", *page, "--data", folder)[0] == 0
+    shown = out.read_text()
+    assert shown.count('url("data:image/png') == 2
+    assert "b.png: no such file" in shown
+    assert "a.png: not in images.parquet" in shown
+
+
+def by_both_towers() -> dict[str, float]:
+    """Image → its cosine with the query, by the towers themselves."""
+    tower = named_encoder("clip.json", "random:0", "text").build_text(torch.device("cpu"), "fp32")
+    text = unit_rows(tower.encode([QUERY], tower.lengths([QUERY])[0]).numpy())[0]
+    features = FeatureSet.open(Path("features/image"))
+    keys = [key_of_file(Path("set/images") / name) for name in CAPTIONS_OF]
+    return dict(zip(CAPTIONS_OF, unit_rows(features.take(keys)) @ text, strict=True))
+
+
+def test_a_text_finds_the_images_nearest_by_the_two_towers(by_clip, tmp_path):
+    code, out, err = by_clip(QUERY, "--k", 3, "--json")
+    assert (code, err) == (0, "")
+    ((name, found),) = json.loads(out)["models"].items()
+    assert name == "clip.json, random:0"
+    assert found["captions"] is None
+    assert found["pool"] == "4 images of set"
+    (answers,), cosines = found["pictures"]["neighbours"], by_both_towers()
+    nearest = sorted(cosines, key=lambda name: -cosines[name])
+    assert [answer["images"][0] for answer in answers] == nearest[:3]
+    assert [answer["cosine"] for answer in answers] == pytest.approx(
+        [cosines[name] for name in nearest[:3]], abs=1e-6
+    )
+    assert all(answer["text"] in CAPTIONS_OF[answer["images"][0]] for answer in answers)
+    page = tmp_path / "page.html"
+    code, out, _ = by_clip(QUERY, "a dog sits", "--k", 1, "--out", page)
+    assert f"{cosines[nearest[0]]:.3f} {nearest[0]}: " in " ".join(out.split())
+    assert "nearest captions" not in out
+    shown = page.read_text()
+    assert "Nearest captions" not in shown
+    assert "Nearest images" in shown
+    assert 'url("data:image/png;base64,' in shown
+    assert by_clip(QUERY, "--out", page, "--no-photographs")[0] == 0
+    assert "data:image" not in page.read_text()
+
+
+def test_a_caption_marks_its_own_image_and_a_split_is_searched_alone(by_clip):
+    (answers,) = answers_of(by_clip("a small blue house", "--json")[1], "pictures").values()
+    assert [answer["images"] for answer in answers if answer["own"]] == [["c.png"]]
+    out = by_clip(QUERY, "--split", "test", "--json")[1]
+    (answers,) = answers_of(out, "pictures").values()
+    assert len(answers) == 1
+    assert "1 images of set, split 'test'" in out
+
+
+def test_imported_features_are_searched_with_a_note(by_clip, look, said, tmp_path):
+    files, theirs = tmp_path / "files", tmp_path / "theirs"
+    for words in (
+        ("export", "features/image", "--format", "npy", "--out", files),
+        ("import", files, "--kind", "image", "--out", theirs),
+    ):
+        assert said("cache", *words)[0] == 0
+    imported = (*SET, "--features", theirs)
+    _, own, _ = by_clip(QUERY, "--json")
+    code, out, _ = look(QUERY, *imported, *ENCODER, "--json")
+    assert code == 0
+    assert answers_of(out, "pictures") == answers_of(own, "pictures")
+    assert "theirs is imported, not checked: nothing says that clip.json" in out
+    code, _, err = look(QUERY, *imported, *WIDE)
+    assert code == 1
+    assert "theirs: rows of 24 numbers, but wide.json gives 16" in err
+
+
+FROZEN = (*SET, *FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (SET, 2, "--model"),
+        (("--model", "small"), 2, "Missing option '--data'"),
+        ((*MODELS, "--split", "x"), 1, "no caption in the split 'x'; found"),
+        (("--model", "small", "--data", "no"), 1, "no: no prepared data set here"),
+        ((*MODELS, "--model", "small"), 1, "two models are called 'small'"),
+        (
+            (*MODELS, "--pooling", "cls", "--to-images"),
+            1,
+            "no model can find images (small: it is not a training run of Sightline",
+        ),
+        (
+            (*FROZEN, "--encoder", "clip.json", "--weights", "random:1"),
+            1,
+            "features/image: made by open_clip/clip@",
+        ),
+        ((*FROZEN, *WIDE), 1, "not by open_clip/wide@"),
+        (
+            (*SET, "--features", "features/text", *ENCODER),
+            1,
+            "features/text: features of kind text, expected kind image",
+        ),
+        ((*SET, "--features", "features/no", *ENCODER), 1, "features/no: "),
+        ((*SET, *ENCODER), 2, "--encoder: needs --features SET and --weights"),
+        ((*FROZEN, "--encoder", "clip.json"), 2, "--encoder: needs --features SET and --weights"),
+        ((*FROZEN, "--weights", "random:0"), 2, "--weights: give it with --encoder"),
+        ((*FROZEN, *ENCODER, "--to-images"), 2, "--encoder: a frozen encoder needs no --model"),
+        ((*FROZEN, "--encoder", "ViT-B-3", "--weights", "random:0"), 1, "did you mean ViT-B-32"),
+    ],
+)
+def test_a_mistake_gets_one_clear_error(look, words, code, message):
+    found, out, err = look(QUERY, *words)
+    assert (found, out) == (code, "")
+    assert message in unboxed(err)
+
+
+def test_a_question_is_needed(look):
+    code, _, err = look(*MODELS)
+    assert code == 2
+    assert "give a sentence, --queries FILE or --sample N" in unboxed(err)
+
+
+def test_any_number_of_texts_is_encoded_in_batches(made, monkeypatch):
+    monkeypatch.chdir(made)
+    tower = named_encoder("clip.json", "random:0", "text").build_text(torch.device("cpu"), "fp32")
+    texts = [f"{'very ' * n}red" for n in range(7)]
+    rows = tower.encode_all(texts, batch_size=3)
+    one_by_one = [
+        tower.encode([text], length)
+        for text, length in zip(texts, tower.lengths(texts), strict=True)
+    ]
+    np.testing.assert_allclose(rows, torch.cat(one_by_one).numpy(), atol=1e-6)

@@ -1,0 +1,108 @@
+"""Features exported for others: every bit, under its key, with a card whose code runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from command_line import sightline
+from foreign_files import DIM, ROWS, write_set
+from tiny_encoder import make_encoder
+
+from pipeline.interchange import rows as row_files
+from sightline.cache import FeatureSet, verify
+
+FORMS = ("parquet", "npy")
+
+
+def export(folder: Path, form: str, *more: object) -> Path:
+    words = ["--format", form, "--out", folder / "out", *more]
+    assert sightline("cache", "export", folder / "set", *words) == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_bit_is_exported_and_imported_by_its_key(tmp_path, monkeypatch, form, dtype):
+    monkeypatch.setattr(row_files, "FILE_BYTES", 600)  # so that there are several files
+    monkeypatch.setattr(row_files, "_CHUNK_BYTES", 64)
+    before = write_set(tmp_path / "set", dtype, "text")
+    out = export(tmp_path, form)
+    assert len([path for path in out.rglob("*") if path.suffix == f".{form}"]) > 2
+    words = ["--kind", "text", "--out", tmp_path / "back"]
+    assert sightline("cache", "import", out, *words) == 0
+    after = FeatureSet.open(tmp_path / "back")
+    assert after.fingerprint != before.fingerprint  # what computed the rows is hearsay
+    np.testing.assert_array_equal(after.keys, before.keys)
+    rows = np.arange(len(before))
+    assert after.gather(rows).tobytes() == before.gather(rows).tobytes()
+    assert len(before.failed) == 1
+    assert str(after.record.provenance) == "imported, not checked"
+    assert verify(tmp_path / "back") == []
+
+
+def test_an_empty_set_is_exported_too(tmp_path):
+    write_set(tmp_path / "set", "float16", rows=0)
+    assert pq.read_table(export(tmp_path, "parquet") / "data/rows-0000.parquet").num_rows == 0
+    assert np.load(export(tmp_path, "npy") / "img_emb/img_emb_0000.npy").shape == (0, DIM)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("parquet", "float16"), ("npy", "float32")])
+def test_datasets_opens_it_and_the_card_shows_code_that_runs(tmp_path, monkeypatch, form, dtype):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    before = write_set(tmp_path / "set", dtype)
+    out = export(tmp_path, form, "--licence", "cc-by-4.0")
+    rows = datasets.load_dataset(str(out), split="train")
+    assert [bytes.fromhex(key) for key in rows["key"]] == [key.tobytes() for key in before.keys]
+    if form == "parquet":
+        kind = rows.features.arrow_schema.field("features").type
+        assert (kind.list_size, kind.value_type) == (DIM, pa.float16())
+    text = (out / "README.md").read_text()
+    assert "license: cc-by-4.0" in text
+    assert "computed here" in text
+    assert str(tmp_path) not in text
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    monkeypatch.chdir(out)
+    names: dict = {}
+    exec(code.replace("path/to/this/folder", str(out)), names)
+    found = names["rows"]["features"] if form == "parquet" else names["rows"]
+    expected = before.gather(np.arange(len(before)))
+    assert np.asarray(found[:], dtype=dtype).tobytes() == expected.tobytes()
+
+
+def test_the_page_trains_a_student_on_a_teacher(tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers", minversion="6.0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for name in ("datasets", "transformers"):
+        pytest.importorskip(name).utils.logging.disable_progress_bar()
+    for part in make_encoder():
+        part.save_pretrained(tmp_path / "bert")
+    (tmp_path / "s.txt").write_text("".join(f"text {i}\n" for i in range(ROWS)))
+    assert sightline("prepare", "sentences", "--set", "path=s.txt", "--out", "data") == 0
+    write_set(tmp_path / "set", "float16", "teacher")
+    words = ["--format", "parquet", "--data", "data", "--out", "teacher-of-mine"]
+    assert sightline("cache", "export", "set", *words) == 0
+    page = (Path(__file__).parents[2] / "docs/cache.md").read_text()
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "EmbedDistill" in b]
+    names: dict = {}
+    exec(block.replace("bert-base-uncased", "bert"), names)
+    assert len(names["rows"]) == ROWS - 1
+    assert names["loss"].projection.out_features == DIM
+
+
+def test_normalised_rows_are_another_set(tmp_path):
+    write_set(tmp_path / "set", "float32")
+    out = export(tmp_path, "npy", "--normalise")
+    rows = np.load(out / "img_emb/img_emb_0000.npy", allow_pickle=False)
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    assert ((np.abs(lengths - 1) < 1e-6) | (lengths == 0)).all()
+    card = (out / "README.md").read_text()
+    assert "Every row has length 1." in card
+    assert "Content digest" not in card

@@ -1,0 +1,88 @@
+"""What the tests of the commands work on, made once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import sightline, unboxed
+from demo_params import demo_params
+from small_inputs import extracting, write_clip, write_photos
+from tiny_scenes import TINY
+
+FINISHED = (
+    *("prepare scenes", "ground scenes", "image-features scenes clip", "tokens"),
+    *("image-features scenes resnet", "object-features scenes clip", "text-features scenes clip"),
+    *("teachers scenes similarity", "phrase-tokens scenes", "train simcse 0"),
+    *("train mcse-clip 0", "evaluate", "report"),
+)
+
+
+@pytest.fixture
+def says(said: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Runs `sightline WORDS`, which succeeds; its standard output."""
+
+    def run(*words: object) -> str:
+        code, out, err = said(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def fails(said: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """Runs `sightline WORDS`, which ends with ``code``; its standard error, without a box."""
+
+    def run(*words: object, code: int = 1) -> str:
+        found, out, err = said(*words)
+        assert found == code, out + err
+        return unboxed(err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photographs, texts, the config of a tiny CLIP, and a set of each."""
+    folder = tmp_path_factory.mktemp("made")
+    write_photos(folder / "photos", 6)
+    write_clip(folder)
+    (folder / "texts.txt").write_text("a red bird\na boat on a lake\n\na boat on a lake\nnothing\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for kind in ("image", "text"):
+            assert sightline(*extracting(kind, kind)) == 0
+    return folder
+
+
+@pytest.fixture
+def world(
+    made: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A copy of `made` to modify freely, and the current folder."""
+    folder = tmp_path_factory.mktemp("w")  # short, for the sockets of decode processes
+    monkeypatch.chdir(shutil.copytree(made, folder, dirs_exist_ok=True))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's graph at its smallest with two of its runs, all stages done."""
+    folder = tmp_path_factory.mktemp("graph")
+    (folder / ".dvc").mkdir()
+    params = demo_params()
+    params["datasets"]["scenes"] |= TINY
+    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
+    params["systems"] = {name: params["systems"][name] for name in ("simcse", "mcse-clip")}
+    params["systems"]["mcse-clip"]["runs"].pop("mcse-shuffled")
+    params["report"]["control"] = None
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in FINISHED:
+            assert sightline("stage", *stage.split()) == 0, stage
+    return folder

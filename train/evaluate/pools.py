@@ -1,0 +1,186 @@
+"""The captions and images of a data set among which models look, and the images' features."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from sightline.cache import CAPTIONS, IMAGES, CacheError, FeatureSet
+from sightline.cache.manifest import read_split
+from sightline.cache.record import Kind
+from sightline.errors import SightlineError
+from sightline.outside import read_lines
+
+
+@dataclass(frozen=True)
+class CaptionPool:
+    """Distinct texts in the order of their first caption.
+
+    Attributes:
+        texts: n distinct captions.
+        ids: of each text, the ids of the captions that read so.
+        images: of each text, the ids of the images that it describes.
+    """
+
+    texts: tuple[str, ...]
+    ids: tuple[tuple[str, ...], ...]
+    images: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """Text → its row."""
+        return {text: row for row, text in enumerate(self.texts)}
+
+    def images_of(self, text: str) -> tuple[str, ...]:
+        """Images that a caption of this text describes; empty if there is no such caption."""
+        row = self.row_of.get(text)
+        return () if row is None else self.images[row]
+
+    def captions_of_images(self) -> dict[str, str]:
+        """Image id → one of its captions, the first in the order here."""
+        texts = zip(reversed(self.texts), reversed(self.images), strict=True)
+        return {image: text for text, images in texts for image in images}
+
+    def sample(self, count: int, seed: int) -> list[str]:
+        """``count`` of the texts (or all), drawn without replacement, in their order here."""
+        drawn = np.random.default_rng(seed).permutation(len(self))[:count]
+        return [self.texts[row] for row in np.sort(drawn)]
+
+
+def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
+    """The captions of a manifest.
+
+    Args:
+        split: those of one split only; None for all.
+
+    Raises:
+        SightlineError: no such manifest or a malformed one, no caption, or an unknown split.
+    """
+    table = read_split(manifest, CAPTIONS, split)
+    columns = (table[name].to_pylist() for name in ("caption_id", "image_id", "text"))
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for caption_id, image_id, text in zip(*columns, strict=True):
+        ids, images = found.setdefault(text, ({}, {}))
+        ids[caption_id] = images[image_id] = None
+    return CaptionPool(
+        tuple(found),
+        tuple(tuple(ids) for ids, _ in found.values()),
+        tuple(tuple(images) for _, images in found.values()),
+    )
+
+
+def read_queries(given: Sequence[str], file: Path | None) -> list[str]:
+    """Distinct queries: those given, then the lines of a UTF-8 file; empty lines are skipped.
+
+    Raises:
+        SightlineError: a given one is empty, the file is missing or not UTF-8, or has no sentence.
+    """
+    queries = [each.strip() for each in given]
+    if not all(queries):
+        raise SightlineError("a query is empty; give a sentence")
+    if file is not None:
+        lines = [line.strip() for line in read_lines(file, "one sentence per line")]
+        if not any(lines):
+            raise SightlineError(f"{file}: contains no sentence; expected one per line")
+        queries += filter(None, lines)
+    return list(dict.fromkeys(queries))
+
+
+@dataclass(frozen=True)
+class ImagePool:
+    """Images in the order of their manifest.
+
+    Attributes:
+        ids: of n images.
+        keys: SHA-256 of the bytes of each.
+    """
+
+    ids: tuple[str, ...]
+    keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, table: pa.Table) -> ImagePool:
+        """The images of a manifest's rows."""
+        return cls(tuple(table["image_id"].to_pylist()), tuple(table["key"].to_pylist()))
+
+    def described(self, ids: Collection[str], manifest: Path) -> ImagePool:
+        """Those with one of the ``ids``, the images of captions.
+
+        Args:
+            manifest: where these images are from, for the error.
+
+        Raises:
+            SightlineError: there is no image of some id.
+        """
+        if absent := sorted(set(ids) - set(self.ids)):
+            raise SightlineError(
+                f"{manifest}: {len(absent):,} images of the captions are not in it, such as "
+                f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
+            )
+        wanted = set(ids)
+        rows = [row for row, image in enumerate(self.ids) if image in wanted]
+        return ImagePool(
+            tuple(self.ids[row] for row in rows), tuple(self.keys[row] for row in rows)
+        )
+
+    def twins(self, folder: Path, split: str) -> tuple[str, ...]:
+        """A warning if some of these, a split of a data set, have the same bytes."""
+        twins = len(self.keys) - len(set(self.keys))
+        told = (
+            f"{folder}, split {split!r}: {twins:,} images have the same bytes as another image; "
+            "they cannot be told apart, and in retrieval their captions miss at rank 1"
+        )
+        return (told,) if twins else ()
+
+
+def read_images(manifest: Path, split: str | None = None) -> ImagePool:
+    """The images of a manifest.
+
+    Args:
+        split: those of one split only; None for all.
+
+    Raises:
+        SightlineError: no such manifest or a malformed one, or no image of the split.
+    """
+    return ImagePool.of(read_split(manifest, IMAGES, split))
+
+
+def open_below(
+    folder: Path,
+    kind: Kind,
+    encoder: str,
+    of_whom: str,
+    dataset: str,
+    fingerprint: str | None = None,
+) -> FeatureSet:
+    """The features of an encoder in the ``folder`` of a data set's features.
+
+    Args:
+        of_whom: the model that needs it, for the error.
+
+    Raises:
+        SightlineError: no such set, or another fingerprint (says how to make it).
+    """
+    try:
+        return FeatureSet.open(folder / kind / encoder, fingerprint)
+    except CacheError as error:
+        raise SightlineError(
+            f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
+            f"(or `sightline extract {kind}`) makes it."
+        ) from error
+
+
+def note_of_failed(
+    what: str, images: int, kept: int, data: Path, features: FeatureSet
+) -> list[str]:
+    """What a task leaves out because only ``kept`` of the ``images`` of ``data`` have features."""
+    failed = f"{what} {images - kept:,} of {images:,} images of {data}"
+    return [f"{failed}: {features.path} has only an error for them"] if kept < images else []
