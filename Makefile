@@ -62,7 +62,7 @@ study: $(STUDY_FOLDER)/params.yaml ## Run the demo with five seeds and all contr
 	@echo "Plots, parameters and where every feature came from: $(STUDY_FOLDER)/report/report.html"
 
 # one process per core, each with one thread and whole test files: takes half the time
-PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(ENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile
+PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(ENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: $(READY) ## Run the tests
 	$(PYTEST) -m "not slow"

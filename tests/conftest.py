@@ -19,7 +19,11 @@ SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip what needs a GPU where there is none; run the rooms of long tests first.
+
+    Otherwise a worker would get one of them last, when the others have nothing left to do.
+    """
+    items.sort(key=lambda item: item.path.as_posix(), reverse=True)  # train first, cache last
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
