@@ -44,8 +44,11 @@ def test_cosines_equal_brute_force(world, diagnosis):
     same = image_of[:, None] == image_of[None, :]
     above = np.triu(np.ones_like(same), k=1)
     assert diagnosis.captions.matched.count == len(images) * CAPTIONS_EACH
-    mean = (texts @ texts.T)[same & above].mean()
-    assert diagnosis.captions.matched.mean == pytest.approx(mean, abs=1e-6)
+    own = (texts @ texts.T)[same & above]
+    assert diagnosis.captions.matched.mean == pytest.approx(own.mean(), abs=1e-6)
+    removals = term(diagnosis, "teacher_text").removals
+    shares = [each.matched for each in removals if not each.configured]
+    assert shares == pytest.approx([(own >= 0.2).mean(), (own >= 0.6).mean()])
 
 
 def term(diagnosis, name: str):
