@@ -61,9 +61,8 @@ def pool(output: Any, attention_mask: Tensor, pooling: TeacherPooling) -> Tensor
     if pooling == "pooler":
         return _wide(output.pooler_output)
     if pooling == "lasttoken":
-        places = attention_mask.new_ones(attention_mask.shape[1]).cumsum(0)  # 1, 2, …, L
-        ends = (attention_mask * places).argmax(dim=1)
-        return last[ends.new_ones(len(ends)).cumsum(0) - 1, ends]
+        ends = (attention_mask.cumsum(dim=1) * attention_mask).argmax(dim=1)
+        return last.take_along_dim(ends[:, None, None], dim=1)[:, 0]
     if pooling == "first_last_mean":
         last = (_wide(output.hidden_states[0]) + last) / 2
     mask = attention_mask.unsqueeze(-1).to(last.dtype)

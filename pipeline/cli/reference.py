@@ -16,7 +16,7 @@ from pipeline.cli.options import types_of
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.inputs import CutoutRules
-from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
+from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
 from pipeline.params import Joined, Params, Run, System
 from sightline.settings import FamilySettings, field_help
 from train.evaluate.task import TASKS, task_class
@@ -150,8 +150,7 @@ def _below(section: str) -> Iterator[str]:
     elif section == "grounding":
         yield from ["#### grounder", "", *_families(GrounderSettings)]
         yield from ["#### segmenter", "", *_families(SegmenterSettings)]
-        (rules,) = types_of(KEYS[section].model_fields["rules"].annotation)
-        yield from ["#### rules", "", *_fields(rules), ""]
+        yield from ["#### rules", "", *_fields(Rules), ""]
     elif section == "evaluation":
         yield from ["#### tasks", "", *_group({n: task_class(n).Settings for n in TASKS.own})]
     elif section == "systems":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from pipeline.encoders.config import TransformersConfig
 from pipeline.encoders.encoder import ImageEncoder, TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation
-from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from pipeline.encoders.weights import build_model, identity_of
 from sightline.cache.record import EncoderRecord
 from sightline.encoder_folder import positions, tokenizer_sha256
 from sightline.errors import SightlineError
@@ -41,9 +40,8 @@ def build_image(config: TransformersConfig, device: torch.device, precision: str
             weights that do not fit, or an image processor that does something else than resize,
             crop and normalise.
     """
+    _refuse(config, "max_length", "prompt", "prompt_name")
     source, settings, model, identity = _loaded(config)
-    if config.max_length is not None:
-        raise SightlineError(f"{config.model}: max_length is for texts; leave it out for images")
     preprocessing = _preprocessing(source)
     pooling = config.pooling or "pooler"
     if pooling not in ("pooler", "cls", "mean"):
@@ -90,15 +88,11 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     trained.
 
     Raises:
-        SightlineError: as `build_image`; or a pooling or a maximum length, which a tower has of
-            its own.
+        SightlineError: as `build_image`; or a pooling or a maximum length, since a tower has its
+            own.
     """
+    _refuse(config, "pooling", "max_length", "prompt", "prompt_name")
     source, settings, model, identity = _loaded(config)
-    if config.pooling is not None or config.max_length is not None:
-        raise SightlineError(
-            f"{config.model}: a text tower has its own pooling and length; leave out pooling and "
-            "max_length"
-        )
     tokenizer = source.tokenizer()
     length = positions(settings.text_config)
     if length is None:
@@ -154,6 +148,16 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     )
 
 
+def _refuse(config: TransformersConfig, *names: str) -> None:
+    """Refuse what only a teacher of texts has."""
+    given = [name for name in names if getattr(config, name) is not None]
+    if given:
+        raise SightlineError(
+            f"{config.model}: {' and '.join(given)}: for teachers alone; a vision model and its "
+            "text tower take none, so leave it out"
+        )
+
+
 def _loaded(config: TransformersConfig) -> tuple[Pretrained, Any, Any, EncoderRecord]:
     """Where a model comes from, its configuration, the model on the CPU, and its identity."""
     spec = config.weights_spec
@@ -164,13 +168,7 @@ def _loaded(config: TransformersConfig) -> tuple[Pretrained, Any, Any, EncoderRe
             f"{config.model}: a {settings.model_type!r} model does not encode images; use a vision "
             "model (ViT, DINOv2, DINOv3, CLIP, SigLIP, …)"
         )
-    if spec.kind == "pretrained":
-        model = source.model(AutoModel, settings)
-    else:
-        with seeded(spec.seed), source.reading("configuration"):
-            model = AutoModel.from_config(settings, dtype=torch.float32).eval()
-    if spec.kind == "file":
-        load_exactly(model, read_state_dict(Path(spec.value)), spec.value, config.model)
+    model = build_model(source, spec, AutoModel, settings)
     # its pooling is part of what a row is, and an image encoder's preprocessing has no room for it
     pooling = f"@{config.pooling}" if config.pooling not in (None, "pooler") else ""
     commit = str(getattr(settings, "_commit_hash", None) or "")

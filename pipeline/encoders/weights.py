@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
+from sightline.loading import Pretrained
 
 _SHOWN = 3
 _PROVENANCE = "provenance.json"
@@ -118,6 +120,28 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
             f"{'; '.join(problems)}. Use the model these weights were made for, or other weights"
         )
     module.load_state_dict(dict(state), strict=False)
+
+
+def build_model(source: Pretrained, spec: WeightsSpec, architecture: Any, settings: Any) -> Any:
+    """A model of transformers with the weights that ``spec`` names, as `Pretrained.model` has it.
+
+    Args:
+        architecture: its class, or ``AutoModel``.
+        settings: its configuration.
+
+    Raises:
+        SightlineError: see `Pretrained` and `load_exactly`.
+    """
+    if spec.kind == "pretrained":
+        return source.model(architecture, settings)
+    with seeded(spec.seed), source.reading("configuration"):
+        if hasattr(architecture, "from_config"):
+            model = architecture.from_config(settings, dtype=torch.float32).eval()
+        else:
+            model = architecture(settings).eval()
+    if spec.kind == "file":
+        load_exactly(model, read_state_dict(Path(spec.value)), spec.value, source.name)
+    return model
 
 
 def identity_of(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 import transformers
 
 from pipeline.encoders.config import WeightsSpec, parse_weights
-from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from pipeline.encoders.weights import build_model, identity_of
 from pipeline.grounding.settings import ModelSettings
 from sightline.devices import check_precision
 from sightline.encoder_folder import tokenizer_sha256
@@ -95,36 +94,19 @@ def load_model(name: str, weights: str, model_type: str, class_name: str) -> Loa
             f"{model_type!r}; use a model of that family, or change `family`"
         )
     processor = source.processor()
-    model, about = build_model(source, spec, getattr(transformers, class_name), settings)
+    model = build_model(source, spec, getattr(transformers, class_name), settings)
     identity = {
-        **about,
+        **describe_weights(model, source, spec),
         "tokenizer_sha256": tokenizer_sha256(processor.tokenizer),
         "image_processing": _plain(processor.image_processor.to_dict()),
     }
     return LoadedModel(model, processor, identity)
 
 
-def build_model(
-    source: Pretrained, spec: WeightsSpec, architecture: Any, settings: Any
-) -> tuple[Any, dict[str, object]]:
-    """A model with the weights that ``spec`` names.
-
-    Args:
-        architecture: class in transformers.
-        settings: its configuration.
-
-    Returns:
-        The model as in `LoadedModel`; and its name, source and SHA-256, as JSON values.
-    """
-    if spec.kind == "pretrained":
-        model = source.model(architecture, settings)
-    else:
-        with seeded(spec.seed), source.reading("configuration"):
-            model = architecture(settings).eval()
-    if spec.kind == "file":
-        load_exactly(model, read_state_dict(Path(spec.value)), spec.value, source.name)
+def describe_weights(model: Any, source: Pretrained, spec: WeightsSpec) -> dict[str, object]:
+    """A model's name, source and SHA-256 of its weights, as JSON values."""
     identity = identity_of(model, source.title, spec, folder=source.folder)
-    return model, {"model": identity.name, **identity.model_dump(exclude={"name", "revision"})}
+    return {"model": identity.name, **identity.model_dump(exclude={"name", "revision"})}
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, object]:

@@ -190,7 +190,18 @@ def test_what_is_not_a_vision_model_is_refused(tmp_path):
         part.save_pretrained(tmp_path)
     with pytest.raises(SightlineError, match="'bert' model does not encode images"):
         encoder(tmp_path).build_image(CPU, "fp32")
-    MODELS["clip"][0].save_pretrained(tmp_path / "clip")
-    pooled = encoder(tmp_path / "clip", pooling="mean")
-    with pytest.raises(SightlineError, match="leave out pooling"):
-        pooled.build_text(CPU, "fp32")
+
+
+@pytest.mark.parametrize(
+    "values", [{"max_length": 8}, {"prompt": "a photo of "}, {"prompt_name": "query"}]
+)
+def test_what_only_teachers_have_is_refused(folders, values):
+    config = encoder(folders / "clip", **values)
+    for build in (config.build_image, config.build_text):
+        with pytest.raises(SightlineError, match=f"{next(iter(values))}: for teachers alone"):
+            build(CPU, "fp32")
+
+
+def test_a_text_tower_has_its_own_pooling(folders):
+    with pytest.raises(SightlineError, match="pooling: for teachers alone"):
+        encoder(folders / "clip", pooling="mean").build_text(CPU, "fp32")

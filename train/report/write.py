@@ -84,7 +84,7 @@ def write_report(
             for result in results
         ],
     }
-    figures = charts_of(comparison)  # anew: each time that a figure is saved, its layout moves
+    figures = charts_of(comparison)  # drawn again, since saving a figure moves its layout
     charts = {f"{name}.png": to_png(figure) for name, figure in figures.items()}
     images = "".join(f"\n![{CAPTIONS[name]}]({name}.png)\n" for name in figures)
     tables = document_of(comparison, title)

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import Sam2Config, Sam2Model
 
 from pipeline.encoders.config import parse_weights
-from pipeline.grounding.grounding_model import build_model
+from pipeline.encoders.weights import build_model
+from pipeline.grounding.grounding_model import describe_weights
 from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 from pipeline.grounding.settings import Sam2HfSettings
 from sightline.devices import check_precision
@@ -35,7 +36,8 @@ def build(settings: Sam2HfSettings, device: torch.device, precision: str) -> Pro
             f"{settings.model}: this is a checkpoint of {found!r}, expected a SAM 2 "
             f"({' or '.join(map(repr, _KINDS))}); use one, such as facebook/sam2.1-hiera-large"
         )
-    model, identity = build_model(source, spec, Sam2Model, source.config(Sam2Config))
+    model = build_model(source, spec, Sam2Model, source.config(Sam2Config))
+    identity = describe_weights(model, source, spec)
     return PromptedSegmenter(
         "sam2-hf", Sam2HfBackend(model.to(device)), identity, device, precision
     )
