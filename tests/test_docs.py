@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,25 @@ def test_ten_pages_have_at_most_twenty_thousand_words():
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("sightline")])
 def test_shown_commands_and_options_exist(command):
+    check_command(command)
+
+
+def named_in_messages() -> Iterator[str]:
+    """The commands in the texts of the code, up to a value that is only known when it runs."""
+    for room in ("pipeline", "sightline", "train"):
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                text = "".join(str(getattr(part, "value", "…")) for part in parts)
+                if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
+                    yield from re.findall(r"`(sightline [a-z][a-z -]*)", text)
+
+
+GROUPS = {f"sightline {name}" for name in ("cache", "look", "prepare")}
+
+
+@pytest.mark.parametrize("command", sorted({c.strip() for c in named_in_messages()} - GROUPS))
+def test_commands_in_messages_exist(command):
     check_command(command)
 
 

@@ -315,7 +315,7 @@ class TrainingData:
             names = ", ".join(need.name for need in needs if need.kind == "object")
             raise SightlineError(
                 f"objective {spec.objective} reads features of objects ({names}), "
-                "so it needs phrase tokens; make them with `sightline phrase-tokens` and give "
+                "so it needs phrase tokens; make them with `sightline tokens --phrases` and give "
                 "`--phrases` (in a RunSpec `pairs.phrases`)"
             )
         phrases, self.phrases_digest = read_phrases(source.phrases, pairs, tokens)

@@ -218,8 +218,8 @@ def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[RaggedPhra
         raise SightlineError(
             f"{phrases.path}: made with a different tokenizer or max_length than {tokens.path} "
             f"({header.student}, {header.max_length} tokens; {tokens.header.student}, "
-            f"{tokens.header.max_length} tokens); run `sightline phrase-tokens` with the student "
-            "of this run"
+            f"{tokens.header.max_length} tokens); run `sightline tokens --phrases` with this run's "
+            "student"
         )
     rows = phrases.of_pairs(pairs.image_keys, pairs.caption_keys)
     if not len(rows.starts):

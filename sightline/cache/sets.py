@@ -328,7 +328,7 @@ class PhraseTokens:
         """
         path = Path(path)
         record, rows, _ = open_tables(path, "phrase-tokens")
-        header = _header(path, record, PhraseTokenHeader, "sightline phrase-tokens")
+        header = _header(path, record, PhraseTokenHeader, "sightline tokens --phrases")
         lists, offsets = _lists(rows, "phrases")
         starts, ends, cutouts = lists.flatten()
         starts, ends = _int32(starts), _int32(ends)
@@ -336,7 +336,7 @@ class PhraseTokens:
         if len(wrong):
             raise CacheError(
                 f"{path}: phrase {wrong[0]} has tokens {starts[wrong[0]]} to {ends[wrong[0]]} of "
-                f"at most {header.max_length}; rerun `sightline phrase-tokens`"
+                f"at most {header.max_length}; rerun `sightline tokens --phrases`"
             )
         phrases = RaggedPhrases(offsets, starts, ends, key_column(cutouts))
         return cls(path, record, header, rows, phrases)

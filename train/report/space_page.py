@@ -146,7 +146,7 @@ def geometry_section(folder: Path) -> Section:
     if not drawings:
         raise SightlineError(
             f"{folder}: no figure here, such as plane.svg; expected a folder that `sightline "
-            "geometry` wrote"
+            "look space` wrote"
         )
     note = f"From {folder.name}, written by `sightline look space`; its page has the numbers."
     return Section("Embedding spaces", drawings=drawings, notes=(note,))
