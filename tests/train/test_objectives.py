@@ -495,7 +495,7 @@ def test_missing_objects_and_unfit_phrases_are_named(features: Features, tmp_pat
         header = PhraseTokenHeader("tiny", digest * 64, MAX_LENGTH, 1)
         write_phrase_tokens(tmp_path / name, header, key, key, [1], [2])
     for change, message in (
-        ({"pairs": {"phrases": None}}, "needs phrase tokens; make them with `sightline phra"),
+        ({"pairs": {"phrases": None}}, "make them with `sightline tokens --phrases`"),
         ({"pairs": {"phrases": tmp_path / "nowhere"}}, "no phrase tokens here"),
         ({"pairs": {"phrases": tmp_path / "other"}}, "a different tokenizer or max_length"),
         ({"pairs": {"phrases": tmp_path / "foreign"}}, "has 1 phrases, but none for the"),
