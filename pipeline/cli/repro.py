@@ -97,5 +97,6 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
         words = command.split()
         return words[:2] == ["sightline", "stage"] and words[2] in dividing
 
-    slots = [{OMP: str(share), **gpu_of(gpus, index)} for index in range(count)]
+    one = {OMP: str(share), JOBS: "1"}
+    slots = [one | gpu_of(gpus, index) for index in range(count)]
     return Jobs(slots, whole, divides)

@@ -27,6 +27,7 @@ from pipeline.dvc_project import Options
 from pipeline.params import validate_params
 from pipeline.repro import Jobs, repro
 from pipeline.side_by_side import JOBS, VISIBLE
+from pipeline.stages import load_here
 from sightline import hardware
 from sightline.devices import OMP
 from sightline.errors import SightlineError
@@ -399,9 +400,9 @@ def jobs_of(monkeypatch, machine: dict | None = None, gpus: int = 0, **options) 
 
 def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
     free = {"threads": None}
-    assert jobs_of(monkeypatch).slots == [{OMP: "1"}] * 8
-    assert jobs_of(monkeypatch, free, given=3).slots == [{OMP: "2"}] * 3
-    two = [{OMP: "4", VISIBLE: "0"}, {OMP: "4", VISIBLE: "1"}]
+    assert jobs_of(monkeypatch).slots == [{OMP: "1", JOBS: "1"}] * 8
+    assert jobs_of(monkeypatch, free, given=3).slots == [{OMP: "2", JOBS: "1"}] * 3
+    two = [{OMP: "4", JOBS: "1", VISIBLE: name} for name in ("0", "1")]
     assert jobs_of(monkeypatch, free, gpus=2).slots == two
     found = jobs_of(monkeypatch, free, gpus=4, devices="3,1")
     assert [slot[VISIBLE] for slot in found.slots] == ["3", "1"]
@@ -410,6 +411,26 @@ def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
         jobs_of(monkeypatch, free, gpus=2, devices="0,2")
     with pytest.raises(typer.BadParameter, match="--devices: cuda:0 appears twice"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,0")
+
+
+def test_a_stage_computes_on_the_gpu_that_its_job_got(tmp_path, monkeypatch):
+    """``cuda:3`` is the name in params.yaml; a process that sees only this GPU calls it cuda:0."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    machine = {"devices": [1, 3]}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(demo_params() | {"machine": machine}))
+    jobs = jobs_of(monkeypatch, machine, gpus=4)
+    assert [slot[VISIBLE] for slot in jobs.slots] == ["1", "3"]
+    for variables, devices in (
+        (jobs.slots[0], ("cuda:0",)),
+        (jobs.slots[1], ("cuda:0",)),
+        (jobs.whole, ("cuda:0", "cuda:1")),
+        ({}, ("cuda:1", "cuda:3")),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            assert load_here().machine.devices == devices
 
 
 def test_stages_that_divide_the_machine_run_alone(monkeypatch):
