@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from sightline.errors import SightlineError
 
 ONE = RunSettings(threads=1)
 TWO = Invocation(devices=("cpu", "cpu"))
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,7 @@ def test_devices_are_named_in_full(given: object, devices: tuple[str, ...]) -> N
     assert Machine.model_validate({"devices": given}).devices == devices
 
 
+@needs_ray
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -78,13 +81,10 @@ def test_devices_are_named_in_full(given: object, devices: tuple[str, ...]) -> N
         (["--engine", "local@x:1"], "expected local, ray, ray@HOST:PORT"),
         (["--worker", "env"], "neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS"),
         (["--engine", "ray", "--worker", "0/2"], "worker 0/2: Ray numbers its own workers"),
-        (["--engine", "ray@ray://x:1"], "expected the head's host:port"),
-        (["--engine", "ray@head"], "expected the head's host:port"),
         (["--devices", "0,1"], "device 'cuda:0' was requested, but "),
     ],
 )
 def test_options_that_make_no_engine_are_refused(tmp_path, capsys, words, said) -> None:
-    pytest.importorskip("ray")
     (tmp_path / "texts.txt").write_text("a dog\n")
     options = ["--data", tmp_path / "texts.txt", "--encoder", tmp_path, "--out", tmp_path / "x"]
     assert sightline("extract", "teacher", *options, *words) in (1, 2)
@@ -257,24 +257,45 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(
     assert without_lock(work.out) == expected
 
 
-def test_a_head_that_does_not_answer_is_one_error(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("ray")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}: no connection"):
-        StubWork(tmp_path / "set").start(Invocation(engine=f"ray@{address}"))
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}"):
-        StubWork(tmp_path / "set").start(Invocation(engine="ray"))
+def in_a_process(call: str) -> None:
+    """Make a ``call`` of this module in a process of its own.
+
+    A process that has loaded Ray can no longer fork (`side_by_side`): its threads crash the child.
+    """
+    code = f"from pathlib import PosixPath; import test_engines; test_engines.{call}"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@needs_ray
+def test_a_head_that_does_not_answer_is_one_error(tmp_path) -> None:
+    in_a_process(f"ask_a_head_that_does_not_answer({tmp_path!r})")
     assert not (tmp_path / "set").exists()
 
 
+def ask_a_head_that_does_not_answer(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    work = StubWork(folder / "set")
+    for wrong in ("ray://x:1", "head"):
+        with pytest.raises(SightlineError, match="expected the head's host:port"):
+            work.start(Invocation(engine=f"ray@{wrong}"))
+    with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}: no connection"):
+        work.start(Invocation(engine=f"ray@{address}"))
+    os.environ["RAY_ADDRESS"] = address
+    with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}"):
+        work.start(Invocation(engine="ray"))
+
+
+@needs_ray
 def test_ray_leaves_the_files_of_one_process_though_a_worker_is_killed(
-    tmp_path, log, monkeypatch, expected
+    tmp_path, log, expected
 ) -> None:
-    ray = pytest.importorskip("ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     work = StubWork(
         tmp_path / "set",
         pause=0.05,
@@ -282,10 +303,16 @@ def test_ray_leaves_the_files_of_one_process_though_a_worker_is_killed(
         once=tmp_path / "killed",
         log=log,
     )
+    in_a_process(f"work_on_ray(test_engines.{work!r})")
+    assert without_lock(work.out) == expected
+    assert (tmp_path / "killed").exists()
+    assert {path.name.split("-")[2] for path in log.iterdir()} == {"1"}
+
+
+def work_on_ray(work: StubWork) -> None:
+    import ray
+
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     work.start(Invocation(engine="ray,2"))
     assert not ray.is_initialized()
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert without_lock(work.out) == expected
-    assert (tmp_path / "killed").exists()
-    assert {path.name.split("-")[2] for path in log.iterdir()} == {"1"}
