@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
@@ -18,10 +21,14 @@ from sightline.cache.keys import key_of_text
 from sightline.cache.manifest import CAPTIONS, IMAGES, PHRASES, SENTENCES, read_manifest
 from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
 
-
-def draw(out, **changes):
-    source = source_type("scenes").model_validate({**TINY, **changes})
-    return prepare("scenes", source, out)
+DRAW = """
+import sys
+from pathlib import Path
+from tiny_scenes import TINY
+from pipeline.datasets.kinds import prepare, source_type
+for out in sys.argv[1:]:
+    prepare("scenes", source_type("scenes").model_validate(TINY), Path(out))
+"""
 
 
 def digests(folder):
@@ -33,18 +40,27 @@ def digests(folder):
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory):
-    out = tmp_path_factory.mktemp("scenes") / "out"
-    draw(out)
-    return out
+def drawn(tmp_path_factory):
+    """The same scenes twice, by a process of their own: training them forks it."""
+    outs = [tmp_path_factory.mktemp("scenes") / name for name in ("one", "again")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", DRAW, *outs]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return outs
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(scenes, tmp_path, monkeypatch):
-    draw(tmp_path / "again")
-    one = digests(scenes)
-    assert digests(tmp_path / "again") == one
+@pytest.fixture(scope="module")
+def scenes(drawn):
+    return drawn[0]
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(drawn, tmp_path, monkeypatch):
+    one, again = map(digests, drawn)
+    assert one == again
     monkeypatch.setattr("pipeline.datasets.scenes.build.write_models", lambda *arguments: None)
-    draw(tmp_path / "other", seed=1)
+    source = source_type("scenes").model_validate({**TINY, "seed": 1})
+    prepare("scenes", source, tmp_path / "other")
     other = digests(tmp_path / "other")
     assert {name for name in one if not name.startswith(("encoders/", "student/"))} == {*other}
     assert one["images/000000.png"] != other["images/000000.png"]
