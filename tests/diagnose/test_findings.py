@@ -60,6 +60,13 @@ def test_a_threshold_removes_nothing_some_or_much(diagnosis, share, level, said)
     assert ("many of them are likely to be true negatives" in line) == (share > 0.1)
 
 
+@pytest.mark.parametrize(("copies", "others"), [(2, False), (1, True)])
+def test_exact_copies_are_not_said_again_as_near_duplicates(diagnosis, copies, others):
+    neighbours = replace(diagnosis.sets[0].neighbours, above=2, compared=7)
+    some = with_set(diagnosis, neighbours=neighbours, copies=Rows(copies, ["a.jpg"]))
+    assert ("2 of 7 rows (28.6 %) have a near-duplicate" in texts(some)) == others
+
+
 def test_problems_come_first_then_notices_and_none_is_said_to_be_none(diagnosis):
     levels = [each.level for each in findings(with_set(diagnosis, zero=Rows(1, ["a.jpg"])))]
     assert levels[0] == "problem"

@@ -151,6 +151,13 @@ def test_thresholds_that_remove_a_share_are_quantiles(world):
     assert found.same_image == pytest.approx(same / negatives.size)
 
 
+def test_a_matched_pair_that_scores_the_threshold_counts(world, diagnosis):
+    highest = diagnosis.captions.matched.greatest
+    found = term(look(world, thresholds=[highest]), "teacher_text")
+    (removal,) = [each for each in found.removals if each.threshold == highest]
+    assert removal.matched > 0
+
+
 def test_texts_alone_have_the_term_of_two_captions(world, diagnosis):
     settings = Settings(batches=1, seed=3)
     found = diagnose([world.text_set], world.captions_manifest, world.images_manifest, settings)

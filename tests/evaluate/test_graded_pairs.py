@@ -49,6 +49,9 @@ def test_pairs_of_senteval_are_read_and_squeezed(senteval):
     assert first.name == SUBSETS["STS16"][0]
     assert first.gold.tolist() == [4.8, 0.2, 2.5]  # what is not scored is left out
     assert first.first == ("a big red dog", "a dog runs", "a small tree")
+    gold = senteval / "STS" / "STS16-en-test" / f"STS.gs.{first.name}.txt"
+    gold.write_text(gold.read_text().replace("\n\n", "\n \n"))
+    assert load_sts(senteval, ["STS16"])["STS16"][0].gold.tolist() == [4.8, 0.2, 2.5]
     pairs = load_sts_benchmark(senteval, "dev")
     assert len(pairs) == 4
     assert pairs.first[-1] == '"a dog'

@@ -93,6 +93,12 @@ def test_processors_have_names_that_cannot_control_the_terminal():
     assert texts(found)[0][4] == "900.0 MB"
 
 
+def test_memory_on_a_mac_is_that_of_the_process():
+    (found,) = grids(run("simcse", training(60.0, **{**CPU, "device": "mps"})))
+    assert found.header[4] == "process memory"
+    assert texts(found)[0][4] == "900.0 MB"
+
+
 def test_a_seed_without_a_best_step_makes_no_mean_over_the_others():
     log = [{"dev": 60.0, "step": 2}]
     best = training(60.0, best_step=2, dev="STS-B dev", log=log)

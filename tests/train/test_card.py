@@ -51,6 +51,7 @@ def test_hubs_read_it(trained, world):
     assert found.dataset_args == {"sha256": dev.sha256}
     assert found.dataset_split == "dev"
     assert dev.sha256 in card.text
+    assert "Imported features" not in card.text  # computed here
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

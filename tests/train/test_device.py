@@ -7,6 +7,7 @@ import torch
 
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
+from train.distributed import Processes
 
 
 def test_a_missing_device_is_an_error(monkeypatch) -> None:
@@ -32,3 +33,15 @@ def test_a_missing_device_is_an_error(monkeypatch) -> None:
     assert pick_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(SightlineError, match="has 2 CUDA devices"):
         pick_device("cuda:2")
+
+
+def test_a_process_has_the_gpu_of_its_number_on_its_machine(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the second of the second machine
+    assert [Processes(3, 4).device("cuda")] == chosen == [torch.device("cuda", 1)]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(SightlineError, match="process 3 is number 2 on this machine, which has 2"):
+        Processes(3, 4).device("auto")

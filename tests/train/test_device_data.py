@@ -52,7 +52,9 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 def test_batches_of_a_device_are_those_of_the_host(world: World, tmp_path: Path) -> None:
-    host, moved = data_of(world, tmp_path), data_of(world, tmp_path)
+    parameters = {"image": "tiny-cnn", "caption": "all"}  # several captions share a row
+    spec = world.spec(tmp_path / "unused", "mcse", parameters=parameters)
+    host, moved = (TrainingData(spec, make_objective("mcse", parameters)) for _ in range(2))
     expected = host.nbytes
     moved.move_to(CPU)
     assert moved.nbytes == expected > 0

@@ -149,6 +149,8 @@ def test_layers_keeps_the_first_ones(world: World) -> None:
     kept = cut.state_dict()
     assert not any("layer.1." in name for name in kept)
     assert all(torch.equal(whole.state_dict()[name], value) for name, value in kept.items())
+    every, _ = load_student(student(world, layers=2))
+    assert every.state_dict().keys() == whole.state_dict().keys()
     with pytest.raises(SightlineError, match="layers is 3, but the encoder has 2"):
         load_student(student(world, layers=3))
 
@@ -172,6 +174,7 @@ def test_tokens_of_another_tokenizer_are_refused(world: World, tmp_path: Path) -
         check_tokenizer(tokenizer, encoder, data.samples, 16, data.vocabulary_size)
     with pytest.raises(SightlineError, match="vocabulary of 999"):
         check_tokenizer(tokenizer, encoder, {}, 16, 999)
+    check_tokenizer(tokenizer, encoder, {}, 32, data.vocabulary_size)
     with pytest.raises(SightlineError, match="max_length is 99, but the student has positions for"):
         check_tokenizer(tokenizer, encoder, {}, 99, data.vocabulary_size)
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from sightline.digest import blake3_of_file
 from sightline.errors import SightlineError
-from train import run_folder
+from train import loop, progress, run_folder
 from train.data import TrainingData
 from train.embed import Embedder
 from train.evaluate.evaluation import Evaluation, evaluate_run
@@ -29,7 +30,7 @@ from train.evaluate.results import load_result
 from train.loop import LogWindow, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.simcse import SimCSE
-from train.records import RunSummary
+from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
 from train.run_inputs import RunInputs
 from train.run_spec import OF_THE_MACHINE
@@ -61,11 +62,33 @@ def test_resume_gives_the_weights_and_the_log_of_an_uninterrupted_run(
     shown = r"mcse: step [56]/6  loss \S+  \d+ sentences/s  0:00:\d\d left"
     assert re.fullmatch(shown, lines[2])
     assert resumed.sentences == expected.sentences
+    assert resumed.processes == (1,)
     assert_equal(weights_of(broken), weights_of(whole))
     curves = curves_of(resumed)
     assert curves == curves_of(expected)
     every = train.get("logging_steps", 1)
     assert [step for step, _ in curves["loss"]] == list(range(every, 7, every))
+
+
+def test_the_time_left_of_a_resumed_run_follows_from_its_own_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, lines = SimpleNamespace(monotonic=lambda: 0.0), list[str]()
+    monkeypatch.setattr(progress, "time", clock)
+    report, state = progress.ProgressReport("mcse", lines.append), RunState(steps=100, step=80)
+    report.begin(state, torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+    state.step, clock.monotonic = 90, lambda: 20.0
+    report.log(state, {"loss": 1.0})
+    assert lines == ["mcse: step 90/100  loss 1.0000  0:00:20 left"]
+
+
+def test_checkpoints_are_as_often_as_told(world: World, tmp_path: Path) -> None:
+    spec = world.spec(tmp_path, train={"save_steps": 3})
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    lines: list[str] = []
+    train_run(spec, say=lines.append)
+    assert "resuming after step 3" in lines[0]
 
 
 @pytest.mark.parametrize("patience", [None, 1])
@@ -289,14 +312,23 @@ def test_the_summary_records_the_cost_of_the_run(world: World, tmp_path: Path) -
     assert summary.sentences_per_second == summary.sentences / summary.seconds
 
 
+def test_peak_memory_is_the_largest_of_all_parts_of_a_run(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = iter([{"host": 9}, *[{"host": 3}] * 9])  # of one checkpoint each
+    monkeypatch.setattr(loop, "peak_memory", lambda device: next(peaks))
+    assert train_run(world.spec(tmp_path), say=silent).peak_memory == {"host": 9}
+
+
 def test_early_stop_after_patience_scores_without_a_new_best(world: World, tmp_path: Path) -> None:
     train = {"learning_rate": 1e-12, "max_steps": 50, "eval_steps": 1}
-    summary = train_run(
-        world.spec(tmp_path, train={**train, "early_stopping_patience": 3}), say=silent
-    )
+    train["early_stopping_patience"] = 3
+    summary = train_run(world.spec(tmp_path / "stopped", train=train), say=silent)
     assert summary.stopped_early
     assert summary.best_step is not None
     assert summary.steps == summary.best_step + 3 < 50
+    train["max_steps"] = summary.steps  # out of patience at the last step: nothing is left out
+    assert not train_run(world.spec(tmp_path / "whole", train=train), say=silent).stopped_early
 
 
 def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(

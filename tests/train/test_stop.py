@@ -95,6 +95,13 @@ def test_a_later_second_signal_does_not_wait_for_the_step(
     assert "step 4 of 6 is kept" in note
 
 
+def test_a_signal_that_is_ignored_stays_so(ending: None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job
+    with stopping.StopAtStep() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked is None
+
+
 def test_handlers_are_restored(world: World, tmp_path: Path, ending: None) -> None:
     before = [signal.getsignal(number) for number in stopping.SIGNALS]
     train_run(world.spec(tmp_path, "mcse"), say=silent)
