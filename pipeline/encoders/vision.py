@@ -110,7 +110,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
             max_length=length,
             return_tensors="pt",
         )
-        return (batch["input_ids"], batch["attention_mask"])[: 1 + masked]
+        return tuple(batch[name] for name in ("input_ids", "attention_mask")[: 1 + masked])
 
     def forward(ids: Tensor, mask: Tensor | None = None) -> Tensor:
         output = model.get_text_features(input_ids=ids, attention_mask=mask)

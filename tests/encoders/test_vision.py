@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +206,17 @@ def test_what_only_teachers_have_is_refused(folders, values):
 def test_a_text_tower_has_its_own_pooling(folders):
     with pytest.raises(SightlineError, match="pooling: for teachers alone"):
         encoder(folders / "clip", pooling="mean").build_text(CPU, "fp32")
+
+
+def test_a_tower_whose_tokenizer_gives_no_mask_gets_none(folders, tmp_path):
+    folder = shutil.copytree(folders / "siglip", tmp_path / "siglip")
+    tokenizer = make_encoder()[1]
+    tokenizer.model_input_names = ["input_ids"]
+    tokenizer.save_pretrained(folder)
+    built = encoder(folder).build_text(CPU, "fp32")
+    ids = tokenizer("a dog", padding="max_length", max_length=12, return_tensors="pt").input_ids
+    with torch.no_grad():
+        model = AutoModel.from_pretrained(folder)
+        expected = model.get_text_features(input_ids=ids).pooler_output
+    assert torch.allclose(built.encode(["a dog"], 12), expected, atol=EXACT)
+    assert built.preprocessing["masked"] is False
