@@ -33,6 +33,16 @@ def commands_in(page: str) -> list[str]:
     return [line for line in lines if re.match(r"(sightline|make) ", line)]
 
 
+def known_options(node: Any = None) -> set[str]:
+    """The options of all commands."""
+    node = node or get_command(app)
+    options = {option for param in node.params for option in (*param.opts, *param.secondary_opts)}
+    if hasattr(node, "list_commands"):
+        for name in node.list_commands(None):
+            options |= known_options(node.get_command(None, name))
+    return options
+
+
 def check_command(command: str) -> None:
     """Assert that the application has the command of a ``sightline …`` line and all its options."""
     words = shlex.split(command)[1:]

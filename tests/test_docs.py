@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from demo_params import demo_params
-from shown_commands import PAGES, ROOT, check_command, shown_commands
+from shown_commands import PAGES, ROOT, check_command, known_options, shown_commands
+
+from pipeline.cli.reference import KEYS
 
 OF_A_PACKAGE = "sightline prepare sidecar"  # of docs/extending.md; tests/test_extending.py runs it
 SHOWN = sorted(
@@ -60,6 +62,19 @@ def test_shown_commands_and_options_exist(command):
     check_command(command)
 
 
+OF_OTHERS = {"--help", "--output_format", "--local", "--framework", "--mode"}
+"""Options of other programs, and that of all commands."""
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_options_and_keys_in_the_prose_exist(page):
+    text = page.read_text()
+    assert set(re.findall(r"`(--[a-z][\w-]*)", text)) - OF_OTHERS <= known_options()
+    for section, key in re.findall(r"`([a-z]+)\.([a-z_]+)`", text):
+        if section in KEYS and key not in ("losses", "objectives", "py", "txt", "json"):
+            assert key in KEYS[section].model_fields, f"{section}.{key}"
+
+
 def named_in_messages() -> Iterator[str]:
     """The commands in the texts of the code, up to a value that is only known when it runs."""
     for room in ("pipeline", "sightline", "train"):
@@ -77,6 +92,13 @@ GROUPS = {f"sightline {name}" for name in ("cache", "look", "prepare")}
 @pytest.mark.parametrize("command", sorted({c.strip() for c in named_in_messages()} - GROUPS))
 def test_commands_in_messages_exist(command):
     check_command(command)
+
+
+def test_pages_in_messages_exist():
+    for room in ("pipeline", "sightline", "train"):
+        for path in (ROOT / room).rglob("*.py"):
+            for page in re.findall(r"docs/[\w-]+\.md", path.read_text()):
+                assert (ROOT / page).exists(), f"{path.name} names {page}"
 
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("make")])
@@ -144,6 +166,18 @@ def test_the_graph_diagram_shows_every_stage():
     for stage in yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]:
         kind = stage.split("-")[0] if stage.startswith(("prepare", "train")) else stage
         assert kind in picture, f"README's graph lacks {stage}"
+
+
+def test_the_sentences_below_the_demos_table_follow_from_it():
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| ([\w() -]+) \| 0 \| \**(-?[\d.]+)", text, re.M)
+    scores = {name: float(score) for name, score in rows}
+    best = max(scores, key=scores.__getitem__)
+    assert f"similarity: {best} is best with {scores[best]}, +" in text
+    gains = re.findall(r"[:;] (MCSE [^;+,]*?)(?: is best with .*,)? \+([\d.]+)", text)
+    assert len(gains) == 3
+    for name, gain in gains:  # of scores with more digits
+        assert scores[name] - scores["SimCSE"] == pytest.approx(float(gain), abs=0.011)
 
 
 def test_the_ci_script_runs_the_commands_of_the_readme():

@@ -40,7 +40,9 @@ def test_jsonl_keeps_every_kind_of_name_and_the_optional_columns(make_file):
         {"image": name, "caption": "c", "split": "train", "caption_id": i, "other": None}
         for i, name in enumerate(NAMES)
     ]
-    captions = read_captions(make_file("c.jsonl", "\n".join(map(json.dumps, rows))))
+    text = "\n".join(map(json.dumps, rows))
+    captions = read_captions(make_file("c.jsonl", text))
+    assert read_captions(make_file("c.ndjson", text)).images == NAMES
     assert captions.images == NAMES
     assert captions.ids == ["0", "1", "2", "3", "4"]
     assert captions.splits == ["train"] * 5

@@ -17,6 +17,7 @@ from made import column, load_all, rows, texts
 from shards import picture, sample, write_tar
 
 from pipeline import graph, stages
+from pipeline.datasets.hub_files import fetch
 from pipeline.datasets.huggingface import HuggingFaceSource
 from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
@@ -97,6 +98,13 @@ def test_the_images_of_a_saved_dataset_are_written_once(saved, out):
     prepare(saved, again)
     tars = [(place / "images/00000.tar").read_bytes() for place in (out, again)]
     assert tars[0] == tars[1]
+
+
+def test_a_full_tar_is_followed_by_another(saved, out, monkeypatch):
+    monkeypatch.setattr("pipeline.datasets.image_tars._MOST_BYTES", 1)
+    prepare(saved, out)
+    assert column(out, "path") == [f"{number:05}.tar" for number in range(8)]
+    assert len(load_all(out)) == 8
 
 
 @pytest.mark.parametrize("new", [pa.ipc.new_stream, pa.ipc.new_file])
@@ -389,6 +397,24 @@ def test_what_cannot_be_had_is_one_error(hub, out, given, message):
     with pytest.raises(SightlineError, match=message):
         prepare_source("huggingface", HuggingFaceSource(**given), out)
     assert not out.exists()
+
+
+def test_only_tables_and_their_descriptions_are_fetched(tmp_path, monkeypatch):
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = ["README.md", "data/train-00000-of-00001.parquet", "dataset_dict.json"]
+    wanted += [f"train/{name}" for name in ("data.arrow", "dataset_info.json", "state.json")]
+    fetched: list[str] = []
+
+    def download(name, allow_patterns, **_):
+        fetched.extend(
+            filter_repo_objects([*wanted, "a.py", "a.zip"], allow_patterns=allow_patterns)
+        )
+        return tmp_path
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert fetch("owner/name", None) == tmp_path
+    assert fetched == wanted
 
 
 def test_the_command_counts_what_each_file_holds(saved, out, capsys):

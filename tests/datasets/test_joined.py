@@ -17,6 +17,7 @@ from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.sentences import SentencesSource
 from pipeline.datasets.source import DatasetError
 from pipeline.params import load_params
+from sightline.cache.prepared import LICENCE_UNKNOWN, dataset_facts
 from sightline.errors import SightlineError
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -59,6 +60,13 @@ def test_both_parts_are_included_with_distinct_names_and_their_licences(tmp_path
     assert len(load_all(out)) == 3
     assert list(texts(out)) == [f"{name}#0" for name in ids]
     assert column(out, "text", "sentences") == list(texts(out).values())
+
+
+def test_the_licence_of_all_parts_is_named_once(tmp_path: Path) -> None:
+    for colour, name in enumerate(("one", "two")):
+        part(tmp_path, name, [colour])
+    prepare("joined", joined(tmp_path, "one", "two"), tmp_path / "both")
+    assert dataset_facts(tmp_path / "both").licence == LICENCE_UNKNOWN
 
 
 def test_an_image_in_both_is_refused_with_both_names(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from command_line import sightline
 from made import column, rows
 from PIL import Image
 
@@ -116,7 +117,7 @@ def test_splits_come_from_lists_a_column_or_karpathys_file(
     two_images, prepare, make_file, out, where
 ):
     if where == "lists":
-        prepare(two_images, PLAIN, splits={"train": "b.jpg\r\n\r\n", "val": "a\n"})
+        prepare(two_images, PLAIN, splits={"train": "b.jpg\r\n\r\n", "val": " a\t\n"})
     elif where == "column":
         prepare(two_images, "image\tcaption\tsplit\nb.jpg\tone\ttrain\na.png\ttwo\tval\n", "tsv")
     else:
@@ -197,11 +198,13 @@ def test_sizes_are_read_from_headers_and_of_the_upright_image(prepare, out, tmp_
     header = b"P6 60000 60000 255\n"  # 3.6 thousand million pixels, by its header
     (images / "bomb.ppm").write_bytes(header + b"\0" * 30)
     exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (30, 20)).save(images / "turned.jpg", exif=exif)
+    for turn in range(1, 9):
+        exif[0x0112] = turn
+        Image.new("RGB", (30, 20)).save(images / f"turned{turn}.jpg", exif=exif)
     limit = Image.MAX_IMAGE_PIXELS
-    prepare(images, "bomb.ppm#0\tone\nturned.jpg#0\tone\n")
-    assert [(row["width"], row["height"]) for row in rows(out)] == [(60000, 60000), (20, 30)]
+    prepare(images, "bomb.ppm#0\tone\n")
+    sizes = [(row["width"], row["height"]) for row in rows(out)]
+    assert sizes == [(60000, 60000), *[(30, 20)] * 4, *[(20, 30)] * 4]
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
@@ -246,3 +249,10 @@ def test_an_image_whose_name_is_a_terminal_escape_is_refused(make_images, prepar
     images = make_images(["b.jpg", "\x1b[31m.jpg"])
     with pytest.raises(DatasetError, match=r"'\\x1b\[31m\.jpg' contains the control .* U\+001B"):
         prepare(images, ONE)
+
+
+def test_the_command_says_where_every_problem_is_listed(two_images, make_file, out, capsys):
+    captions = make_file("c.token", ONE)
+    words = [f"--set=images={two_images}", f"--set=captions={captions}", "--out", out]
+    assert sightline("prepare", "pairs", *words) == 0
+    assert f"all are listed in {out / 'dataset.json'}" in capsys.readouterr().out

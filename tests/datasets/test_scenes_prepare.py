@@ -13,6 +13,7 @@ from PIL import Image
 from tiny_scenes import TINY
 
 from pipeline.datasets.kinds import prepare, source_type
+from pipeline.datasets.scenes import build
 from pipeline.datasets.scenes.draw import box_of
 from pipeline.datasets.scenes.student import HEADS, new_bert
 from pipeline.encoders.config import parse_weights
@@ -145,3 +146,15 @@ def test_the_encoders_load_with_their_declared_identity(scenes):
 def test_nothing_names_a_folder_of_this_machine(scenes):
     for path in scenes.rglob("*.json"):
         assert str(scenes.parent) not in path.read_text("utf-8")
+
+
+def test_plain_sentences_are_of_things_of_the_training_images(monkeypatch):
+    splits, describe = [], build.describe
+
+    def noted(scene, random):
+        splits.append(scene.split)
+        return describe(scene, random)
+
+    monkeypatch.setattr(build, "describe", noted)
+    build._sentences(source_type("scenes").model_validate({**TINY, "sentences": 50}))
+    assert splits == ["train"] * 50

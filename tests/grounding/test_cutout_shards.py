@@ -92,3 +92,9 @@ def test_a_photograph_that_cannot_be_read_costs_its_own_cutouts(data, tmp_path):
     (tmp_path / "away.png").rename(photograph)
     summary = made(retry_failed=True)
     assert (summary.computed, summary.failed, summary.record.rows) == (6, 0, 30)
+
+
+def test_a_photograph_of_more_pixels_than_allowed_is_not_decoded(data, tmp_path):
+    places = {unit.key: unit.place for unit in data.units()}
+    with pytest.raises(SightlineError, match="24 pixels; at most 1 are decoded"):
+        write_cutouts(tmp_path / "out", places, tmp_path / "cut", SMALL.but(max_pixels=1))

@@ -57,6 +57,12 @@ def test_a_box_beyond_the_image_is_clipped_and_a_phrase_without_boxes_dropped():
     assert [(each.phrase, each.reason) for each in dropped] == [("x", "no_box")]
 
 
+def test_phrases_stay_in_the_order_of_the_caption():
+    better = phrase("a dog", 10, scores=[0.9])
+    kept, _ = chosen([better, phrase("a cat", boxes=[(40, 40, 60, 60)], scores=[0.5])])
+    assert [each.phrase for each in kept] == ["a cat", "a dog"]
+
+
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [

@@ -33,6 +33,7 @@ def read(caption: str, label: str) -> str | None:
         ("a  black\tdog", "a black dog", "a  black\tdog"),
         ("a woman and a man", "man", "man"),
         ("a woman", "man", None),
+        ("a snow_man", "man", None),
         ("a man's hat", "man", "man"),
         ("the Straße", "STRASSE", "Straße"),
         ("the Straße", "stras", None),

@@ -57,6 +57,22 @@ def test_clip_retrieval_is_imported(tmp_path, photos, naming):
     assert verify(tmp_path / "set") == []
 
 
+def test_a_set_is_normalised_only_if_the_rows_of_every_file_are(tmp_path, photos):
+    values = clip_retrieval(tmp_path / "emb")
+    np.save(tmp_path / "emb/img_emb/img_emb_0.npy", values[:4] * 2)
+    options = ImportOptions(data=photos, kind="image")
+    assert not import_rows(tmp_path / "emb", tmp_path / "set", options).record.spec.normalised
+
+
+def test_of_two_rows_of_an_image_that_of_the_file_with_the_lower_number_counts(tmp_path, photos):
+    values = clip_retrieval(tmp_path / "emb")
+    for path in [*(tmp_path / "emb").rglob("*_[01].*")]:
+        path.rename(path.with_name(path.name.replace("_1.", "_10.").replace("_0.", "_9.")))
+    import_rows(tmp_path / "emb", tmp_path / "set", ImportOptions(data=photos, kind="image"))
+    row = FeatureSet.open(tmp_path / "set").take([key_of_file(photos / "more/copy.png")])
+    assert row.tobytes() == values[1].tobytes()  # which 1.png has
+
+
 def test_texts_have_the_keys_that_a_data_set_gives_them(tmp_path, capsys):
     values = clip_retrieval(tmp_path / "emb")
     words = ["cache", "import", tmp_path / "emb", "--kind", "text", "--out", tmp_path / "set"]

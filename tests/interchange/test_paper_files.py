@@ -135,6 +135,17 @@ def test_kdmcse_becomes_two_feature_sets_whose_texts_are_trimmed(tmp_path):
     np.testing.assert_array_equal(FeatureSet.open(tmp_path / "texts").take(keys), ROWS[:4] * 2)
 
 
+def test_a_caption_of_two_lines_is_one_line_of_mcses_file(tmp_path):
+    body = entries()
+    body["2.jpg"]["captions"][0] = "two\nlines"
+    (tmp_path / "flickr.json").write_text(json.dumps(body))
+    data, images, texts = (tmp_path / name for name in ("data", "images", "texts"))
+    import_kdmcse(tmp_path / "flickr.json", data, images, texts, "")
+    out = tmp_path / "out.hdf5", tmp_path / "out.txt"
+    assert export_mcse(data, images, *out, "train") == 8
+    assert out[1].read_text("utf-8").splitlines()[4] == "two lines"
+
+
 def spoilt(**changes) -> str:
     body = entries()
     body["2.jpg"].update(changes)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from small_inputs import extracting
 
+from pipeline import check
 from sightline.cache import FeatureSet, SetWriter, verify
 
 
@@ -25,6 +26,21 @@ def test_rows_are_encoded_again_and_nothing_is_written(says, world, kind):
         *extracting(kind, kind, "--check", 2)
     )
     assert written() == before
+
+
+def test_rows_are_encoded_again_with_the_threads_and_batches_of_the_record(
+    says, world, monkeypatch
+):
+    says(*extracting("image", "own", "--batch-size", 4))  # with one thread
+    used, extract = [], check.extract
+
+    def noted(inputs, config, out, settings):
+        used.append((settings.threads, settings.batch_size))
+        return extract(inputs, config, out, settings)
+
+    monkeypatch.setattr(check, "extract", noted)
+    says(*extracting("image", "own", "--check", 2, "--threads", 2, "--batch-size", 8))
+    assert used == [(1, 4)]
 
 
 def test_rows_that_the_encoder_does_not_reproduce_are_named(said, world):

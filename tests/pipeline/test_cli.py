@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,3 +121,17 @@ def test_without_a_place_for_the_file_the_line_names_the_option(broken, monkeypa
     assert sightline("prepare") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "`sightline --debug` prints" in line
+
+
+def test_accept_keeps_the_runs_that_are_named_and_no_others(finished, tmp_path, monkeypatch, says):
+    from train.code_digest import code_of
+
+    monkeypatch.chdir(shutil.copytree(finished, tmp_path / "graph"))
+    monkeypatch.setattr("train.code_digest.code_of", lambda names: code_of(names) | {"edited": "0"})
+    assert says("accept", "simcse") == "runs/simcse/seed-0: accepted\n"
+    assert sorted(says("accept").splitlines()) == [
+        "runs/mcse-clip/seed-0: accepted",
+        "runs/simcse/seed-0: the code that trained it has not changed",
+    ]
+    shutil.rmtree("runs/simcse")
+    assert says("accept", "simcse") == "runs/simcse/seed-0: not trained yet\n"

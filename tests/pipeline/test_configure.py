@@ -124,6 +124,8 @@ def test_parts_are_listed_apart_each_with_its_first_line(folder: Path, run) -> N
     assert [line.split()[0] for line in listed] == list(parts())
     assert any("studies/margin" in each and "KDMCSE against the margin" in each for each in listed)
     assert not configurations().keys() & parts().keys()
+    for files in (configurations(), parts()):
+        assert list(files.values()) == sorted(files.values())
     assert len(list(Path("configs").rglob("*.yaml"))) <= 36  # with the draft
 
 
@@ -139,6 +141,13 @@ def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
         assert f"cd {place} && sightline configure {names}\n" in shown
         assert f"cd {place} && sightline repro report\n" in shown
     assert "/study-*/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_make_writes_params_yaml_again_after_an_edit_of_any_configuration() -> None:
+    words = ["make", "--eval", "shown: ; @echo $(CONFIGURATIONS)", "shown"]
+    watched = subprocess.check_output(words, cwd=ROOT, text=True).split()
+    files = (ROOT / "configs").rglob("*.yaml")
+    assert sorted(watched) == sorted(path.relative_to(ROOT).as_posix() for path in files)
 
 
 def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path) -> None:
@@ -174,6 +183,13 @@ def test_a_study_trains_the_same_runs_on_any_data(folder: Path) -> None:
         flickr = configuration("flickr30k", f"studies/{study}")["systems"]
         for name, system in flickr.items():
             assert system["runs"] == drawn[name]["runs"]
+
+
+def test_no_list_of_images_is_of_two_splits(folder: Path) -> None:
+    for name in configurations():
+        for data in configuration(name)["datasets"].values():
+            lists = [*(data.get("splits") or {}).values()]
+            assert len(set(lists)) == len(lists), name
 
 
 def test_own_photographs_need_no_data_of_others(folder: Path) -> None:

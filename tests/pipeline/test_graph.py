@@ -19,7 +19,8 @@ from made_results import made_result
 from pipeline import graph, stages
 from pipeline.configure import configuration, to_yaml
 from pipeline.params import Params, ParamsError, validate_params
-from train.objectives import make_objective
+from train.code_digest import code_of
+from train.objectives import OBJECTIVES, make_objective
 from train.report.write import write_report
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,29 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
         parts = ("objective", "parameters", "train", f"runs.{run}")
         tracked = {f"systems.{config.system}.{part}" for part in parts}
         assert set(stage["params"]) == tracked | {"student", "train", "graph.pairs", "graph.text"}
+
+
+def test_stages_of_tokens_and_objects_depend_on_what_they_read(given):
+    params, stages = given
+    pairs = params.graph.pairs
+    assert set(map(Path, stages["tokens"]["deps"])) == set(graph.training_texts(params))
+    assert stages["tokens"]["params"] == ["student"]
+    for name in params.graph.grounded:
+        read = {graph.dataset_folder(name) / "captions.parquet", graph.grounding_folder(name)}
+        assert set(map(Path, stages[f"phrase-tokens@{name}"]["deps"])) == read
+        assert stages[f"phrase-tokens@{name}"]["params"] == ["student"]
+    for encoder in params.graph.object_encoders:
+        read = {graph.dataset_folder(pairs), graph.grounding_folder(pairs)}
+        assert set(map(Path, stages[f"object-features@{pairs}-{encoder}"]["deps"])) == read
+
+
+def test_the_code_stage_depends_on_every_file_that_it_digests():
+    watched = [ROOT / path for path in STAGES["code"]["deps"]]
+    for name in code_of(OBJECTIVES.own):
+        file = ROOT / f"{name.replace('.', '/')}.py"  # of a loss, its module is the file
+        file = file if file.is_file() else file.parent.with_suffix(".py")
+        assert file.is_file(), name
+        assert any(file.is_relative_to(path) for path in watched), name
 
 
 def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):

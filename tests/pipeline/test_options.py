@@ -186,6 +186,7 @@ EXTRACT = "extract image --data . --encoder resnet18 --weights random:0 --out y 
         ("stage image-feature x", 2, "did you mean 'image-features'"),
         ("stage image-features x", 2, "sightline stage image-features DATASET ENCODER"),
         ("stage tokens --dry-run", 2, "the stage tokens does not take it"),
+        ("train simcse --tokens t --student s --out y --seed 4294967296", 2, "--seed"),
     ],
 )
 def test_a_mistake_is_one_clear_error(words, code, fault, tmp_path, monkeypatch, said):

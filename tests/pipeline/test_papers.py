@@ -196,6 +196,15 @@ def test_the_papers_use_coco_2014(recipes):
     assert not source["restval"]
 
 
+def test_the_teachers_are_the_released_models(recipes):
+    for name, base in (("flickr30k", "bert-base-uncased"), ("flickr30k roberta", "roberta-base")):
+        teachers = recipes.params(name).encoders.teacher
+        assert {teacher: config.model for teacher, config in teachers.items()} == {
+            "simcse": f"princeton-nlp/unsup-simcse-{base}",
+            "diffcse": f"voidism/diffcse-{base}-sts",
+        }
+
+
 def test_the_released_kdmcse_reads_vit_l(recipes):
     params = recipes.params("flickr30k-vit-l")
     run = params.run("kdmcse-released")
@@ -313,6 +322,8 @@ def test_missing_data_is_what_is_not_there(tmp_path, monkeypatch):
     assert "data/raw/flickr30k/train.txt" in Recipes().missing(entry)
     assert Recipes().missing(ENTRIES["mcse:table-3"]) == []
     assert "data/senteval/downstream" in Recipes().missing(ENTRIES["mcse:table-8"])
+    made = [each for each in Recipes().missing(ENTRIES["mcse:table-1"]) if "data/datasets" in each]
+    assert made == [], "the graph makes it"
 
 
 @pytest.fixture

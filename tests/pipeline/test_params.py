@@ -68,6 +68,8 @@ graph.pairs: flickr => graph.pairs: unknown name 'flickr'
 graph.grounded: [] => add scenes to graph.grounded
 grounding: => graph.grounded: needs a section `grounding`
 report.baseline: simsce => did you mean 'simcse'
+report.gain: mcse-clp => report.gain: unknown name 'mcse-clp'
+report.control: mcse-clp => report.control: unknown name 'mcse-clp'
 systems.simcse.train: {lerning_rate: 1} => systems.simcse.train: unknown key
 systems.simcse.objective: => systems.simcse.objective: is missing
 systems.simcse.runs.simcse.train: {lerning_rate: 1} => runs.simcse.train: unknown key 'lerning_r
@@ -153,6 +155,11 @@ def test_without_its_text_stream_a_run_reads_only_pairs(tmp_path):
     sentences = {"sentences": tmp_path / "s.parquet", "tokens": tmp_path / "t"}
     with pytest.raises(ValueError, match=r"train\.text_stream is off, but a stream"):
         RunSpec.model_validate({**alone.model_dump(), "text": sentences})
+
+
+def test_a_run_without_a_text_term_reads_no_sentences(tmp_path):
+    params = load_params(changed(tmp_path, "systems.mcse-clip.parameters.text_weight: 0"))
+    assert run_spec(params, "mcse-clip", 0).text is None
 
 
 def test_the_machine_is_a_section_that_no_stage_depends_on(tmp_path: Path) -> None:

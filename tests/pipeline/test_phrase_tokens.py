@@ -17,6 +17,7 @@ from sightline.cache import (
     PHRASES,
     CacheError,
     PhraseTokens,
+    TokenSet,
     as_keys,
     key_column,
     key_of_text,
@@ -215,3 +216,17 @@ def test_damaged_phrase_tokens_are_refused(bert, tmp_path):
     write_phrase_tokens(tmp_path / "wild", header, pairs, pairs, [1, 2], [2, 999])
     with pytest.raises(CacheError, match=r"phrase \d has tokens \d to 999 of at most"):
         PhraseTokens.open(tmp_path / "wild")
+
+
+def test_reasons_are_in_alphabetical_order(bert, tmp_path):
+    dog, girl, _ = CAPTIONS_USED
+    phrases = write_phrases(tmp_path, span(dog, "a red ball"), (girl, 11, 13))
+    header = tokenize_phrases(phrases, write_captions(tmp_path), str(bert), 10, tmp_path / "out")
+    assert list(header.dropped.items()) == [("no_token", 1), ("truncated", 1)]
+
+
+def test_the_stage_truncates_captions_as_their_tokens_are(finished):
+    tokens = TokenSet.open(finished / "data/tokens/scenes-bert").header
+    spans = PhraseTokens.open(finished / "data/phrase-tokens/scenes/scenes-bert").header
+    assert spans.max_length == tokens.max_length
+    assert spans.tokenizer_sha256 == tokens.tokenizer_sha256

@@ -271,6 +271,7 @@ def test_the_folders_that_are_named_count_and_must_be_there(tmp_path, said):
     [
         (["--paper", "mcse:1", "--baseline", "simcse"], "--baseline: not with --paper"),
         (["--paper", "mcse:1", "--curve", "m", "--metric", "A"], "--curve and --metric: not with"),
+        (["--paper", "mcse:1", "--plot", "a.svg"], "--plot: not with --paper"),
         (["--paper", "list", "--format", "html"], "--format: a list is printed"),
         (["--paper", "mcse", "--out", "list.txt"], "--out: a list is printed"),
         ([], "name at least one, or give --paper"),
