@@ -144,7 +144,7 @@ def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
 
 
 def test_make_writes_params_yaml_again_after_an_edit_of_any_configuration() -> None:
-    words = ["make", "--eval", "shown: ; @echo $(CONFIGURATIONS)", "shown"]
+    words = ["make", "--no-print-directory", "--eval", "shown: ; @echo $(CONFIGURATIONS)", "shown"]
     watched = subprocess.check_output(words, cwd=ROOT, text=True).split()
     files = (ROOT / "configs").rglob("*.yaml")
     assert sorted(watched) == sorted(path.relative_to(ROOT).as_posix() for path in files)
