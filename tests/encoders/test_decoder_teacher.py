@@ -49,7 +49,7 @@ def folder(tmp_path_factory) -> Path:
         Qwen3Model(config).save_pretrained(place / "bare")
     tokenizer.save_pretrained(place / "bare")
     transformer = Transformer(str(place / "bare"))
-    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="lasttoken")
+    pooling = Pooling(config.hidden_size, pooling_mode="lasttoken")
     whole = SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
     whole.prompts = {"query": QUERY, "document": ""}
     whole.save(str(place / "whole"))

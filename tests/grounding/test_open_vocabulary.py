@@ -70,10 +70,13 @@ def theirs(folders: Path, image: torch.Tensor, phrase: str, threshold: float):
 
 
 def test_sam3_finds_what_the_librarys_processor_finds_batched(folders):
-    threshold = float(theirs(folders, pictures((40, 60))[0], "the dog", 0.0)["scores"].median())
-    ours = grounder(folders, "sam3", threshold=threshold)
     images = pictures((40, 60), (64, 64), (33, 20), (64, 64))
     captions = captions_of(TEXTS)
+    everything = grounder(folders, "sam3", threshold=0.0).ground(images, captions)
+    scores = torch.cat([each.scores for found, _ in everything for each in found]).sort().values
+    widest = int(scores.diff().argmax())  # no score is near a threshold in this gap
+    threshold = float(scores[widest : widest + 2].mean())
+    ours = grounder(folders, "sam3", threshold=threshold)
     answers = ours.ground(images, captions)
     some = 0
     for image, caption, (found, dropped) in zip(images, captions, answers, strict=True):
@@ -81,7 +84,7 @@ def test_sam3_finds_what_the_librarys_processor_finds_batched(folders):
             assert caption.text[each.char_start : each.char_end] == each.phrase
             expected = theirs(folders, image, each.phrase.lower(), threshold)
             torch.testing.assert_close(each.boxes, expected["boxes"], rtol=1e-4, atol=1e-3)
-            torch.testing.assert_close(each.scores, expected["scores"], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(each.scores, expected["scores"], rtol=1e-3, atol=1e-5)
             assert each.masks is not None
             assert each.masks.shape == (len(each.boxes), *image.shape[1:])
             assert (each.masks == expected["masks"].bool()).float().mean() > 0.999
