@@ -33,14 +33,20 @@ def commands_in(page: str) -> list[str]:
     return [line for line in lines if re.match(r"(sightline|make) ", line)]
 
 
-def known_options(node: Any = None) -> set[str]:
+def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Every command that does something, by its words."""
+    if not hasattr(command, "list_commands"):
+        return {path: command}
+    found: dict[tuple[str, ...], Any] = {}
+    for name in command.list_commands(None):
+        found |= leaves(command.get_command(None, name), (*path, name))
+    return found
+
+
+def known_options() -> set[str]:
     """The options of all commands."""
-    node = node or get_command(app)
-    options = {option for param in node.params for option in (*param.opts, *param.secondary_opts)}
-    if hasattr(node, "list_commands"):
-        for name in node.list_commands(None):
-            options |= known_options(node.get_command(None, name))
-    return options
+    params = [param for command in leaves(get_command(app)).values() for param in command.params]
+    return {option for param in params for option in (*param.opts, *param.secondary_opts)}
 
 
 def check_command(command: str) -> None:

@@ -84,7 +84,7 @@ def test_sam3_finds_what_the_librarys_processor_finds_batched(folders):
             assert caption.text[each.char_start : each.char_end] == each.phrase
             expected = theirs(folders, image, each.phrase.lower(), threshold)
             torch.testing.assert_close(each.boxes, expected["boxes"], rtol=1e-4, atol=1e-3)
-            torch.testing.assert_close(each.scores, expected["scores"], rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(each.scores, expected["scores"], rtol=2e-4, atol=1e-5)
             assert each.masks is not None
             assert each.masks.shape == (len(each.boxes), *image.shape[1:])
             assert (each.masks == expected["masks"].bool()).float().mean() > 0.999

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
 from command_line import unboxed
+from shown_commands import leaves
 
 from pipeline.cli.commands import COMMANDS, load
 from pipeline.cli.options import from_words, set_values
@@ -23,17 +23,6 @@ from sightline.settings import field_help
 from train.evaluate.task import TASKS, task_class
 from train.objectives import OBJECTIVES, objective_class
 from train.run_spec import StudentConfig, TrainConfig
-
-
-def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Every command that does something, by its words."""
-    if not hasattr(command, "list_commands"):
-        return {path: command}
-    found: dict[tuple[str, ...], Any] = {}
-    for name in command.list_commands(None):
-        found |= leaves(command.get_command(None, name), (*path, name))
-    return found
-
 
 EVERY = {words: each for name in COMMANDS for words, each in leaves(load(name), (name,)).items()}
 
