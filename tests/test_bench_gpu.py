@@ -35,18 +35,14 @@ WRITES = 'import pathlib; pathlib.Path({!r}).write_text(\'{{"rows": [{{"what": 2
         ("import time; time.sleep(60)", "out of time after 5 s"),
     ],
 )
-def test_what_a_part_has_written_is_kept(
-    gpu: ModuleType, tmp_path: Path, then: str, status: str
-) -> None:
+def test_what_a_part_has_written_is_kept(gpu, tmp_path, then, status):
     words = ["-S", "-c", WRITES.format(str(tmp_path / "made.json")) + then]
     limit = 5 if "sleep" in then else 30
     outcome = gpu.run(gpu.Part("made", words, limit), tmp_path, limit, gpu.Stop())
     assert (outcome.status, outcome.rows) == (status, [{"what": 2}])
 
 
-def test_a_part_without_figures_or_with_half_a_file_is_a_failure(
-    gpu: ModuleType, tmp_path: Path
-) -> None:
+def test_a_part_without_figures_or_with_half_a_file_is_a_failure(gpu, tmp_path):
     (tmp_path / "made.json").write_text('{"rows": ["of an earlier run"]}')
     silent = gpu.run(gpu.Part("made", ["-c", "pass"], 9), tmp_path, 9, gpu.Stop())
     assert (silent.status, silent.rows) == ("failed (it wrote no figures)", [])
@@ -56,9 +52,7 @@ def test_a_part_without_figures_or_with_half_a_file_is_a_failure(
     assert half.status.startswith("failed (its figures cannot be read")
 
 
-def test_the_table_shows_tests_and_what_missed_its_target(
-    gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_shows_tests_and_what_missed_its_target(gpu, tmp_path, capsys):
     import harness  # beside `gpu`
 
     report = harness.Report(Namespace(json=tmp_path / "made.json"))
@@ -82,7 +76,7 @@ def test_the_table_shows_tests_and_what_missed_its_target(
     assert "| slow | 7.00 | at least 8: missed | 3.50 |" in capsys.readouterr().out
 
 
-def test_a_stopped_benchmark_ends_its_part(tmp_path: Path) -> None:
+def test_a_stopped_benchmark_ends_its_part(tmp_path):
     words = ["--device", "cpu", "--quick", "--only", "tests", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), *words], stdout=subprocess.PIPE, text=True
@@ -106,12 +100,7 @@ def test_a_stopped_benchmark_ends_its_part(tmp_path: Path) -> None:
     assert figures["tests"]["status"] == f"stopped by signal {signal.SIGTERM.value}"
 
 
-def test_a_missing_gpu_is_one_error(
-    gpu: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_missing_gpu_is_one_error(gpu, tmp_path, monkeypatch, capsys):
     words = ["gpu.py", "--device", "cuda:99", "--out", str(tmp_path / "never")]
     monkeypatch.setattr(sys, "argv", words)
     assert gpu.main() == 1

@@ -16,6 +16,7 @@ from shown_commands import PAGES, ROOT, check_command, known_options, shown_comm
 
 from pipeline.cli.reference import KEYS
 
+CODE = [path for room in ("pipeline", "sightline", "train") for path in (ROOT / room).rglob("*.py")]
 OF_A_PACKAGE = "sightline prepare sidecar"  # of docs/extending.md; tests/test_extending.py runs it
 SHOWN = sorted(
     command
@@ -77,13 +78,12 @@ def test_options_and_keys_in_the_prose_exist(page):
 
 def named_in_messages() -> Iterator[str]:
     """The commands in the texts of the code, up to a value that is only known when it runs."""
-    for room in ("pipeline", "sightline", "train"):
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-                text = "".join(str(getattr(part, "value", "…")) for part in parts)
-                if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
-                    yield from re.findall(r"`(sightline [a-z][a-z -]*)", text)
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(str(getattr(part, "value", "…")) for part in parts)
+            if all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
+                yield from re.findall(r"`(sightline [a-z][a-z -]*)", text)
 
 
 GROUPS = {f"sightline {name}" for name in ("cache", "look", "prepare")}
@@ -95,10 +95,9 @@ def test_commands_in_messages_exist(command):
 
 
 def test_pages_in_messages_exist():
-    for room in ("pipeline", "sightline", "train"):
-        for path in (ROOT / room).rglob("*.py"):
-            for page in re.findall(r"docs/[\w-]+\.md", path.read_text()):
-                assert (ROOT / page).exists(), f"{path.name} names {page}"
+    for path in CODE:
+        for page in re.findall(r"docs/[\w-]+\.md", path.read_text()):
+            assert (ROOT / page).exists(), f"{path.name} names {page}"
 
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("make")])
@@ -121,20 +120,17 @@ def test_the_command_reference_is_up_to_date():
     assert not re.search(r"<\w", prose), "a renderer drops it as an unknown tag"
 
 
-def ablations_section() -> str:
-    page = (ROOT / "docs/training.md").read_text()
-    return page.partition("## The papers' ablations")[2].partition("\n## ")[0]
+ABLATIONS = (
+    (ROOT / "docs/training.md")
+    .read_text()
+    .partition("## The papers' ablations")[2]
+    .partition("\n## ")[0]
+)
 
 
 def ablations() -> list[tuple[str, dict]]:
     """Run and parameter change of every row of the table in docs/training.md."""
-    table = (
-        (ROOT / "docs/training.md")
-        .read_text()
-        .partition("## The papers' ablations")[2]
-        .partition("\n## ")[0]
-    )
-    rows = re.findall(r"^\| \w.* \| `([\w-]+)` \| (.*) \|$", table, re.M)
+    rows = re.findall(r"^\| \w.* \| `([\w-]+)` \| (.*) \|$", ABLATIONS, re.M)
     return [(run, yaml.safe_load(c)) for run, cell in rows for c in re.findall("`([^`]+)`", cell)]
 
 
@@ -152,13 +148,7 @@ def test_an_ablation_changes_only_the_parameters_it_names(run, change):
 
 
 def test_every_ablation_row_is_parsed():
-    section = (
-        (ROOT / "docs/training.md")
-        .read_text()
-        .partition("## The papers' ablations")[2]
-        .partition("\n## ")[0]
-    )
-    assert len(ablations()) == section.count("`{") > 0
+    assert len(ablations()) == ABLATIONS.count("`{") > 0
 
 
 def test_the_graph_diagram_shows_every_stage():

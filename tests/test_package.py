@@ -19,10 +19,8 @@ MODULES = {"open-clip-torch": "open_clip", "pillow": "PIL"}
 
 
 def source() -> str:
-    files = (
-        file for name in ("pipeline", "sightline", "train") for file in (ROOT / name).rglob("*.py")
-    )
-    return "\n".join(file.read_text() for file in files)
+    rooms = ("pipeline", "sightline", "train")
+    return "\n".join(file.read_text() for name in rooms for file in (ROOT / name).rglob("*.py"))
 
 
 @pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"].keys() - {"dev"}))

@@ -44,7 +44,7 @@ def run(end: str) -> subprocess.CompletedProcess[str]:
     ("end", "code"),
     [("", 0), ("sys.exit()", 0), ("sys.exit(3)", 3), ("sys.exit('a reason')", 1), ("1 / 0", 1)],
 )
-def test_threads_handlers_output_and_exit_code(end: str, code: int) -> None:
+def test_threads_handlers_output_and_exit_code(end, code):
     found = run(end)
     assert found.returncode == code
     assert found.stdout.split() == ["x" * 200_000, "thread", "done", "handler", "ran"]
@@ -52,7 +52,7 @@ def test_threads_handlers_output_and_exit_code(end: str, code: int) -> None:
     assert ("ZeroDivisionError" in found.stderr) == ("1 / 0" in end)
 
 
-def test_a_full_disk_under_stdout_is_an_error() -> None:
+def test_a_full_disk_under_stdout_is_an_error():
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     with Path("/dev/full").open("w") as full:
