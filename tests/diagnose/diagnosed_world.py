@@ -32,17 +32,13 @@ IMAGES_COUNT, CAPTIONS_EACH = 30, 3
 
 
 def write_set(folder: Path, kind: Any, rows: dict[bytes, np.ndarray], **encoder: Any) -> Path:
-    made_by = {"name": "test/clip", "source": "file:clip.safetensors", "weights_sha256": "3" * 64}
-    spec = FeatureSpec(
-        kind=kind,
-        encoder=EncoderRecord.model_validate({**made_by, **encoder}),
-        preprocessing={},
-        precision="fp32",
-        dim=len(next(iter(rows.values()))),
-        dtype="float32",
-    )
+    given = {"name": "test/clip", "source": "file:clip.safetensors", "weights_sha256": "3" * 64}
+    made_by = EncoderRecord.model_validate({**given, **encoder})
+    fixed: Any = {"preprocessing": {}, "precision": "fp32", "dtype": "float32"}
+    dim = len(next(iter(rows.values())))
+    spec = FeatureSpec(kind=kind, encoder=made_by, dim=dim, **fixed)
     with SetWriter(folder, spec) as writer:
-        for batch in writer.plan(list(rows), batch_size=64):
+        for batch in writer.plan(list(rows), batch_size=len(rows)):
             found = [rows[key.tobytes()] for key in batch.keys]
             writer.add(batch.keys, np.array(found, dtype=np.float32))
         writer.publish()
@@ -60,11 +56,10 @@ class DiagnosedWorld:
         image_rows, text_rows: key → row.
     """
 
-    def __init__(self, root: Path, noise: float = 0.6) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.images_manifest, self.captions_manifest = (
-            root / f"{name}.parquet" for name in ("images", "captions")
-        )
+        self.images_manifest = root / "images.parquet"
+        self.captions_manifest = root / "captions.parquet"
         self.image_set, self.text_set = root / "image", root / "text"
         self.image_keys = [key_of_bytes(b"image %d" % number) for number in range(IMAGES_COUNT)]
         self.captions: list[tuple[int, str]] = []
@@ -73,11 +68,11 @@ class DiagnosedWorld:
         rng = np.random.default_rng(5)
         for number, key in enumerate(self.image_keys):
             shared = rng.normal(size=DIM)
-            self.image_rows[key] = shared + noise * rng.normal(size=DIM)
+            self.image_rows[key] = shared + 1.2 * rng.normal(size=DIM)
             for k in range(CAPTIONS_EACH):
                 text = f"caption {k} of image {number}"
                 self.captions.append((number, text))
-                self.text_rows[key_of_text(text)] = shared + noise * rng.normal(size=DIM)
+                self.text_rows[key_of_text(text)] = shared + 1.2 * rng.normal(size=DIM)
 
     @property
     def text_keys(self) -> list[bytes]:
@@ -93,12 +88,9 @@ class DiagnosedWorld:
             {"caption_id": f"{i}", "image_id": f"{number:03}", "text": text}
             for i, (number, text) in enumerate(self.captions)
         ]
-        for path, rows, schema in (
-            (self.images_manifest, images, IMAGES),
-            (self.captions_manifest, captions, CAPTIONS),
-        ):
+        for name, schema, rows in (("images", IMAGES, images), ("captions", CAPTIONS, captions)):
             table = pa.Table.from_pylist([{**row, "split": "train"} for row in rows], schema)
-            write_manifest(path, table, schema)
+            write_manifest(self.root / f"{name}.parquet", table, schema)
         as_prepared(self.root)
         write_set(self.image_set, "image", self.image_rows)
         write_set(self.text_set, "text", self.text_rows)
@@ -122,15 +114,13 @@ def poison(path: Path, key: bytes, value: float) -> None:
     """Write ``value`` into a row of a published set, which its writer would have refused."""
     features = FeatureSet.open(path)
     (row,) = features.rows([key])
-    record = features.record
-    index, _ = read_index(path, record)
-    shards = list(record.shards)
-    number = index.shards[row]
-    with h5py.File(path / shards[number].name, "r+") as file:
+    index, _ = read_index(path, features.record)
+    (shard,) = features.record.shards
+    with h5py.File(path / shard.name, "r+") as file:
         file["features"][index.numbers[row], 3] = value
-    digest = blake3((path / shards[number].name).read_bytes()).hexdigest()
-    shards[number] = shards[number].model_copy(update={"blake3": digest})
-    (path / FILE_NAME).write_bytes(to_bytes(record.model_copy(update={"shards": tuple(shards)})))
+    digest = blake3((path / shard.name).read_bytes()).hexdigest()
+    shards = (shard.model_copy(update={"blake3": digest}),)
+    (path / FILE_NAME).write_bytes(to_bytes(features.record.model_copy(update={"shards": shards})))
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
