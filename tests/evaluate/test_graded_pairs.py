@@ -8,6 +8,7 @@ from letters import Letters
 from scipy.stats import spearmanr
 
 from sightline.errors import SightlineError
+from train.evaluate.results import TaskResult
 from train.evaluate.similarity import correlate, evaluate_pairs, load_pairs
 from train.evaluate.sts import (
     AVERAGE,
@@ -81,7 +82,7 @@ def test_a_bad_table_names_the_line(tmp_path, text, message):
 
 
 STS12, BENCHMARK = "STS/STS12-en-test/STS.{}.MSRpar.txt", "STS/STSBenchmark/sts-test.csv"
-SICK = "SICK/SICK_test_annotated.txt"
+SICK, SICK_HEADER = "SICK/SICK_test_annotated.txt", "A\tsentence_A\tsentence_B\trelatedness_score\n"
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,9 @@ SICK = "SICK/SICK_test_annotated.txt"
         (BENCHMARK, b"a\tb\tc\n", "line 1: 3 tab-separated columns"),
         (BENCHMARK, b"one\ntwo \xe9\n", "line 2: the byte 0xe9 is not UTF-8"),
         (SICK, b"pair_ID\tA\tB\n", "line 1: found 'pair_ID A B'"),
-        (
-            SICK,
-            b"pair_ID\tsentence_A\tsentence_B\trelatedness_score\n1\ta dog\n",
-            "line 2: 2 tab-separated columns",
-        ),
+        (SICK, f"{SICK_HEADER}1\ta dog\n".encode(), "line 2: 2 tab-separated columns"),
         (STS12.format("input"), None, "no such file; expected SentEval's"),
-        ("STS/STS14-en-test/STS.gs.images.txt", None, "no such file; expected SentEval's"),
+        (STS12.format("gs"), None, "no such file; expected SentEval's"),
         (BENCHMARK, None, "no such file; expected SentEval's"),
         (SICK, None, "no such file; expected SentEval's"),
     ],
@@ -122,11 +119,9 @@ def test_an_unknown_task_lists_the_valid_ones(senteval):
 def test_the_score_is_spearman_of_cosines(tmp_path):
     file = tmp_path / "set.tsv"
     file.write_text(f"{HEADER}5\ta\tb\n3\ta\tc\n1\ta\td\n4\tb\tc\n")
-    points = {"a": [1, 0], "b": [3, 1], "c": [1, 1], "d": [0, 2]}
+    points = {"a": [1.0, 0], "b": [3, 1], "c": [1, 1], "d": [0, 2]}
     # cosines 0.949, 0.707, 0, 0.894: the same order as the gold scores
-    score = evaluate_pairs(
-        lambda texts: np.array([points[t] for t in texts], float), load_pairs(file)
-    )
+    score = evaluate_pairs(lambda texts: np.array([points[t] for t in texts]), load_pairs(file))
     assert score.spearman == pytest.approx(100.0)
     assert score.pairs == 4
     # ties take their mean rank: 1, 2.5, 2.5, 4 against 1, 2, 3, 4
@@ -179,6 +174,10 @@ def test_all_tasks_are_encoded_in_one_call_and_have_a_mean(senteval):
     assert set(constant.scores.values()) == {None}
     assert set(constant.reasons) >= {*TASKS, AVERAGE}
     assert "constant" in constant.reasons["STS-B"]
+    assert constant.subsets["STS12"]["MSRpar"] is None
+    assert "constant" in constant.reasons["STS12/MSRpar"]
+    with pytest.raises(ValueError, match=r"subsets\.STS12\.MSRpar is null"):
+        TaskResult(subsets=constant.subsets)
     # float32 rounding is no order either
     noise = np.random.default_rng(0)
     rounded = evaluate_sts(
