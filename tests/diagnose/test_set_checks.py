@@ -68,7 +68,9 @@ def test_a_wide_set_has_the_rank_of_its_rows(tmp_path):
     rng = np.random.default_rng(0)
     rows = {key_of_text(str(i)): rng.normal(size=40) for i in range(9)}
     write_set(tmp_path / "wide", "text", rows)
-    spectrum = diagnose([tmp_path / "wide"], None, None, Settings()).sets[0].spectrum
+    checks = diagnose([tmp_path / "wide"], None, None, Settings()).sets[0]
+    assert checks.neighbours.closest[0].one.startswith("key ")  # no manifest, no text
+    spectrum = checks.spectrum
     units = stored_units(tmp_path / "wide")
     values = np.linalg.svd(units - units.mean(axis=0), compute_uv=False)
     assert spectrum.centred == pytest.approx(effective_rank(values), rel=1e-6)
@@ -148,18 +150,14 @@ def test_rows_that_are_all_alike_are_a_problem(own):
     assert "All rows point almost one way" in said(diagnosis, "problem")
 
 
-def test_one_row_has_no_neighbours(tmp_path):
-    write_set(tmp_path / "one", "object", {key_of_text("x"): np.arange(1.0, 5)})
-    checks = diagnose([tmp_path / "one"], None, None, Settings()).sets[0]
+def test_one_row_has_no_neighbours_and_untrained_weights_are_a_problem(tmp_path):
+    rows = {key_of_text("x"): np.arange(1.0, 5)}
+    write_set(tmp_path / "one", "object", rows, untrained=True, source="random:0")
+    diagnosis = diagnose([tmp_path / "one"], None, None, Settings())
+    (checks,) = diagnosis.sets
     assert checks.neighbours is checks.spectrum is checks.mean_cosine is None
     assert checks.norms.count == 1
-
-
-def test_untrained_weights_are_a_problem(tmp_path, world):
-    write_set(tmp_path / "set", "text", world.text_rows, untrained=True, source="random:0")
-    diagnosis = diagnose([tmp_path / "set"], None, None, Settings())
     assert "The weights are untrained (random:0)" in said(diagnosis, "problem")
-    assert diagnosis.sets[0].neighbours.closest[0].one.startswith("key ")  # no manifest, no text
 
 
 def with_set(diagnosis, **changes):

@@ -67,20 +67,21 @@ class Folder:
     def write(
         self, kind: Any, encoder: str, rows: Any, failed: tuple[str, ...] = (), weights: str = "1"
     ) -> str:
-        """Write a feature set, key → row; returns its fingerprint."""
+        """Write a feature set, key → row; returns its fingerprint.
+
+        Args:
+            failed: images with an error in place of a row, as a row of NaN is recorded.
+        """
         made_by = EncoderRecord(name=encoder, source="random:0", weights_sha256=weights * 64)
         fixed: Any = {"preprocessing": {}, "precision": "fp32", "dtype": "float32"}
         dim = len(next(iter(rows.values())))
         spec = FeatureSpec(kind=kind, encoder=made_by, dim=dim, **fixed)
-        error = {"code": "decode", "path": "", "reason": "test"}
-        errors = {self.key(name): error for name in failed}
+        every = {**rows, **{self.key(name): np.full(dim, np.nan) for name in failed}}
         where = self.root / "features" / kind / encoder
         with SetWriter(where, spec) as writer:
             for batch in writer.plan(list(rows), batch_size=64):
-                keys = [key.tobytes() for key in batch.keys]
-                found = np.array([rows[key] for key in keys], dtype=np.float32)
-                found[[key in errors for key in keys]] = np.nan
-                writer.add(batch.keys, found, {key: errors[key] for key in keys if key in errors})
+                found = [every[key.tobytes()] for key in batch.keys]
+                writer.add(batch.keys, np.array(found, dtype=np.float32))
             writer.publish()
         return FeatureSet.open(where).fingerprint
 

@@ -191,8 +191,6 @@ def test_the_command_compares_models_of_different_widths(by_models):
     others = {text for own in CAPTIONS_OF.values() for text in own} - {query}
     for answers in found.values():
         assert sorted(each["text"] for each in answers) == sorted(others)
-        cosines = [each["cosine"] for each in answers]
-        assert cosines == sorted(cosines, reverse=True)
         own = [each["text"] for each in answers if each["own"]]
         assert own == ["a dog sits near the tree"]
     assert found["small"] != found["broad"]
