@@ -12,21 +12,13 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from sightline.cache import (
-    CAPTIONS,
-    IMAGES,
-    EncoderRecord,
-    FeatureSet,
-    FeatureSpec,
-    SetWriter,
-    key_of_bytes,
-    write_manifest,
-)
+from sightline import cache
 from train.evaluate.evaluation import Evaluation
 from train.evaluate.vectors import NotDefinedError
 from train.objectives.objective import FeatureNeed
 
 DIM = 6
+SCHEMAS = {"images": cache.IMAGES, "captions": cache.CAPTIONS}
 
 
 class Folder:
@@ -48,13 +40,13 @@ class Folder:
             rows.append({**image, "path": name, "key": key, "width": 1, "height": 1})
             for n, text in enumerate(texts):
                 captions.append({**image, "caption_id": f"{name}#{n}", "text": text})
-        for file, schema, content in (("images", IMAGES, rows), ("captions", CAPTIONS, captions)):
-            table = pa.Table.from_pylist(content, schema)
-            write_manifest(root / f"data/{file}.parquet", table, schema)
+        for file, content in (("images", rows), ("captions", captions)):
+            table = pa.Table.from_pylist(content, SCHEMAS[file])
+            cache.write_manifest(root / f"data/{file}.parquet", table, SCHEMAS[file])
 
     @staticmethod
     def key(name: str) -> bytes:
-        return key_of_bytes(name.encode())
+        return cache.key_of_bytes(name.encode())
 
     @property
     def tested(self) -> list[str]:
@@ -72,18 +64,18 @@ class Folder:
         Args:
             failed: images with an error in place of a row, as a row of NaN is recorded.
         """
-        made_by = EncoderRecord(name=encoder, source="random:0", weights_sha256=weights * 64)
+        made_by = cache.EncoderRecord(name=encoder, source="random:0", weights_sha256=weights * 64)
         fixed: Any = {"preprocessing": {}, "precision": "fp32", "dtype": "float32"}
         dim = len(next(iter(rows.values())))
-        spec = FeatureSpec(kind=kind, encoder=made_by, dim=dim, **fixed)
+        spec = cache.FeatureSpec(kind=kind, encoder=made_by, dim=dim, **fixed)
         every = {**rows, **{self.key(name): np.full(dim, np.nan) for name in failed}}
         where = self.root / "features" / kind / encoder
-        with SetWriter(where, spec) as writer:
+        with cache.SetWriter(where, spec) as writer:
             for batch in writer.plan(list(rows), batch_size=64):
                 found = [every[key.tobytes()] for key in batch.keys]
                 writer.add(batch.keys, np.array(found, dtype=np.float32))
             writer.publish()
-        return FeatureSet.open(where).fingerprint
+        return cache.FeatureSet.open(where).fingerprint
 
     def task(self, name: str = "retrieval", **settings: Any) -> Evaluation:
         given = {"data": self.root / "data", "features": self.root / "features", **settings}

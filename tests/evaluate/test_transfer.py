@@ -8,22 +8,9 @@ import pytest
 import torch
 
 from sightline.errors import SightlineError
+from train.evaluate import transfer
 from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
 from train.evaluate.task import SubsetSettings
-from train.evaluate.transfer import (
-    EXPECTED_EXAMPLES,
-    TASKS,
-    Examples,
-    Fold,
-    Transfer,
-    TransferTask,
-    choices_of,
-    choose,
-    evaluate_transfer,
-    features_of,
-    load_transfer,
-    selections,
-)
 
 SHORT = Recipe(max_epoch=24)
 
@@ -71,28 +58,28 @@ def made(protocol, sizes, classes=2, name="MADE", pairs=False, seed=0):
         for _ in range(2 if pairs else 1):
             sides.append(tuple(str(len(rows) + number) for number in range(size)))
             rows.extend(0.7 * centres[labels] + rng.standard_normal((size, 12)))
-        splits[split] = Examples(labels, *sides)
+        splits[split] = transfer.Examples(labels, *sides)
     embeddings = np.array(rows, dtype=np.float32)
-    task = TransferTask(name, protocol, classes, splits)
+    task = transfer.TransferTask(name, protocol, classes, splits)
     return task, lambda sentences: embeddings[[int(sentence) for sentence in sentences]]
 
 
 def accuracy(task, encode, **options):
-    return evaluate_transfer(encode, {task.name: task}, **options).scores[task.name]
+    return transfer.evaluate_transfer(encode, {task.name: task}, **options).scores[task.name]
 
 
 def chosen(task, encode, folds, recipe):
     """Mean accuracy and dev accuracy, rounded as SentEval does, and every penalty."""
-    features = features_of(task, encode(list(task.sentences)))
-    choices = choices_of(task, features, "cpu", folds, recipe)
+    features = transfer.features_of(task, encode(list(task.sentences)))
+    choices = transfer.choices_of(task, features, "cpu", folds, recipe)
     accuracy = round(float(np.mean([each.accuracy for each in choices])), 2)
     dev_accuracy = round(float(np.mean([each.dev_accuracy for each in choices])), 2)
     return accuracy, dev_accuracy, [each.penalty for each in choices]
 
 
 def test_files_are_read_as_senteval_reads_them(downstream):
-    data = load_transfer(downstream)
-    assert tuple(data) == TASKS
+    data = transfer.load_transfer(downstream)
+    assert tuple(data) == transfer.TASKS
     train = {name: task.splits["train"] for name, task in data.items()}
     # Fewest words first; of equally many the lower label; words joined by single spaces.
     assert train["MR"].first == ("bad .", "veryé good", "a good film")
@@ -113,7 +100,7 @@ def test_files_are_read_as_senteval_reads_them(downstream):
 
 
 def test_counts_that_differ_from_the_published_are_a_warning(downstream):
-    assert Transfer(SubsetSettings(data=downstream, subsets=("TREC",))).warnings == (
+    assert transfer.Transfer(SubsetSettings(data=downstream, subsets=("TREC",))).warnings == (
         "TREC train: 3 examples, but published results have 5452; scores are not comparable "
         "with them",
         "TREC test: 2 examples, but published results have 500; scores are not comparable "
@@ -127,7 +114,7 @@ def test_the_digest_changes_with_a_label_and_with_a_sentence(downstream):
     digests = []
     for text in (before, before.replace("1", "0"), before.replace("boring", "dull"), before):
         file.write_text(text)
-        digests.append(load_transfer(downstream, ["SST-2"])["SST-2"].sha256)
+        digests.append(transfer.load_transfer(downstream, ["SST-2"])["SST-2"].sha256)
     assert digests[0] == digests[-1]
     assert len(set(digests)) == 3
 
@@ -156,14 +143,14 @@ def test_a_bad_file_is_named(downstream, file, data, message):
     if data is not None:
         (downstream / file).write_bytes(data)
     with pytest.raises(SightlineError) as caught:
-        load_transfer(downstream)
+        transfer.load_transfer(downstream)
     assert str(caught.value).startswith(str(downstream / file))
     assert message in str(caught.value)
 
 
 def test_an_unknown_task_lists_the_valid_ones(downstream):
     with pytest.raises(SightlineError, match="'SST-5'; choose from MR, CR"):
-        load_transfer(downstream, ["SST-5"])
+        transfer.load_transfer(downstream, ["SST-5"])
 
 
 def by_hand(task, encode, folds, max_epoch=24):
@@ -207,10 +194,10 @@ def test_every_classifier_has_the_weights_of_one_trained_alone():
     x, y = encode(examples.first), examples.labels
     rows = np.random.default_rng(5).permutation(400)
     folds = [
-        Fold(rows[:130], rows[300:]),
-        Fold(rows[3:131], rows[200:260]),
-        Fold(rows[:127], rows[300:]),
-        Fold(rows[50:180]),
+        transfer.Fold(rows[:130], rows[300:]),
+        transfer.Fold(rows[3:131], rows[200:260]),
+        transfer.Fold(rows[:127], rows[300:]),
+        transfer.Fold(rows[50:180]),
     ]
     fitted = fit_classifiers(torch.from_numpy(x), torch.from_numpy(y), 2, folds, Recipe())
     for number, fold in enumerate(folds):
@@ -249,7 +236,7 @@ def test_a_gpu_gives_the_accuracies_of_the_cpu():
 
 def test_equal_means_choose_the_first_penalty():
     accuracies = np.array([[0.5, 0.70001, 0.7], [0.5, 0.7, 0.7]])
-    assert choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
+    assert transfer.choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
 
 
 @pytest.fixture
@@ -271,7 +258,7 @@ def test_tasks_side_by_side_are_those_alone_in_one_call_of_the_encoder(two_threa
 
     recipe = Recipe(max_epoch=8)
     data = {"MADE": task, "OTHER": other}
-    scores = evaluate_transfer(record, data, folds=2, recipe=recipe).scores
+    scores = transfer.evaluate_transfer(record, data, folds=2, recipe=recipe).scores
     assert torch.get_num_threads() == 2
     assert [len(sentences) for sentences in asked] == [160]
     alone = {each.name: accuracy(each, encode, folds=2, recipe=recipe) for each in (task, other)}
@@ -282,33 +269,33 @@ def test_embeddings_that_are_not_finite_have_no_score_and_say_why():
     task, encode = made("k-fold", {"train": 60, "test": 20})
     broken = encode(list(task.sentences))
     broken[3] = np.nan
-    found = evaluate_transfer(lambda sentences: broken, {"MADE": task}, folds=2)
+    found = transfer.evaluate_transfer(lambda sentences: broken, {"MADE": task}, folds=2)
     assert found.scores == {"MADE": None}
     assert found.reasons["MADE"] == "features of 1 of 80 examples are not finite"
 
 
 def test_too_few_examples_of_a_class_are_named():
     labels = np.array([0] * 30 + [1] * 10)
-    examples = Examples(labels, tuple(str(number) for number in range(40)))
+    examples = transfer.Examples(labels, tuple(str(number) for number in range(40)))
     for protocol in ("nested", "k-fold"):
-        task = TransferTask("MADE", protocol, 3, {"train": examples, "test": examples})
+        task = transfer.TransferTask("MADE", protocol, 3, {"train": examples, "test": examples})
         with pytest.raises(SightlineError, match="smallest class has 0 training examples"):
-            selections(task, 10, 1111)
-    task = TransferTask("MADE", "nested", 2, {"train": examples})
+            transfer.selections(task, 10, 1111)
+    task = transfer.TransferTask("MADE", "nested", 2, {"train": examples})
     with pytest.raises(SightlineError, match="has 10 training examples, too few for 10"):
-        selections(task, 10, 1111)
-    assert len(selections(task, 5, 1111)) == 5
+        transfer.selections(task, 10, 1111)
+    assert len(transfer.selections(task, 5, 1111)) == 5
     parts = {"train": examples, "dev": examples, "test": examples}
     with pytest.raises(SightlineError, match="MADE: class 2 of 3 has no training example"):
-        selections(TransferTask("MADE", "split", 3, parts), 10, 1111)
+        transfer.selections(transfer.TransferTask("MADE", "split", 3, parts), 10, 1111)
 
 
 def test_counts_of_the_real_files(senteval_files):
-    data = load_transfer(senteval_files)
+    data = transfer.load_transfer(senteval_files)
     for name, task in data.items():
         counts = {split: len(part) for split, part in task.splits.items()}
-        assert counts == EXPECTED_EXAMPLES[name]
-    positive = {name: int(data[name].splits["train"].labels.sum()) for name in TASKS[:4]}
+        assert counts == transfer.EXPECTED_EXAMPLES[name]
+    positive = {name: int(data[name].splits["train"].labels.sum()) for name in transfer.TASKS[:4]}
     assert positive == {"MR": 5331, "CR": 2407, "SUBJ": 5000, "MPQA": 3312}
 
 
@@ -317,7 +304,7 @@ def test_real_questions_equal_one_by_one(senteval_files):
         counts = [[s.lower().count(letter) for letter in "?abcdefghwmny"] for s in sentences]
         return np.array(counts, dtype=np.float32)
 
-    task = load_transfer(senteval_files, ["TREC"])["TREC"]
+    task = transfer.load_transfer(senteval_files, ["TREC"])["TREC"]
     tested, dev_accuracy, penalties = chosen(task, letters, 2, Recipe(max_epoch=4))
     expected = by_hand(task, letters, 2, max_epoch=4)
     assert tested == pytest.approx(expected[0], abs=0.3)
