@@ -186,9 +186,9 @@ def encoder(rows):
 
 def test_maps_keep_groups_together_are_repeatable_and_share_the_names_of_clusters():
     # four tight groups of ten around distinct axes, of any norm: rows in turn, one of each
-    labels = np.tile(np.arange(4), 10)
-    rows = np.eye(6)[labels] + 0.05 * RANDOM.standard_normal((40, 6))
-    rows *= RANDOM.uniform(0.5, 2, (40, 1))
+    random, labels = np.random.default_rng(0), np.tile(np.arange(4), 10)
+    rows = np.eye(6)[labels] + 0.05 * random.standard_normal((40, 6))
+    rows *= random.uniform(0.5, 2, (40, 1))
     groups = tuple("abcd"[label] for label in labels)
     found = study(groups)
     wide = np.concatenate([rows, np.zeros((40, 3))], axis=1)

@@ -29,7 +29,7 @@ def downstream(tmp_path):
         "MPQA/mpqa.neg": "an axis of evil\n",
         "SST/binary/sentiment-train": "a moving  film\t1\ndull\t0\nfine caf\u00e9\t1\n",
         "SST/binary/sentiment-dev": "dull\t0\ngreat\t1\n",
-        "SST/binary/sentiment-test": "great film\t1\nboring film\t0\n",
+        "SST/binary/sentiment-test": "a great film\t1\nboring film\t0\n",
         "TREC/train_5500.label": "HUM:ind Who wrote\xe9 it ?\nNUM:date When ?\nDESC:def What ?\n",
         "TREC/TREC_10.label": "ABBR:exp What is NASA ?\nLOC:city Where is Rome ?\n",
         "MRPC/msr_paraphrase_train.txt": (
