@@ -1,6 +1,8 @@
-"""One world that no test changes, and what a diagnosis of it finds."""
+"""One world that no test changes, what a diagnosis of it finds, and a world to change."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from diagnosed_world import DiagnosedWorld, look
@@ -11,18 +13,17 @@ from train.diagnose.settings import Terms
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> DiagnosedWorld:
-    return DiagnosedWorld(tmp_path_factory.mktemp("diagnosed") / "world", noise=1.2).write()
+    return DiagnosedWorld(tmp_path_factory.mktemp("diagnosed") / "world").write()
 
 
 @pytest.fixture(scope="session")
 def diagnosis(world: DiagnosedWorld) -> Diagnosis:
-    return look(
-        world,
-        batch_size=16,
-        batches=9,
-        seed=3,
-        thresholds=[0.2, 0.6],
-        near=0.7,
-        configured=Terms(0.35, 0.5),
-        run="kdmcse",
-    )
+    terms = Terms(0.35, 0.5)
+    batches = {"batch_size": 16, "batches": 9, "seed": 3}
+    return look(world, **batches, thresholds=[0.2, 0.6], near=0.7, configured=terms, run="kdmcse")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> DiagnosedWorld:
+    """Not yet written."""
+    return DiagnosedWorld(tmp_path / "world")

@@ -11,17 +11,7 @@ import pyarrow as pa
 from blake3 import blake3
 from prepared_data import as_prepared
 
-from sightline.cache import (
-    CAPTIONS,
-    IMAGES,
-    EncoderRecord,
-    FeatureSet,
-    FeatureSpec,
-    SetWriter,
-    key_of_bytes,
-    key_of_text,
-    write_manifest,
-)
+from sightline import cache
 from sightline.cache.index import read_index
 from sightline.cache.record import FILE_NAME, to_bytes
 from train.diagnose.diagnosis import Diagnosis, diagnose
@@ -32,17 +22,13 @@ IMAGES_COUNT, CAPTIONS_EACH = 30, 3
 
 
 def write_set(folder: Path, kind: Any, rows: dict[bytes, np.ndarray], **encoder: Any) -> Path:
-    made_by = {"name": "test/clip", "source": "file:clip.safetensors", "weights_sha256": "3" * 64}
-    spec = FeatureSpec(
-        kind=kind,
-        encoder=EncoderRecord.model_validate({**made_by, **encoder}),
-        preprocessing={},
-        precision="fp32",
-        dim=len(next(iter(rows.values()))),
-        dtype="float32",
-    )
-    with SetWriter(folder, spec) as writer:
-        for batch in writer.plan(list(rows), batch_size=64):
+    given = {"name": "test/clip", "source": "file:clip.safetensors", "weights_sha256": "3" * 64}
+    made_by = cache.EncoderRecord.model_validate({**given, **encoder})
+    fixed: Any = {"preprocessing": {}, "precision": "fp32", "dtype": "float32"}
+    dim = len(next(iter(rows.values())))
+    spec = cache.FeatureSpec(kind=kind, encoder=made_by, dim=dim, **fixed)
+    with cache.SetWriter(folder, spec) as writer:
+        for batch in writer.plan(list(rows), batch_size=len(rows)):
             found = [rows[key.tobytes()] for key in batch.keys]
             writer.add(batch.keys, np.array(found, dtype=np.float32))
         writer.publish()
@@ -60,28 +46,27 @@ class DiagnosedWorld:
         image_rows, text_rows: key → row.
     """
 
-    def __init__(self, root: Path, noise: float = 0.6) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.images_manifest, self.captions_manifest = (
-            root / f"{name}.parquet" for name in ("images", "captions")
-        )
+        self.images_manifest = root / "images.parquet"
+        self.captions_manifest = root / "captions.parquet"
         self.image_set, self.text_set = root / "image", root / "text"
-        self.image_keys = [key_of_bytes(b"image %d" % number) for number in range(IMAGES_COUNT)]
+        self.image_keys = [cache.key_of_bytes(b"image %d" % n) for n in range(IMAGES_COUNT)]
         self.captions: list[tuple[int, str]] = []
         self.image_rows: dict[bytes, np.ndarray] = {}
         self.text_rows: dict[bytes, np.ndarray] = {}
         rng = np.random.default_rng(5)
         for number, key in enumerate(self.image_keys):
             shared = rng.normal(size=DIM)
-            self.image_rows[key] = shared + noise * rng.normal(size=DIM)
+            self.image_rows[key] = shared + 1.2 * rng.normal(size=DIM)
             for k in range(CAPTIONS_EACH):
                 text = f"caption {k} of image {number}"
                 self.captions.append((number, text))
-                self.text_rows[key_of_text(text)] = shared + noise * rng.normal(size=DIM)
+                self.text_rows[cache.key_of_text(text)] = shared + 1.2 * rng.normal(size=DIM)
 
     @property
     def text_keys(self) -> list[bytes]:
-        return [key_of_text(text) for _, text in self.captions]
+        return [cache.key_of_text(text) for _, text in self.captions]
 
     def write(self) -> DiagnosedWorld:
         self.root.mkdir(parents=True)
@@ -94,11 +79,11 @@ class DiagnosedWorld:
             for i, (number, text) in enumerate(self.captions)
         ]
         for path, rows, schema in (
-            (self.images_manifest, images, IMAGES),
-            (self.captions_manifest, captions, CAPTIONS),
+            (self.images_manifest, images, cache.IMAGES),
+            (self.captions_manifest, captions, cache.CAPTIONS),
         ):
             table = pa.Table.from_pylist([{**row, "split": "train"} for row in rows], schema)
-            write_manifest(path, table, schema)
+            cache.write_manifest(path, table, schema)
         as_prepared(self.root)
         write_set(self.image_set, "image", self.image_rows)
         write_set(self.text_set, "text", self.text_rows)
@@ -120,17 +105,15 @@ def look(world: DiagnosedWorld, **settings: object) -> Diagnosis:
 
 def poison(path: Path, key: bytes, value: float) -> None:
     """Write ``value`` into a row of a published set, which its writer would have refused."""
-    features = FeatureSet.open(path)
+    features = cache.FeatureSet.open(path)
     (row,) = features.rows([key])
-    record = features.record
-    index, _ = read_index(path, record)
-    shards = list(record.shards)
-    number = index.shards[row]
-    with h5py.File(path / shards[number].name, "r+") as file:
+    index, _ = read_index(path, features.record)
+    (shard,) = features.record.shards
+    with h5py.File(path / shard.name, "r+") as file:
         file["features"][index.numbers[row], 3] = value
-    digest = blake3((path / shards[number].name).read_bytes()).hexdigest()
-    shards[number] = shards[number].model_copy(update={"blake3": digest})
-    (path / FILE_NAME).write_bytes(to_bytes(record.model_copy(update={"shards": tuple(shards)})))
+    digest = blake3((path / shard.name).read_bytes()).hexdigest()
+    shards = (shard.model_copy(update={"blake3": digest}),)
+    (path / FILE_NAME).write_bytes(to_bytes(features.record.model_copy(update={"shards": shards})))
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -139,5 +122,5 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def stored_units(path: Path) -> np.ndarray:
-    features = FeatureSet.open(path)
+    features = cache.FeatureSet.open(path)
     return unit(features.gather(np.arange(len(features))))

@@ -1,11 +1,18 @@
-"""Matched and mismatched cosines, ranks and the filter, each against brute force."""
+"""Cosines, ranks and the filter of pairs against brute force, and `sightline look features`."""
 
 from __future__ import annotations
+
+import json
+import re
+import shutil
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from diagnosed_world import CAPTIONS_EACH, IMAGES_COUNT, DiagnosedWorld, look, poison, write_set
+from demo_params import demo_params_text
+from diagnosed_world import CAPTIONS_EACH, IMAGES_COUNT, look, poison, write_set
 
 from sightline.cache import FeatureSet, key_of_text, keys_of_texts
 from sightline.errors import SightlineError
@@ -17,12 +24,6 @@ from train.diagnose.settings import Settings, Terms
 from train.evaluate.retrieval import evaluate_retrieval
 from train.objectives.kdmcse import KDMCSE, KDMCSEParams
 from train.schedule import Schedule
-
-
-@pytest.fixture
-def own(tmp_path) -> DiagnosedWorld:
-    """A world to change."""
-    return DiagnosedWorld(tmp_path / "world", noise=1.2)
 
 
 def test_cosines_equal_brute_force(world, diagnosis):
@@ -51,7 +52,7 @@ def test_cosines_equal_brute_force(world, diagnosis):
     assert shares == pytest.approx([(own >= 0.2).mean(), (own >= 0.6).mean()])
 
 
-def term(diagnosis, name: str):
+def term(diagnosis, name):
     (found,) = (each for each in diagnosis.filters if each.term == name)
     return found
 
@@ -89,7 +90,6 @@ def test_ranks_equal_brute_force(world, diagnosis):
 
 def test_a_sample_of_queries_searches_everything(world):
     one, same = (look(world, sample=6, seed=4).cross for _ in range(2))
-    assert one is not None
     assert one == same
     assert (one.best_caption.queries, one.best_caption.of) == (6, IMAGES_COUNT)
     assert (one.image.queries, one.image.pool) == (6, IMAGES_COUNT)
@@ -101,7 +101,6 @@ def test_constant_features_find_nothing(own):
         for key in rows:
             rows[key] = np.ones(12)
     cross = look(own.write()).cross
-    assert cross is not None
     assert cross.best_caption.within["1"] == 0
     assert cross.best_caption.median == len(own.captions)
     assert cross.cosines.separation == 0.5
@@ -182,24 +181,20 @@ def test_missing_rows_are_counted_and_left_out(own):
     poison(own.image_set, own.image_keys[5], np.inf)
     diagnosis = look(own)
     counts = diagnosis.pairs
-    assert counts is not None
     assert (counts.without_text, counts.without_image) == (2, CAPTIONS_EACH)
     assert counts.failed == CAPTIONS_EACH
     assert counts.compared == len(own.captions) - 2 - 2 * CAPTIONS_EACH
-    said = dict.fromkeys(("problem", "notice", "fine"), "")
-    for each in findings(diagnosis):
-        said[each.level] += f"{each.text}\n"
-    assert "2 of 87 training pairs" in said["problem"]
-    assert "3 of 87 training pairs" in said["problem"]
-    assert "“005.jpg”) contain NaN or infinity" in said["problem"]
-    assert "Inputs without a row: 1 (not_finite 1)" in said["notice"]
+    said = "\n".join(f"{each.level}: {each.text}" for each in findings(diagnosis))
+    assert "problem: 2 of 87 training pairs" in said
+    assert "problem: 3 of 87 training pairs" in said
+    assert "“005.jpg”) contain NaN or infinity" in said
+    assert "notice: Inputs without a row: 1 (not_finite 1)" in said
 
 
 def test_shared_captions_and_repeated_images_are_counted(own):
     own.captions[0] = (0, own.captions[-1][1])
     own.image_keys[29] = own.image_keys[28]
     counts = look(own.write()).pairs
-    assert counts is not None
     assert (counts.repeated_images, counts.shared_captions, counts.images) == (2, 1, 29)
 
 
@@ -232,3 +227,95 @@ def test_a_mistake_is_one_clear_error(world, tmp_path, sets, manifests, message)
     captions, images = (of_kind[kind] for kind in manifests) if manifests else (None, None)
     with pytest.raises(SightlineError, match=message):
         diagnose(paths, captions, images, Settings())
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, said):
+    """Runs `sightline look features` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return partial(said, "look", "features")
+
+
+def inputs(world):
+    return [world.image_set, world.text_set, "--data", world.root]
+
+
+def test_the_summary_the_json_and_the_page_hold_the_same(command, own):
+    own.captions[0] = (0, "<script>alert(1)</script> & more")
+    first, second = own.text_keys[:2]
+    own.text_rows[first] = own.text_rows[second].copy()  # so that the page names it
+    words = (*inputs(own.write()), "--threshold", 0.3, "--batch-size", 8, "--batches", 5)
+    words = (*words, "--out", "page.html")
+    code, out, err = command(*words, "--json")
+    assert (code, err) == (0, "page.html: written\n")
+    found = json.loads(out)
+    assert found["schema"] == "sightline.diagnosis/2"
+    assert [each["spec"]["kind"] for each in found["sets"]] == ["image", "text"]
+    assert found["pairs"]["compared"] == len(own.captions)
+    assert found["settings"]["batch_size"] == 8
+    assert {each["term"] for each in found["filters"]} == {"image", "teacher_text", "released"}
+    page = Path("page.html").read_text()
+    assert page.count("<svg") == 5  # cosines, ranks, thresholds, and one for each set
+    assert page.count("<script") == 1  # that of the page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in page
+    assert not re.search(r'(?:src|href)="(?!#)', page)
+    separation = found["cross"]["cosines"]["separation"]
+    assert f"{separation:.3f}" in page
+    for each in found["sets"]:
+        assert each["fingerprint"] in page
+
+    code, summary, _ = command(*words)
+    assert code == 0
+    for part in ("rows × width", "30 × 12", "median", "No problem found", "Image term: cosine"):
+        assert part in summary
+    assert re.search(r"^0\.3 ", summary, re.M)
+    assert re.search(r"^0\.9 \(default\)", summary, re.M)
+    assert Path("page.html").read_text() == page
+
+
+def test_one_set_alone(command, world):
+    code, out, _ = command(world.image_set, "--json", "--out", "page.html")
+    assert code == 0
+    found = json.loads(out)
+    assert found["cross"] is found["pairs"] is None
+    assert found["filters"] == []
+    assert len(found["sets"]) == 1
+    assert Path("page.html").read_text().count("<svg") == 1
+
+
+def test_a_repository_provides_manifests_and_thresholds(command, world):
+    shutil.copytree(world.root, "data/datasets/scenes")
+    sets = [Path("data/features/scenes", kind, "clip") for kind in ("image", "text")]
+    for target in sets:
+        target.parent.mkdir(parents=True)
+        Path("data/datasets/scenes", target.parent.name).rename(target)
+    params = demo_params_text()
+    for before, after in (
+        ("clip, weight: 2.0}", "clip, weight: 2.0, image_threshold: 0.4, caption: longest}"),
+        ("batch_size: 64\n  learning", "batch_size: 9\n  learning"),
+    ):
+        assert before in params
+        params = params.replace(before, after)
+    Path("params.yaml").write_text(params)
+
+    def settings(*words):
+        code, out, _ = command(*sets, "--batches", 2, "--json", *words)
+        assert code == 0
+        return json.loads(out)["settings"]
+
+    found = settings()
+    assert (found["run"], found["batch_size"], found["caption"]) == ("kdmcse", 9, "longest")
+    assert found["configured"] == {"image": 0.4, "teacher_text": 0.9, "released": False}
+    found = settings("--batch-size", 12, "--caption", "all")
+    assert (found["batch_size"], found["caption"]) == (12, "all")
+
+
+def test_a_foreign_file_is_not_replaced_and_is_refused_before_any_work(command, world):
+    Path("notes.html").write_text("mine")
+    code, _, err = command(*inputs(world), "--out", "notes.html")
+    assert code == 1
+    assert "was not written by this command" in err
+    assert Path("notes.html").read_text() == "mine"
+    code, _, err = command(*inputs(world), "--out", world.image_set / "page.html")
+    assert code == 1
+    assert "is inside the input" in err

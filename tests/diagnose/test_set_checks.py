@@ -1,38 +1,37 @@
-"""The checks of one set against brute force, and what each finds when it is planted."""
+"""The checks of one set against brute force, what each finds if planted, and what is said of it."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from diagnosed_world import DIM, DiagnosedWorld, poison, stored_units, write_set
+from diagnosed_world import DIM, poison, stored_units, write_set
 
 from sightline.cache import key_of_text
-from train.diagnose.checks import SetChecks
-from train.diagnose.diagnosis import Diagnosis, diagnose
+from train.diagnose.checks import Neighbours, Rows, Spectrum
+from train.diagnose.diagnosis import diagnose
 from train.diagnose.findings import findings
+from train.diagnose.sections import document_of
 from train.diagnose.settings import Settings
 from train.evaluate.vectors import effective_rank
+from train.report.render import to_text
 
 
-@pytest.fixture
-def own(tmp_path) -> DiagnosedWorld:
-    """A world to change."""
-    return DiagnosedWorld(tmp_path / "world")
-
-
-def of_texts(world: DiagnosedWorld, **settings) -> Diagnosis:
+def of_texts(world, **settings):
     """The captions' set alone, with names for its rows."""
     return diagnose([world.text_set], world.captions_manifest, None, Settings(**settings))
 
 
 @pytest.fixture(scope="module")
-def checks(diagnosis) -> SetChecks:
+def checks(diagnosis):
     """Of the captions."""
     return diagnosis.sets[1]
 
 
 @pytest.fixture(scope="module")
-def cosines(world) -> np.ndarray:
+def cosines(world):
     """Of every two captions, sorted by key; −inf of one with itself."""
     units = stored_units(world.text_set)
     products = units @ units.T
@@ -40,7 +39,7 @@ def cosines(world) -> np.ndarray:
     return products
 
 
-def said(diagnosis: Diagnosis, level: str) -> str:
+def said(diagnosis, level):
     return "\n".join(each.text for each in findings(diagnosis) if each.level == level)
 
 
@@ -69,10 +68,11 @@ def test_a_wide_set_has_the_rank_of_its_rows(tmp_path):
     rng = np.random.default_rng(0)
     rows = {key_of_text(str(i)): rng.normal(size=40) for i in range(9)}
     write_set(tmp_path / "wide", "text", rows)
-    spectrum = diagnose([tmp_path / "wide"], None, None, Settings()).sets[0].spectrum
+    checks = diagnose([tmp_path / "wide"], None, None, Settings()).sets[0]
+    assert checks.neighbours.closest[0].one.startswith("key ")  # no manifest, no text
+    spectrum = checks.spectrum
     units = stored_units(tmp_path / "wide")
     values = np.linalg.svd(units - units.mean(axis=0), compute_uv=False)
-    assert spectrum is not None
     assert spectrum.centred == pytest.approx(effective_rank(values), rel=1e-6)
     assert spectrum.most == 8
     assert spectrum.shares[8] < 1e-6  # the mean took one direction
@@ -97,8 +97,6 @@ def test_a_sample_of_rows_is_compared_with_all_and_is_fixed_by_the_seed(world, c
     one, same, other = (
         of_texts(world, sample=7, seed=seed).sets[0].neighbours for seed in (1, 1, 2)
     )
-    assert one is not None
-    assert other is not None
     assert (one.compared, one.of) == (7, len(world.captions))
     assert one == same
     assert one.cosines.mean != other.cosines.mean
@@ -127,9 +125,7 @@ def test_planted_faults_are_found_and_named(own):
     assert f"1 of {len(keys)} rows (“{texts[1]}”) contain NaN" in problems
     assert texts[6] in notices
     assert "3 of 12 columns are constant (2, 4, 9)" in notices
-    assert checks.neighbours is not None
     assert checks.neighbours.closest[0].cosine == pytest.approx(1)
-    assert checks.mean_cosine is not None
     assert np.isfinite(checks.mean_cosine)
 
 
@@ -138,7 +134,6 @@ def test_rows_of_zeros_have_no_direction(own):
     diagnosis = of_texts(own.write())
     checks, text = diagnosis.sets[0], own.captions[2][1]
     assert (checks.zero.count, checks.zero.examples) == (1, [text])
-    assert checks.neighbours is not None
     assert checks.neighbours.of == len(own.captions) - 1
     assert f"1 of 90 rows (“{text}”) are all zeros" in said(diagnosis, "problem")
 
@@ -150,23 +145,82 @@ def test_rows_that_are_all_alike_are_a_problem(own):
     checks = diagnosis.sets[0]
     assert checks.constant.count == DIM
     assert checks.mean_cosine == pytest.approx(1)
-    assert checks.spectrum is not None
     assert checks.spectrum.effective_rank == pytest.approx(1)
     assert checks.spectrum.centred == 0
     assert "All rows point almost one way" in said(diagnosis, "problem")
 
 
-def test_one_row_has_no_neighbours(tmp_path):
-    write_set(tmp_path / "one", "object", {key_of_text("x"): np.arange(1.0, 5)})
-    checks = diagnose([tmp_path / "one"], None, None, Settings()).sets[0]
+def test_one_row_has_no_neighbours_and_untrained_weights_are_a_problem(tmp_path):
+    rows = {key_of_text("x"): np.arange(1.0, 5)}
+    write_set(tmp_path / "one", "object", rows, untrained=True, source="random:0")
+    diagnosis = diagnose([tmp_path / "one"], None, None, Settings())
+    (checks,) = diagnosis.sets
     assert checks.neighbours is checks.spectrum is checks.mean_cosine is None
-    assert checks.norms is not None
     assert checks.norms.count == 1
-
-
-def test_untrained_weights_are_a_problem(tmp_path, world):
-    write_set(tmp_path / "set", "text", world.text_rows, untrained=True, source="random:0")
-    diagnosis = diagnose([tmp_path / "set"], None, None, Settings())
     assert "The weights are untrained (random:0)" in said(diagnosis, "problem")
-    assert diagnosis.sets[0].neighbours is not None
-    assert diagnosis.sets[0].neighbours.closest[0].one.startswith("key ")  # no manifest, no text
+
+
+def with_set(diagnosis, **changes):
+    first, *others = diagnosis.sets
+    return replace(diagnosis, sets=(replace(first, **changes), *others))
+
+
+NEAR = Neighbours(compared=7, of=7, cosines=None, bound=0.98, above=2, closest=[])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "expected"),
+    [
+        ({"spectrum": Spectrum(200, 50.0, 4.9, 100, [1.0])}, "use few directions: ef", True),
+        ({"spectrum": Spectrum(200, 50.0, 5.1, 100, [1.0])}, "use few directions: ef", False),
+        ({"mean_cosine": 0.91}, "problem: All rows point almost one way", True),
+        ({"mean_cosine": 0.89}, "problem: All rows point almost one way", False),
+        # exact copies are not said again as near-duplicates
+        ({"neighbours": NEAR, "copies": Rows(1, ["a.jpg"])}, "(28.6 %) have a near-dup", True),
+        ({"neighbours": NEAR, "copies": Rows(2, ["a.jpg"])}, "(28.6 %) have a near-dup", False),
+    ],
+)
+def test_a_finding_has_a_bound(diagnosis, changes, text, expected):
+    found = findings(with_set(diagnosis, **changes))
+    assert any(text in f"{each.level}: {each.text}" for each in found) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "level", "text"),
+    [
+        (0.0, "notice", "removes no negative in 9 batches"),
+        (0.09, "fine", "removes 9 % of the negatives in batches of 16"),
+        (0.11, "notice", "removes 11 % of the negatives in batches of 16"),
+    ],
+)
+def test_a_threshold_removes_nothing_some_or_much(diagnosis, share, level, text):
+    (removal,) = [each for each in diagnosis.filters[0].removals if each.configured]
+    filters = (replace(diagnosis.filters[0], removals=[replace(removal, share=share)]),)
+    (line,) = [
+        each
+        for each in findings(replace(diagnosis, filters=filters))
+        if "Image term: the configured threshold 0.35" in each.text
+    ]
+    assert line.level == level
+    assert text in line.text
+    assert ("many of them are likely to be true negatives" in line.text) == (share > 0.1)
+
+
+def test_problems_come_first_then_notices_and_none_is_said_to_be_none(diagnosis):
+    levels = [each.level for each in findings(with_set(diagnosis, zero=Rows(1, ["a.jpg"])))]
+    assert levels[0] == "problem"
+    assert levels == sorted(levels, key=["problem", "notice", "fine"].index)
+    assert set(levels) >= {"problem", "fine"}
+    fine = replace(diagnosis, sets=())
+    assert [each.text for each in findings(fine) if each.about == "all"] == ["No problem found."]
+
+
+def test_a_cosine_that_rounds_to_zero_has_no_minus(diagnosis):
+    cosines = diagnosis.captions.mismatched
+    none = replace(cosines, mean=-1e-5, quantiles=dict.fromkeys(cosines.quantiles, -1e-5))
+    captions = replace(diagnosis.captions, mismatched=none)
+    filters = tuple(replace(each, highest=-1e-5) for each in diagnosis.filters)
+    near = replace(diagnosis, captions=captions, filters=filters)
+    text = to_text(document_of(with_set(near, mean_cosine=-1e-5)), "terminal")
+    assert "of different images 0.00" in text
+    assert not re.search(r"-0\.0+(?!\d)", text)

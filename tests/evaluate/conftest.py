@@ -1,4 +1,4 @@
-"""Small encoders with random weights and a small SentEval folder, made on the fly."""
+"""A small encoder with random weights and a small SentEval folder, made on the fly."""
 
 from __future__ import annotations
 
@@ -9,22 +9,13 @@ from small_senteval import write_senteval
 from tiny_encoder import make_encoder
 
 
-def saved(folder: Path, kind: str) -> Path:
-    for part in make_encoder(kind):
-        part.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="session")
 def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plain Hugging Face folder."""
-    return saved(tmp_path_factory.mktemp("encoder"), "bert")
-
-
-@pytest.fixture(scope="session")
-def roberta_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plain Hugging Face folder of a RoBERTa, whose positions begin after the padding's."""
-    return saved(tmp_path_factory.mktemp("roberta"), "roberta")
+    folder = tmp_path_factory.mktemp("encoder")
+    for part in make_encoder():
+        part.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 # ruff: noqa: E402 (without mteb this file is skipped before its imports)
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +16,7 @@ mteb = pytest.importorskip("mteb")
 
 from datasets import Dataset, DatasetDict, load_dataset
 from letters import Letters, model
-from mteb.abstasks import (
-    AbsTaskClassification,
-    AbsTaskClustering,
-    AbsTaskRetrieval,
-    AbsTaskSTS,
-)
+from mteb.abstasks import AbsTaskClassification, AbsTaskClustering, AbsTaskRetrieval, AbsTaskSTS
 from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.abstasks.task_metadata import TaskMetadata
@@ -31,9 +24,12 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from sightline.errors import SightlineError
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
+from train.evaluate.mteb import MtebSettings
+from train.evaluate.mteb_run import MtebEncoder, find_tasks
 from train.evaluate.results import save_result
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
 from train.evaluate.task import make_task
+from train.report.comparison import compare_runs, find_runs
 
 REVISION = "b" * 40
 STS12 = "a0d554a64d88156834ff5ae9920b964011b16384"
@@ -46,96 +42,64 @@ PAIRS = [
     (1.0, "a dog runs", "cats and dogs"),
     (4.0, "rain fell all day", "it rained the whole day"),
 ]
-WORDS = {0: ["dog", "dogs", "a dog", "dogged"], 1: ["sea", "the sea", "seas", "a sea"]}
+REVERSED = [(5 - score, one, two) for score, one, two in PAIRS]
+COLUMNS = ("score", "sentence1", "sentence2")
+DOGS = {"text": ["dog", "dogs", "a dog", "dogged", "sea", "the sea", "seas", "a sea"]}
+SEARCH = {
+    "corpus": Dataset.from_dict({"id": ["1", "2", "3"], "text": ["aaa bbb", "ccc ddd", "eee fff"]}),
+    "queries": Dataset.from_dict({"id": ["a", "b"], "text": ["aab", "ccd"]}),
+    "relevant_docs": {"a": {"1": 1}, "b": {"3": 1}},  # b has no letter of its document
+    "top_ranked": None,
+}
 
 
-def metadata(name: str, kind: str, score: str, **more: Any) -> TaskMetadata:
-    given = {
-        "name": name,
-        "type": kind,
-        "main_score": score,
-        "description": name,
-        "dataset": {"path": f"tests/{name}", "revision": REVISION},
-        "eval_langs": ["eng-Latn"],
-        "eval_splits": ["test"],
-        "category": "t2t",
-        "modalities": ["text"],
-    }
+def described(name, kind, score, **more):
+    given = {"name": name, "type": kind, "main_score": score, "description": name}
+    given["dataset"] = {"path": f"tests/{name}", "revision": REVISION}
+    given |= {"eval_langs": ["eng-Latn"], "eval_splits": ["test"]}
+    given |= {"category": "t2t", "modalities": ["text"]}
     return TaskMetadata(**{**given, **more})
 
 
-def graded(pairs: Sequence[tuple[float, str, str]]) -> Dataset:
-    score, first, second = zip(*pairs, strict=True)
-    return Dataset.from_dict({"score": score, "sentence1": first, "sentence2": second})
+def made(base, about, data):
+    """A task of MTEB's class ``base`` that has its data."""
+
+    class Made(base):
+        metadata = about
+        samples_per_label, n_experiments = 2, 3
+
+        def load_data(self, **given):
+            self.dataset, self.data_loaded = copy.deepcopy(data), True
+
+    return Made
 
 
-class Pairs(AbsTaskSTS):
-    metadata = metadata("Pairs", "STS", "cosine_spearman")
-    rows: Sequence[tuple[float, str, str]] = PAIRS
-
-    def load_data(self, **given: Any) -> None:
-        self.dataset = DatasetDict(test=graded(self.rows))
-        self.data_loaded = True
+def graded(pairs):
+    return Dataset.from_dict(dict(zip(COLUMNS, zip(*pairs, strict=True), strict=True)))
 
 
-class Dogs(AbsTaskClassification):
-    metadata = metadata("Dogs", "Classification", "accuracy")
-    samples_per_label = 2
-    n_experiments = 3
-
-    def load_data(self, **given: Any) -> None:
-        text = [word for words in WORDS.values() for word in words]
-        label = [kind for kind, words in WORDS.items() for _ in words]
-        rows = Dataset.from_dict({"text": text, "label": label})
-        self.dataset = DatasetDict(train=rows, test=rows)
-        self.data_loaded = True
+def made_sts(name, pairs=PAIRS, **more):
+    about = described(name, "STS", "cosine_spearman", **more)
+    return made(AbsTaskSTS, about, DatasetDict(test=graded(pairs)))
 
 
-class Search(AbsTaskRetrieval):
-    """The second query has no document with its letters."""
-
-    metadata = metadata("Search", "Retrieval", "ndcg_at_10")
-
-    def load_data(self, **given: Any) -> None:
-        corpus = {"id": ["d1", "d2", "d3"], "text": ["aaa bbb", "ccc ddd", "eee fff"]}
-        queries = {"id": ["q1", "q2"], "text": ["aab", "ccd"]}
-        self.dataset = {
-            "default": {
-                "test": {
-                    "corpus": Dataset.from_dict(corpus),
-                    "queries": Dataset.from_dict(queries),
-                    "relevant_docs": {"q1": {"d1": 1}, "q2": {"d3": 1}},
-                    "top_ranked": None,
-                }
-            }
-        }
-        self.data_loaded = True
+def made_classification(name):
+    rows = Dataset.from_dict({**DOGS, "label": [0] * 4 + [1] * 4})
+    about = described(name, "Classification", "accuracy")
+    return made(AbsTaskClassification, about, DatasetDict(train=rows, test=rows))
 
 
-class Languages(AbsTaskSTS):
-    metadata = metadata(
-        "Languages",
-        "STS",
-        "cosine_spearman",
-        eval_langs={"en": ["eng-Latn"], "en-de": ["eng-Latn", "deu-Latn"], "de": ["deu-Latn"]},
-        eval_splits=["validation", "test"],
-    )
-
-    def load_data(self, **given: Any) -> None:
-        reverse = [(5 - score, one, two) for score, one, two in PAIRS]
-        rows = {"en": PAIRS, "en-de": reverse, "de": PAIRS}
-        self.dataset = {
-            name: DatasetDict(test=graded(rows[name]), validation=graded(reverse))
-            for name in self.hf_subsets
-        }
-        self.data_loaded = True
+def made_multilingual(name):
+    spoken = {"en": ["eng-Latn"], "en-de": ["eng-Latn", "deu-Latn"], "de": ["deu-Latn"]}
+    splits = {"eval_langs": spoken, "eval_splits": ["validation", "test"]}
+    data = {
+        part: DatasetDict(test=graded(pairs), validation=graded(REVERSED))
+        for part, pairs in (("en", PAIRS), ("en-de", REVERSED), ("de", PAIRS))
+    }
+    return made(AbsTaskSTS, described(name, "STS", "cosine_spearman", **splits), data)
 
 
-class Pictures(Pairs):
-    metadata = metadata("Pictures", "STS", "cosine_spearman", modalities=["image"], category="i2i")
-
-
-def register(monkeypatch: pytest.MonkeyPatch, *tasks: Any) -> None:
+def register(monkeypatch, *tasks):
     """Add tasks, by name, to MTEB's own."""
     for task in tasks:
         registry = sys.modules["mteb.get_tasks"]._TASKS_REGISTRY
@@ -144,37 +108,36 @@ def register(monkeypatch: pytest.MonkeyPatch, *tasks: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    register(monkeypatch, Pairs, Dogs, Search, Languages, Pictures)
+    about = described("Search", "Retrieval", "ndcg_at_10")
+    search = made(AbsTaskRetrieval, about, {"default": {"test": SEARCH}})
+    pictures = made_sts("Pictures", modalities=["image"], category="i2i")
+    tasks = made_sts("Pairs"), made_classification("Dogs"), made_multilingual("Languages")
+    register(monkeypatch, *tasks, search, pictures)
 
 
-def task(tasks: str, tmp_path: Path, **more: Any) -> Any:
-    return make_task("mteb", {"tasks": tasks, "data": tmp_path, **more})
+def task(tasks, cache, **more):
+    return make_task("mteb", {"tasks": tasks, "data": cache, **more})
 
 
-def spearman(pairs: Sequence[tuple[float, str, str]]) -> float:
+def spearman(pairs):
     """Of our own evaluation."""
     score, first, second = zip(*pairs, strict=True)
     own = GradedPairs("own", first, second, np.array(score))
-    found = evaluate_pairs(Letters().encode, own).spearman
-    assert found is not None
-    return found
+    return evaluate_pairs(Letters().encode, own).spearman
 
 
 def test_tasks_of_every_kind_and_their_means(tmp_path):
-    given = task("Pairs, Dogs,Search,Languages", tmp_path)
-    one = model()
+    given, one = task("Pairs, Dogs,Search,Languages", tmp_path), model()
     found = given.score(one).scores
     assert set(one._row_of).isdisjoint(["aaa bbb", "ccc ddd"])  # documents are not kept in memory
     assert list(found) == [metric.name for metric in given.metrics]
     assert found["MTEB Pairs"] == pytest.approx(spearman(PAIRS), abs=1e-6)
     assert found["MTEB Dogs"] == 100  # "d", "g" and "s", "e" separate the two classes
-    # q1 finds its document first, q2 last of three: (1 + 1 / log2(4)) / 2
+    # a finds its document first, b last of three: (1 + 1 / log2(4)) / 2
     assert found["MTEB Search"] == pytest.approx(75)
-    assert found["MTEB Languages"] == found["MTEB Pairs"]
-    assert found["MTEB Avg STS"] == found["MTEB Pairs"]
+    assert found["MTEB Languages"] == found["MTEB Avg STS"] == found["MTEB Pairs"]
     assert found["MTEB Avg Classification"] == 100
-    tasks = [found[f"MTEB {name}"] for name in ("Pairs", "Dogs", "Search", "Languages")]
-    assert found["MTEB Avg"] == pytest.approx(np.mean(tasks))
+    assert found["MTEB Avg"] == pytest.approx((2 * found["MTEB Pairs"] + 100 + 75) / 4)
     assert task("Pairs", tmp_path).score(model()).scores.keys() == {"MTEB Pairs", "MTEB Avg"}
     alone = {metric.name: metric.data.examples for metric in given.metrics}
     assert [alone[f"MTEB {name}"] for name in ("Pairs", "Dogs", "Search")] == [6, 8, 5]
@@ -196,19 +159,12 @@ def test_of_a_named_task_english_and_the_test_split_are_evaluated(tmp_path):
 
 def test_every_model_sees_the_same_random_choices(tmp_path, monkeypatch):
     """Clustering draws its documents from the task's own random numbers."""
-
-    class Groups(AbsTaskClustering):
-        metadata = metadata("Groups", "Clustering", "v_measure")
-
-        def load_data(self, **given: Any) -> None:
-            generator = np.random.default_rng(0)
-            text = ["".join(generator.choice(list("abcd"), 5)) for _ in range(200)]
-            label = [[min(3, each.count("a"))] for each in text]
-            rows = Dataset.from_dict({"sentences": text, "labels": label})
-            self.dataset = DatasetDict(test=rows)
-            self.data_loaded = True
-
-    register(monkeypatch, Groups)
+    generator = np.random.default_rng(0)
+    text = ["".join(generator.choice(list("abcd"), 5)) for _ in range(200)]
+    rows = {"sentences": text, "labels": [[min(3, each.count("a"))] for each in text]}
+    data = DatasetDict(test=Dataset.from_dict(rows))
+    about = described("Groups", "Clustering", "v_measure")
+    register(monkeypatch, made(AbsTaskClustering, about, data))
     given = task("Groups", tmp_path)
     first = given.score(model()).scores
     assert 0 < first["MTEB Groups"] < 100
@@ -216,16 +172,14 @@ def test_every_model_sees_the_same_random_choices(tmp_path, monkeypatch):
 
 
 def test_each_sentence_is_encoded_once_for_all_tasks(tmp_path):
-    letters = Letters()
-    one = EvaluatedModel("letters", letters)  # pyright: ignore[reportArgumentType]
-    pairs = tmp_path / "pairs.tsv"
-    rows = ["score\tsentence1\tsentence2", *(f"{s}\t{a}\t{b}" for s, a, b in PAIRS)]
+    letters, pairs = Letters(), tmp_path / "pairs.tsv"
+    rows = ["\t".join(COLUMNS), *(f"{s}\t{a}\t{b}" for s, a, b in PAIRS)]
     pairs.write_text("\n".join(rows) + "\n")
     given = {"mteb": {"tasks": "Pairs,Languages,Dogs", "data": tmp_path}}
-    found = Evaluation.load({"similarity": {"data": pairs}, **given}).score(one)
+    tasks = Evaluation.load({"similarity": {"data": pairs}, **given})
+    found = tasks.score(EvaluatedModel("letters", letters))
     encoded = [sentence for call in letters.calls for sentence in call]
-    assert sorted(encoded) == sorted(set(encoded))
-    assert len(encoded) == len({s for _, *two in PAIRS for s in two}) + 8
+    assert sorted(encoded) == sorted({s for _, *two in PAIRS for s in two} | set(DOGS["text"]))
     pairs_of_mteb = found["mteb"].scores["MTEB Pairs"]
     assert found["similarity"].scores["similarity"] == pytest.approx(pairs_of_mteb)
 
@@ -240,43 +194,30 @@ def test_an_undefined_score_has_a_reason(tmp_path):
 
 def test_a_task_of_tasks_is_their_mean(tmp_path, monkeypatch):
     """As CQADupstackRetrieval is the mean of twelve."""
+    rows = [*REVERSED[:4], *PAIRS[4:]]
+    tasks = [made_sts("Pairs")(), made_sts("Reversed", rows)()]
 
-    class Reversed(Pairs):
-        metadata = metadata("Reversed", "STS", "cosine_spearman")
-        rows = (*((5 - score, one, two) for score, one, two in PAIRS[:4]), *PAIRS[4:])
+    about = {"name": "Both", "description": "both", "main_score": "cosine_spearman"}
 
     class Both(AbsTaskAggregate):
-        metadata = AggregateTaskMetadata(
-            name="Both",
-            description="both",
-            tasks=[Pairs(), Reversed()],
-            main_score="cosine_spearman",
-            type="STS",
-            eval_splits=["test"],
-        )
+        metadata = AggregateTaskMetadata(**about, tasks=tasks, type="STS", eval_splits=["test"])
 
     register(monkeypatch, Both)
     given = task("Both,Pairs", tmp_path)
     assert [each.data.examples for each in given.metrics] == [12, 6, 18]
     for _ in range(2):  # the parts are shared by all models
         scores = given.score(model()).scores
-        expected = (spearman(Pairs.rows) + spearman(Reversed.rows)) / 2
+        expected = (spearman(PAIRS) + spearman(rows)) / 2
         assert scores["MTEB Both"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_many_tasks_are_shown_by_their_means(tmp_path, monkeypatch):
     monkeypatch.setattr("train.evaluate.mteb.MOST_COLUMNS", 1)
-    found = {each.name: each.shown for each in task("Pairs,Dogs", tmp_path).metrics}
-    assert [name for name, shown in found.items() if shown] == [
-        "MTEB Avg STS",
-        "MTEB Avg Classification",
-        "MTEB Avg",
-    ]
+    shown = [each.name for each in task("Pairs,Dogs", tmp_path).metrics if each.shown]
+    assert shown == ["MTEB Avg STS", "MTEB Avg Classification", "MTEB Avg"]
 
 
 def test_types_of_a_benchmark(tmp_path):
-    from train.evaluate.mteb_run import find_tasks
-
     names = [each.metadata.name for each in find_tasks("MTEB(eng, v2),STS16", "STS", "eng")]
     assert len(names) == 10
     assert names[-1] == "STS16"
@@ -322,8 +263,6 @@ def test_without_the_package_one_error_names_the_extra(tmp_path, monkeypatch):
 
 
 def test_the_cache_is_that_of_this_machine_by_default(tmp_path, monkeypatch):
-    from train.evaluate.mteb import MtebSettings
-
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     assert MtebSettings().data == tmp_path
     monkeypatch.delenv("HF_DATASETS_CACHE")
@@ -332,13 +271,10 @@ def test_the_cache_is_that_of_this_machine_by_default(tmp_path, monkeypatch):
 
 def test_compare_reads_the_folder_that_mteb_writes(tmp_path, monkeypatch):
     """The scores of one model, evaluated by us and by MTEB's own command, agree."""
-    from train.evaluate.mteb_run import MtebEncoder
-    from train.report.comparison import compare_runs, find_runs
-
     monkeypatch.chdir(tmp_path)
     mteb.evaluate(
-        MtebEncoder(model()),  # pyright: ignore[reportArgumentType]
-        [Pairs(), Dogs(), Search(), Languages()],
+        MtebEncoder(model()),
+        mteb.get_tasks(tasks=["Pairs", "Dogs", "Search", "Languages"]),
         cache=mteb.ResultCache(tmp_path / "theirs"),
         co2_tracker=False,
         show_progress_bar=False,
@@ -353,19 +289,14 @@ def test_compare_reads_the_folder_that_mteb_writes(tmp_path, monkeypatch):
     folder = "theirs/results/sightline__model"
     runs, baseline = find_runs(["ours.json", f"theirs={folder}"], tmp_path)
     ours, theirs = compare_runs(runs, baseline).table.rows
-    assert set(ours.cells) == {*(f"MTEB {name}" for name in ("Pairs", "Dogs", "Languages"))} | {
-        "MTEB Avg",
-        "MTEB Avg STS",
-        "MTEB Avg Classification",
-    }
+    metrics = ("Pairs", "Dogs", "Languages", "Avg", "Avg STS", "Avg Classification")
+    assert set(ours.cells) == {f"MTEB {name}" for name in metrics}
     assert theirs.name == "theirs"
     for metric, cell in ours.cells.items():
         assert theirs.cells[metric].mean == pytest.approx(cell.mean, abs=1e-3), metric
 
 
-def cached(
-    cache: Path, path: str, revision: str, rows: Sequence[dict[str, Any]], config: str = "default"
-) -> Path:
+def cached(cache, path, revision, rows, config="default"):
     """The test split of a data set, as a download leaves it in the cache of `datasets`."""
     work = cache.parent / f"work-{path.replace('/', '-')}-{config}-{revision}"
     work.mkdir()
@@ -384,17 +315,12 @@ def cached(
     return place
 
 
-def rows_of(pairs: Sequence[tuple[float, str, str]]) -> list[dict[str, Any]]:
-    names = ("score", "sentence1", "sentence2")
-    return [dict(zip(names, row, strict=True)) for row in pairs]
-
-
 @pytest.mark.parametrize("config", ["default", "qrels"])
 def test_reranking_from_the_cache_ranks_the_candidates_alone(tmp_path, monkeypatch, config):
     """Without a network `datasets` lists no configurations; mteb would rank the whole corpus."""
 
     class Rerank(AbsTaskRetrieval):
-        metadata = metadata("rerank", "Reranking", "ndcg_at_10")
+        metadata = described("rerank", "Reranking", "ndcg_at_10")
 
     register(monkeypatch, Rerank)
     cache = tmp_path / "cache"
@@ -417,10 +343,11 @@ def test_reranking_from_the_cache_ranks_the_candidates_alone(tmp_path, monkeypat
 
 def test_the_pinned_revision_is_read_even_if_another_is_newer(tmp_path):
     cache = tmp_path / "cache"
-    place = cached(cache, "mteb/sts12-sts", STS12, rows_of(PAIRS))
+    rows = [dict(zip(COLUMNS, pair, strict=True)) for pair in PAIRS]
+    place = cached(cache, "mteb/sts12-sts", STS12, rows)
     pinned = task("STS12", cache)
     assert pinned.metrics[0].data.examples == len(PAIRS)
-    later = cached(cache, "mteb/sts12-sts", "c" * 40, rows_of(PAIRS[:4]))
+    later = cached(cache, "mteb/sts12-sts", "c" * 40, rows[:4])
     os.utime(later, (2**31 - 1, 2**31 - 1))
     again = task("STS12", cache)
     assert again.settings_of_result() == pinned.settings_of_result()

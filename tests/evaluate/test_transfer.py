@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import one_by_one
 import pytest
 import torch
 
 from sightline.errors import SightlineError
+from train.evaluate import transfer
 from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
 from train.evaluate.task import SubsetSettings
-from train.evaluate.transfer import (
-    EXPECTED_EXAMPLES,
-    TASKS,
-    Examples,
-    Fold,
-    Transfer,
-    TransferTask,
-    choices_of,
-    choose,
-    evaluate_transfer,
-    features_of,
-    load_transfer,
-    selections,
-)
 
 SHORT = Recipe(max_epoch=24)
 
 
 @pytest.fixture
-def downstream(tmp_path: Path) -> Path:
+def downstream(tmp_path):
     """The files of all seven tasks, three to six examples each."""
     files = {
         "MR/rt-polarity.pos": "a  good film\nvery\xe9 good\n",
@@ -44,7 +29,7 @@ def downstream(tmp_path: Path) -> Path:
         "MPQA/mpqa.neg": "an axis of evil\n",
         "SST/binary/sentiment-train": "a moving  film\t1\ndull\t0\nfine caf\u00e9\t1\n",
         "SST/binary/sentiment-dev": "dull\t0\ngreat\t1\n",
-        "SST/binary/sentiment-test": "great film\t1\nboring film\t0\n",
+        "SST/binary/sentiment-test": "a great film\t1\nboring film\t0\n",
         "TREC/train_5500.label": "HUM:ind Who wrote\xe9 it ?\nNUM:date When ?\nDESC:def What ?\n",
         "TREC/TREC_10.label": "ABBR:exp What is NASA ?\nLOC:city Where is Rome ?\n",
         "MRPC/msr_paraphrase_train.txt": (
@@ -62,8 +47,8 @@ def downstream(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(protocol, sizes: dict[str, int], classes=2, name="MADE", pairs=False, seed=0):
-    """A task whose sentences are numbers, and embeddings that reveal their classes."""
+def made(protocol, sizes, classes=2, name="MADE", pairs=False, seed=0):
+    """A task whose sentences are numbers, and an encoder whose rows reveal their classes."""
     rng = np.random.default_rng(seed)
     splits, rows = {}, []
     centres = rng.standard_normal((classes, 12))
@@ -71,38 +56,30 @@ def made(protocol, sizes: dict[str, int], classes=2, name="MADE", pairs=False, s
         labels = rng.integers(0, classes, size)
         sides = []
         for _ in range(2 if pairs else 1):
-            start = len(rows)
+            sides.append(tuple(str(len(rows) + number) for number in range(size)))
             rows.extend(0.7 * centres[labels] + rng.standard_normal((size, 12)))
-            sides.append(tuple(str(start + number) for number in range(size)))
-        splits[split] = Examples(labels, *sides)
+        splits[split] = transfer.Examples(labels, *sides)
     embeddings = np.array(rows, dtype=np.float32)
-
-    def encode(sentences):
-        return embeddings[[int(sentence) for sentence in sentences]]
-
-    return TransferTask(name, protocol, classes, splits), encode
+    task = transfer.TransferTask(name, protocol, classes, splits)
+    return task, lambda sentences: embeddings[[int(sentence) for sentence in sentences]]
 
 
-def evaluate(task, encode, **options):
-    """Accuracy, or the reason why there is none."""
-    found = evaluate_transfer(encode, {task.name: task}, **options)
-    return found.reasons.get(task.name) or found.scores[task.name]
+def accuracy(task, encode, **options):
+    return transfer.evaluate_transfer(encode, {task.name: task}, **options).scores[task.name]
 
 
-def chosen(task, encode, folds=10, recipe=None):
+def chosen(task, encode, folds, recipe):
     """Mean accuracy and dev accuracy, rounded as SentEval does, and every penalty."""
-    features = features_of(task, encode(list(task.sentences)))
-    choices = choices_of(task, features, "cpu", folds, recipe)
-    means = (
-        round(float(np.mean(values)), 2)
-        for values in zip(*((each.accuracy, each.dev_accuracy) for each in choices), strict=True)
-    )
-    return *means, [each.penalty for each in choices]
+    features = transfer.features_of(task, encode(list(task.sentences)))
+    choices = transfer.choices_of(task, features, "cpu", folds, recipe)
+    accuracy = round(float(np.mean([each.accuracy for each in choices])), 2)
+    dev_accuracy = round(float(np.mean([each.dev_accuracy for each in choices])), 2)
+    return accuracy, dev_accuracy, [each.penalty for each in choices]
 
 
 def test_files_are_read_as_senteval_reads_them(downstream):
-    data = load_transfer(downstream)
-    assert tuple(data) == TASKS
+    data = transfer.load_transfer(downstream)
+    assert tuple(data) == transfer.TASKS
     train = {name: task.splits["train"] for name, task in data.items()}
     # Fewest words first; of equally many the lower label; words joined by single spaces.
     assert train["MR"].first == ("bad .", "veryé good", "a good film")
@@ -123,7 +100,7 @@ def test_files_are_read_as_senteval_reads_them(downstream):
 
 
 def test_counts_that_differ_from_the_published_are_a_warning(downstream):
-    assert Transfer(SubsetSettings(data=downstream, subsets=("TREC",))).warnings == (
+    assert transfer.Transfer(SubsetSettings(data=downstream, subsets=("TREC",))).warnings == (
         "TREC train: 3 examples, but published results have 5452; scores are not comparable "
         "with them",
         "TREC test: 2 examples, but published results have 500; scores are not comparable "
@@ -133,12 +110,11 @@ def test_counts_that_differ_from_the_published_are_a_warning(downstream):
 
 def test_the_digest_changes_with_a_label_and_with_a_sentence(downstream):
     file = downstream / "SST/binary/sentiment-test"
-    texts = [file.read_text(), "great film\t0\nboring film\t0\n"]
-    texts += ["great film\t1\nboring films\t0\n", file.read_text()]
+    before = file.read_text()
     digests = []
-    for text in texts:
+    for text in (before, before.replace("1", "0"), before.replace("boring", "dull"), before):
         file.write_text(text)
-        digests.append(load_transfer(downstream, ["SST-2"])["SST-2"].sha256)
+        digests.append(transfer.load_transfer(downstream, ["SST-2"])["SST-2"].sha256)
     assert digests[0] == digests[-1]
     assert len(set(digests)) == 3
 
@@ -160,7 +136,6 @@ def test_the_digest_changes_with_a_label_and_with_a_sentence(downstream):
         ("MPQA/mpqa.neg", b"", "no examples"),
         ("MR/rt-polarity.neg", None, "no such file; expected SentEval's data/downstream folder"),
         ("SST/binary/sentiment-dev", None, "no such file"),
-        ("TREC/TREC_10.label", None, "no such file"),
     ],
 )
 def test_a_bad_file_is_named(downstream, file, data, message):
@@ -168,14 +143,14 @@ def test_a_bad_file_is_named(downstream, file, data, message):
     if data is not None:
         (downstream / file).write_bytes(data)
     with pytest.raises(SightlineError) as caught:
-        load_transfer(downstream)
+        transfer.load_transfer(downstream)
     assert str(caught.value).startswith(str(downstream / file))
     assert message in str(caught.value)
 
 
 def test_an_unknown_task_lists_the_valid_ones(downstream):
     with pytest.raises(SightlineError, match="'SST-5'; choose from MR, CR"):
-        load_transfer(downstream, ["SST-5"])
+        transfer.load_transfer(downstream, ["SST-5"])
 
 
 def by_hand(task, encode, folds, max_epoch=24):
@@ -219,10 +194,10 @@ def test_every_classifier_has_the_weights_of_one_trained_alone():
     x, y = encode(examples.first), examples.labels
     rows = np.random.default_rng(5).permutation(400)
     folds = [
-        Fold(rows[:130], rows[300:]),
-        Fold(rows[3:131], rows[200:260]),
-        Fold(rows[:127], rows[300:]),
-        Fold(rows[50:180]),
+        transfer.Fold(rows[:130], rows[300:]),
+        transfer.Fold(rows[3:131], rows[200:260]),
+        transfer.Fold(rows[:127], rows[300:]),
+        transfer.Fold(rows[50:180]),
     ]
     fitted = fit_classifiers(torch.from_numpy(x), torch.from_numpy(y), 2, folds, Recipe())
     for number, fold in enumerate(folds):
@@ -245,23 +220,23 @@ def test_dividing_folds_for_memory_changes_no_accuracy_and_no_random_state(monke
     expected = np.random.rand(), float(torch.rand(()))
     np.random.seed(7)
     torch.manual_seed(7)
-    together = evaluate(task, encode, folds=3, recipe=SHORT)
+    together = accuracy(task, encode, folds=3, recipe=SHORT)
     assert (np.random.rand(), float(torch.rand(()))) == expected
     monkeypatch.setattr("train.evaluate.softmax_classifiers._BATCH_BYTES_ON_CPU", 1)
-    assert evaluate(task, encode, folds=3, recipe=SHORT) == together
+    assert accuracy(task, encode, folds=3, recipe=SHORT) == together
 
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_accuracies_of_the_cpu():
     task, encode = made("nested", {"train": 600})
-    on_cpu = evaluate(task, encode, folds=4)
-    on_gpu = evaluate(task, encode, folds=4, device="cuda")
+    on_cpu = accuracy(task, encode, folds=4)
+    on_gpu = accuracy(task, encode, folds=4, device="cuda")
     assert on_gpu == pytest.approx(on_cpu, abs=0.3)
 
 
 def test_equal_means_choose_the_first_penalty():
     accuracies = np.array([[0.5, 0.70001, 0.7], [0.5, 0.7, 0.7]])
-    assert choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
+    assert transfer.choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
 
 
 @pytest.fixture
@@ -283,46 +258,44 @@ def test_tasks_side_by_side_are_those_alone_in_one_call_of_the_encoder(two_threa
 
     recipe = Recipe(max_epoch=8)
     data = {"MADE": task, "OTHER": other}
-    scores = evaluate_transfer(record, data, folds=2, recipe=recipe).scores
+    scores = transfer.evaluate_transfer(record, data, folds=2, recipe=recipe).scores
     assert torch.get_num_threads() == 2
     assert [len(sentences) for sentences in asked] == [160]
-    alone = {each.name: evaluate(each, encode, folds=2, recipe=recipe) for each in (task, other)}
+    alone = {each.name: accuracy(each, encode, folds=2, recipe=recipe) for each in (task, other)}
     assert scores == alone  # two of the seven tasks have no mean
 
 
 def test_embeddings_that_are_not_finite_have_no_score_and_say_why():
     task, encode = made("k-fold", {"train": 60, "test": 20})
-    broken = encode([str(number) for number in range(80)]).copy()
+    broken = encode(list(task.sentences))
     broken[3] = np.nan
-    found = evaluate_transfer(lambda sentences: broken[: len(sentences)], {"MADE": task}, folds=2)
+    found = transfer.evaluate_transfer(lambda sentences: broken, {"MADE": task}, folds=2)
     assert found.scores == {"MADE": None}
     assert found.reasons["MADE"] == "features of 1 of 80 examples are not finite"
 
 
 def test_too_few_examples_of_a_class_are_named():
     labels = np.array([0] * 30 + [1] * 10)
-    examples = Examples(labels, tuple(str(number) for number in range(40)))
+    examples = transfer.Examples(labels, tuple(str(number) for number in range(40)))
     for protocol in ("nested", "k-fold"):
-        task = TransferTask("MADE", protocol, 3, {"train": examples, "test": examples})
+        task = transfer.TransferTask("MADE", protocol, 3, {"train": examples, "test": examples})
         with pytest.raises(SightlineError, match="smallest class has 0 training examples"):
-            selections(task, 10, 1111)
-    task = TransferTask("MADE", "nested", 2, {"train": examples})
+            transfer.selections(task, 10, 1111)
+    task = transfer.TransferTask("MADE", "nested", 2, {"train": examples})
     with pytest.raises(SightlineError, match="has 10 training examples, too few for 10"):
-        selections(task, 10, 1111)
-    assert len(selections(task, 5, 1111)) == 5
+        transfer.selections(task, 10, 1111)
+    assert len(transfer.selections(task, 5, 1111)) == 5
     parts = {"train": examples, "dev": examples, "test": examples}
     with pytest.raises(SightlineError, match="MADE: class 2 of 3 has no training example"):
-        selections(TransferTask("MADE", "split", 3, parts), 10, 1111)
+        transfer.selections(transfer.TransferTask("MADE", "split", 3, parts), 10, 1111)
 
 
 def test_counts_of_the_real_files(senteval_files):
-    data = load_transfer(senteval_files)
-    found = {
-        name: {split: len(part) for split, part in task.splits.items()}
-        for name, task in data.items()
-    }
-    assert found == EXPECTED_EXAMPLES
-    positive = {name: int(data[name].splits["train"].labels.sum()) for name in TASKS[:4]}
+    data = transfer.load_transfer(senteval_files)
+    for name, task in data.items():
+        counts = {split: len(part) for split, part in task.splits.items()}
+        assert counts == transfer.EXPECTED_EXAMPLES[name]
+    positive = {name: int(data[name].splits["train"].labels.sum()) for name in transfer.TASKS[:4]}
     assert positive == {"MR": 5331, "CR": 2407, "SUBJ": 5000, "MPQA": 3312}
 
 
@@ -331,10 +304,10 @@ def test_real_questions_equal_one_by_one(senteval_files):
         counts = [[s.lower().count(letter) for letter in "?abcdefghwmny"] for s in sentences]
         return np.array(counts, dtype=np.float32)
 
-    task = load_transfer(senteval_files, ["TREC"])["TREC"]
-    accuracy, dev_accuracy, penalties = chosen(task, letters, 2, Recipe(max_epoch=4))
+    task = transfer.load_transfer(senteval_files, ["TREC"])["TREC"]
+    tested, dev_accuracy, penalties = chosen(task, letters, 2, Recipe(max_epoch=4))
     expected = by_hand(task, letters, 2, max_epoch=4)
-    assert accuracy == pytest.approx(expected[0], abs=0.3)
+    assert tested == pytest.approx(expected[0], abs=0.3)
     assert dev_accuracy == pytest.approx(expected[1], abs=0.1)
     assert penalties == expected[2]
-    assert accuracy > 30
+    assert tested > 30

@@ -1,39 +1,43 @@
-"""`sightline look neighbours`: captions by several models, images by a frozen encoder, its page."""
+"""Neighbours as `sightline look neighbours` finds and shows them, and on the page of a report."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from base64 import b64encode
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from captioned import CAPTIONS_OF, HOSTILE, write_captioned
 from command_line import sightline, unboxed
+from made_results import made_result
+from PIL import Image
+from small_inputs import CLIP, write_clip
 from tiny_encoder import make_encoder
 
 from pipeline.encoders.config import named_encoder
+from pipeline.grounding.pictures import photographs
 from sightline.cache import IMAGES, FeatureSet, key_of_file, write_manifest
 from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
 from train.evaluate.models import NamedModel, name_models
-from train.evaluate.pools import read_pool, read_queries
-from train.evaluate.results import Found, ModelNeighbours, Neighbour
+from train.evaluate.pools import read_images, read_pool, read_queries
+from train.evaluate.results import Found, ModelNeighbours, Neighbour, TaskResult
 from train.evaluate.vectors import unit_rows
-from train.report.neighbours import Models, Thumbnails, document_of
+from train.records import FeatureUse
+from train.report.comparison import compare_results
+from train.report.neighbours import document_of, neighbours_in
 from train.report.page import to_page
 from train.report.render import terminal_text
+from train.report.sections import document_of as report_of
 
-CLIP = {
-    "embed_dim": 24,
-    "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 16, "layers": 2},
-    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
-}
 QUERY = "a photograph of a dog on a beach"
 SET, FEATURES = ("--data", "set"), ("--features", "features/image")
 MODELS = ("--model", "small", "--model", "broad=wide", *SET)
@@ -53,7 +57,7 @@ def made(tmp_path_factory) -> Path:
         for name, encoder in (("small", model), ("wide", wide)):
             encoder.save_pretrained(name)
             tokenizer.save_pretrained(name)
-        Path("clip.json").write_text(json.dumps(CLIP))
+        write_clip(folder)
         Path("wide.json").write_text(json.dumps({**CLIP, "embed_dim": 16}))
         images = ("--data", "set/images", "--workers", 0)
         assert sightline("extract", "image", *images, *ENCODER, "--out", "features/image") == 0
@@ -94,15 +98,15 @@ def test_a_pool_has_each_text_once_with_all_its_images(made):
 def test_queries_come_from_the_command_and_a_file(tmp_path):
     file = tmp_path / "q.txt"
     file.write_text("two\n\n one \nthree\n")
-    (tmp_path / "empty.txt").touch()
     assert read_queries([" one", "zero"], file) == ["one", "zero", "two", "three"]
-    for given, path, message in (
-        ([" "], None, "a query is empty"),
-        ([], tmp_path / "no.txt", "no such file; expected one sentence per line"),
-        ([], tmp_path / "empty.txt", "contains no sentence"),
-    ):
-        with pytest.raises(SightlineError, match=message):
-            read_queries(given, path)
+    with pytest.raises(SightlineError, match="a query is empty"):
+        read_queries([" "], None)
+    file.write_text("\n")
+    with pytest.raises(SightlineError, match=r"q\.txt: contains no sentence"):
+        read_queries([], file)
+    file.unlink()
+    with pytest.raises(SightlineError, match="no such file; expected one sentence per line"):
+        read_queries([], file)
 
 
 def test_names_of_models(tmp_path):
@@ -121,20 +125,15 @@ def test_names_of_models(tmp_path):
             name_models(twice)
 
 
-def invented(models=("one", "two"), texts=(HOSTILE, "a dog")) -> Models:
-    """Two queries, the first of which is a caption."""
-    rows = tuple(
-        Neighbour(text, ("a#0",), ("a.png",), 0.75 - i / 8, i == 1) for i, text in enumerate(texts)
-    )
-    found = Found((rows, rows[:1]))
-    pictures = {
-        "one": Found(reason="it has no heads"),
-        **{m: Found(((Neighbour("", (), ("b <i>.png",), 0.5, False),),) * 2) for m in models[1:]},
-    }
-    queries, images = (HOSTILE, "a dog"), (("a.png",), ())
+def invented(second="two"):
+    """What two models find for two queries, the first of which is a caption."""
+    one = Neighbour(HOSTILE, ("a#0",), ("a.png",), 0.75, False)
+    captions = Found(((one, Neighbour("a dog", ("a#0",), ("a.png",), 0.625, True)), (one,)))
+    pictures = Found(((Neighbour("", (), ("b <i>.png",), 0.5, False),),) * 2)
+    question = (HOSTILE, "a dog"), (("a.png",), ()), "3 captions", 2
     return {
-        model: ModelNeighbours(queries, images, "3 captions", 2, found, pictures[model])
-        for model in models
+        "one": ModelNeighbours(*question, captions, Found(reason="it has no heads")),
+        second: ModelNeighbours(*question, captions, pictures),
     }
 
 
@@ -153,16 +152,12 @@ def test_models_stand_side_by_side_if_there_is_room():
         assert "one, images: it has no heads." in flat
 
 
-def page_of(models: Models, title: str, thumbnails: Thumbnails | None = None) -> str:
-    return to_page(document_of(models, title, thumbnails))
-
-
 def test_a_page_escapes_everything_and_loads_nothing():
     pictures = {
         "a.png": Thumbnail("data:image/png;base64,AAAA"),
         "b <i>.png": Thumbnail(problem="b <i>.png: no such file"),
     }
-    page = page_of(invented(("one", "<two>")), "<h1>title", pictures)
+    page = to_page(document_of(invented("<two>"), "<h1>title", pictures))
     assert page.count("<script") == 1  # that of the page
     assert "<i>" not in page
     assert "<two>" not in page
@@ -175,12 +170,12 @@ def test_a_page_escapes_everything_and_loads_nothing():
     assert "default-src 'none'" in page
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
     assert f"style-src 'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" in page
-    plain = page_of(invented(), "t")
+    plain = to_page(document_of(invented(), "t"))
     assert 'class="picture ' not in plain
     assert "background-image" not in plain
 
 
-def answers_of(out: str, what: str) -> dict[str, list[dict]]:
+def answers_of(out, what):
     """Model → its neighbours of the only query."""
     models = json.loads(out)["models"]
     return {name: found[what]["neighbours"][0] for name, found in models.items()}
@@ -196,8 +191,6 @@ def test_the_command_compares_models_of_different_widths(by_models):
     others = {text for own in CAPTIONS_OF.values() for text in own} - {query}
     for answers in found.values():
         assert sorted(each["text"] for each in answers) == sorted(others)
-        cosines = [each["cosine"] for each in answers]
-        assert cosines == sorted(cosines, reverse=True)
         own = [each["text"] for each in answers if each["own"]]
         assert own == ["a dog sits near the tree"]
     assert found["small"] != found["broad"]
@@ -223,15 +216,6 @@ def test_the_page_shows_pictures_and_problems_in_the_same_bytes_again(
     assert "a.png: not in images.parquet" in shown
 
 
-def by_both_towers() -> dict[str, float]:
-    """Image → its cosine with the query, by the towers themselves."""
-    tower = named_encoder("clip.json", "random:0", "text").build_text(torch.device("cpu"), "fp32")
-    text = unit_rows(tower.encode([QUERY], tower.lengths([QUERY])[0]).numpy())[0]
-    features = FeatureSet.open(Path("features/image"))
-    keys = [key_of_file(Path("set/images") / name) for name in CAPTIONS_OF]
-    return dict(zip(CAPTIONS_OF, unit_rows(features.take(keys)) @ text, strict=True))
-
-
 def test_a_text_finds_the_images_nearest_by_the_two_towers(by_clip, tmp_path):
     code, out, err = by_clip(QUERY, "--k", 3, "--json")
     assert (code, err) == (0, "")
@@ -239,7 +223,12 @@ def test_a_text_finds_the_images_nearest_by_the_two_towers(by_clip, tmp_path):
     assert name == "clip.json, random:0"
     assert found["captions"] is None
     assert found["pool"] == "4 images of set"
-    (answers,), cosines = found["pictures"]["neighbours"], by_both_towers()
+    tower = named_encoder("clip.json", "random:0", "text").build_text(torch.device("cpu"), "fp32")
+    (text,) = unit_rows(tower.encode([QUERY], tower.lengths([QUERY])[0]).numpy())
+    keys = [key_of_file(Path("set/images") / name) for name in CAPTIONS_OF]
+    images = unit_rows(FeatureSet.open(Path("features/image")).take(keys))
+    cosines = dict(zip(CAPTIONS_OF, images @ text, strict=True))
+    (answers,) = found["pictures"]["neighbours"]
     nearest = sorted(cosines, key=lambda name: -cosines[name])
     assert [answer["images"][0] for answer in answers] == nearest[:3]
     assert [answer["cosine"] for answer in answers] == pytest.approx(
@@ -282,63 +271,123 @@ def test_imported_features_are_searched_with_a_note(by_clip, look, said, tmp_pat
     assert "theirs is imported, not checked: nothing says that clip.json" in out
     code, _, err = look(QUERY, *imported, *WIDE)
     assert code == 1
-    assert "theirs: rows of 24 numbers, but wide.json gives 16" in err
+    assert "theirs: rows of 8 numbers, but wide.json gives 16" in err
 
 
-FROZEN = (*SET, *FEATURES)
+ASKED, FROZEN, CLIP_JSON = (QUERY, *MODELS), (QUERY, *SET, *FEATURES), ("--encoder", "clip.json")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (SET, 2, "--model"),
-        (("--model", "small"), 2, "Missing option '--data'"),
-        ((*MODELS, "--split", "x"), 1, "no caption in the split 'x'; found"),
-        (("--model", "small", "--data", "no"), 1, "no: no prepared data set here"),
-        ((*MODELS, "--model", "small"), 1, "two models are called 'small'"),
-        (
-            (*MODELS, "--pooling", "cls", "--to-images"),
-            1,
-            "no model can find images (small: it is not a training run of Sightline",
-        ),
-        (
-            (*FROZEN, "--encoder", "clip.json", "--weights", "random:1"),
-            1,
-            "features/image: made by open_clip/clip@",
-        ),
+        (MODELS, 2, "give a sentence, --queries FILE or --sample N"),
+        ((QUERY, *SET), 2, "--model"),
+        ((QUERY, "--model", "small"), 2, "Missing option '--data'"),
+        ((*ASKED, "--split", "x"), 1, "no caption in the split 'x'; found"),
+        ((QUERY, "--model", "small", "--data", "no"), 1, "no: no prepared data set here"),
+        ((*ASKED, "--model", "small"), 1, "two models are called 'small'"),
+        ((*ASKED, "--pooling", "cls", "--to-images"), 1, "can find images (small: it is not a tr"),
+        ((*FROZEN, *CLIP_JSON, "--weights", "random:1"), 1, "image: made by open_clip/clip@"),
         ((*FROZEN, *WIDE), 1, "not by open_clip/wide@"),
-        (
-            (*SET, "--features", "features/text", *ENCODER),
-            1,
-            "features/text: features of kind text, expected kind image",
-        ),
-        ((*SET, "--features", "features/no", *ENCODER), 1, "features/no: "),
-        ((*SET, *ENCODER), 2, "--encoder: needs --features SET and --weights"),
-        ((*FROZEN, "--encoder", "clip.json"), 2, "--encoder: needs --features SET and --weights"),
+        ((*FROZEN, "--features", "features/text", *ENCODER), 1, "text, expected kind image"),
+        ((*FROZEN, "--features", "features/no", *ENCODER), 1, "features/no: "),
+        ((QUERY, *SET, *ENCODER), 2, "--encoder: needs --features SET and --weights"),
+        ((*FROZEN, *CLIP_JSON), 2, "--encoder: needs --features SET and --weights"),
         ((*FROZEN, "--weights", "random:0"), 2, "--weights: give it with --encoder"),
         ((*FROZEN, *ENCODER, "--to-images"), 2, "--encoder: a frozen encoder needs no --model"),
         ((*FROZEN, "--encoder", "ViT-B-3", "--weights", "random:0"), 1, "did you mean ViT-B-32"),
     ],
 )
 def test_a_mistake_gets_one_clear_error(look, words, code, message):
-    found, out, err = look(QUERY, *words)
+    found, out, err = look(*words)
     assert (found, out) == (code, "")
     assert message in unboxed(err)
-
-
-def test_a_question_is_needed(look):
-    code, _, err = look(*MODELS)
-    assert code == 2
-    assert "give a sentence, --queries FILE or --sample N" in unboxed(err)
 
 
 def test_any_number_of_texts_is_encoded_in_batches(made, monkeypatch):
     monkeypatch.chdir(made)
     tower = named_encoder("clip.json", "random:0", "text").build_text(torch.device("cpu"), "fp32")
-    texts = [f"{'very ' * n}red" for n in range(7)]
-    rows = tower.encode_all(texts, batch_size=3)
-    one_by_one = [
-        tower.encode([text], length)
-        for text, length in zip(texts, tower.lengths(texts), strict=True)
-    ]
-    np.testing.assert_allclose(rows, torch.cat(one_by_one).numpy(), atol=1e-6)
+    texts = [f"{'very ' * n}red" for n in range(3)]
+    rows = tower.encode_all(texts * 3, batch_size=2)
+    one_by_one = torch.cat([tower.encode([text], *tower.lengths([text])) for text in texts * 3])
+    np.testing.assert_allclose(rows, one_by_one.numpy(), atol=1e-6)
+
+
+@pytest.fixture
+def photographed(tmp_path):
+    return write_captioned(tmp_path / "set")
+
+
+def found_in(folder, query="a dog"):
+    """All photographs of ``folder`` as neighbours of one query."""
+    images = read_images(folder / "images.parquet")
+    near = tuple(Neighbour("a cat", ("x#0",), (image,), 0.5, False) for image in images.ids)
+    keys = {image: key.hex() for image, key in zip(images.ids, images.keys, strict=True)}
+    return ModelNeighbours((query,), ((),), "4 captions", 4, Found((near,)), keys=keys)
+
+
+def result_of(found, run, seed=0, **more):
+    return made_result(run, seed, tasks={"neighbours": TaskResult(neighbours=found)}, **more)
+
+
+def page(results, folder=None):
+    """With the photographs of ``folder``."""
+
+    def made(task, image_ids, keys):
+        return photographs(folder / "images.parquet", folder / "images", image_ids, keys)
+
+    comparison = compare_results(results, None, (), ())
+    included = neighbours_in(results, made if folder else None)
+    return to_page(report_of(comparison, "t", included, charts={}))
+
+
+def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
+    found, other = found_in(photographed), found_in(photographed, "another")
+    digests = {"weights_sha256": "a" * 64, "fingerprint": "f" * 64}
+    random = {"name": "x/image/y", "encoder": "y", "source": "random:0", "untrained": True}
+    use = FeatureUse(dim=1, rows=1, **random, **digests)
+    results = [result_of(found, *run) for run in (("b", 1), ("b", 0))]
+    results += [result_of(found, "a", 1, features=(use,)), result_of(other, "c", 1)]
+    shown = page(results, photographed)
+    (section,) = re.findall(r'(?s)<section id="neighbours">.*?</section>', shown)
+    assert section.count('<div data-run="b">') == section.count('<div data-run="a">') == 1
+    assert 'data-run="c"' not in section.split("Nearest captions")[1]
+    assert "Left out, as they were asked something else: c." in section
+    assert "Each run with seed 0 or 1, its lowest." in section
+    assert "a: untrained weights." in section
+    assert "b: untrained weights." not in section
+    classes = set(re.findall(r"of-[0-9a-f]{16}", section))
+    assert shown.count('url("data:image/png') == len(classes) == 4
+    assert "neighbours" not in page([made_result("a", scores={"A": 1.0})])
+
+
+def test_photographs_that_are_not_here_or_others_now_are_left_out(photographed, monkeypatch):
+    results = [result_of(found_in(photographed), "a")]
+    assert 'url("data:' not in page(results)
+    # the manifest and the file belong to each other, but not to the result
+    Image.new("RGB", (60, 40), "black").save(photographed / "images/a.png")
+    manifest = photographed / "images.parquet"
+    every = pq.read_table(manifest).to_pylist()
+    every[0]["key"] = key_of_file(photographed / "images/a.png")
+    write_manifest(manifest, pa.Table.from_pylist(every, IMAGES), IMAGES)
+    shown = page(results, photographed)
+    assert shown.count('url("data:') == 3
+    assert "bytes there now differ from those" in shown
+    (photographed / "images").rename(photographed / "elsewhere")
+    shown = page(results, photographed)
+    assert 'url("data:' not in shown
+    assert f"Photographs are not shown: {photographed / 'images'}: not found from here." in shown
+    (photographed / "elsewhere").rename(photographed / "images")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    shown = page(results, photographed)
+    assert 'url("data:' not in shown
+    assert "Photographs are not shown: PIL is not installed" in shown
+    assert shown.count("sightline[extract]") == 1
+
+
+def test_tasks_with_similar_names_have_their_own_sections_and_pictures(photographed):
+    found = TaskResult(neighbours=found_in(photographed))
+    shown = page([made_result("a", tasks=dict.fromkeys(("x_y", "x-y"), found))], photographed)
+    addresses = re.findall(r'<section id="(neighbours-[^"]*)">', shown)
+    assert len(set(addresses)) == 2
+    assert shown.count('url("data:') == 4  # as in a page with one of them
