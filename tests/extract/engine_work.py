@@ -56,12 +56,10 @@ class StubWork:
     log: Path | None = None
     meet: int = 0
 
-    def start(self, how: Invocation, threads: int = 1, **more: Any) -> str:
+    def start(self, how: Invocation, threads: int = 1) -> str:
         """Do it with the workers of ``how``; returns what the last of them printed."""
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-        how = how.model_copy(
-            update={"threads": threads, "devices": how.devices or ("cpu",), **more}
-        )
+        how = how.model_copy(update={"threads": threads, "devices": how.devices or ("cpu",)})
         return run_workers([repr(self)], how, [self.out], module="engine_work")
 
     def command(self) -> list[str]:
