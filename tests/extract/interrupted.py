@@ -70,11 +70,15 @@ class World:
         assert 0 <= repeated <= BLOCK + ON_THEIR_WAY
 
 
-def boundaries(points: list[str]) -> list[str]:
-    """One point per name: the middle one if there are several."""
+def boundaries(points: list[str], *without: str) -> list[str]:
+    """One point per name that does not begin so: the middle one if there are several.
+
+    What is after one point is before the next.
+    """
     by_name: dict[str, list[str]] = {}
     for point in points:
-        by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
+        if not point.startswith(("after", *without)):
+            by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
     return [some[len(some) // 2] for some in by_name.values()]
 
 

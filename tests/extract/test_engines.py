@@ -208,23 +208,10 @@ def test_a_bug_is_reported_by_the_child_that_has_it(tmp_path, log):
     Path(file).unlink()
 
 
-def started(work, engine, threads=1, **options):
-    """A process that does ``work``, as `sightline` does, with arguments of an engine."""
-    code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; from pathlib import PosixPath\n"
-        "from engine_work import StubWork; from pipeline import cli\n"
-        "from pipeline.cli import commands; from pipeline.extract.settings import Invocation\n"
-        f"commands.app = lambda: print({work!r}.start(Invocation({engine}), {threads}))\n"
-        "cli.console()"
-    )
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code], **pipes, **options)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected, number):
     work = StubWork(tmp_path / "set", log=log, meet=3)
-    run = started(work, "devices=('cpu', 'cpu')", process_group=0)
+    run = work.process("--devices", "cpu,cpu", process_group=0)
     wait_until(lambda: batches(log) == 8)  # both are at their fourth one, and wait
     os.kill(run.pid, number)
     _, said = run.communicate(timeout=60)
@@ -242,7 +229,7 @@ def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected
 
 def test_workers_of_another_encoder_plan_or_code_are_refused(tmp_path, log, monkeypatch, expected):
     work = StubWork(tmp_path / "set", log=log, meet=3)
-    run = started(work, "devices=('cpu', 'cpu')")
+    run = work.process("--devices", "cpu,cpu")
     wait_until(lambda: len(computing(log)) == 2)
 
     def refused(stranger, named, threads=1):
@@ -326,7 +313,7 @@ def test_a_cluster_that_loses_a_node_or_its_head_loses_no_row(tmp_path, log, nod
     alone(how)
     work = StubWork(tmp_path / "set", texts=960, pause=pause, log=log)
     with closing(RayNodes()) as nodes:
-        run = started(work, f"engine='ray@{nodes.address}'", threads=2)
+        run = work.process("--engine", f"ray@{nodes.address}", "--threads", "2")
         wait_until(lambda: batches(log) > 15)
         nodes.kill(node)
         _, errors = run.communicate(timeout=200)
