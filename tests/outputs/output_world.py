@@ -24,6 +24,8 @@ LIBRARIES = [
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.space_page", "train.report.neighbours", "train.evaluate.models"),
+    *("train.report.charts", "train.evaluate.space", "train.evaluate.neighbours", "scipy.stats"),
+    *("transformers.models.bert.modeling_bert", "outputs.frozen_heap"),
 ]
 
 
