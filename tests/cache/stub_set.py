@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -110,12 +109,11 @@ def fill(
         return writer.publish(), computed
 
 
-def make(folder: Path, kind: str) -> None:
-    """The set of a kind, of several shards; one row of the features has failed."""
+def make(folder: Path, kind: str) -> int:
+    """The set of a kind, of several shards, and how many rows it lacked; one feature has failed."""
     if kind == "image":
-        fill(folder, failing=frozenset({KEYS[0].tobytes()}))
-    else:
-        fill(folder, KEYS[:40], spec=SPECS[kind])
+        return fill(folder, failing=frozenset({KEYS[0].tobytes()}))[1]
+    return fill(folder, KEYS[:40], spec=SPECS[kind])[1]
 
 
 def read(folder: Path, kind: str) -> Any:
@@ -177,12 +175,6 @@ class Forger:
                 file |= {"blake3": blake3(data).hexdigest(), "bytes": len(data)}
 
         self.say(refit)
-
-    def edit(self, change: Callable[[h5py.File], Any], number: int = 0) -> None:
-        """Change a shard of numbers in place."""
-        with h5py.File(self.shard(number), "r+") as file:
-            change(file)
-        self.refit()
 
     def rows(self, rows: pa.Table) -> None:
         """Replace the rows of the first shard, which is of tables."""

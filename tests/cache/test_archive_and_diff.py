@@ -15,34 +15,37 @@ from sightline.cache.diff import compare
 from sightline.cache.record import FILE_NAME
 
 
-@pytest.fixture
-def archive(tmp_path):
-    fill(tmp_path / "set")
-    export_set(tmp_path / "set", tmp_path / "set.tar")
-    return tmp_path / "set.tar"
-
-
-def members(archive) -> list[tuple[tarfile.TarInfo, bytes]]:
-    with tarfile.open(archive) as tar:
-        return [(info, tar.extractfile(info).read()) for info in tar]  # pyright: ignore
-
-
-def pack(archive, content, kind=tarfile.USTAR_FORMAT) -> None:
-    with tarfile.open(archive, "w", format=kind) as tar:
-        for info, data in content:
-            tar.addfile(info, io.BytesIO(data))
-
-
 @every_kind
 def test_export_and_import_round_trip(world, kind):
     archive = world / "set.tar"
     export_set(world / kind, archive)
+    before = files(world / kind)
+    with pytest.raises(CacheError, match="already holds a set"):
+        import_set(archive, world / kind)
     import_set(archive, world / "other" / "set")
-    assert files(world / "other" / "set") == files(world / kind)
+    assert files(world / "other" / "set") == files(world / kind) == before
     assert verify(world / "other" / "set") == []
     first = archive.read_bytes()
     export_set(world / "other" / "set", archive)
     assert archive.read_bytes() == first
+
+
+@pytest.fixture
+def archive(world):
+    """The tar of the features beside it."""
+    export_set(world / "image", world / "set.tar")
+    return world / "set.tar"
+
+
+def members(archive):
+    with tarfile.open(archive) as tar:
+        return [(info, tar.extractfile(info).read()) for info in tar]
+
+
+def pack(archive, content):
+    with tarfile.open(archive, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for info, data in content:
+            tar.addfile(info, io.BytesIO(data))
 
 
 def test_other_tools_can_unpack_and_check_it(archive, tmp_path):
@@ -50,9 +53,10 @@ def test_other_tools_can_unpack_and_check_it(archive, tmp_path):
     subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=tmp_path, check=True)
 
 
-def other(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tuple:
+def other(name, kind):
+    """An empty file, or a link to a file of somebody else."""
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
+    info.type, info.linkname = kind, "/etc/passwd"
     return info, b""
 
 
@@ -60,18 +64,18 @@ def other(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tuple:
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.SYMTYPE])
 def test_files_that_the_record_does_not_list_are_not_taken(archive, tmp_path, name, kind):
     content = members(archive)
-    pack(archive, [content[0], other(name, kind, "/etc/passwd"), *content[1:]])
+    pack(archive, [content[0], other(name, kind), *content[1:]])
     before = {*tmp_path.rglob("*")}
     import_set(archive, tmp_path / "new" / "set")
-    assert files(tmp_path / "new" / "set") == files(tmp_path / "set")
+    assert files(tmp_path / "new" / "set") == files(archive.parent / "image")
     assert {*tmp_path.iterdir()} - before == {tmp_path / "new"}
 
 
-def linked(content: list, kind: bytes) -> list:
-    return [*content[:2], other(content[2][0].name, kind, "/etc/passwd"), *content[3:]]
+def linked(content, kind):
+    return [*content[:2], other(content[2][0].name, kind), *content[3:]]
 
 
-def flipped(content: list, number: int) -> list:
+def flipped(content, number):
     info, data = content[number]
     at = len(data) // 2
     changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
@@ -108,13 +112,6 @@ def test_every_truncation_is_detected(archive, tmp_path):
         assert not (tmp_path / "new").exists()
 
 
-def test_an_existing_set_is_left_alone(archive, tmp_path):
-    before = files(tmp_path / "set")
-    with pytest.raises(CacheError, match="already holds a set"):
-        import_set(archive, tmp_path / "set")
-    assert files(tmp_path / "set") == before
-
-
 def test_added_removed_and_changed_rows_are_counted(tmp_path):
     fill(tmp_path / "a", KEYS[:80], failing=frozenset([KEYS[0].tobytes()]))
     with SetWriter(tmp_path / "b", SPEC) as writer:
@@ -122,8 +119,7 @@ def test_added_removed_and_changed_rows_are_counted(tmp_path):
             rows = rows_of(batch.keys)
             turned = (batch.keys == KEYS[20]).all(axis=1)
             rows[turned] = -rows[turned]
-            nudged = (batch.keys == KEYS[30]).all(axis=1)
-            rows[nudged, 0] += 1
+            rows[(batch.keys == KEYS[30]).all(axis=1), 0] += 1
             writer.add(batch.keys, rows)
         writer.publish()
     found = compare(tmp_path / "a", tmp_path / "b")
@@ -133,19 +129,19 @@ def test_added_removed_and_changed_rows_are_counted(tmp_path):
     assert (found.added_failures, found.gone_failures, found.why) == (0, 1, ())
 
 
-def test_a_different_dtype_is_reported_and_another_length_refused(tmp_path):
-    for name, change in (("a", {}), ("b", {"dtype": "float32"}), ("c", {"kind": "text", "dim": 4})):
-        spec = SPEC.model_copy(update=change)
-        with SetWriter(tmp_path / name, spec) as writer:
-            for batch in writer.plan(KEYS, batch_size=100):
-                writer.add(batch.keys, rows_of(batch.keys)[:, : spec.dim])
-            writer.publish()
-    found = compare(tmp_path / "a", tmp_path / "b")
+def test_a_different_dtype_is_reported_and_another_length_refused(world):
+    fill(world / "float32", spec=SPEC.model_copy(update={"dtype": "float32"}))
+    found = compare(world / "image", world / "float32")
     assert found.why == ("dtype: float16 → float32",)
-    assert (found.same, found.changed) == (0, len(KEYS))
+    assert (found.same, found.changed) == (0, len(KEYS) - 1)
     assert found.largest_change < 1e-6
+    shorter = SPEC.model_copy(update={"kind": "text", "dim": 4})
+    with SetWriter(world / "short", shorter) as writer:
+        for batch in writer.plan(KEYS, batch_size=100):
+            writer.add(batch.keys, rows_of(batch.keys)[:, :4])
+        writer.publish()
     with pytest.raises(CacheError, match="cannot be compared"):
-        compare(tmp_path / "a", tmp_path / "c")
+        compare(world / "image", world / "short")
 
 
 def test_rows_of_tables_are_compared_too(world):

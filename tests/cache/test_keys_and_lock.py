@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,23 +42,17 @@ def test_a_key_is_the_sha256_of_the_content(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(FEW, FEW)
-def test_keys_are_sorted_and_found_as_bytes(looked_up_in_chunks, held, asked):
+def test_keys_are_sorted_and_found_as_bytes(held, asked):
     keys = as_keys(held)
     assert [key.tobytes() for key in keys[sort_order(keys)]] == sorted(held)
     assert increasing(keys) == (held == sorted(set(held)))
     table = keys[unique_sorted(keys)]
     assert [key.tobytes() for key in table] == sorted(set(held))
-    found = find_keys(table, as_keys(asked))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sightline.cache.keys._FIND_ROWS", 3)  # keys at once
+        found = find_keys(table, as_keys(asked))
     assert found.tolist() == [sorted(set(held)).index(k) if k in held else -1 for k in asked]
     assert find_keys(table[:0], keys).tolist() == [-1] * len(keys)
-
-
-@pytest.fixture(scope="module")
-def looked_up_in_chunks():
-    """Keys are looked up three at a time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sightline.cache.keys._FIND_ROWS", 3)
-        yield
 
 
 def test_keys_of_the_wrong_size_are_refused():
@@ -69,34 +62,26 @@ def test_keys_of_the_wrong_size_are_refused():
         as_keys(np.zeros((2, 16), np.uint8))
 
 
-class Tokenizer:
-    """A slow one: a vocabulary and special tokens."""
-
-    all_special_tokens = ("[SEP]", "[CLS]")
-
-    def get_vocab(self) -> dict[str, int]:
-        return {"é": 1, "a": 0}
-
-
 def test_digests_have_not_changed():
     """They are on disk: in fingerprints, names of encoders, token sets and runs."""
     value = {"b": [1, 2.5, None, True], "a": {"ü": "é", "z": 1e-05}}
     assert digest(value) == "c874b0801717ddd1fc976eea2556f5bb9682d2baac704b6257bff0fff5feb29b"
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert digest(value) == hashlib.sha256(text.encode()).hexdigest()
+
+    class Tokenizer:  # a slow one: a vocabulary and special tokens
+        all_special_tokens = ("[SEP]", "[CLS]")
+
+        def get_vocab(self):
+            return {"é": 1, "a": 0}
+
     expected = "51115bfb7e773200bdcef5c054a93f3e03941153415fb851ce1186914ff71329"
     assert tokenizer_sha256(Tokenizer()) == expected
 
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "snö/1.jpg",
-        os.fsdecode(b"caf\xe9.jpg"),
-        "two\u2028lines.jpg",
-        "next\x85line.jpg",
-        "a\nb.jpg",
-    ],
+    ["snö/1.jpg", os.fsdecode(b"caf\xe9.jpg"), "two\u2028lines", "next\x85line", "a\nb.jpg"],
 )
 def test_reasons_of_failures_are_read_back_for_any_file_name(path, tmp_path):
     write_failures(tmp_path, {})
@@ -128,30 +113,28 @@ with lock:
 class Locker:
     """A process that takes the lock of a folder, and what it answers."""
 
-    def __init__(self, folder: Path, worker: str = "") -> None:
+    def __init__(self, folder, worker):
         words = [sys.executable, "-c", LOCKER, str(folder), worker]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         self.process = subprocess.Popen(words, text=True, **pipes)
 
-    def says(self) -> str:
-        assert self.process.stdout is not None
+    def says(self):
         return self.process.stdout.readline().strip()
 
-    def asked(self, words: str) -> str:
-        assert self.process.stdin is not None
+    def asked(self, words):
         self.process.stdin.write(f"{words}\n")
         self.process.stdin.flush()
         return self.says()
 
-    def end(self) -> str:
+    def end(self):
         return self.process.communicate()[1]
 
 
 @pytest.fixture
 def locker(tmp_path):
-    started: list[Locker] = []
+    started = []
 
-    def start(worker: str = "") -> Locker:
+    def start(worker=""):
         started.append(Locker(tmp_path, worker))
         return started[-1]
 
@@ -161,33 +144,35 @@ def locker(tmp_path):
         each.end()
 
 
-Start = Callable[..., Locker]
+def take(folder):
+    """Take the lock of the folder, and release it."""
+    with WriterLock(folder):
+        pass
 
 
-def test_a_second_writer_is_told_who_holds_the_lock(tmp_path, locker: Start):
+def test_a_second_writer_is_told_who_holds_the_lock(tmp_path, locker):
     other = locker()
     assert other.says() == "True"
-    with pytest.raises(BusyError, match=f"process {other.process.pid}"), WriterLock(tmp_path):
-        pass
+    with pytest.raises(BusyError, match=f"process {other.process.pid}"):
+        take(tmp_path)
     other.process.kill()
     other.process.wait()
     with WriterLock(tmp_path):  # the kernel dropped it with the process
-        with pytest.raises(BusyError, match="this process"), WriterLock(tmp_path):
-            pass
+        with pytest.raises(BusyError, match="this process"):
+            take(tmp_path)
         # and the attempt has not let go of the lock, as closing its file would have
         assert f"process {os.getpid()}" in locker().end()
-    with WriterLock(tmp_path):
-        pass
+    take(tmp_path)
 
 
-def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path, locker: Start):
+def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path, locker):
     first = locker("worker 0/2")
     assert first.says() == "True"
     second = locker("worker 1/2")
     assert first.asked("share") == "None"
     assert second.says() == "False"  # it has waited for that
     with pytest.raises(BusyError, match=r"another run is writing here \(worker 0/2, process"):
-        WriterLock(tmp_path).__enter__()
+        take(tmp_path)
     assert first.asked("claim 3") == "True"
     assert second.asked("claim 3") == "False"
     assert second.asked("claim 4") == "True"
@@ -201,14 +186,19 @@ def test_workers_share_a_lock_and_nobody_else_gets_in(tmp_path, locker: Start):
         assert last.alone
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
-    def lockf(handle: int, how: int, *span: int) -> None:
+def raising(number):
+    """A system call that fails with this error."""
+
+    def fails(*words):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("fcntl.lockf", lockf)
-    with pytest.raises(SightlineError, match=r"has no locks .* local disk"), WriterLock(tmp_path):
-        pass
+    return fails
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.lockf", raising(errno.ENOLCK))
+    with pytest.raises(SightlineError, match=r"has no locks .* local disk"):
+        take(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -224,16 +214,16 @@ def test_a_network_folder_mounted_without_locks_is_refused(tmp_path, monkeypatch
     )
     monkeypatch.setattr("sightline.files.MOUNTINFO", mounts)
     if not refused:
-        with WriterLock(tmp_path):
-            return
-    with pytest.raises(SightlineError, match="without locks"), WriterLock(tmp_path):
-        pass
+        take(tmp_path)
+        return
+    with pytest.raises(SightlineError, match="without locks"):
+        take(tmp_path)
 
 
 def test_a_lock_that_was_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
     real, calls = fcntl.lockf, []
 
-    def lockf(handle: int, how: int, *span: int) -> None:
+    def lockf(handle, how, *span):
         if not calls:
             (tmp_path / "lock").unlink()
         calls.append(handle)
@@ -256,30 +246,26 @@ def test_a_lock_of_which_a_part_was_written_is_ours(tmp_path, line):
 @pytest.mark.parametrize("text", [b"processed", b"workers", b"a worker 1/2, process 1", b"\0"])
 def test_a_lock_of_something_else_is_left_alone(tmp_path, text):
     (tmp_path / "lock").write_bytes(text)
-    with pytest.raises(SightlineError, match="not a lock of Sightline"), WriterLock(tmp_path):
-        pass
+    with pytest.raises(SightlineError, match="not a lock of Sightline"):
+        take(tmp_path)
     assert (tmp_path / "lock").read_bytes() == text
 
 
 def test_a_lock_is_never_a_link(tmp_path):
     (tmp_path / "mine").write_text("precious")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(OSError, match="symbolic links"), WriterLock(tmp_path / "run"):
-        pass
+    (tmp_path / "lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        take(tmp_path)
     assert (tmp_path / "mine").read_text() == "precious"
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
 def test_a_file_system_that_cannot_rename_over_a_file_is_named(tmp_path, monkeypatch, number):
-    def replace(path: Path, target: Path) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "replace", replace)
-    with pytest.raises(SightlineError, match=r"cannot replace a file by renaming .* local disk"):
+    monkeypatch.setattr(Path, "replace", raising(number))
+    said = pytest.raises(SightlineError, match=r"cannot replace a file by renaming .* local disk")
+    with said:
         write_bytes(tmp_path / "plan", b"x")
     assert list(tmp_path.iterdir()) == []
-    said = pytest.raises(SightlineError, match="cannot replace a file by renaming")
     with SetWriter(tmp_path / "set", SPEC) as writer, said:
         writer.plan(KEYS, batch_size=16)
     assert not (tmp_path / "set").exists()

@@ -1,4 +1,4 @@
-"""Manifests, places of images and token sets round-trip, and errors say what is wrong."""
+"""Manifests, places of images, masks and token sets round-trip, and errors say what is wrong."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from stub_set import HEADER, SPANS
 
 from pipeline.datasets.folder import building
@@ -35,6 +36,14 @@ from sightline.cache import (
     write_phrase_tokens,
     write_tokens,
 )
+from sightline.cache.rle import (
+    compress_counts,
+    cutout_key,
+    decode_mask,
+    encode_mask,
+    expand_counts,
+    run_lengths,
+)
 
 NAME = Path("images.parquet")
 PHRASE = {
@@ -46,7 +55,7 @@ IMAGE = {"image_id": "a", "path": "a.tar", "key": key_of_text("a"), "width": 1, 
 IMAGE |= {"split": ""}
 
 
-def images(*changes: dict) -> pa.Table:
+def images(*changes):
     """A manifest of one image for each of the ``changes``."""
     return pa.Table.from_pylist([{**IMAGE, **change} for change in changes], IMAGES)
 
@@ -74,13 +83,12 @@ def test_any_sentence_round_trips_to_the_same_bytes(tmp_path_factory, texts):
         (IMAGES, IMAGE, {"offset": -5, "length": 1}, "offset: found -5, expected a non-negative"),
         (IMAGES, IMAGE, {"offset": 1, "length": -(2**63)}, "length: found -9223372036854775808"),
         (IMAGES, IMAGE, {"height": -1}, "height: found -1"),
-        (IMAGES, IMAGE, {"path": "c"}, "image_id: found 'a', as in row 0, expected an id of its"),
+        (IMAGES, IMAGE, {"image_id": "a"}, "image_id: found 'a', as in row 0, expected an id of"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_its_row(tmp_path, schema, row, change, fault):
     path = tmp_path / "rows.parquet"
     rows = [row, {**row, "image_id": "b"}, {**row, "image_id": "c", **change}]
-    rows[2] |= {"image_id": "a"} if "as in row 0" in fault else {}
     write_manifest(path, pa.Table.from_pylist(rows[:2], schema), schema)
     read_manifest(path, schema)
     write_manifest(path, pa.Table.from_pylist(rows, schema), schema)
@@ -152,6 +160,54 @@ def test_a_row_with_an_invalid_place_is_named(row, says):
     expected = re.escape("images.parquet: row 1: image 'b' ") + ".*" + re.escape(says)
     with pytest.raises(CacheError, match=expected):
         places_of(NAME, images({}, {"image_id": "b", **row}, {}))
+
+
+# --- masks, in COCO's run-length encoding
+
+
+@given(hnp.arrays(bool, st.tuples(st.integers(1, 40), st.integers(1, 40))))
+def test_any_mask_survives(mask):
+    code = encode_mask(mask)
+    assert (decode_mask(code["size"], code["counts"]) == mask).all()
+
+
+@given(st.lists(st.integers(0, 2**31)))
+def test_any_run_lengths_survive(runs):
+    assert expand_counts(compress_counts(runs)) == runs
+
+
+def test_known_strings_whose_runs_go_down_the_columns_and_start_with_background():
+    """Worked by hand from rleToString of COCO's maskApi.c."""
+    mask = np.array([[1, 0, 0], [1, 1, 0]], dtype=bool)
+    assert run_lengths(mask) == [0, 2, 1, 1, 2]
+    known = {"021O1": [0, 2, 1, 1, 2], "?`0o0": [15, 16, 31], "Xo0": [1000], "": []}
+    for counts, runs in known.items():
+        assert compress_counts(runs) == counts
+        assert expand_counts(counts) == runs
+
+
+@pytest.mark.parametrize(
+    ("size", "counts", "message"),
+    [
+        ((2, 3), "04", "4 pixels for 2 × 3; expected 6"),
+        ((2, 3), "0~", "'~' is not valid"),
+        ((2, 3), "0h", "ends inside a number"),
+        ((1, 1), "0O2", "expected 1"),
+    ],
+)
+def test_a_damaged_code_is_refused(size, counts, message):
+    with pytest.raises(CacheError, match=message):
+        decode_mask(size, counts)
+
+
+def test_a_cutout_key_depends_on_each_of_its_parts():
+    parts = (b"i" * 32, [2, 3], "021O1", "rule/1")
+    others = (b"j" * 32, [3, 2], "024", "rule/2")
+    keys = {cutout_key(*parts)}
+    for i, other in enumerate(others):
+        keys.add(cutout_key(*parts[:i], other, *parts[i + 1 :]))
+    assert len(keys) == 5
+    assert {len(key) for key in keys} == {32}
 
 
 # --- tokens

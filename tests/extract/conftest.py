@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from interrupted import World, make_world
+from interrupted import World
 from stage_server import StageServer
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory):
     server = StageServer()
-    yield make_world(server, tmp_path_factory)
+    yield World(server, tmp_path_factory)
     server.close()
 
 
 @pytest.fixture(scope="session")
-def real() -> Iterator[StageServer]:
+def real():
     """Runs the command line, with real encoders."""
     server = StageServer("--torch")
     yield server

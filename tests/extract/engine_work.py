@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +27,6 @@ from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import Invocation, RunSettings
 from pipeline.extract.workers import run_workers
 from sightline.cache import writer
-from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 
 
@@ -56,18 +56,23 @@ class StubWork:
     log: Path | None = None
     meet: int = 0
 
-    def start(self, how: Invocation, threads: int = 1, **more: Any) -> str:
+    def start(self, how: Invocation) -> str:
         """Do it with the workers of ``how``; returns what the last of them printed."""
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-        how = how.model_copy(
-            update={"threads": threads, "devices": how.devices or ("cpu",), **more}
-        )
+        defaults = {"threads": how.threads or 1, "devices": how.devices or ("cpu",)}
+        how = how.model_copy(update=defaults)
         return run_workers([repr(self)], how, [self.out], module="engine_work")
 
-    def command(self) -> list[str]:
-        """A process that does it alone."""
-        words = [sys.executable, "-m", "engine_work", repr(self)]
-        return [*words, "--threads", "1", "--devices", "cpu"]
+    def command(self, *options: str) -> list[str]:
+        """A command that does it as `sightline` does, alone or as an engine's ``options`` say."""
+        words = [sys.executable, "-m", "engine_work", repr(self), "--threads", "1"]
+        return [*words, *(options or ("--devices", "cpu"))]
+
+    def process(self, *options: str, **more: Any) -> subprocess.Popen[str]:
+        """A process of that command, with pipes."""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(self.command(*options), env=environment, **pipes, **more)
 
     def __call__(self, how: RunSettings) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
@@ -127,12 +132,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser()
     for name in ("work", "--worker", "--threads", "--devices", "--engine"):
-        parser.add_argument(name)
-    given = parser.parse_args()
-    work = eval(given.work, {"StubWork": StubWork, "PosixPath": PosixPath})
-    worker = None if given.worker is None else Worker.parse(given.worker)
-    how = RunSettings(threads=int(given.threads), worker=worker, devices=given.devices)
-    commands.app = lambda: print(work(how))
+        parser.add_argument(name, default=argparse.SUPPRESS)
+    given = vars(parser.parse_args())
+    work = eval(given.pop("work"), {"StubWork": StubWork, "PosixPath": PosixPath})
+    how = RunSettings.model_validate({**given, "threads": int(given["threads"])})
+    commands.app = lambda: print(work.start(how) if how.starts_workers else work(how))
     cli.console()
 
 

@@ -6,13 +6,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from small_inputs import write_clip
+from small_inputs import write_clip, write_photos
 from stage_server import BATCH, BLOCK, Outcome, StageServer
 
 from sightline.cache import FeatureSet, verify
@@ -31,25 +28,38 @@ def files(folder: Path) -> dict[str, bytes]:
     return found | {f"run/{path.name}": path.read_bytes() for path in others}
 
 
-@dataclass(frozen=True)
 class World:
-    """A published set, the run that adds to it, and the result of an uninterrupted one."""
+    """A published set, the run that adds to it, and the result of an uninterrupted one.
 
-    server: StageServer
-    base: Path
-    expected: dict[str, bytes]
-    unbroken: Outcome
-    digests: set[str]
+    Attributes:
+        unbroken: the uninterrupted run.
+        expected: the files that it leaves.
+    """
+
+    def __init__(self, server: StageServer, folders: pytest.TempPathFactory) -> None:
+        self.server, self._base = server, folders.mktemp("base")
+        assert server.run(self._base / "set", texts=BEFORE).code == 0
+        whole = self.copy(folders.mktemp("whole"))
+        self.unbroken: Outcome = server.run(whole, texts=AFTER)
+        assert self.unbroken.code == 0, self.unbroken.said
+        assert self.unbroken.encoded == AFTER - BEFORE
+        self.expected = files(whole)
+        before, after = (FeatureSet.open(each).record for each in (self._base / "set", whole))
+        assert len(after.shards) > 4
+        assert after.failed == 3
+        self._digests = {before.content_digest, after.content_digest}
+        assert len(self._digests) == 2
 
     def copy(self, folder: Path) -> Path:
-        for part in self.base.iterdir():
+        """A copy in ``folder`` of the published set, to break."""
+        for part in self._base.iterdir():
             shutil.copytree(part, folder / part.name)
         return folder / "set"
 
     def check_readers(self, folder: Path) -> None:
         """A reader now finds the old set or the new one, complete."""
         assert verify(folder) == []
-        assert FeatureSet.open(folder).record.content_digest in self.digests
+        assert FeatureSet.open(folder).record.content_digest in self._digests
 
     def go_on(self, folder: Path, broken: Outcome) -> None:
         """The next run ends with the files of an uninterrupted one, and repeats little."""
@@ -60,42 +70,23 @@ class World:
         assert 0 <= repeated <= BLOCK + ON_THEIR_WAY
 
 
-def make_world(server: StageServer, folders: pytest.TempPathFactory) -> World:
-    """The existing set, and the result of an uninterrupted run on it."""
-    base, whole = folders.mktemp("base"), folders.mktemp("whole")
-    assert server.run(base / "set", texts=BEFORE).code == 0
-    digest = FeatureSet.open(base / "set").record.content_digest
-    for part in base.iterdir():
-        shutil.copytree(part, whole / part.name)
-    unbroken = server.run(whole / "set", texts=AFTER)
-    assert unbroken.code == 0, unbroken.said
-    assert unbroken.encoded == AFTER - BEFORE
-    record = FeatureSet.open(whole / "set").record
-    assert len(record.shards) > 4
-    assert record.failed == 3
-    digests = {digest, record.content_digest}
-    assert len(digests) == 2
-    return World(server, base, files(whole / "set"), unbroken, digests)
+def boundaries(points: list[str], *without: str) -> list[str]:
+    """One point per name that does not begin so: the middle one if there are several.
 
-
-def boundaries(points: list[str]) -> list[str]:
-    """One point per name: the middle one if there are several."""
+    What is after one point is before the next.
+    """
     by_name: dict[str, list[str]] = {}
     for point in points:
-        by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
+        if not point.startswith(("after", *without)):
+            by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
     return [some[len(some) // 2] for some in by_name.values()]
 
 
 def image_words(folder: Path, count: int) -> list[str]:
-    """`sightline extract image` on random images with a small CLIP, without the output folder."""
-    (folder / "photos").mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(count):
-        pixels = rng.integers(0, 256, (200, 200 + i, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "photos" / f"{i}.png")
-    clip = write_clip(folder)
-    words = ["extract", "image", "--data", str(folder / "photos"), "--encoder", str(clip)]
-    return [*words, "--weights", "random:0", "--batch-size", "4", "--workers", "2", "--out"]
+    """`sightline extract image` on photographs with a small CLIP, without the output folder."""
+    words = ["extract", "image", "--data", str(write_photos(folder / "photos", count))]
+    words += ["--encoder", str(write_clip(folder)), "--weights", "random:0"]
+    return [*words, "--batch-size", "4", "--workers", "2", "--out"]
 
 
 def wait_until(true: Callable[[], object], seconds: float = 120.0) -> None:

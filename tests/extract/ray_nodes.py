@@ -1,6 +1,4 @@
-"""A Ray cluster of several nodes on this machine, in a process that ends with its parent.
-
-    python ray_nodes.py NODES CPUS
+"""A Ray cluster of three nodes on this machine, in a process that ends with its parent.
 
 Prints the head's address. Each line on stdin kills a node (its number; 0: the head) as a lost
 machine would be; when stdin ends, the cluster is removed.
@@ -18,41 +16,36 @@ import tempfile
 class RayNodes:
     """The test's side."""
 
-    def __init__(self, nodes: int = 3, cpus: int = 1) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    def __init__(self):
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(nodes), str(cpus)],
+            [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
 
-    def kill(self, node: int) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def kill(self, node):
         self._process.stdin.write(f"{node}\n")
         self._process.stdin.flush()
         assert self._process.stdout.readline() == "killed\n"
 
-    def close(self) -> None:
+    def close(self):
         self._process.communicate()
 
 
-def main() -> None:
+def main():
     """Serve until stdin ends."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    count, cpus = int(sys.argv[1]), int(sys.argv[2])
     folder = tempfile.mkdtemp(prefix="ray-")
-    every = {"num_cpus": cpus, "object_store_memory": 80 << 20}
+    every = {"num_cpus": 2, "object_store_memory": 80 << 20}
     cluster = Cluster()
     try:
-        head = cluster.add_node(include_dashboard=False, temp_dir=folder, **every)
-        nodes = [head, *(cluster.add_node(**every) for _ in range(count - 1))]
+        nodes = [cluster.add_node(include_dashboard=False, temp_dir=folder, **every)]
+        nodes += [cluster.add_node(**every) for _ in range(2)]
         print(cluster.address, flush=True)
         for line in sys.stdin:
             for some in nodes[int(line)].all_processes.values():

@@ -2,177 +2,213 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from interrupted import AFTER, BEFORE, KILLED, World, boundaries, files, wait_until
-from stage_server import Outcome, StageServer
+from engine_work import StubWork
+from interrupted import AFTER, BEFORE, KILLED, boundaries, files, wait_until
+from stage_server import StageServer
 
-from sightline.cache.plan import Worker
-from sightline.errors import SightlineError
+from sightline.cache import FeatureSet, verify
 
 LEFT = "other workers are still active; the last one publishes the set"
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two servers, so that two workers can run at once."""
-
-    world: World
-    other: StageServer
-
-    def begin(self, folder: Path, **broken: object) -> None:
-        """Start both workers, the first of them with ``broken``."""
-        self.world.server.begin(folder, texts=AFTER, worker="0/2", **broken)
-        self.other.begin(folder, texts=AFTER, worker="1/2")
-
-    def end(self) -> tuple[Outcome, Outcome]:
-        return self.world.server.outcome(), self.other.outcome()
-
-
 @pytest.fixture(scope="module")
-def pair(world: World) -> Iterator[Pair]:
-    other = StageServer()
-    yield Pair(world, other)
-    other.close()
+def other():
+    """A second server, so that two workers can run at once."""
+    server = StageServer()
+    yield server
+    server.close()
 
 
-def test_two_workers_leave_the_files_of_one_run(pair: Pair, tmp_path: Path) -> None:
+@pytest.fixture
+def both(world, other):
+    """Runs two workers in a folder, the first of them broken somehow; how they ended."""
+
+    def run(folder, **broken):
+        world.server.begin(folder, texts=AFTER, worker="0/2", **broken)
+        other.begin(folder, texts=AFTER, worker="1/2")
+        return world.server.outcome(), other.outcome()
+
+    return run
+
+
+@pytest.fixture
+def waiting(world, tmp_path):
+    """Starts a worker that waits at a point: where it writes, and the file that holds it there."""
+
+    def start(at, worker="0/2"):
+        found = SimpleNamespace(folder=world.copy(tmp_path / "one"), gate=tmp_path / "gate")
+        broken = {"act": "wait", "at": at, "file": str(found.gate)}
+        world.server.begin(found.folder, texts=AFTER, worker=worker, **broken)
+        wait_until(found.gate.exists)
+        return found
+
+    return start
+
+
+def test_two_workers_leave_the_files_of_one_run(world, both, tmp_path):
     for i in range(5):
-        folder = pair.world.copy(tmp_path / str(i))
-        pair.begin(folder)
-        ends = pair.end()
+        folder = world.copy(tmp_path / str(i))
+        ends = both(folder)
         assert [each.code for each in ends] == [0, 0], [each.said for each in ends]
-        assert files(folder) == pair.world.expected
+        assert files(folder) == world.expected
         assert sum(each.encoded for each in ends) == AFTER - BEFORE
         assert sum(LEFT in each.said for each in ends) <= 1
         assert not folder.with_name("set.run").joinpath("parts").exists()
 
 
-def test_one_worker_computes_while_another_works_on_its_block(pair: Pair, tmp_path: Path) -> None:
-    folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
-    pair.world.server.begin(
-        folder, texts=AFTER, worker="0/2", act="wait", at="encode 2", file=str(gate)
-    )
-    wait_until(gate.exists)
-    second = pair.other.run(folder, texts=AFTER, worker="1/2")
+def test_one_worker_computes_while_another_works_on_its_block(world, other, waiting):
+    held = waiting("encode 2")
+    second = other.run(held.folder, texts=AFTER, worker="1/2")
     assert (second.code, LEFT in second.said) == (0, True), second.said
     assert second.encoded == AFTER - BEFORE - 32  # all but the block that the first one is at
-    pair.world.check_readers(folder)
-    gate.unlink()
-    first = pair.world.server.outcome()
+    world.check_readers(held.folder)
+    held.gate.unlink()
+    first = world.server.outcome()
     assert first.code == 0, first.said
     assert first.encoded == 32
     assert "reused from an interrupted run or other workers" in first.said
-    assert files(folder) == pair.world.expected
+    assert files(held.folder) == world.expected
 
 
 @pytest.mark.parametrize("at_work", ["0/2", ""])
-def test_a_single_run_and_a_worker_exclude_each_other(
-    pair: Pair, tmp_path: Path, at_work: str
-) -> None:
-    folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
-    pair.world.server.begin(
-        folder, texts=AFTER, worker=at_work, act="wait", at="encode 2", file=str(gate)
-    )
-    wait_until(gate.exists)
-    refused = pair.other.run(folder, texts=AFTER, worker="" if at_work else "1/2")
+def test_a_single_run_and_a_worker_exclude_each_other(world, other, waiting, at_work):
+    held = waiting("encode 2", at_work)
+    refused = other.run(held.folder, texts=AFTER, worker="" if at_work else "1/2")
     assert refused.code != 0
     holder = "worker 0/2, process" if at_work else "process"
     assert f"another run is writing here ({holder}" in refused.said
-    gate.unlink()
-    assert pair.world.server.outcome().code == 0
-    assert files(folder) == pair.world.expected
+    held.gate.unlink()
+    assert world.server.outcome().code == 0
+    assert files(held.folder) == world.expected
 
 
-def test_a_worker_that_starts_while_another_publishes_waits_and_finds_everything_done(
-    pair: Pair, tmp_path: Path
-) -> None:
-    folder, gate = pair.world.copy(tmp_path / "one"), tmp_path / "gate"
-    pair.world.server.begin(
-        folder, texts=AFTER, worker="0/2", act="wait", at="before rename record 1", file=str(gate)
-    )
-    wait_until(gate.exists)
-    pair.other.begin(folder, texts=AFTER, worker="1/2")
-    time.sleep(0.3)
-    pair.world.check_readers(folder)
-    gate.unlink()
-    first, second = pair.end()
+def test_a_worker_that_starts_while_another_publishes_finds_everything_done(world, other, waiting):
+    held = waiting("before rename record 1")
+    other.begin(held.folder, texts=AFTER, worker="1/2")
+    time.sleep(0.3)  # it waits for the first one
+    world.check_readers(held.folder)
+    held.gate.unlink()
+    first, second = world.server.outcome(), other.outcome()
     assert (first.code, second.code, second.encoded) == (0, 0, 0), first.said + second.said
-    assert files(folder) == pair.world.expected
+    assert files(held.folder) == world.expected
 
 
-def test_a_single_run_completes_what_a_dead_worker_left(pair: Pair, tmp_path: Path) -> None:
-    folder = pair.world.copy(tmp_path / "one")
-    dead = pair.world.server.run(folder, texts=AFTER, worker="0/2", act="kill", at="encode 12")
+def test_a_single_run_completes_what_a_dead_worker_left(world, tmp_path):
+    folder = world.copy(tmp_path / "one")
+    dead = world.server.run(folder, texts=AFTER, worker="0/2", act="kill", at="encode 12")
     assert dead.code == KILLED
-    pair.world.go_on(folder, dead)
+    world.go_on(folder, dead)
 
 
-def kill_one(pair: Pair, folder: Path, **broken: object) -> bool:
+def kill_one(world, both, folder, **broken):
     """Kill the first of two workers; returns whether it was hit before it ended."""
-    folder = pair.world.copy(folder)
-    pair.begin(folder, **broken)
-    first, second = pair.end()
+    folder = world.copy(folder)
+    first, second = both(folder, **broken)
     assert first.code in (KILLED, 0), first.said
     assert second.code == 0, second.said
-    pair.world.check_readers(folder)
-    last = pair.world.server.run(folder, texts=AFTER)
+    world.check_readers(folder)
+    last = world.server.run(folder, texts=AFTER)
     assert last.code == 0, last.said
-    assert files(folder) == pair.world.expected, broken
+    assert files(folder) == world.expected, broken
     return first.code == KILLED
 
 
-def points_of_a_worker(pair: Pair, folder: Path) -> list[str]:
+@pytest.fixture
+def points(world, tmp_path):
     """Every point that a sole worker passes."""
-    outcome = pair.world.server.run(pair.world.copy(folder), texts=AFTER, worker="0/2")
+    folder = world.copy(tmp_path / "alone")
+    outcome = world.server.run(folder, texts=AFTER, worker="0/2")
     assert outcome.code == 0, outcome.said
-    assert files(folder / "set") == pair.world.expected
+    assert files(folder) == world.expected
     return outcome.points
 
 
 def test_one_worker_killed_at_every_write_boundary_while_the_other_continues(
-    pair: Pair, tmp_path: Path
-) -> None:
-    points = boundaries(points_of_a_worker(pair, tmp_path / "alone"))
-    assert len(points) > 20
-    for point in points[::3]:
-        kill_one(pair, tmp_path / point, act="kill", at=point)
+    world, both, points, tmp_path
+):
+    names = boundaries(points, "before sync")
+    assert len(names) > 15
+    for point in names[::2]:
+        kill_one(world, both, tmp_path / point, act="kill", at=point)
 
 
 @pytest.mark.slow
-def test_one_worker_killed_at_every_point_and_at_random(pair: Pair, tmp_path: Path) -> None:
-    points = [p for p in points_of_a_worker(pair, tmp_path / "alone") if "encode" not in p]
-    hits = 0
+def test_one_worker_killed_at_every_point_and_at_random(world, both, points, tmp_path):
+    hits, folder, duration = 0, tmp_path / "some", world.unbroken.seconds
+    points = [point for point in points if "encode" not in point]
     for point in points:
-        hits += kill_one(pair, tmp_path / "some", act="kill", at=point)
-        shutil.rmtree(tmp_path / "some")
+        hits += kill_one(world, both, folder, act="kill", at=point)
+        shutil.rmtree(folder)
     rng = random.Random(2)
     for _ in range(max(60, 320 - len(points))):
-        delay = rng.uniform(0, 1.2 * pair.world.unbroken.seconds)
-        hits += kill_one(pair, tmp_path / "some", kill_after=delay)
-        shutil.rmtree(tmp_path / "some")
+        hits += kill_one(world, both, folder, kill_after=rng.uniform(0, 1.2) * duration)
+        shutil.rmtree(folder)
     assert hits >= 150
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("5/4", r"worker '5/4': expected i/n with i from 0 to n - 1"),
-        ("2/2", r"worker '2/2': expected i/n with i from 0 to n - 1"),
-        ("0/0", r"worker '0/0': expected i/n with i from 0 to n - 1"),
-        ("a/b", r"worker 'a/b': expected i/n with i from 0 to n - 1"),
-        ("-1/2", r"expected i/n"),
-        ("1", r"expected i/n"),
-        ("1/2/3", r"expected i/n"),
-    ],
-)
-def test_an_invalid_worker_is_refused(text: str, said: str) -> None:
-    with pytest.raises(SightlineError, match=said):
-        Worker.parse(text)
-    assert str(Worker.parse("0/1")) == "worker 0/1"
+# --- a stage whose DVC was killed
+
+
+DVC = [sys.executable, "-m", "dvc"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DVC_NO_ANALYTICS": "1"}
+
+
+def stages_in(folder):
+    """Processes that run the stage there."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if b"engine_work" in command and (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+        except OSError:
+            continue  # it has ended in the meantime
+    return found
+
+
+@pytest.mark.slow
+def test_dvc_respects_the_orphan_of_a_killed_one_and_reuses_its_work(tmp_path):
+    def start(*words):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([*words, "-q"], cwd=tmp_path, env=ENVIRONMENT, **pipes)
+
+    log, features = tmp_path / "log", tmp_path / "features"
+    log.mkdir()
+    (tmp_path / "input").touch()
+    work = StubWork(Path("features"), log=log, meet=2)  # it waits until another one has begun
+    outs = [{"features": {"persist": True}}]
+    stage = {"cmd": shlex.join(work.command()), "deps": ["input"], "outs": outs}
+    (tmp_path / "dvc.yaml").write_text(json.dumps({"stages": {"features": stage}}))
+    assert start("git", "init").wait() == start(*DVC, "init").wait() == 0
+    dvc = start(*DVC, "repro")
+    try:
+        wait_until(lambda: list(log.iterdir()))
+        dvc.kill()
+        dvc.wait()
+        (orphan,) = stages_in(tmp_path)
+        refused = start(*DVC, "repro")
+        assert f"another run is writing here (process {orphan}" in refused.communicate()[0]
+        assert refused.returncode != 0
+        assert stages_in(tmp_path) == [orphan]
+        os.kill(orphan, signal.SIGTERM)
+        wait_until(lambda: not stages_in(tmp_path))
+        assert start(*DVC, "repro").wait() == 0
+    finally:
+        for process in stages_in(tmp_path):
+            os.kill(process, signal.SIGKILL)
+    assert verify(features) == []
+    assert len(FeatureSet.open(features)) == 237
+    assert not (tmp_path / "features.run" / "parts").exists()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -18,8 +15,6 @@ from made_results import made_result
 from stage_server import Outcome, StageServer
 from tiny_scenes import TINY
 
-from pipeline.datasets.kinds import prepare
-from pipeline.datasets.scenes import ScenesSource
 from train.evaluate.results import save_result
 
 LIBRARIES = [
@@ -29,8 +24,9 @@ LIBRARIES = [
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.space_page", "train.report.neighbours", "train.evaluate.models"),
+    *("train.report.charts", "train.evaluate.space", "train.evaluate.neighbours", "scipy.stats"),
+    *("transformers.models.bert.modeling_bert", "outputs.frozen_heap"),
 ]
-SERVER_OPTIONS = [f"--import={name}" for name in LIBRARIES]
 
 
 @dataclass(frozen=True)
@@ -39,162 +35,143 @@ class Command:
 
     Attributes:
         line: the command line. ``@`` begins a path among the inputs; ``OUT`` is the output,
-            ``PLOT`` and ``TEXTS`` are it with another suffix; ``MADE`` is the folder of the inputs;
-            `PARTS` are written out. The stage `report` writes there through a link.
-        names: some of the names it writes below its output; empty for a single file.
-        maker: command that makes the set that this one modifies in place.
+            ``PLOT`` and ``TEXTS`` are it with another suffix. The stage `report` writes there
+            through a link.
+        names: some of those it writes below its output; empty for a single file.
     """
 
     name: str
     line: str
-    names: tuple[str, ...] = ()
-    maker: str = ""
+    names: str = ""
 
     def words(self, made: Path, out: Path) -> list[str]:
         """Words of the command line, given the folder of the inputs and the output."""
-        line = self.line
-        for part, words in PARTS.items():
-            line = line.replace(part, words)
         return [
             word.replace("@", f"{made}/")
-            .replace("MADE", str(made))
             .replace("OUT", str(out))
             .replace("PLOT", str(out if out.is_dir() else out.with_suffix(".png")))
             .replace("TEXTS", str(out.with_suffix(".txt")))
-            for word in line.split()
+            for word in self.line.split()
         ]
 
     def inputs(self, made: Path) -> list[Path]:
         """The files and folders that it reads."""
-        words = self.words(made, Path("/x"))
-        if words[0] == "stage":
-            return [made / "graph/params.yaml"]
-        return [path for path in map(Path, words) if path.is_absolute() and path.exists()]
+        return [made / word.partition("@")[2] for word in self.line.split() if "@" in word]
 
     def __str__(self) -> str:
         return self.name
 
 
-PARTS = {
-    "CLIP": "--encoder @scenes/encoders/clip.json --weights random:0",
-    "DATA": "--data @scenes",
-    "STUDENT": "--student @scenes/student",
-    "MODEL": "--model @scenes/student --pooling cls",
-    "PHRASES": "--phrases @scenes/phrases.parquet",
-}
-"""What several command lines share."""
-EXTRACT_IMAGE = "extract image --data @scenes/images CLIP --batch-size 8 --workers 0 --out OUT"
+CLIP = "--encoder @scenes/encoders/clip.json --weights random:0"
+STUDENT = "--student @scenes/student"
+MODEL = "--model @scenes/student --pooling cls"
+PHRASES = "--phrases @scenes/phrases.parquet"
+EXTRACT_IMAGE = f"extract image --data @scenes/images {CLIP} --batch-size 8 --workers 0 --out OUT"
 EXPORT = "cache export @features --data @scenes --out OUT --format"
+GROUND = "ground --data @scenes --set block_images=5 --set segmenter.family=annotations --set"
+GROUNDER = "grounder.family=annotations --set grounder.path=@scenes/phrases.parquet"
+TRAIN = f"train simcse {STUDENT} --tokens @tokens --text @scenes --dev @scenes/similarity/dev.tsv"
+SPACE = f"look space {MODEL} --pairs @scenes/similarity/dev.tsv --limit 12"
+DATASET = "dataset.json images.parquet captions.parquet"
 
 FOLDERS = [
     Command(
         "prepare pairs",
         "prepare pairs --set images=@scenes/images --set captions=@captions.tsv --out OUT",
-        ("dataset.json", "images.parquet", "captions.parquet", "sentences.parquet"),
+        f"{DATASET} sentences.parquet",
     ),
     Command(
         "prepare sentences",
         "prepare sentences --set path=@texts.txt --out OUT",
-        ("dataset.json", "sentences.parquet"),
+        "dataset.json sentences.parquet",
     ),
-    Command("extract image", EXTRACT_IMAGE, ("set.json", "set.json.next")),
-    Command("extract text", "extract text --data @texts.txt CLIP --out OUT", ("set.json",)),
+    Command("extract image", EXTRACT_IMAGE, "set.json set.json.next"),
+    Command("extract text", f"extract text --data @texts.txt {CLIP} --out OUT", "set.json"),
     Command(
         "extract object",
-        "extract object PHRASES --data @scenes CLIP --batch-size 8 --workers 0 --out OUT",
-        ("set.json",),
+        f"extract object {PHRASES} --data @scenes {CLIP} --batch-size 8 --workers 0 --out OUT",
+        "set.json",
     ),
     Command(
         "extract teacher",
         "extract teacher --data @texts.txt --encoder @scenes/student --out OUT",
-        ("set.json",),
+        "set.json",
     ),
     Command(
         "ground",
-        "ground --data @scenes --set grounder.family=annotations --set block_images=5 "
-        "--set grounder.path=MADE/scenes/phrases.parquet --set segmenter.family=annotations "
-        "--out OUT --cutouts OUT-cutouts",
-        ("set.json", "set.json.next"),
+        f"{GROUND} {GROUNDER} --out OUT --cutouts OUT-cutouts",
+        "set.json set.json.next",
     ),
-    Command("tokens", "tokens --data @texts.txt STUDENT --out OUT", ("set.json",)),
-    Command("phrase tokens", "tokens --data @scenes PHRASES STUDENT --out OUT", ("set.json",)),
+    Command("tokens", f"tokens --data @texts.txt {STUDENT} --out OUT", "set.json"),
+    Command("phrase tokens", f"tokens --data @scenes {PHRASES} {STUDENT} --out OUT", "set.json"),
     Command(
         "train",
-        "train simcse STUDENT --tokens @tokens --text @scenes "
-        "--dev @scenes/similarity/dev.tsv --max-steps 2 --eval-steps 1 --batch-size 4 --out OUT",
-        ("run.json", "heads.safetensors", "model/config.json", "best.safetensors"),
+        f"{TRAIN} --max-steps 2 --eval-steps 1 --batch-size 4 --out OUT",
+        "run.json heads.safetensors model/config.json best.safetensors",
     ),
-    Command("cache import", "cache import @set.tar --out OUT", ("set.json",)),
+    Command("cache import", "cache import @set.tar --out OUT", "set.json"),
     Command(
-        "cache export parquet",
-        f"{EXPORT} parquet",
-        ("export.json", "README.md", "data/rows-0000.parquet"),
+        "cache export parquet", f"{EXPORT} parquet", "export.json README.md data/rows-0000.parquet"
     ),
     Command(
         "cache export npy",
         f"{EXPORT} npy",
-        ("export.json", "README.md", "img_emb/img_emb_0000.npy", "metadata/metadata_0000.parquet"),
+        "export.json README.md img_emb/img_emb_0000.npy metadata/metadata_0000.parquet",
     ),
     Command(
-        "cache import of an export", "cache import @exported --kind image --out OUT", ("set.json",)
+        "cache import of an export", "cache import @exported --kind image --out OUT", "set.json"
     ),
     Command(
         "cache import of clip-retrieval",
         "cache import @clip-retrieval --data @scenes/images --out OUT",
-        ("set.json",),
+        "set.json",
     ),
     Command(
         "cache import mcse",
         "cache import @mcse.hdf5 --format mcse --texts @mcse.txt --data OUT --out OUT-features",
-        ("dataset.json", "images.parquet", "captions.parquet"),
+        DATASET,
     ),
     Command(
         "cache import kdmcse",
         "cache import @kdmcse.json --format kdmcse --data OUT --out OUT-features",
-        ("dataset.json", "images.parquet", "captions.parquet"),
+        DATASET,
     ),
     Command(
-        "stage report",
-        "stage report",
-        ("report.json", "report.html", "report.md", "report.txt", "scores.png"),
+        "stage report", "stage report", "report.json report.html report.md report.txt scores.png"
     ),
     Command(
         "look space",
-        "look space MODEL --pairs @scenes/similarity/dev.tsv --limit 12 --clusters 2 "
-        "--perplexity 3 --out OUT",
-        ("geometry.json", "geometry.html", "plane.svg", "map.png"),
+        f"{SPACE} --clusters 2 --perplexity 3 --out OUT",
+        "geometry.json geometry.html plane.svg map.png",
     ),
 ]
 """Commands whose output is a folder."""
 
 IN_PLACE = [
-    Command(f"cache {verb}", f"cache {verb} OUT", maker="extract image")
-    for verb in ("gc --compact", "gc", "repair")
+    Command(f"cache {verb}", f"cache {verb} OUT") for verb in ("gc --compact", "gc", "repair")
 ]
 """Commands that change a feature set in place."""
 
 COMPARE = "compare @graph/results/simcse @graph/results/mcse"
 FILES = [
-    Command("look grounding", "look grounding @scenes/phrases.parquet DATA --limit 2 --out OUT"),
-    Command("look neighbours", "look neighbours --sample 2 MODEL DATA --out OUT"),
+    Command(
+        "look grounding",
+        "look grounding @scenes/phrases.parquet --data @scenes --limit 2 --out OUT",
+    ),
+    Command("look neighbours", f"look neighbours --sample 2 {MODEL} --data @scenes --out OUT"),
     Command("compare --out", f"{COMPARE} --format markdown --out OUT"),
     Command("compare --plot", f"{COMPARE} --plot PLOT"),
     Command("cache export", "cache export @features --out OUT"),
-    Command(
-        "cache export mcse",
-        "cache export @features --format mcse --data @scenes --out OUT --texts TEXTS",
-    ),
+    Command("cache export mcse", f"{EXPORT} mcse --texts TEXTS"),
 ]
 """Commands whose output is a file."""
-
-COMMANDS = {command.name: command for command in (*FOLDERS, *IN_PLACE, *FILES)}
 
 
 class OutputWorld:
     """The inputs of every command, and a process that runs them."""
 
     def __init__(self, folder: Path) -> None:
-        self.server = StageServer(*SERVER_OPTIONS)
+        self.server = StageServer(*(f"--import={name}" for name in LIBRARIES))
         self.made, self._graphs = folder / "made", folder / "graphs"
         self._graphs.mkdir()
         self._make()
@@ -205,8 +182,10 @@ class OutputWorld:
         folder = self._graph_of(out) if words[0] == "stage" else self.made
         return self.server.run(out, words=words, folder=str(folder), **request)
 
-    def close(self) -> None:
-        self.server.close()
+    def make(self, command: Command, out: Path) -> None:
+        """The set that ``command`` modifies in place, if it does."""
+        if command in IN_PLACE:
+            self._must(EXTRACT_IMAGE, out)
 
     def _graph_of(self, report: Path) -> Path:
         """A working folder of the graph whose folder ``report`` is a link to that one."""
@@ -219,7 +198,8 @@ class OutputWorld:
     def _make(self) -> None:
         made = self.made
         made.mkdir(parents=True)
-        prepare("scenes", ScenesSource.model_validate(TINY), made / "scenes")
+        smallest = " ".join(f"--set={name}={value}" for name, value in TINY.items())
+        self._must(f"prepare scenes {smallest} --out OUT", made / "scenes")
         rows = pq.read_table(made / "scenes/captions.parquet").to_pylist()
         lines = ["image\tcaption", *(f"{row['image_id']}\t{row['text']}" for row in rows)]
         (made / "captions.tsv").write_text("\n".join(lines) + "\n")
@@ -231,15 +211,15 @@ class OutputWorld:
         image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
         (made / "kdmcse.json").write_text(json.dumps({"a.jpg": image}))
         _write_graph(made / "graph")
-        self._must("tokens --data @scenes/sentences.parquet STUDENT --out OUT", "tokens")
-        self._must(EXTRACT_IMAGE, "features")
-        self._must("cache export @features --out OUT", "set.tar")
+        self._must(f"tokens --data @scenes/sentences.parquet {STUDENT} --out OUT", made / "tokens")
+        self._must(EXTRACT_IMAGE, made / "features")
+        self._must("cache export @features --out OUT", made / "set.tar")
         for name in ("exported", "clip-retrieval"):
-            self._must(f"{EXPORT} npy", name)
+            self._must(f"{EXPORT} npy", made / name)
         (made / "clip-retrieval/export.json").unlink()  # as another tool would have written it
 
-    def _must(self, line: str, out: str) -> None:
-        done = self.run(Command("", line), self.made / out)
+    def _must(self, line: str, out: Path) -> None:
+        done = self.run(Command("", line), out)
         assert done.code == 0, done.said
 
 
@@ -249,12 +229,9 @@ def _write_graph(folder: Path) -> None:
     for number, run in enumerate(runs):
         for seed in (0, 1):
             score = 60.0 + 10 * number + seed
-            result = made_result(
-                run,
-                seed,
-                scores={"STS12": score, "Avg": score},
-                subsets={"STS12": {"MSRpar": score - 1, "MSRvid": score + 1}},
-            )
+            scores = {"STS12": score, "Avg": score}
+            subsets = {"STS12": {"MSRpar": score - 1, "MSRvid": score + 1}}
+            result = made_result(run, seed, scores=scores, subsets=subsets)
             save_result(result, folder / f"results/{run}/seed-{seed}.json")
     params = yaml.safe_load(Path(__file__).parents[2].joinpath("params.yaml").read_text())
     params["systems"] = {"simcse": {"objective": "simcse", "runs": {run: {} for run in runs}}}
@@ -262,67 +239,3 @@ def _write_graph(folder: Path) -> None:
     params["report"] = {"title": "Two runs", "baseline": "simcse"}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     (folder / ".dvc").mkdir(parents=True)
-
-
-def everything(folder: Path) -> dict[str, str]:
-    """The content of ``folder``: path → ``folder``, the target of a link, or a file's digest.
-
-    What readers remember of a set beside it, and the run folder that holds only that, do not count.
-    """
-    found: dict[str, str] = {}
-    for root, folders, names in os.walk(folder):
-        for name in (*folders, *names):
-            path = Path(root, name)
-            if path.is_symlink():
-                what = f"link to {path.readlink()}"
-            elif path.is_dir():
-                if name.endswith(".run") and {each.name for each in path.iterdir()} <= {
-                    "checked.json"
-                }:
-                    continue
-                what = "folder"
-            elif name == "checked.json":
-                continue
-            else:
-                what = hashlib.sha256(path.read_bytes()).hexdigest()
-            found[path.relative_to(folder).as_posix()] = what
-    return found
-
-
-def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """The entries of ``before`` that are missing or different."""
-    return sorted(name for name, what in before.items() if after.get(name) != what)
-
-
-def copy_of(folder: Path, target: Path) -> Path:
-    """A copy to modify freely."""
-    return Path(shutil.copytree(folder, target, symlinks=True))
-
-
-NOTES = {
-    "notes.txt": "why",
-    ".hidden": "x",
-    ".images.parquet.4711.tmp": "not a leftover of ours",
-    "features/clip/shard.h5": "a set of somebody's",
-    "model/notes.md": "about the model",
-    "images/photo.jpg": "a photograph",
-    "empty/": "",
-}
-"""File names that Sightline never uses."""
-
-
-def write_notes(folder: Path, notes: dict[str, str] = NOTES) -> None:
-    for name, text in notes.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("/"):
-            path.mkdir(exist_ok=True)
-        elif not os.path.lexists(path):
-            path.write_text(text)
-
-
-def make(world: OutputWorld, command: Command, out: Path) -> None:
-    """The set that ``command`` modifies in place, if any."""
-    if command.maker:
-        done = world.run(COMMANDS[command.maker], out)
-        assert done.code == 0, done.said

@@ -1,14 +1,17 @@
-"""Only new rows are computed; dropping, copying and merging keep the content."""
+"""Written rows are read back by their keys; only new ones are computed, whatever the history."""
 
 from __future__ import annotations
+
+import json
+import pickle
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stub_set import KEYS, SHARD_ROWS, SPEC, SPECS, every_format, files, fill, flip, rows_of
+from stub_set import DIM, KEYS, SHARD_ROWS, SPEC, SPECS, every_format, files, fill, flip, rows_of
 
-from sightline.cache import FeatureSet, SetWriter, verify, writer
+from sightline.cache import CacheError, FeatureSet, MissingKeys, SetWriter, verify, writer
 from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.parts import read_failures
 from sightline.cache.plan import Worker
@@ -27,6 +30,47 @@ def clean(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clean") / "set"
     fill(folder)
     return folder
+
+
+# --- rows
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_are_returned_in_the_requested_order_across_shards(tmp_path, dtype):
+    fill(tmp_path / "set", spec=SPEC.model_copy(update={"dtype": dtype}))
+    features = pickle.loads(pickle.dumps(FeatureSet.open(tmp_path / "set")))
+    asked = KEYS[np.random.default_rng(0).integers(0, len(KEYS), 500)]
+    assert len(features.record.shards) > 3
+    assert features.take(asked).dtype == dtype
+    np.testing.assert_array_equal(features.take(asked), rows_of(asked).astype(dtype))
+    assert len(features) == 100
+    assert features.dim == DIM
+
+
+def test_a_missing_or_failed_row_is_an_error_with_its_reason(tmp_path):
+    bad = KEYS[3].tobytes()
+    record, _ = fill(tmp_path / "set", KEYS[:50], failing=frozenset([bad]))
+    features = FeatureSet.open(tmp_path / "set")
+    assert (record.rows, record.failed) == (49, 1)
+    assert features.failed == {bad: "undecodable"}
+    with pytest.raises(MissingKeys, match="51 of 100 keys are missing"):
+        features.rows(KEYS)
+    with pytest.raises(MissingKeys, match="failed before, such as undecodable"):
+        features.rows(KEYS[:50])
+    listed = json.loads((tmp_path / "set.run" / "failures.jsonl").read_text())
+    assert (listed["path"], listed["reason"]) == ("a.jpg", "not an image")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
+def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        (batch,) = writer.plan(KEYS[:4], batch_size=4)
+        rows = rows_of(batch.keys)
+        rows[2, 1] = value
+        writer.add(batch.keys, rows)
+        record = writer.publish()
+    assert (record.rows, record.failed) == (3, 1)
+    assert list(FeatureSet.open(tmp_path / "set").failed.values()) == ["not_finite"]
 
 
 @pytest.mark.parametrize("still", [frozenset(), BAD], ids=["now sound", "still failing"])
@@ -56,19 +100,99 @@ def test_a_kill_right_after_the_commit_leaves_no_error_without_its_reason(tmp_pa
     assert read_failures(tmp_path / "set.run")[key]["reason"] == "not an image"
 
 
-def test_an_interrupted_run_can_resume_and_retry_its_failures(tmp_path):
-    assert fill(tmp_path / "set", failing=BAD, stop_after=6)[0] is None
+def test_a_second_run_changes_nothing(tmp_path):
+    fill(tmp_path / "set")
+    assert not (tmp_path / "set.run").exists()
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()}
+    fill(tmp_path / "set", KEYS[::-1])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "set").iterdir()} == before
+
+
+def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
+    fill(tmp_path / "set")
+    other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
+    with SetWriter(tmp_path / "set", other) as writer:
+        assert len(writer.plan(KEYS, batch_size=16)) == 7
+        assert "preprocessing.resize: 224 → 256" in writer.replaces
+    with pytest.raises(CacheError, match="fingerprint"):
+        FeatureSet.open(tmp_path / "set", fingerprint=other.fingerprint)
+
+
+# --- interrupted runs
+
+
+def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
+    """A run that finished some blocks of 16 rows; their files."""
+    with SetWriter(folder, spec) as writer:
+        for batch in writer.plan(wanted, batch_size=16, shard_rows=SHARD_ROWS)[:blocks]:
+            writer.add(batch.keys, rows_of(batch.keys), computed={"device": "cpu"})
+            writer.flush()
+    return sorted((folder.with_name(folder.name + ".run") / "parts").iterdir())
+
+
+def test_an_interrupted_run_keeps_its_batch_shape_and_retries_its_failures(tmp_path):
+    assert fill(tmp_path / "set", failing=BAD, stop_after=6, batch_size=16)[0] is None
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=64, shard_rows=SHARD_ROWS)
+        assert writer.shape.batch_size == 16
     record, _ = fill(tmp_path / "set", retry_failed=True)
     assert (record.rows, record.failed) == (len(KEYS), 0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "flip in its note", "empty"])
+def test_a_damaged_part_is_named_and_recomputed(tmp_path, clean, damage):
+    first, *_ = broken_off(tmp_path / "set")
+    data = first.read_bytes()
+    at = data.index(b'"fingerprint"') if damage == "flip in its note" else len(data) - 1
+    flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    first.write_bytes({"cut": data[:-5], "empty": b""}.get(damage, flipped))
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
+        assert writer.resumed_rows == 32
+        (said,) = writer.repaired
+        assert "damaged part of an interrupted run" in said
+    fill(tmp_path / "set")
+    assert files(tmp_path / "set") == files(clean)
+
+
+def test_parts_of_another_encoder_are_not_used(tmp_path):
+    broken_off(tmp_path / "set", spec=SPEC.model_copy(update={"precision": "bf16"}))
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
+        assert writer.resumed_rows == 0
+    assert not (tmp_path / "set.run" / "parts").exists()
+
+
+def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path, clean):
+    broken_off(tmp_path / "set", wanted=KEYS[:40])
+    broken_off(tmp_path / "set", blocks=1)
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
+        assert sum(len(batch.keys) for batch in left) == 44
+        assert (writer.planned_rows, writer.resumed_rows) == (100, 56)
+    fill(tmp_path / "set")
+    assert files(tmp_path / "set") == files(clean)
+
+
+def test_rows_of_a_batch_have_one_length(tmp_path):
+    lengths = np.arange(len(KEYS), dtype=np.int32) % 3
+    with SetWriter(tmp_path / "set", SPEC) as made:
+        batches = made.plan(KEYS, lengths, batch_size=16)
+    length_of = {key.tobytes(): length for key, length in zip(KEYS, lengths, strict=True)}
+    for batch in batches:
+        assert {length_of[key.tobytes()] for key in batch.keys} == {batch.length}
+        assert len(batch.keys) <= 16
+    assert sum(len(batch.keys) for batch in batches) == len(KEYS)
+
+
+# --- rows of other sets
 
 
 def test_rows_of_a_neighbour_with_the_same_fingerprint_are_copied(tmp_path, clean):
     fill(tmp_path / "a" / "set", KEYS[:60])
     record, computed = fill(tmp_path / "b" / "set", copy_from=tmp_path)
-    assert computed == 40
+    assert (computed, record.rows) == (40, 100)
     assert files(tmp_path / "b" / "set") == files(clean)
-    assert verify(tmp_path / "b" / "set") == []
-    assert record.rows == 100
 
 
 def test_neither_a_damaged_shard_nor_another_fingerprint_is_copied(tmp_path, clean):
@@ -81,24 +205,29 @@ def test_neither_a_damaged_shard_nor_another_fingerprint_is_copied(tmp_path, cle
     assert files(tmp_path / "b" / "set") == files(clean)
 
 
+def published(folder, keys, provenance=None, **computed):
+    """Publish a set of rows that were computed like this."""
+    with SetWriter(folder, SPEC) as writer:
+        for batch in writer.plan(keys, batch_size=16):
+            writer.add(batch.keys, rows_of(batch.keys), computed=computed)
+        writer.publish(provenance)
+
+
 def test_where_copied_rows_were_computed_stays_on_record(tmp_path):
-    with SetWriter(tmp_path / "a" / "set", SPEC) as writer:
-        (batch,) = writer.plan(KEYS[:10], batch_size=16)
-        writer.add(batch.keys, rows_of(batch.keys), computed={"device": "a GPU"})
-        writer.publish()
+    published(tmp_path / "a" / "set", KEYS[:10], device="a GPU")
     record, _ = fill(tmp_path / "b" / "set", KEYS[:20], copy_from=tmp_path)
     assert [shard.computed for shard in record.shards] == [{"device": "a GPU + cpu"}]
 
 
 def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path):
     imported = Provenance(imported=True)
-    with SetWriter(tmp_path / "set", SPEC) as writer:
-        for batch in writer.plan(KEYS, batch_size=16):
-            writer.add(batch.keys, rows_of(batch.keys))
-        writer.publish(imported)
+    published(tmp_path / "set", KEYS, imported)
     assert fill(tmp_path / "set", KEYS[:50])[0].provenance == imported
     record, computed = fill(tmp_path / "set", KEYS[50:])  # nothing of the set is kept
     assert (computed, record.provenance) == (0, imported)
+
+
+# --- workers
 
 
 def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
@@ -126,15 +255,7 @@ def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
         assert second.resumed_rows == len(BAD)
 
 
-def test_rows_of_a_batch_have_one_length(tmp_path):
-    lengths = np.arange(len(KEYS), dtype=np.int32) % 3
-    with SetWriter(tmp_path / "set", SPEC) as made:
-        batches = made.plan(KEYS, lengths, batch_size=16)
-    length_of = {key.tobytes(): length for key, length in zip(KEYS, lengths, strict=True)}
-    for batch in batches:
-        assert {length_of[key.tobytes()] for key in batch.keys} == {batch.length}
-        assert len(batch.keys) <= 16
-    assert sum(len(batch.keys) for batch in batches) == len(KEYS)
+# --- garbage and small shards
 
 
 def test_dropped_rows_are_restored_from_disk_until_gc(tmp_path):
@@ -171,11 +292,15 @@ def test_gc_removes_only_what_the_set_no_longer_references(tmp_path, kind):
     assert (garbage(folder).bytes, collect(folder).files) == (0, {})
 
 
-def test_compact_leaves_full_shards_alone(tmp_path):
+def test_compact_leaves_full_shards_alone_and_waits_for_no_run(tmp_path):
     fill(tmp_path / "set")
     before = {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")}
     compact(tmp_path / "set", SHARD_ROWS)
     assert {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")} == before
+    with SetWriter(tmp_path / "set", SPEC):
+        for act in (collect, compact):
+            with pytest.raises(BusyError):
+                act(tmp_path / "set")
 
 
 def test_a_run_merges_too_many_small_shards(tmp_path):
@@ -186,14 +311,6 @@ def test_a_run_merges_too_many_small_shards(tmp_path):
         assert len(record.shards) == (stop if stop <= MAX_SMALL_SHARDS + 1 else 1)
     assert verify(folder) == []
     assert record.content_digest == fill(tmp_path / "clean", KEYS[:stop])[0].content_digest
-
-
-def test_compact_and_gc_wait_for_no_run(tmp_path):
-    fill(tmp_path / "set")
-    with SetWriter(tmp_path / "set", SPEC):
-        for act in (collect, compact):
-            with pytest.raises(BusyError):
-                act(tmp_path / "set")
 
 
 STEPS = st.lists(
@@ -224,11 +341,9 @@ def test_after_any_history_a_set_equals_that_of_a_clean_run(tmp_path_factory, cl
             compact(folder, SHARD_ROWS)
         elif action == "gc":
             collect(folder)
-        else:
-            shard = min(folder.glob("shard-*"), default=None)
-            if shard is not None:
-                flip(shard, shard.stat().st_size - 1)
-                repair(folder)
+        elif (shard := min(folder.glob("shard-*"), default=None)) is not None:
+            flip(shard, shard.stat().st_size - 1)
+            repair(folder)
     record, _ = fill(folder, retry_failed=True)
     assert record.content_digest == read_record(clean).content_digest
     assert verify(folder) == []
