@@ -111,6 +111,7 @@ def test_how_many_steps_are_on_pairs_is_said_and_recorded(world, tmp_path, monke
     streams = [data[k].stream for k in range(10)]
     paired = sum("pairs" in streams[k : k + 2] for k in range(0, 10, 2))
     assert summary.steps_on_pairs == paired
+    assert summary.sentences == sum(len(data[k]) for k in range(10))
     assert f"mcse: {paired} of 5 steps on pairs" in lines
     assert f"{paired} of 5 steps on pairs" in str(summary)
     monkeypatch.setattr(Schedule, "pairs_before", lambda self, k: -(-k // 60))
