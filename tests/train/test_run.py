@@ -83,17 +83,19 @@ def test_the_time_left_of_a_resumed_run_follows_from_its_own_steps(monkeypatch):
     assert lines == ["mcse: step 90/100  loss 1.0000  0:00:20 left"]
 
 
-def test_early_stop_after_patience_scores_without_a_new_best(world, tmp_path):
-    train = {"learning_rate": 1e-12, "max_steps": 50, "eval_steps": 1, "logging_steps": 25}
-    train["early_stopping_patience"] = 3
-    summary = train_run(world.spec(tmp_path / "stopped", train=train), say=silent)
-    assert summary.stopped_early
-    assert summary.steps == summary.best_step + 3 < 50
-    assert summary.curve("loss")[-1][0] == summary.steps  # the last step is always logged
-    train["max_steps"] = summary.steps  # out of patience at the last step: nothing is left out
-    whole = train_run(world.spec(tmp_path / "whole", train=train), say=silent)
-    assert not whole.stopped_early
-    assert [step for step, _ in whole.curve("loss")] == [whole.steps]
+@pytest.mark.parametrize(
+    ("steps", "stopped"),
+    [(50, True), (5, False)],  # out of patience at the last step: nothing is left out
+)
+def test_early_stop_after_patience_scores_without_a_new_best(
+    world, tmp_path, monkeypatch, steps, stopped
+):
+    scores = iter([1.0, 3.0, 2.0, 3.0, 2.5, 9.0])
+    monkeypatch.setattr("train.train_run.dev_score", lambda *_: next(scores))
+    train = {"max_steps": steps, "eval_steps": 1, "logging_steps": 25, "early_stopping_patience": 3}
+    summary = train_run(world.spec(tmp_path, train=train), say=silent)
+    assert (summary.steps, summary.best_step, summary.stopped_early) == (5, 2, stopped)
+    assert [step for step, _ in summary.curve("loss")] == [5]  # the last step is always logged
 
 
 def test_an_overflow_that_is_skipped_is_not_logged():
