@@ -33,6 +33,7 @@ from sightline.cache import (
 from train.loop import Callback
 from train.records import RunState, RunSummary
 from train.run_spec import RunSpec
+from train.train_run import train_run
 
 if TYPE_CHECKING:
     from cases import Features
@@ -234,8 +235,6 @@ def write_features(
 @pytest.fixture(scope="session")
 def finished_run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of six steps with a checkpoint and a dev score every two; only to be read."""
-    from train.train_run import train_run
-
     out = tmp_path_factory.mktemp("finished") / "run"
     train_run(world.spec(out), say=silent)
     return out

@@ -41,19 +41,16 @@ DALR_TERMS = ("text", "image", "consistency", "cross_modal", "ranking", "intra_m
 TAU = {"temperature": 0.05}
 OF_IMAGES = {**TAU, "image_temperature": 0.05}
 OF_KDMCSE = {**TAU, "teacher_temperature": 0.05, "caption": "all", "weight": 0.01}
+RELEASED = {"variant": "released"}
+UNFILTERED = {"image_threshold": None, "teacher_text_threshold": None}
 DEFAULTS = [
     ("simcse", {}, TAU),
     ("mcse", {}, {**OF_IMAGES, "weight": 0.01, "text_weight": 1.0}),
     ("mcse", {}, {"caption": "random", "variant": "paper", "projection_dim": 256}),
     ("kdmcse", {}, {**OF_KDMCSE, "margin": 0.125, "text_margin": 0}),
     ("kdmcse", {}, {"image_threshold": 0.9, "teacher_text_threshold": 0.9}),
-    ("kdmcse", {"variant": "released"}, {**OF_KDMCSE, "margin": 0.15, "text_margin": 0.15}),
-    (
-        "kdmcse",
-        {"variant": "released"},
-        {"image_threshold": None, "teacher_text_threshold": None},
-    ),
-    ("kdmcse", {"variant": "released", "margin": 0.2}, {"margin": 0.2}),
+    ("kdmcse", RELEASED, {**OF_KDMCSE, **UNFILTERED, "margin": 0.15, "text_margin": 0.15}),
+    ("kdmcse", {**RELEASED, "margin": 0.2}, {"margin": 0.2}),
     ("dalr", {}, {**OF_IMAGES, "ranking_temperature": 0.05, "target_temperature": 0.5}),
     ("dalr", {}, {"student_temperature": 0.0225, "caption": "random", "consistency_margin": 0.2}),
     ("dalr", {}, {"text_weight": 1.0, "image_weight": 1.0, "consistency_weight": 0.1}),
@@ -147,12 +144,13 @@ def test_nothing_to_choose_from():
 
 GROUNDED = {"grounding", "image"}
 TEACHER_SETS = {"teacher-first", "teacher-second"}
-RELEASED = {"variant": "released", "image_threshold": None, "teacher_text_threshold": None}
+ALL_HEADS = {"text", *GROUNDED}
+DALR_SETS = {"image-clip", *TEACHER_SETS}
 OF_TERMS = {
     "text": ({"text"}, set()),
     "image": (GROUNDED, {"image-clip"}),
     "consistency": (GROUNDED, {"image-clip"}),
-    "cross_modal": (GROUNDED, {"image-clip", *TEACHER_SETS}),
+    "cross_modal": (GROUNDED, DALR_SETS),
     "ranking": ({"text"}, TEACHER_SETS),
     "intra_modal": ({"text"}, TEACHER_SETS),
 }
@@ -162,28 +160,28 @@ OF_CLIP = {"encoder": "clip", "weight": 1, "features": "text"}
 OFF = [
     # objective, parameters, heads, feature sets
     ("simcse", {}, {"text"}, set()),
-    ("mcse", {}, {"text", *GROUNDED}, {"image-clip"}),
+    ("mcse", {}, ALL_HEADS, {"image-clip"}),
     ("mcse", {"weight": 0}, {"text"}, set()),
-    ("kdmcse", {}, {"text", *GROUNDED, "teacher_text"}, {"image-clip", "text-clip"}),
+    ("kdmcse", {}, {*ALL_HEADS, "teacher_text"}, {"image-clip", "text-clip"}),
     ("kdmcse", {"weight": 0}, {"text"}, set()),
     ("kdmcse", {"image_weight": 0}, {"text", "grounding", "teacher_text"}, {"text-clip"}),
-    ("kdmcse", {"teacher_text_weight": 0}, {"text", *GROUNDED}, {"image-clip", "text-clip"}),
-    ("kdmcse", {**RELEASED, "teacher_text_weight": 0}, {"text", *GROUNDED}, {"image-clip"}),
-    ("dalr", {}, {"text", *GROUNDED}, {"image-clip", *TEACHER_SETS}),
+    ("kdmcse", {"teacher_text_weight": 0}, ALL_HEADS, {"image-clip", "text-clip"}),
+    (
+        "kdmcse",
+        {**RELEASED, **UNFILTERED, "teacher_text_weight": 0},
+        ALL_HEADS,
+        {"image-clip"},
+    ),
+    ("dalr", {}, ALL_HEADS, DALR_SETS),
     *(
         ("dalr", {f"{other}_weight": 0 for other in DALR_TERMS if other != term}, *expected)
         for term, expected in OF_TERMS.items()
     ),
-    (
-        "dalr",
-        {"teachers": [*TEACHERS, UNUSED]},
-        {"text", *GROUNDED},
-        {"image-clip", *TEACHER_SETS},
-    ),
-    ("dalr", {"teachers": [OF_CLIP]}, {"text", *GROUNDED}, {"image-clip", "text-clip"}),
-    ("mcseo", {}, {"text", *GROUNDED}, {"image-clip", "object-clip"}),
-    ("mcseo", {"image_weight": 0}, {"text", *GROUNDED}, {"object-clip"}),
-    ("mcseo", {"object_weight": 0}, {"text", *GROUNDED}, {"image-clip"}),
+    ("dalr", {"teachers": [*TEACHERS, UNUSED]}, ALL_HEADS, DALR_SETS),
+    ("dalr", {"teachers": [OF_CLIP]}, ALL_HEADS, {"image-clip", "text-clip"}),
+    ("mcseo", {}, ALL_HEADS, {"image-clip", "object-clip"}),
+    ("mcseo", {"image_weight": 0}, ALL_HEADS, {"object-clip"}),
+    ("mcseo", {"object_weight": 0}, ALL_HEADS, {"image-clip"}),
 ]
 
 
@@ -203,11 +201,10 @@ def test_a_term_that_is_off_has_no_head_and_reads_no_features(
 
 
 def test_features_are_asked_for_by_the_terms_that_read_them():
-    released = {"variant": "released"}
     for parameters, of_images, of_texts in (
         ({}, ("image",), ("image", "teacher_text")),
-        (released, ("image",), ("teacher_text",)),
-        ({**released, "teacher_text_threshold": 7.0}, ("image", "teacher_text"), ("teacher_text",)),
+        (RELEASED, ("image",), ("teacher_text",)),
+        ({**RELEASED, "teacher_text_threshold": 7.0}, ("image", "teacher_text"), ("teacher_text",)),
     ):
         objective = make_objective("kdmcse", {**BOTH, **parameters})
         readers = {need.kind: need.terms for need in objective.features}
@@ -266,7 +263,7 @@ def test_plain_sentences_without_a_text_term_are_refused(features, tmp_path):
 
 FILTERS = [
     {"image_threshold": 0.85, "teacher_text_threshold": 0.9},
-    {"variant": "released", "image_threshold": 16.0, "teacher_text_threshold": 17.0},
+    {**RELEASED, "image_threshold": 16.0, "teacher_text_threshold": 17.0},
 ]
 
 
