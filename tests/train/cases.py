@@ -77,8 +77,7 @@ class Features:
 
     def add(self, name: str, dim: int, offset: float = 0.0) -> None:
         """Write random rows; with an ``offset`` their cosines are above 0."""
-        rng = np.random.default_rng([dim, *name.encode()])
-        common = np.random.default_rng(dim)
+        rng, common = np.random.default_rng([dim, *name.encode()]), np.random.default_rng(dim)
         of_image = {key: common.normal(size=dim) + offset for key in self.world.image_keys}
         rows: dict[bytes, np.ndarray] = {}
         for caption, image in self._image_of.items():
@@ -104,28 +103,25 @@ class Features:
         return torch.from_numpy(np.stack([self.rows[name][key] for key in keys]))
 
     def _add_phrases(self, captions: list[dict[str, Any]]) -> None:
+        pairs, phrases = [], []
         for row in captions:
             words, key = row["text"].split(), key_of_text(row["text"])
-            phrases = [
+            named = [
                 (place + 1, place + 2, key_of_bytes(self._image_of[key] + word.encode()))
                 for place, word in enumerate(words)
                 if word in COLOURS + SHAPES
             ]
             if row["caption_id"].endswith("#1"):  # "there is a circle …": the article belongs to it
-                start, end, shape = phrases[0]
-                phrases = [(start - 1, end, shape), (end + 1, end + 2, shape), phrases[1]]
-            self.named[key] = phrases[:1] if row["caption_id"].endswith("#2") else phrases
-        every = [(key, *phrase) for key, phrases in self.named.items() for phrase in phrases]
-        captions_of, starts, ends, cutouts = (list(column) for column in zip(*every, strict=True))
-        images_of = [self._image_of[key] for key in captions_of]
-        write_phrase_tokens(
-            self.phrases,
-            PhraseTokenHeader("tiny", "0" * 64, MAX_LENGTH, len(every)),
-            pair_keys(as_keys(images_of), as_keys(captions_of)),
-            as_keys(cutouts),
-            starts,
-            ends,
-        )
+                start, end, shape = named[0]
+                named = [(start - 1, end, shape), (end + 1, end + 2, shape), named[1]]
+            self.named[key] = named[:1] if row["caption_id"].endswith("#2") else named
+            pairs += [(self._image_of[key], key)] * len(self.named[key])
+            phrases += self.named[key]
+        images, keys = (as_keys(column) for column in zip(*pairs, strict=True))
+        starts, ends, cutouts = (list(column) for column in zip(*phrases, strict=True))
+        header = PhraseTokenHeader("tiny", "0" * 64, MAX_LENGTH, len(phrases))
+        keys = pair_keys(images, keys)
+        write_phrase_tokens(self.phrases, header, keys, as_keys(cutouts), starts, ends)
         rng = np.random.default_rng(5)
         self.write("object/clip", {key: rng.normal(size=7) for key in dict.fromkeys(cutouts)})
 
@@ -186,8 +182,7 @@ class Case:
 
     def data(self) -> TrainingData:
         """The batches of the run."""
-        objective = make_objective(self.objective, self.parameters)
-        spec = self.spec()
+        objective, spec = make_objective(self.objective, self.parameters), self.spec()
         if not objective.trains_on_text:
             spec = spec.model_copy(update={"text": None})
         return TrainingData(spec, objective)

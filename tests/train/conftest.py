@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from prepared_data import as_prepared
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -30,10 +30,10 @@ from sightline.cache import (
     write_manifest,
     write_tokens,
 )
-from sightline.cache.prepared import RECORD, SCHEMA
 from train.loop import Callback
 from train.records import RunState, RunSummary
 from train.run_spec import RunSpec
+from train.train_run import train_run
 
 if TYPE_CHECKING:
     from cases import Features
@@ -54,39 +54,25 @@ class World:
 
     def spec(self, out: Path, objective: str = "simcse", **changes: Any) -> RunSpec:
         """A short run; ``changes`` replace top-level parts, or update `train` and `student`."""
+        root, tokens = self.root, self.root / "tokens"
+        student = {"name": "tiny", "model": str(self.student), "max_length": MAX_LENGTH}
+        train = {"batch_size": 8, "learning_rate": 1e-3, "max_steps": 6}
+        train |= {"eval_steps": 2, "logging_steps": 1}
+        manifests = {name: root / f"{name}.parquet" for name in ("captions", "images")}
         body: dict[str, Any] = {
             "run": objective,
-            "student": {
-                "name": "tiny",
-                "model": str(self.student),
-                "max_length": MAX_LENGTH,
-                **changes.pop("student", {}),
-            },
-            "train": {
-                "batch_size": 8,
-                "learning_rate": 1e-3,
-                "max_steps": 6,
-                "eval_steps": 2,
-                "logging_steps": 1,
-                **changes.pop("train", {}),
-            },
+            "student": student | changes.pop("student", {}),
+            "train": train | changes.pop("train", {}),
             "device": "cpu",
             "objective": objective,
-            "pairs": {
-                "captions": self.root / "captions.parquet",
-                "images": self.root / "images.parquet",
-                "tokens": self.root / "tokens",
-            },
-            "text": {
-                "sentences": self.root / "sentences.parquet",
-                "tokens": self.root / "tokens",
-            },
-            "dev": self.root / "dev.tsv",
+            "pairs": {**manifests, "tokens": tokens},
+            "text": {"sentences": root / "sentences.parquet", "tokens": tokens},
+            "dev": root / "dev.tsv",
             "out": out,
         }
         if objective == "mcse":
             body["parameters"] = {"image": "tiny-cnn", "weight": 0.5}
-            body["features"] = {"image-tiny-cnn": self.root / "features"}
+            body["features"] = {"image-tiny-cnn": root / "features"}
         return RunSpec.model_validate({**body, **changes})
 
 
@@ -96,11 +82,8 @@ def silent(line: str) -> None:
 
 def curves_of(summary: RunSummary) -> dict[str, list[tuple[int, float]]]:
     """The log of a run by metric, as (step, value) pairs; without the rate, which is a timing."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for entry in summary.log:
-        for name in entry.keys() - {"step", "sentences_per_second"}:
-            curves.setdefault(name, []).append((int(entry["step"]), entry[name]))
-    return curves
+    names = {name for entry in summary.log for name in entry} - {"step", "sentences_per_second"}
+    return {name: summary.curve(name) for name in names}
 
 
 class Killed(Exception):
@@ -157,54 +140,49 @@ def features(world: World, tmp_path_factory: pytest.TempPathFactory) -> Features
 def make_world(root: Path, failed: int = 0) -> World:
     """Write the world; the first ``failed`` images have an error instead of features."""
     things = list(itertools.product(COLOURS, SHAPES))
-    image_keys = [key_of_bytes(f"{colour} {shape}".encode()) for colour, shape in things]
-    images = [
-        {
-            "image_id": f"{i:02d}.png",
-            "path": f"{i:02d}.png",
-            "key": key,
-            "width": 8,
-            "height": 8,
-            "split": "train" if i < 18 else "dev",
-        }
-        for i, key in enumerate(image_keys)
-    ]
-    captions = []
+    keys = [key_of_bytes(f"{colour} {shape}".encode()) for colour, shape in things]
+    images, captions = [], []
     for i, (colour, shape) in enumerate(things):
+        name, split = f"{i:02d}.png", "train" if i < 18 else "dev"
+        image = {"image_id": name, "split": split}
+        images.append({**image, "path": name, "key": keys[i], "width": 8, "height": 8})
         texts = [
             f"a {colour} {shape}",
             f"there is a {shape} and it is {colour}",
             f"one {shape} painted {colour} on the left",
         ]
         captions += [
-            {
-                "caption_id": f"{i:02d}.png#{n}",
-                "image_id": f"{i:02d}.png",
-                "text": text,
-                "split": images[i]["split"],
-            }
-            for n, text in enumerate(texts)
+            {**image, "caption_id": f"{name}#{n}", "text": text} for n, text in enumerate(texts)
         ]
     sentences = [
-        f"the {shape} is {place} the {other}"
+        {"text": f"the {shape} is {place} the {other}"}
         for shape, other in itertools.permutations(SHAPES, 2)
         for place in ("above", "below")
     ]
-    write_manifest(root / "images.parquet", pa.Table.from_pylist(images, IMAGES), IMAGES)
-    write_manifest(root / "captions.parquet", pa.Table.from_pylist(captions, CAPTIONS), CAPTIONS)
-    (root / RECORD).write_text(json.dumps({"schema": SCHEMA}))
-    rows = [{"text": text} for text in sentences]
-    write_manifest(root / "sentences.parquet", pa.Table.from_pylist(rows, SENTENCES), SENTENCES)
-    student = _write_student(root / "student", [c["text"] for c in captions] + sentences)
-    _write_tokens(root / "tokens", student, [c["text"] for c in captions] + sentences)
-    _write_features(root / "features", image_keys, failed)
-    _write_dev(root / "dev.tsv", things)
-    return World(root, student, image_keys)
+    for name, rows, schema in (
+        ("images", images, IMAGES),
+        ("captions", captions, CAPTIONS),
+        ("sentences", sentences, SENTENCES),
+    ):
+        write_manifest(root / f"{name}.parquet", pa.Table.from_pylist(rows, schema), schema)
+    as_prepared(root)
+    _write_student(root, [row["text"] for row in captions + sentences])
+    rng = np.random.default_rng(0)
+    rows = dict(zip(keys, rng.normal(size=(len(keys), IMAGE_DIM)), strict=True))
+    write_features(root / "features", "image", "test/tiny-cnn", rows, keys[:failed], untrained=True)
+    lines = ["score\tsentence1\tsentence2"]
+    for one, other in itertools.islice(itertools.combinations(things, 2), 0, 180, 6):
+        score = 2.5 * (one[0] == other[0]) + 2.5 * (one[1] == other[1])
+        lines.append(f"{score}\ta {one[0]} {one[1]}\tone {other[1]} painted {other[0]}")
+    (root / "dev.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return World(root, root / "student", keys)
 
 
-def _write_student(folder: Path, texts: list[str]) -> Path:
-    words = sorted({word for text in texts for word in text.split()})
+def _write_student(root: Path, texts: list[str]) -> None:
+    """The student, and the tokens of ``texts``."""
+    folder = root / "student"
     folder.mkdir()
+    words = sorted({word for text in texts for word in text.split()})
     vocabulary = folder / "vocab.txt"
     vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
     tokenizer = BertTokenizerFast(vocab=str(vocabulary), do_lower_case=True, model_max_length=24)
@@ -219,26 +197,10 @@ def _write_student(folder: Path, texts: list[str]) -> Path:
         max_position_embeddings=32,
     )
     BertModel(config).save_pretrained(folder)
-    return folder
-
-
-def _write_tokens(folder: Path, student: Path, texts: list[str]) -> None:
-    tokenizer = BertTokenizerFast.from_pretrained(student)
+    tokenizer = BertTokenizerFast.from_pretrained(folder)
     ids = tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
-    header = TokenHeader(
-        student="tiny",
-        tokenizer_sha256="0" * 64,
-        max_length=MAX_LENGTH,
-        pad_token_id=0,
-        vocabulary_size=len(tokenizer),
-    )
-    write_tokens(folder, header, keys_of_texts(texts), ids)
-
-
-def _write_features(folder: Path, keys: list[bytes], failed: int) -> None:
-    rng = np.random.default_rng(0)
-    rows = dict(zip(keys, rng.normal(size=(len(keys), IMAGE_DIM)), strict=True))
-    write_features(folder, "image", "test/tiny-cnn", rows, keys[:failed], untrained=True)
+    header = TokenHeader("tiny", "0" * 64, MAX_LENGTH, 0, len(tokenizer))
+    write_tokens(root / "tokens", header, keys_of_texts(texts), ids)
 
 
 def write_features(
@@ -250,16 +212,14 @@ def write_features(
     untrained: bool = False,
 ) -> None:
     """A feature set of ``rows`` in float16; those of ``failed`` keys are errors."""
-    encoder = EncoderRecord(
-        name=name, source="random:0", weights_sha256="1" * 64, untrained=untrained
-    )
-    dim = len(next(iter(rows.values())))
     spec = FeatureSpec(
         kind=kind,
-        encoder=encoder,
+        encoder=EncoderRecord(
+            name=name, source="random:0", weights_sha256="1" * 64, untrained=untrained
+        ),
         preprocessing={"resize": 8},
         precision="fp32",
-        dim=dim,
+        dim=len(next(iter(rows.values()))),
         dtype="float16",
     )
     error = {"code": "decode", "path": "", "reason": "test"}
@@ -272,11 +232,9 @@ def write_features(
         writer.publish()
 
 
-def _write_dev(path: Path, things: list[tuple[str, str]]) -> None:
-    lines = ["score\tsentence1\tsentence2"]
-    for (colour, shape), (other_colour, other_shape) in itertools.islice(
-        itertools.combinations(things, 2), 0, 180, 6
-    ):
-        score = 2.5 * (colour == other_colour) + 2.5 * (shape == other_shape)
-        lines.append(f"{score}\ta {colour} {shape}\tone {other_shape} painted {other_colour}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+@pytest.fixture(scope="session")
+def finished_run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of six steps with a checkpoint and a dev score every two; only to be read."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    train_run(world.spec(out), say=silent)
+    return out

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
-from cases import TEACHERS, Case, Features, paired
+from cases import TEACHERS, Case, paired
 from conftest import silent
 
 from sightline.errors import SightlineError
@@ -16,28 +15,22 @@ from train.model import GroundedModel
 from train.objectives import make_objective
 from train.train_run import train_run
 
-DALR: dict[str, Any] = {"image": "clip", "teachers": TEACHERS}
-OBJECT: dict[str, Any] = {
-    "image": "clip",
-    "text_weight": 0,
-    "image_weight": 0,
-    "object_weight": 0.3,
-}
+CLIP = {"image": "clip"}
+DALR = {**CLIP, "teachers": TEACHERS}
+OBJECT = {**CLIP, "text_weight": 0, "image_weight": 0, "object_weight": 0.3}
 
 
-def combined(features: Features, parts: dict[str, Any], **parameters: Any) -> Case:
+def combined(features, parts, **parameters):
     return Case(features, "combined", {"caption": "all", "parts": parts, **parameters})
 
 
 def test_the_total_is_that_of_the_parts_with_their_weights(features):
     parts = {"dalr": {"parameters": DALR}, "mcseo": {"weight": 0.5, "parameters": OBJECT}}
-    case = combined(features, parts)
-    model, data = case.build()
+    model, data = combined(features, parts).build()
     batch = paired(data)
     found = model(batch)
     found["total"].backward()
-    expected: dict[str, torch.Tensor] = {}
-    total, gradients = 0.0, {}
+    expected, gradients, total = {}, {}, 0.0
     for name, weight, parameters in (("dalr", 1.0, DALR), ("mcseo", 0.5, OBJECT)):
         objective = make_objective(name, parameters)
         dims = {need.name: data.dims[need.name] for need in objective.features}
@@ -47,34 +40,51 @@ def test_the_total_is_that_of_the_parts_with_their_weights(features):
             module.load_state_dict(model.heads[f"dalr-{kind}"].state_dict())
         terms = part(dataclasses.replace(batch, features={n: batch.features[n] for n in dims}))
         (weight * terms["total"]).backward()
-        total += weight * float(terms["total"].detach())
-        expected |= {f"{name}.{term}": value for term, value in terms.items() if term != "total"}
+        total += weight * terms.pop("total").item()
+        expected |= {f"{name}.{term}": value for term, value in terms.items()}
         for parameter, value in part.encoder.named_parameters():
             if value.grad is not None:
                 gradients[parameter] = gradients.get(parameter, 0) + value.grad
     assert set(found) == {*expected, "total"}
     for term, value in expected.items():
         torch.testing.assert_close(found[term], value, rtol=1e-5, atol=1e-6)
-    assert float(found["total"].detach()) == pytest.approx(total, rel=1e-5)
+    assert found["total"].item() == pytest.approx(total, rel=1e-5)
     for parameter, value in model.encoder.named_parameters():
         torch.testing.assert_close(value.grad, gradients[parameter], rtol=1e-3, atol=1e-5)
 
 
 def test_heads_are_shared_where_they_project_the_same(features):
     parts = {
-        "mcse": {"parameters": {"image": "clip"}},
-        "kdmcse": {"parameters": {"image": "clip", "text": "clip", "text_weight": 0}},
+        "dalr": {"parameters": DALR},
+        "mcseo": {"parameters": {**OBJECT, "image_weight": 0.1}},
+        "kdmcse": {"parameters": {**CLIP, "text": "clip", "text_weight": 0}},
         "resnet": {"objective": "mcse", "parameters": {"image": "resnet", "text_weight": 0}},
+        "narrow": {
+            "objective": "mcse",
+            "parameters": {**CLIP, "text_weight": 0, "projection_dim": 32},
+        },
     }
     model, _ = combined(features, parts).build()
-    heads = {
-        *("mcse-text", "mcse-grounding", "mcse-image"),
-        *("kdmcse-teacher_text", "resnet-image"),
+    objective, heads = model.objective, model.heads
+    assert set(heads) == {
+        *("dalr-text", "dalr-grounding", "dalr-image", "kdmcse-teacher_text"),
+        *("resnet-image", "narrow-grounding", "narrow-image"),
     }
-    assert set(model.heads) == heads
     # encoders of one width are still two
-    objective = model.objective
-    assert set(objective.heads(8, {need.name: 5 for need in objective.features})) == heads
+    one_width = {need.name: 5 for need in objective.features}
+    assert set(objective.heads(8, one_width)) == set(heads)
+    # each part sees them by its own names, also in a combination that made no heads itself
+    for whole in (objective, make_objective("combined", objective.describe())):
+        dalr, mcseo, kdmcse, resnet, narrow = (own for _, own in whole.parts(heads))
+        assert dalr["image"] is mcseo["image"] is kdmcse["image"] is heads["dalr-image"]
+        for part in (dalr, mcseo, kdmcse, resnet):
+            assert part["grounding"] is heads["dalr-grounding"]
+        assert kdmcse["teacher_text"] is heads["kdmcse-teacher_text"]
+        assert resnet["image"] is heads["resnet-image"]
+        assert narrow["image"] is heads["narrow-image"]
+        assert narrow["grounding"] is heads["narrow-grounding"]
+        with pytest.raises(KeyError):
+            narrow["teacher_text"]
 
 
 def test_a_combination_trains_and_logs_every_term(features, tmp_path):
@@ -84,7 +94,8 @@ def test_a_combination_trains_and_logs_every_term(features, tmp_path):
     }
     case = combined(features, parts, shuffle_objects=True)
     summary = train_run(case.spec(tmp_path / "run", max_steps=2), say=silent)
-    assert summary.features.keys() == {need.name for need in case.build()[0].objective.features}
+    needed = {"image-clip", "object-clip", "teacher-first", "teacher-second"}
+    assert summary.features.keys() == needed
     assert summary.parameters["parts"]["mcseo"]["parameters"]["object_weight"] == 0.3
     assert summary.parameters["shuffle_objects"] is True
     logged = {name for entry in summary.log for name in entry}
@@ -98,69 +109,47 @@ def test_its_description_makes_it_again():
     parts = {
         "dalr": {"parameters": {**DALR, "temperature": 0.2}},
         "mcseo": {"weight": 0.5, "parameters": OBJECT},
-        "off": {"objective": "mcse", "weight": 0, "parameters": {"image": "clip"}},
+        "off": {"objective": "mcse", "weight": 0, "parameters": CLIP},
     }
     one = make_objective("combined", {"parts": parts, "caption": "longest", "data_seed": 3})
     again = make_objective("combined", one.describe())
+    assert list(one.objectives) == ["dalr", "mcseo"]
     assert again.describe() == one.describe()
     assert again.weights == one.weights
     assert again.objectives["dalr"].params == one.objectives["dalr"].params
     assert again.objectives["dalr"].params.caption == "longest"
 
 
-def test_each_part_sees_the_heads_by_its_own_names(features):
-    parts = {
-        "dalr": {"parameters": DALR},
-        "mcseo": {"parameters": {**OBJECT, "image_weight": 0.1}},
-        "narrow": {
-            "objective": "mcse",
-            "parameters": {"image": "clip", "text_weight": 0, "projection_dim": 32},
-        },
-    }
-    model, _ = combined(features, parts).build()
-    (_, dalr), (_, mcseo), (_, narrow) = model.objective.parts(model.heads)
-    for head in ("grounding", "image"):
-        assert dalr[head] is mcseo[head] is model.heads[f"dalr-{head}"]
-        assert narrow[head] is model.heads[f"narrow-{head}"]
-    with pytest.raises(KeyError):
-        narrow["teacher_text"]
-    again = make_objective("combined", model.objective.describe())  # it made no heads itself
-    assert again.parts(model.heads)[1][1]["image"] is model.heads["dalr-image"]
-
-
-def test_a_part_of_weight_zero_is_dropped(features):
-    parts = {"mcse": {"parameters": {"image": "clip"}}, "dalr": {"weight": 0, "parameters": DALR}}
-    case = combined(features, parts)
-    model, data = case.build()
-    assert data.dims.keys() == {"image-clip"}
-    assert set(model(paired(data))) == {"mcse.text", "mcse.image", "total"}
-
-
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("parts", "message"),
     [
-        ({}, "parts: is missing"),
-        ({"parts": {}}, "parts: dictionary should have at least 1 item"),
-        ({"parts": {"dalr": {"weight": -1, "parameters": DALR}}}, "greater than or equal to 0"),
-        ({"parts": {"dalr": {"weight": 0, "parameters": DALR}}}, "every part has weight 0"),
-        ({"parts": {"nobody": {}}}, "unknown objective 'nobody'"),
-        ({"parts": {"a.b": {"objective": "simcse"}}}, "name must have no dots"),
-        ({"parts": {"x": {"objective": "combined"}}}, "must not be a combination"),
-        ({"parts": {"simcse": {}}, "temperature": 0.1}, "temperature is a parameter of each part"),
+        ({}, "parts: dictionary should have at least 1 item"),
+        ({"dalr": {"weight": -1, "parameters": DALR}}, "greater than or equal to 0"),
+        ({"dalr": {"weight": 0, "parameters": DALR}}, "every part has weight 0"),
+        ({"nobody": {}}, "unknown objective 'nobody'"),
+        ({"a.b": {"objective": "simcse"}}, "name must have no dots"),
+        ({"x": {"objective": "combined"}}, "must not be a combination"),
         (
-            {"parts": {"simcse": {"parameters": {"caption": "all"}}}},
+            {"simcse": {"parameters": {"caption": "all"}}},
             "parts.simcse: caption belongs to the combination",
         ),
         (
-            {"parts": {"simcse": {}, "mcse": {"parameters": {"image": "clip"}}}},
+            {"simcse": {}, "mcse": {"parameters": CLIP}},
             "parts simcse and mcse both have the text term",
         ),
         (
-            {"parts": {"mcse": {"parameters": {"image": "clip", "wieght": 1}}}},
+            {"mcse": {"parameters": {**CLIP, "wieght": 1}}},
             "objective mcse: unknown key 'wieght'; did you mean 'weight'",
         ),
     ],
 )
-def test_bad_combinations(parameters, message):
+def test_bad_combinations(parts, message):
     with pytest.raises(SightlineError, match=message):
-        make_objective("combined", parameters)
+        make_objective("combined", {"parts": parts})
+
+
+def test_a_temperature_belongs_to_a_part():
+    with pytest.raises(
+        SightlineError, match=r"temperature is a parameter of each part; give it there$"
+    ):
+        make_objective("combined", {"parts": {"simcse": {}}, "temperature": 0.1})

@@ -4,48 +4,52 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cases import Features, case_of
-from conftest import Killed, World, silent
+import torch
+from cases import case_of
+from conftest import KillAfter, Killed, assert_equal, silent, weights_of
 from flat_tables import rows_with_keys
 
 from sightline.cache import key_column
 from sightline.cache.record import read_record
 from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
+from train import progress, run_folder
 from train.loop import Callback
+from train.objectives.simcse import SimCSE
 from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
-from train.train_run import train_run
+from train.run_inputs import RunInputs
+from train.run_spec import OF_THE_MACHINE
+from train.train_run import steps_to_do, train_run
 
 
-class At(Callback):
-    """Does something at the end of a step."""
-
-    def __init__(self, at: int, act: Any) -> None:
-        self.at, self.act = at, act
-
-    def step(self, state: RunState) -> None:
-        if state.step == self.at:
-            self.act()
-
-
-def kill() -> None:
-    raise Killed
-
-
-def broken_off(world: World, out: Path) -> RunFolder:
+@pytest.fixture(scope="module")
+def killed_run(world, tmp_path_factory):
     """A run of six steps that was killed in the sixth, with the checkpoint of the fourth."""
+    out = tmp_path_factory.mktemp("killed") / "run"
     with pytest.raises(Killed):
-        train_run(world.spec(out), say=silent, callbacks=[At(5, kill)])
-    return RunFolder(out)
+        train_run(world.spec(out), say=silent, callbacks=[KillAfter(5)])
+    return out
 
 
-def content(folder: Path) -> dict[str, bytes]:
+@pytest.fixture
+def killed(killed_run, tmp_path):
+    """A copy of it."""
+    return Path(shutil.copytree(killed_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def finished(finished_run, tmp_path):
+    """A copy of the finished run."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+def content(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -53,235 +57,346 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+# ---- what is not ours, and mistakes -------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["model/weights.bin", "checkpoints/checkpoint-7/model.pt", "run.json"],
+    ("name", "message"),
+    [
+        ("theirs/model/weights.bin", "theirs: contains model, which no"),
+        ("theirs/checkpoints/checkpoint-7/model.pt", "theirs: contains checkpoints, which no"),
+        ("theirs/run.json", r"theirs/run.json: another file, expected sightline\.run/1"),
+        ("theirs", "theirs: is a file, not a folder"),
+    ],
 )
-def test_a_folder_of_something_else_is_not_touched(world: World, tmp_path: Path, name: str) -> None:
-    file = tmp_path / "theirs" / name
-    file.parent.mkdir(parents=True)
+def test_what_something_else_left_is_not_touched(world, tmp_path, name, message):
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('{"mine": true}')
-    said = rf"theirs: contains {Path(name).parts[0]}, which no"
-    if name == "run.json":
-        said = r"theirs/run.json: another file, expected sightline\.run/1"
-    with pytest.raises(SightlineError, match=said):
+    with pytest.raises(SightlineError, match=message):
         train_run(world.spec(tmp_path / "theirs"), say=silent)
-    assert content(tmp_path) == {f"theirs/{name}": b'{"mine": true}'}
+    assert content(tmp_path) == {name: b'{"mine": true}'}
 
 
-def test_notes_beside_a_run_stay(world: World, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("why")
-    for seed in (0, 1):
-        train_run(world.spec(tmp_path, seed=seed, train={"max_steps": 1}), say=silent)
-    assert (tmp_path / "notes.txt").read_text() == "why"
-
-
-def test_a_file_cannot_be_the_folder(world: World, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("x")
-    with pytest.raises(SightlineError, match="out: is a file, not a folder"):
-        train_run(world.spec(tmp_path / "out"), say=silent)
-
-
-def test_a_mistake_makes_no_folder(world: World, tmp_path: Path) -> None:
+def test_a_mistake_makes_no_folder(world, tmp_path):
     for changes in ({"objective": "simce"}, {"dev": tmp_path / "nowhere.tsv"}):
         with pytest.raises(SightlineError):
             train_run(world.spec(tmp_path / "a" / "b", **changes), say=silent)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_run_at_a_time(world: World, tmp_path: Path) -> None:
-    refused: list[str] = []
-
-    def another() -> None:
-        with pytest.raises(BusyError) as caught:
-            train_run(world.spec(tmp_path / "out", seed=1), say=silent)
-        refused.append(str(caught.value))
-
-    expected = train_run(world.spec(tmp_path / "alone"), say=silent)
-    found = train_run(world.spec(tmp_path / "out"), say=silent, callbacks=[At(3, another)])
-    assert len(refused) == 1
-    assert found.dev_history == expected.dev_history
-    assert {path.name for path in tmp_path.iterdir()} == {"alone", "out"}  # and no lock
-
-
-def test_a_mistake_does_not_change_a_finished_run(world: World, tmp_path: Path) -> None:
-    train_run(world.spec(tmp_path / "out"), say=silent)
-    before = content(tmp_path)
-    shutil.copytree(world.student, tmp_path / "mute")
-    for file in (tmp_path / "mute").glob("*tok*"):
+def test_a_mistake_does_not_change_a_finished_run(world, tmp_path, finished):
+    before = content(finished)
+    mute = Path(shutil.copytree(world.student, tmp_path / "mute"))
+    for file in (*mute.glob("*tok*"), mute / "vocab.txt"):
         file.unlink()
-    (tmp_path / "mute" / "vocab.txt").unlink(missing_ok=True)
-    for student in ("nowhere", str(tmp_path / "mute")):
-        with pytest.raises(SightlineError):
-            train_run(world.spec(tmp_path / "out", student={"model": student}), say=silent)
-    shutil.rmtree(tmp_path / "mute")
-    assert content(tmp_path) == before
+    cut = Path(shutil.copytree(world.student, tmp_path / "cut"))
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    for student in ("nowhere", mute, cut):
+        with pytest.raises(SightlineError, match=f"^{student}[: ]"):
+            train_run(world.spec(finished, student={"model": str(student)}), say=silent)
+    assert content(finished) == before
 
 
-def test_replacing_a_finished_run_is_reported(world: World, tmp_path: Path) -> None:
-    train_run(world.spec(tmp_path), say=silent)
-    lines: list[str] = []
-    train_run(world.spec(tmp_path, seed=1), say=lines.append)
-    assert f"replacing the finished run in {tmp_path}: its parameters or inputs changed" in lines[0]
+def test_one_run_at_a_time(world, tmp_path, finished_run):
+    refused = []
+
+    class Another(Callback):
+        def step(self, state):
+            if state.step == 3:
+                with pytest.raises(BusyError):
+                    train_run(world.spec(tmp_path / "out", seed=1), say=silent)
+                refused.append(state.step)
+
+    found = train_run(world.spec(tmp_path / "out"), say=silent, callbacks=[Another()])
+    assert refused == [3]
+    assert found.dev_history == RunSummary.read(finished_run).dev_history
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # and no lock
 
 
-@pytest.mark.parametrize("name", ["model/model.safetensors", "heads.safetensors"])
-def test_a_run_that_lost_its_weights_is_not_finished(
-    world: World, tmp_path: Path, name: str
-) -> None:
-    first = train_run(world.spec(tmp_path), say=silent)
-    before = (tmp_path / name).read_bytes()
-    (tmp_path / name).unlink()
-    assert train_run(world.spec(tmp_path), say=silent).dev_history == first.dev_history
-    assert (tmp_path / name).read_bytes() == before
+# ---- a finished run -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
-@pytest.mark.parametrize(
-    "name",
-    ["b/model.safetensors", "b/loop.pt", "state.json", "../best.safetensors"],
-)
-def test_a_damaged_checkpoint_is_named_and_left_alone(
-    world: World, tmp_path: Path, name: str, damage: str
-) -> None:
-    file = broken_off(world, tmp_path).path / "checkpoints" / name
-    if name.startswith(".."):
-        file = tmp_path / "best.safetensors"
-    data = file.read_bytes()
-    file.unlink()
-    if damage == "cut":
-        file.write_bytes(data[: len(data) // 2])
-    before = content(tmp_path)
-    with pytest.raises(SightlineError, match=f"{file}: missing or changed"):
-        train_run(world.spec(tmp_path), say=silent)
-    assert content(tmp_path) == before
-    file.write_bytes(data)
-    assert train_run(world.spec(tmp_path), say=silent).steps == 6
+def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(world, finished):
+    first = RunSummary.read(finished)
+    (finished / "notes.txt").write_text("why")
+    lines = []
+    assert train_run(world.spec(finished), say=lines.append) == first
+    assert lines == [f"simcse: already trained, nothing to do ({finished})"]
+    other = train_run(world.spec(finished, seed=1), say=lines.append)
+    why = "its parameters or inputs changed"
+    assert lines[1] == f"simcse: replacing the finished run in {finished}: {why}"
+    assert not any("on pairs" in line for line in lines)  # it reads no features
+    assert other.spec_digest != first.spec_digest
+    assert RunSummary.read(finished) == other
+    assert (finished / "notes.txt").read_text() == "why"
 
 
-def killed_while_clearing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that saves a checkpoint and is killed as the next one takes its files away."""
-    real = Path.unlink
+def test_settings_of_the_machine_and_places_do_not_change_the_digest(world, tmp_path):
+    def digest(**changes):
+        return RunInputs.open(world.spec(tmp_path / "run", **changes)).digest
 
-    def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.name == "loop.pt":
-            raise Killed
-        real(path, missing_ok)
-
-    with folder.claimed():
-        folder.begin(RunState())
-        with folder.checkpoint(RunState(step=2)) as tensors:
-            for name in ("model.safetensors", "loop.pt"):
-                (tensors / name).write_bytes(b"x")
-        assert folder.state() is not None
-        monkeypatch.setattr(Path, "unlink", unlink)
-        folder.begin(RunState())
+    machine = {"device_cache": 0.1, "eval_batch_size": 7, "logging_steps": 2, "save_steps": 3}
+    assert machine.keys() == OF_THE_MACHINE
+    moved = shutil.copytree(world.student, tmp_path / "elsewhere" / "student")
+    expected = digest()
+    for changed in ({"train": machine}, {"student": {"model": str(moved)}}, {"device": "auto"}):
+        assert digest(**changed) == expected
+    for train in ({"chunk": 4}, {"compile": "on"}, {"precision": "bf16"}):
+        assert digest(train=train) != expected
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.5}))
+    assert digest(student={"model": str(moved)}) != expected
 
 
-def test_checkpoints_are_removed_all_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        killed_while_clearing(RunFolder(tmp_path / "run"), patch)
-    assert list((tmp_path / "run").rglob("loop.pt"))
-    again = RunFolder(tmp_path / "run")
-    with again.claimed():
-        assert again.state() == RunState()
-        again.begin(RunState())
-        assert not list((tmp_path / "run").rglob("loop.pt"))
-
-
-def test_a_checkpoint_replaces_the_last_one_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, real = RunFolder(tmp_path / "run"), Path.replace
-
-    def save(step: int) -> None:
-        with folder.checkpoint(RunState(step=step, tensors=tensors)) as part:
-            for name in ("model.safetensors", "loop.pt"):
-                (part / name).write_bytes(b"%d" % step)
-
-    def replace(path: Path, target: Path) -> Path:
-        if path.name == "model.safetensors":  # the second of both
-            raise Killed
-        return real(path, target)
-
-    tensors: dict[str, str] = {}
-    with folder.claimed():
-        folder.begin(RunState())
-        save(2)
-        before = folder.state()
-        assert before is not None
-        tensors = before.tensors
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", replace)
-            with pytest.raises(Killed):
-                save(4)
-        state = folder.state()
-        assert state == before
-        folder.check(state)
-        save(4)
-        state = folder.state()
-        assert state is not None
-        folder.check(state)
-        assert {path.parent.name for path in folder.path.rglob("loop.pt")} == {"b"}
-
-
-def test_a_finished_run_with_a_field_that_is_no_longer_written_is_read(
-    world: World, tmp_path: Path
-) -> None:
-    spec = world.spec(tmp_path, train={"max_steps": 1})
-    finished = train_run(spec, say=silent)
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "precision_probe": None}))
-    assert RunSummary.read(tmp_path) == finished
-    assert train_run(spec, say=silent) == finished
-
-
-def test_a_finished_run_of_another_version_is_not_called_missing(
-    world: World, tmp_path: Path
-) -> None:
-    spec = world.spec(tmp_path, train={"max_steps": 1})
-    train_run(spec, say=silent)
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "steps": "many"}))
-    expected = rf"{file}: this version cannot read it \(steps: .*\); train the run again"
-    with pytest.raises(SightlineError, match=expected):
-        RunSummary.read(tmp_path)
-    lines: list[str] = []
-    assert train_run(spec, say=lines.append).steps == 1
-    assert f"replacing the finished run in {tmp_path}: {file}: this version cannot" in lines[0]
-
-
-def test_changed_phrase_tokens_make_a_new_run(features: Features, tmp_path: Path) -> None:
+def test_changed_phrase_tokens_change_the_digest(features, tmp_path):
     folder = Path(shutil.copytree(features.phrases, tmp_path / "phrases"))
-    case = replace(case_of(features, "mcseo"), pairs={"phrases": folder})
-    spec = case.spec(tmp_path / "out", max_steps=2)
-    first = train_run(spec, say=silent)
+    spec = replace(case_of(features, "mcseo"), pairs={"phrases": folder}).spec()
+    before = RunInputs.open(spec).digest
     table = rows_with_keys(folder, "phrase-tokens").slice(3)
     spec_of_tokens = read_record(folder).spec
     shutil.rmtree(folder)
     keys = key_column(table.column("key"))
     write_rows(folder, spec_of_tokens, keys, table.drop_columns("key"))
-    second = train_run(spec, say=silent)
-    assert first.spec_digest != second.spec_digest
-    assert RunSummary.read(tmp_path / "out") == second
+    assert RunInputs.open(spec).digest != before
 
 
-def test_a_changed_configuration_of_the_student_makes_a_new_run(
-    world: World, tmp_path: Path
-) -> None:
-    student = Path(shutil.copytree(world.student, tmp_path / "student"))
-    spec = world.spec(tmp_path / "out", student={"model": str(student)})
-    first = train_run(spec, say=silent)
-    config = json.loads((student / "config.json").read_text())
-    (student / "config.json").write_text(json.dumps({**config, "hidden_dropout_prob": 0.5}))
-    assert train_run(spec, say=silent).spec_digest != first.spec_digest
+@pytest.mark.parametrize("name", ["model/model.safetensors", "heads.safetensors"])
+def test_a_run_that_lost_its_weights_is_not_finished(world, finished, name):
+    first = RunSummary.read(finished)
+    before = (finished / name).read_bytes()
+    (finished / name).unlink()
+    assert train_run(world.spec(finished), say=silent).dev_history == first.dev_history
+    assert (finished / name).read_bytes() == before
 
 
-def test_truncated_weights_of_the_student_are_named(world: World, tmp_path: Path) -> None:
-    student = Path(shutil.copytree(world.student, tmp_path / "student"))
-    weights = student / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:2000])
-    with pytest.raises(SightlineError, match=f"{student}: "):
-        train_run(world.spec(tmp_path / "out", student={"model": str(student)}), say=silent)
+def test_a_finished_run_of_another_version(world, finished):
+    first = RunSummary.read(finished)
+    file = finished / "run.json"
+    written = json.loads(file.read_text())
+    file.write_text(json.dumps({**written, "precision_probe": None}))  # is no longer written
+    assert RunSummary.read(finished) == first
+    assert train_run(world.spec(finished), say=silent) == first
+    file.write_text(json.dumps({**written, "steps": "many"}))
+    expected = rf"{file}: this version cannot read it \(steps: .*\); train the run again"
+    with pytest.raises(SightlineError, match=expected):
+        RunSummary.read(finished)
+    lines = []
+    assert train_run(world.spec(finished), say=lines.append).steps == 6
+    assert f"replacing the finished run in {finished}: {file}: this version cannot" in lines[0]
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_as_often_as_told_and_read_once(world, tmp_path, monkeypatch):
+    spec = world.spec(tmp_path, train={"save_steps": 3})
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(5)])
+    hashed = []
+    real = run_folder.blake3_of_file
+    monkeypatch.setattr(
+        run_folder, "blake3_of_file", lambda path: hashed.append(path) or real(path)
+    )
+    lines = []
+    train_run(spec, say=lines.append)
+    assert "resuming after step 3" in lines[0]
+    saved = [path.name for path in hashed if path.is_relative_to(tmp_path / "checkpoints")]
+    assert sorted(saved) == ["loop.pt", "model.safetensors"]
+
+
+def test_a_checkpoint_of_other_parameters_is_not_resumed_and_of_another_optimiser_is_kept(
+    world, killed
+):
+    message = (
+        "its checkpoint was made with train.optimizer released, but this run has torch; "
+        "set released to resume, or delete .*checkpoints to start over"
+    )
+    before = content(killed)
+    with pytest.raises(SightlineError, match=message):
+        train_run(world.spec(killed, train={"optimizer": "torch"}), say=silent)
+    assert content(killed) == before
+    lines = []
+    train_run(world.spec(killed, train={"learning_rate": 2e-3}), say=lines.append)
+    assert "parameters or inputs changed since the checkpoint of step 4; starting over" in lines[0]
+
+
+def test_a_damaged_checkpoint_is_named_and_left_alone(world, killed):
+    checkpoint = killed / "checkpoints"
+    files = [checkpoint / name for name in ("b/model.safetensors", "b/loop.pt", "state.json")]
+    for file in (*files, killed / "best.safetensors"):
+        data = file.read_bytes()
+        for damaged in (data[: len(data) // 2], None):
+            file.unlink()
+            if damaged is not None:
+                file.write_bytes(damaged)
+            before = content(killed)
+            with pytest.raises(SightlineError, match=f"{file}: missing or changed"):
+                train_run(world.spec(killed), say=silent)
+            assert content(killed) == before
+            file.write_bytes(data)
+    assert train_run(world.spec(killed), say=silent).steps == 6
+
+
+def save(folder, step, older=None):
+    """A checkpoint with other tensors for each step."""
+    with folder.checkpoint(RunState(step=step, tensors=older or {})) as tensors:
+        for name in ("model.safetensors", "loop.pt"):
+            (tensors / name).write_bytes(b"%d" % step)
+
+
+def test_checkpoints_are_removed_all_at_once(tmp_path, monkeypatch):
+    real = Path.unlink
+
+    def unlink(path, missing_ok=False):
+        if path.name == "loop.pt":
+            raise Killed
+        real(path, missing_ok)
+
+    folder = RunFolder(tmp_path / "run")
+    with folder.claimed():
+        folder.begin(RunState())
+        save(folder, 2)
+        assert folder.state().step == 2
+    with monkeypatch.context() as patch, folder.claimed():
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(Killed):
+            folder.begin(RunState())
+    assert list(folder.path.rglob("loop.pt"))
+    with folder.claimed():
+        assert folder.state() == RunState()
+        folder.begin(RunState())
+        assert not list(folder.path.rglob("loop.pt"))
+
+
+def test_a_checkpoint_replaces_the_last_one_whole_or_not_at_all(tmp_path, monkeypatch):
+    real = Path.replace
+
+    def replace(path, target):
+        if path.name == "model.safetensors":  # the second of both
+            raise Killed
+        return real(path, target)
+
+    folder = RunFolder(tmp_path / "run")
+    with folder.claimed():
+        folder.begin(RunState())
+        save(folder, 2)
+        before = folder.state()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", replace)
+            with pytest.raises(Killed):
+                save(folder, 4, before.tensors)
+        assert folder.state() == before
+        folder.check(before)
+        save(folder, 4, before.tensors)
+        folder.check(folder.state())
+        assert folder.state().step == 4
+        assert {path.parent.name for path in folder.path.rglob("loop.pt")} == {"b"}
+
+
+# ---- `sightline train --dry-run` ----------------------------------------------------------------
+
+
+def test_a_dry_run_counts_the_steps_that_are_left_and_writes_nothing(
+    world, tmp_path, killed, finished_run
+):
+    random = torch.random.get_rng_state()
+    before = content(tmp_path) | content(finished_run)
+    new = steps_to_do(world.spec(tmp_path / "new", train={"max_steps": 40, "eval_steps": 16}))
+    assert str(new) == f"{tmp_path.as_posix()}/new: 0 steps there, 40 to do"
+    for out, changes, expected in (
+        (killed, {}, (4, 2)),
+        (finished_run, {}, (6, 0)),
+        (finished_run, {"learning_rate": 0.5}, (0, 6)),
+    ):
+        left = steps_to_do(world.spec(out, train=changes))
+        assert (left.done, left.to_do) == expected
+    assert content(tmp_path) | content(finished_run) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert torch.equal(torch.random.get_rng_state(), random)
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+
+class Ended(BaseException):
+    """How the caller of the training handles a signal."""
+
+
+@pytest.fixture
+def ending():
+    """Handlers that end the training, like those of the command line."""
+
+    def end(number, frame):
+        raise Ended(number)
+
+    before = {number: signal.signal(number, end) for number in progress.SIGNALS}
+    yield end
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def signal_twice(monkeypatch, number, step):
+    """Signal this process in the middle of the step after ``step`` ones."""
+    terms = SimCSE.terms
+
+    def signalling(self, batch, views, heads):
+        if batch.k == step:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+        return terms(self, batch, views, heads)
+
+    monkeypatch.setattr(SimCSE, "terms", signalling)
+
+
+@pytest.mark.parametrize(
+    ("number", "step"),
+    # between two checkpoints, with one, and the last
+    [(signal.SIGINT, 2), (signal.SIGTERM, 3), (signal.SIGTERM, 5)],
+)
+def test_a_signal_keeps_the_step_and_the_weights_come_out_the_same(
+    world, tmp_path, finished_run, ending, monkeypatch, number, step
+):
+    spec = world.spec(tmp_path)
+    with monkeypatch.context() as patch:
+        signal_twice(patch, number, step)
+        with pytest.raises(Ended) as ended:
+            train_run(spec, say=silent)
+    assert ended.value.args == (number,)
+    (note,) = ended.value.__notes__
+    assert f"step {step + 1} of 6 is kept" in note
+    assert json.loads((tmp_path / "checkpoints/state.json").read_text())["step"] == step + 1
+    assert train_run(spec, say=silent).dev_history == RunSummary.read(finished_run).dev_history
+    assert_equal(weights_of(tmp_path), weights_of(finished_run))
+    assert [signal.getsignal(each) for each in progress.SIGNALS] == [ending, ending]
+
+
+def test_a_later_second_signal_does_not_wait_for_the_step(world, tmp_path, ending, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    signal_twice(monkeypatch, signal.SIGTERM, 5)
+    with pytest.raises(Ended) as ended:
+        train_run(world.spec(tmp_path), say=silent)
+    (note,) = ended.value.__notes__
+    assert "step 4 of 6 is kept" in note
+
+
+def test_a_signal_that_is_ignored_stays_so(ending):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job
+    with progress.StopAtStep() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.asked is None
+
+
+def test_what_a_kill_left_unfinished_does_not_stay_in_the_output(world, tmp_path):
+    token, theirs = "0123456789abcdef", ".mine.0123456789abcdef.tmp"
+    out, beside = tmp_path / "run", tmp_path / "run.run"
+    ours = beside / f"scratch-{token}"
+    for folder in (out, beside, ours):
+        folder.mkdir()
+    (beside / "lock").write_text(f"process 1 on host\n{token}\n")
+    for path in (out / theirs, ours / ".best.safetensors.tmp", ours / "model.safetensors"):
+        path.write_bytes(b"half of it")
+    train_run(world.spec(out, train={"max_steps": 1}), say=silent)
+    assert [path.name for path in out.glob(".*")] == [theirs]
+    assert not beside.exists()
