@@ -10,8 +10,7 @@ import torch
 
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("cache", "encoders", "grounding")]
 
-from golden_world import ANNOTATED, PHRASES_FILE, World, encoder_cases, grounding_cases
-from pinned import PINNING
+from golden_world import ANNOTATED, PHRASES_FILE, PINNING, World, encoder_cases, grounding_cases
 
 from sightline import read_phrases
 from sightline.cache import PHRASES, write_manifest

@@ -1,19 +1,22 @@
 """A small world that is the same on every machine, and what the pipeline makes of it.
 
 Every number comes from the legacy uniform stream of NumPy, which is frozen and needs no function
-of a mathematical library. PyTorch's own draws differ between processors.
+of a mathematical library. PyTorch's own draws differ between processors. What is made is pinned in
+the JSON files here; `SIGHTLINE_PIN=1 pytest tests/golden` rewrites them.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from make_sets import feature_spec, stored_png
 from make_sets import fill as fill_set
 from numpy.typing import NDArray
@@ -45,6 +48,8 @@ from sightline import (
 )
 
 HERE = Path(__file__).parent
+PINNING = os.environ.get("SIGHTLINE_PIN") == "1"
+"""Only then is anything written; a change of a pinned value belongs in the changelog."""
 PHRASES_FILE = HERE / "phrases.parquet"
 """The annotated phrases as a manifest: kept here, because Parquet's bytes name their writer."""
 
@@ -289,3 +294,24 @@ def grounding_cases(models: Path, entities: Path) -> dict[str, dict]:
             "rules": rules,
         },
     }
+
+
+def pinned(file: str, name: str, current: Any) -> Any:
+    """The pinned value of ``name`` in ``file``; while pinning, that is ``current``."""
+    path = HERE / file
+    values = json.loads(path.read_text()) if path.exists() else {}
+    if PINNING:
+        values[name] = current
+        entries = (f"{json.dumps(key)}: {json.dumps(values[key])}" for key in sorted(values))
+        path.write_text("{\n" + ",\n".join(entries) + "\n}\n")
+    return values[name]
+
+
+def same_transformers(file: str) -> bool:
+    """Whether the values of ``file`` are from the installed version of transformers.
+
+    Its word for an image processor, its tokenizer's form and the tensors that a model names differ
+    between versions, and with them the fingerprints of Florence-2 and Grounding DINO.
+    """
+    version = transformers.__version__
+    return pinned(file, "transformers", version) == version

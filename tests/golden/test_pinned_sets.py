@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_world import encoder_cases, grounding_cases
-from pinned import pinned, same_transformers
+from golden_world import encoder_cases, grounding_cases, pinned, same_transformers
 
 from sightline import FeatureSet, read_phrases
 from sightline.cache.rle import decode_mask

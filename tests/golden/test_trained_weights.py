@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from golden_world import MAX_LENGTH, fill, uniform
-from pinned import pinned
+from golden_world import MAX_LENGTH, fill, pinned, uniform
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional

@@ -20,10 +20,9 @@ from train.report.render import terminal_text, to_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}
 SOURCES = {"pairs": "data/datasets/{}", "text": "/elsewhere/{}/sentences.parquet"}
-STUDENT = {"name": "bert", "model": "bert", "pooling": "cls"}
 SETTINGS = {
     "objective": {"weight": 0.01},
-    "student": STUDENT,
+    "student": {"name": "bert", "model": "bert", "pooling": "cls"},
     "train": {"batch_size": 64, "learning_rate": 3e-5, "device_cache": 0.25},
 }
 DATA = {"pairs": "flickr30k", "text": "wiki"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +32,21 @@ CLIP = UNTRAINED.model_copy(
     update={"name": "scenes/image/clip", "source": "file:clip.safetensors", "untrained": False}
 )
 COMPARISON = Comparison("simcse", "mcse-clip", "shuffled")
+IMPORTS = """
+import sys
+for name in ("torchvision", "open_clip", "sam2"):
+    sys.modules[name] = None
+import train, train.evaluate, train.report, train.evaluate.results
+print([m for m in ("torch", "matplotlib", "scipy", "transformers") if m in sys.modules])
+import train.embed, train.evaluate.sts, train.evaluate.geometry
+import train.evaluate.retrieval, train.report.write
+"""
+
+
+def test_packages_import_nothing_heavy_and_nothing_of_extraction():
+    words = [sys.executable, "-c", IMPORTS]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
 def result(run, seed, score, *features, **parameters):
