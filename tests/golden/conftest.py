@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("encoders", "grounding")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("cache", "encoders", "grounding")]
 
-from golden_world import (
-    ANNOTATED,
-    PHRASES_FILE,
-    World,
-    encoder_cases,
-    grounding_cases,
-    keep_phrases,
-)
-from pinned import PINNING
+from golden_world import ANNOTATED, PHRASES_FILE, PINNING, World, encoder_cases, grounding_cases
+
+from sightline import read_phrases
+from sightline.cache import PHRASES, write_manifest
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory):
     """The images and captions with their annotated objects, and the student."""
     torch.set_num_threads(1)
     made = World(tmp_path_factory.mktemp("golden") / "world")
@@ -31,13 +25,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         ANNOTATED, grounding_cases(made.models, made.entities)[ANNOTATED], made.root / "cutouts"
     )
     if PINNING and not PHRASES_FILE.exists():
-        keep_phrases(annotated)
+        write_manifest(PHRASES_FILE, read_phrases(annotated), PHRASES)
     made.add_student()
     return made
 
 
 @pytest.fixture(scope="session")
-def sets(world: World) -> Mapping[str, Path]:
+def sets(world):
     """Name → folder of every feature set, grounding, token set and so on."""
     pytest.importorskip("sam2", reason="the sam2 package is not installed")
     world.add_models()

@@ -1,21 +1,24 @@
 """A small world that is the same on every machine, and what the pipeline makes of it.
 
 Every number comes from the legacy uniform stream of NumPy, which is frozen and needs no function
-of a mathematical library. PyTorch's own draws differ between processors.
+of a mathematical library. PyTorch's own draws differ between processors. What is made is pinned in
+the JSON files here; `SIGHTLINE_PIN=1 pytest tests/golden` rewrites them.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import struct
-import zlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
+from make_sets import feature_spec, stored_png
+from make_sets import fill as fill_set
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tiny_grounders import save_dino, save_florence
@@ -43,16 +46,10 @@ from sightline import (
     read_phrases,
     tokenize,
 )
-from sightline.cache import (
-    PHRASES,
-    EncoderRecord,
-    FeatureSpec,
-    SetWriter,
-    write_manifest,
-)
-from sightline.cache.rle import decode_mask
 
 HERE = Path(__file__).parent
+PINNING = os.environ.get("SIGHTLINE_PIN") == "1"
+"""Only then is anything written; a change of a pinned value belongs in the changelog."""
 PHRASES_FILE = HERE / "phrases.parquet"
 """The annotated phrases as a manifest: kept here, because Parquet's bytes name their writer."""
 
@@ -94,27 +91,10 @@ def refill(folder: Path, architecture: Any, seed: int) -> None:
     model.save_pretrained(folder)
 
 
-def write_png(path: Path, pixels: NDArray[np.uint8]) -> None:
-    """Write [h, w, 3] uncompressed: what zlib makes of pixels depends on its version."""
-    height, width, _ = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-    stored = struct.pack("<BHH", 1, len(rows), len(rows) ^ 0xFFFF) + rows
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = b"x\x01" + stored + struct.pack(">I", zlib.adler32(rows))
-    chunks = (b"IHDR" + header, b"IDAT" + body, b"IEND")
-    parts = (struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
-
-
 class World:
     """Twelve images of two objects each, two captions each, sentences, and tiny models.
 
-    Attributes:
-        data: the images and captions, prepared.
-        sentences: plain sentences, prepared.
-        entities: folder of annotations as in Flickr30k Entities.
-        models: folder of the models.
-        student, tokens, phrase_tokens: folders that `add_student` writes.
+    `entities` is a folder of annotations as in Flickr30k Entities.
     """
 
     def __init__(self, root: Path) -> None:
@@ -122,11 +102,7 @@ class World:
         self.entities, self.models = root / "entities", root / "models"
         for folder in ("images", "entities/Sentences", "entities/Annotations", "models"):
             (root / folder).mkdir(parents=True)
-        captions = [
-            f"{i:02d}.png#{k}\t{text}\n"
-            for i in range(len(THINGS))
-            for k, text in enumerate(self._add_image(i))
-        ]
+        captions = [line for i in range(len(THINGS)) for line in self._add_image(i)]
         (root / "captions.txt").write_text("".join(captions))
         pairs = itertools.product(itertools.permutations(SHAPES, 2), ("above", "below", "inside"))
         lines = [f"the {one} is {place} the {other}\n" for (one, other), place in pairs]
@@ -139,7 +115,7 @@ class World:
         )
 
     def _add_image(self, i: int) -> list[str]:
-        """Draw image ``i``, annotate it, and return its captions."""
+        """Draw image ``i``, annotate it, and return its lines of captions.txt."""
         height, width = ((64, 80), (72, 64))[i % 2]
         (colour, shape), (second, other) = THINGS[i], THINGS[(5 * i + 3) % len(THINGS)]
         coarse = uniform(i, height // 4, width // 4, 3)
@@ -147,7 +123,8 @@ class World:
         boxes = [(2 + i, 3, 18 + i, 17 + i), (25, 20 + i, 60, 50)]
         for name, (x0, y0, x1, y1) in zip((colour, second), boxes, strict=True):
             pixels[y0:y1, x0:x1] = COLOURS[name] + 60 * uniform(90 + i, y1 - y0, x1 - x0, 3)
-        write_png(self.root / f"images/{i:02d}.png", pixels.clip(0, 255).astype(np.uint8))
+        png = stored_png(pixels.clip(0, 255).astype(np.uint8))
+        (self.root / f"images/{i:02d}.png").write_bytes(png)
         marked = (
             f"[/EN#1/other a {colour} {shape}] beside [/EN#2/other a {second} {other}] .\n"
             f"[/EN#0/notvisual it] is [/EN#1/other a {colour} {shape}] in "
@@ -163,13 +140,9 @@ class World:
             f"<annotation>{size}{things}</annotation>"
         )
         return [
-            f"a {colour} {shape} beside a {second} {other}.",
-            f"It is a {colour} {shape} in a field near the {other}.",
+            f"{i:02d}.png#0\ta {colour} {shape} beside a {second} {other}.\n",
+            f"{i:02d}.png#1\tIt is a {colour} {shape} in a field near the {other}.\n",
         ]
-
-    @property
-    def captions(self) -> list[str]:
-        return self.data.captions["text"].to_pylist()
 
     def bert(self, name: str, hidden: int, seed: int, dropout: float = 0.1) -> Path:
         """A two-layer BERT; its files are written here, as those of a library name its version."""
@@ -241,22 +214,15 @@ class World:
         if kind == "image":
             return self.data.image_keys
         if kind != "object":
-            return keys_of_texts(self.captions)
+            return keys_of_texts(self.data.captions["text"].to_pylist())
         found = read_phrases(self.root / "grounding" / ANNOTATED)["cutout_key"].to_pylist()
         return list(dict.fromkeys(found))
 
     def write_features(self, name: str, kind: Any, rows: NDArray[np.float64]) -> Path:
         """A feature set of given rows, in the order of `keys`."""
-        folder, keys = self.root / "written" / name, self.keys(kind)
-        encoder = EncoderRecord(name=f"golden/{name}", source="random:0", weights_sha256="0" * 64)
-        about = {"preprocessing": {}, "precision": "fp32", "dtype": "float16"}
-        spec = FeatureSpec(kind=kind, encoder=encoder, dim=rows.shape[1], **about)
-        row_of = {bytes(key): row for key, row in zip(keys, rows, strict=True)}
-        with SetWriter(folder, spec) as writer:
-            for batch in writer.plan(list(row_of), batch_size=64):
-                found = [row_of[key.tobytes()] for key in batch.keys]
-                writer.add(batch.keys, np.array(found, dtype=np.float32))
-            writer.publish()
+        folder, keys = self.root / "written" / name, map(bytes, self.keys(kind))
+        spec = feature_spec(kind, dim=rows.shape[1])
+        fill_set(folder, spec, dict(zip(keys, rows, strict=True)))
         return folder
 
     def add_student(self) -> None:
@@ -273,11 +239,6 @@ class World:
             MAX_LENGTH,
             self.phrase_tokens,
         )
-
-
-def keep_phrases(records: Path) -> None:
-    """Write the phrases of a grounding to `PHRASES_FILE`."""
-    write_manifest(PHRASES_FILE, read_phrases(records), PHRASES)
 
 
 def encoder_cases(models: Path) -> dict[str, tuple[str, dict, dict]]:
@@ -335,20 +296,22 @@ def grounding_cases(models: Path, entities: Path) -> dict[str, dict]:
     }
 
 
-def phrases_of(records: Path) -> list[dict[str, Any]]:
-    """The phrases of a grounding as plain values, with the number of pixels of each mask."""
-    return [
-        {
-            "text": row["phrase"],
-            "span": [row["char_start"], row["char_end"]],
-            "box": [round(edge, 4) for edge in row["box"]],
-            "score": round(row["score"], 6),
-            "mask size": int(decode_mask(row["mask"]["size"], row["mask"]["counts"]).sum()),
-        }
-        for row in read_phrases(records).to_pylist()
-    ]
+def pinned(file: str, name: str, current: Any) -> Any:
+    """The pinned value of ``name`` in ``file``; while pinning, that is ``current``."""
+    path = HERE / file
+    values = json.loads(path.read_text()) if path.exists() else {}
+    if PINNING:
+        values[name] = current
+        entries = (f"{json.dumps(key)}: {json.dumps(values[key])}" for key in sorted(values))
+        path.write_text("{\n" + ",\n".join(entries) + "\n}\n")
+    return values[name]
 
 
-def record_of(folder: Path) -> dict[str, Any]:
-    """The record of a set, as it is on the disk."""
-    return json.loads((folder / "set.json").read_text())
+def same_transformers(file: str) -> bool:
+    """Whether the values of ``file`` are from the installed version of transformers.
+
+    Its word for an image processor, its tokenizer's form and the tensors that a model names differ
+    between versions, and with them the fingerprints of Florence-2 and Grounding DINO.
+    """
+    version = transformers.__version__
+    return pinned(file, "transformers", version) == version

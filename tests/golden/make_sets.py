@@ -57,23 +57,14 @@ Rows = dict[bytes, Any]
 
 @dataclass(frozen=True)
 class Golden:
-    """A set of `sets/`.
-
-    Attributes:
-        kind: of the set.
-        rows: every row.
-        make: writes the set into a folder.
-        failed: key → status of the keys without a row.
-        verdict: what `sightline cache verify` prints after the folder's name.
-        damaged: key of a row that was changed on disk afterwards.
-    """
+    """A set of `sets/`, and how to write it into a folder."""
 
     kind: str
     rows: Rows
     make: Callable[[Path], object]
-    failed: dict[bytes, str] = field(default_factory=dict)
-    verdict: str = "sound"
-    damaged: bytes | None = None
+    failed: dict[bytes, str] = field(default_factory=dict)  # key → status of a key without a row
+    verdict: str = "sound"  # of `sightline cache verify`
+    damaged: bytes | None = None  # key of a row that was changed on disk afterwards
 
 
 def keys_of(*texts: str) -> list[bytes]:
@@ -85,7 +76,7 @@ def features_of(keys: Sequence[bytes]) -> Rows:
     return {key: [(byte - 128) / 8 for byte in key[:DIM]] for key in keys}
 
 
-def feature_spec(kind: Any, dtype: Any = "float16") -> FeatureSpec:
+def feature_spec(kind: Any, dtype: Any = "float16", dim: int = DIM) -> FeatureSpec:
     return FeatureSpec(
         kind=kind,
         encoder=EncoderRecord(
@@ -93,7 +84,7 @@ def feature_spec(kind: Any, dtype: Any = "float16") -> FeatureSpec:
         ),
         preprocessing={"resize": 8},
         precision="fp32",
-        dim=DIM,
+        dim=dim,
         dtype=dtype,
     )
 
@@ -122,7 +113,7 @@ def fill(
             bad = {key: {"code": codes[key], "path": "a.png", "reason": "why"} for key in codes}
             values = [rows[key] for key in good]
             if isinstance(spec, FeatureSpec):
-                made: Any = np.array(values, np.float32).reshape(-1, DIM)
+                made: Any = np.array(values, np.float32).reshape(-1, spec.dim)
             else:
                 made = pa.Table.from_pylist(values, ROWS_OF[spec.kind])
             writer.add(as_keys(good), made, bad, COMPUTED, batch.block)
@@ -209,25 +200,24 @@ GROUNDED: Rows = {
 BAD_UNIT = unit(IMAGES[3], CAPTIONS[0])
 
 
-def png(width: int, height: int, value: int) -> bytes:
-    """An RGBA picture, stored uncompressed: what zlib makes of pixels depends on its version."""
-    rows = b"".join(b"\0" + bytes([value, 255 - value, x, 255] * width) for x in range(height))
+def stored_png(pixels: np.ndarray) -> bytes:
+    """[h, w, 3 or 4] uncompressed: what zlib makes of pixels depends on its version."""
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     stored = struct.pack("<BHH", 1, len(rows), len(rows) ^ 0xFFFF) + rows
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)),
-        (b"IDAT", b"\x78\x01" + stored + struct.pack(">I", zlib.adler32(rows))),
-        (b"IEND", b""),
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        for name, data in chunks
-    )
+    header = struct.pack(">IIBBBBB", width, height, 8, {3: 2, 4: 6}[channels], 0, 0, 0)
+    body = b"x\x01" + stored + struct.pack(">I", zlib.adler32(rows))
+    chunks = (b"IHDR" + header, b"IDAT" + body, b"IEND")
+    parts = (struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-CUT: Rows = {
-    key: {"width": 2 + i, "height": 3, "png": png(2 + i, 3, 40 * i)}
-    for i, key in enumerate(OBJECTS)
-}
+def cutout(width: int, value: int) -> dict[str, int | bytes]:
+    rows = [[[value, 255 - value, y, 255]] * width for y in range(3)]
+    return {"width": width, "height": 3, "png": stored_png(np.array(rows, np.uint8))}
+
+
+CUT: Rows = {key: cutout(2 + i, 40 * i) for i, key in enumerate(OBJECTS)}
 TOKEN_ROWS: Rows = {
     key: {"input_ids": [1, *range(10, 10 + i), 2]} for i, key in enumerate(CAPTIONS)
 }

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from made_results import made_result
 
-from train.evaluate.results import EvaluationSet, RunResult, save_result
+from train.evaluate.results import EvaluationSet, save_result
 from train.records import FeatureUse
 
 SUBSETS = {
     "STS12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
     "STS13": ("FNWN", "headlines", "OnWN"),
-}
-_SETS = {
-    "STS12": EvaluationSet(examples=3108, sha256="12" * 32),
-    "STS13": EvaluationSet(examples=1500, sha256="13" * 32),
 }
 # run → (STS12, STS13) of seeds 0, 1, 2
 SCORES = {
@@ -43,9 +37,9 @@ UNTRAINED = FeatureUse(
 )
 
 
-def training(seconds: float, /, **changes: object) -> dict[str, object]:
+def training(seconds, /, **changes):
     """Fields of a training of 64 sentences a step; `changes` replace them."""
-    values = {
+    return {
         "steps": 3000,
         "seconds": seconds,
         "sentences_per_second": 3000 * 64 / seconds,
@@ -54,11 +48,11 @@ def training(seconds: float, /, **changes: object) -> dict[str, object]:
         "precision": "bf16",
         "trained_parameters": 109_482_240,
         "processes": (1,),
+        **changes,
     }
-    return {**values, **changes}
 
 
-def invented(run: str, seed: int, scores: tuple[float, float], /, **changes: object) -> RunResult:
+def invented(run, seed, scores, /, **changes):
     """A result whose subsets are around the score of their task; `changes` as of `made_result`."""
     slope = SLOPES.get(run, 2.0)
     tasks = dict(zip(SUBSETS, scores, strict=True))
@@ -68,17 +62,18 @@ def invented(run: str, seed: int, scores: tuple[float, float], /, **changes: obj
             task: {name: score + slope * (i - 1) for i, name in enumerate(SUBSETS[task])}
             for task, score in tasks.items()
         },
-        "evaluated_on": _SETS,
+        "evaluated_on": {
+            "STS12": EvaluationSet(examples=3108, sha256="12" * 32),
+            "STS13": EvaluationSet(examples=1500, sha256="13" * 32),
+        },
         "features": (UNTRAINED,) if "untrained" in run else (),
     }
     return made_result(run, seed, **{**values, **changes})
 
 
-def write_invented(root: Path) -> None:
-    """Every run below `root`, in the folders and files that the graph makes."""
+def write_invented(root):
+    """Every run below ``root``, in the folders and files that the graph makes."""
     for run, seeds in SCORES.items():
         for seed, scores in enumerate(seeds):
-            took = training(60 * MINUTES[run][seed])
-            save_result(
-                invented(run, seed, scores, training=took), root / run / f"seed-{seed}.json"
-            )
+            result = invented(run, seed, scores, training=training(60 * MINUTES[run][seed]))
+            save_result(result, root / run / f"seed-{seed}.json")

@@ -6,37 +6,35 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_results import made_result, with_task
 
 from sightline.errors import SightlineError
-from train.evaluate.results import RunResult, save_result
+from train.evaluate.results import save_result
 from train.report.charts import axis_of, curve_chart
 from train.report.comparison import FoundRun
-from train.report.curve import RUN, Curve, curve_of, value_text
+from train.report.curve import RUN, curve_of, value_text
 from train.report.render import to_text
 from train.report.sections import document_of_curve
 
 
-def result(run: str, seed: int, score: float | None, objective: str, given: dict) -> RunResult:
-    return made_result(
-        run,
-        seed,
-        parameters={"objective": given, "train": {"batch_size": 64, "temperature": 1}},
-        training={"objective": objective},
-        scores={"score": score, "distance": 1.0},
-        reasons={} if score is not None else {"score": "constant"},
-        lower_is_better=("distance",),
-    )
-
-
-def found(run: str, *scores: float | None, objective: str = "mcse", **given: Any) -> FoundRun:
+def found(run, *scores, objective="mcse", **given):
     """A run whose seeds have these scores; `given` are its objective's parameters."""
-    results = [result(run, seed, score, objective, given) for seed, score in enumerate(scores)]
+    results = tuple(
+        made_result(
+            run,
+            seed,
+            parameters={"objective": given, "train": {"batch_size": 64, "temperature": 1}},
+            training={"objective": objective},
+            scores={"score": score, "distance": 1.0},
+            reasons={} if score is not None else {"score": "constant"},
+            lower_is_better=("distance",),
+        )
+        for seed, score in enumerate(scores)
+    )
     files = tuple(Path(run) / f"seed-{seed}.json" for seed in range(len(scores)))
-    return FoundRun(run, files, tuple(results))
+    return FoundRun(run, files, results)
 
 
 WEIGHTS = [
@@ -44,9 +42,10 @@ WEIGHTS = [
     found("first", 10.0, 20.0, weight=0.01),
     found("second", 21.0, 25.0, weight=0.5),
 ]
+BASE = found("base", 1.0, 3.0, objective="simcse")
 
 
-def with_tasks(**changes: Any) -> list[FoundRun]:
+def with_tasks(**changes):
     """`WEIGHTS` with `changes` in their task."""
     return [
         replace(run, results=tuple(with_task(each, **changes) for each in run.results))
@@ -54,25 +53,17 @@ def with_tasks(**changes: Any) -> list[FoundRun]:
     ]
 
 
-def points(curve: Curve, line: int = 0) -> list[tuple]:
-    """(value, run, mean, sd) of one line, rounded."""
-    return [
-        (p.value, p.row.name, cell.mean, None if cell.sd is None else round(cell.sd, 6))
-        for p in curve.lines[line].points
-        for cell in (p.row.cells[curve.metric],)
-    ]
-
-
 def test_a_line_has_the_means_and_deviations_in_the_order_of_the_values():
     curve = curve_of(WEIGHTS, "weight")
-    assert (curve.parameter, curve.metric) == ("objective.weight", "score")
-    assert [line.label for line in curve.lines] == ["mcse"]
-    # sd of two numbers that are d apart: d / √2
-    assert points(curve) == [
-        (0.01, "first", 15.0, 7.071068),
-        (0.5, "second", 23.0, 2.828427),
-        (2.0, "third", 32.0, 2.828427),
-    ]
+    assert (curve.parameter, curve.metric, curve.baseline) == ("objective.weight", "score", None)
+    (line,) = curve.lines
+    assert line.label == "mcse"
+    values = [(point.value, point.row.name) for point in line.points]
+    assert values == [(0.01, "first"), (0.5, "second"), (2.0, "third")]
+    cells = [point.row.cells["score"] for point in line.points]
+    assert [cell.mean for cell in cells] == [15.0, 23.0, 32.0]
+    # of two numbers that are d apart: d / √2
+    assert [cell.sd for cell in cells] == pytest.approx([10 / 2**0.5, 8**0.5, 8**0.5])
 
 
 def test_runs_that_differ_in_something_else_are_another_line():
@@ -82,22 +73,15 @@ def test_runs_that_differ_in_something_else_are_another_line():
     curve = curve_of([*other, *dalr, *own], "objective.weight")
     labels = [line.label for line in curve.lines]
     assert labels == ["mcse, image clip", "dalr", "mcse, image resnet"]
-    assert [value for value, *_ in points(curve)] == [0.5, 1.0]
-    assert [run for _, run, *_ in points(curve, 2)] == ["resnet-0.5", "resnet-1.0"]
+    assert [point.value for point in curve.lines[0].points] == [0.5, 1.0]
+    assert [point.row.name for point in curve.lines[2].points] == ["resnet-0.5", "resnet-1.0"]
 
 
-def test_the_baseline_is_a_reference_and_no_point():
-    base = found("base", 1.0, 3.0, objective="simcse")
-    curve = curve_of([base, *WEIGHTS], "weight", baseline="base")
-    assert curve.baseline is not None
+def test_the_baseline_and_chance_are_no_points_and_have_no_notes():
+    runs = with_tasks(references={"chance": {"distance": 0.5}})
+    curve = curve_of([BASE, *runs], "weight", baseline="base")
     assert curve.baseline.cells["score"].mean == 2.0
-    assert "base" not in [point.row.name for point in curve.points]
     assert curve.baseline.cells["score"].seeds == (1.0, 3.0)
-    assert curve_of(WEIGHTS, "weight").baseline is None
-
-
-def test_chance_and_frozen_models_are_no_points_and_have_no_notes():
-    curve = curve_of(with_tasks(references={"chance": {"distance": 0.5}}), "weight")
     assert [point.row.name for point in curve.points] == ["first", "second", "third"]
     assert curve.notes == ()
 
@@ -108,26 +92,26 @@ def test_the_metric_is_the_average_the_first_or_the_one_named():
     assert curve_of(average, "weight").metric == "Avg"
 
 
-def test_without_a_parameter_every_run_is_a_row_as_given():
+def test_without_a_parameter_every_run_is_a_row_as_given_also_file_by_file():
     curve = curve_of(WEIGHTS, RUN)
     assert not curve.ordered
     assert [point.row.name for point in curve.points] == ["third", "first", "second"]
-
-
-def test_a_run_may_be_given_file_by_file():
     parts = [
         replace(run, files=run.files[n : n + 1], results=run.results[n : n + 1])
         for run in WEIGHTS
         for n in range(2)
     ]
     assert curve_of(parts, "weight") == curve_of(WEIGHTS, "weight")
-    assert curve_of(parts, RUN) == curve_of(WEIGHTS, RUN)
+    assert curve_of(parts, RUN) == curve
+
+
+ONE, TWO = (found("unlike", 1.0, 1.0, weight=weight) for weight in (1.0, 2.0))
+UNLIKE = replace(ONE, results=(ONE.results[0], TWO.results[1]))  # seeds of two weights
 
 
 @pytest.mark.parametrize(
     ("runs", "parameter", "message"),
     [
-        (WEIGHTS, "wieght", r"unknown parameter 'wieght'; did you mean 'weight'\? The runs differ"),
         (WEIGHTS, "weigh", r"did you mean 'weight'\? The runs differ in objective\.weight$"),
         (WEIGHTS, "batch_size", r"train\.batch_size is 64 in every run; .* in objective\.weight$"),
         (
@@ -148,20 +132,12 @@ def test_a_run_may_be_given_file_by_file():
         ),
         (WEIGHTS[:1], "weight", r"objective\.weight is 2 in every run; .* have equal parameters"),
         (WEIGHTS, "zzz", r"unknown parameter 'zzz'\. The runs differ in objective\.weight$"),
-        ([*WEIGHTS, WEIGHTS[0]], "weight", "'third' has two results of seed 0"),
+        ([UNLIKE, *WEIGHTS], "weight", r"unlike/seed-1\.json: objective\.weight is 2, but 1 in"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_error(runs, parameter, message):
     with pytest.raises(SightlineError, match=message):
         curve_of(runs, parameter)
-
-
-def test_a_run_whose_seeds_differ_in_the_parameter_is_refused():
-    mixed = FoundRun("a", (Path("a/seed-0.json"), Path("a/seed-1.json")), (
-        result("a", 0, 1.0, "mcse", {"weight": 1.0}), result("a", 1, 1.0, "mcse", {"weight": 2.0})
-    ))  # fmt: skip
-    with pytest.raises(SightlineError, match=r"a/seed-1\.json: objective\.weight is 2, but 1 in"):
-        curve_of([mixed, *WEIGHTS], "weight")
 
 
 def test_null_comes_last_and_the_axis_is_then_even():
@@ -186,8 +162,7 @@ def test_an_axis_shows_every_value_apart(values, places, logarithmic):
 
 
 def test_the_figure_draws_the_means_the_spread_and_every_seed():
-    base = found("base", 1.0, 3.0, objective="simcse")
-    curve = curve_of([base, *WEIGHTS], "weight", baseline="base")
+    curve = curve_of([BASE, *WEIGHTS], "weight", baseline="base")
     axis = curve_chart(curve).axes[0]
     lines = {str(line.get_label()): line for line in axis.lines}
     assert list(lines["mcse"].get_xdata()) == [0.01, 0.5, 2.0]
@@ -232,11 +207,10 @@ def test_the_table_and_the_json_have_the_figures():
 @pytest.fixture
 def sightline(tmp_path, monkeypatch, said):
     """Runs `sightline compare` in a folder with results of `WEIGHTS` and of `base`."""
-    for run in (*WEIGHTS, found("base", 1.0, 3.0, objective="simcse")):
+    for run in (*WEIGHTS, BASE):
         for each in run.results:
             save_result(each, tmp_path / "results" / run.name / f"seed-{each.seed}.json")
     monkeypatch.chdir(tmp_path)
-
     return partial(said, "compare")
 
 
@@ -254,6 +228,15 @@ def test_the_command_prints_the_table_and_writes_the_figure(sightline):
     refused = sightline("first", "second", "--out", "w.txt")
     assert refused[0] == 1
     assert "w.txt: already exists" in refused[2]
+
+
+def test_a_page_of_a_curve_has_its_figure_and_replaces_itself(sightline):
+    words = ("first", "second", "--curve", "run", "--format", "html", "--out", "curve.html")
+    for _ in range(2):
+        assert sightline(*words, "--baseline", "base") == (0, "", "")
+    page = Path("curve.html").read_text()
+    assert page.count("<svg") == 1
+    assert "23.00" in page
 
 
 @pytest.mark.parametrize(

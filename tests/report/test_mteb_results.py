@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from made_results import made_result
@@ -21,10 +19,9 @@ TASKS = {
     "STS17": MtebTask(type="STS", revision="b2", splits={"test": ("en-en",)}),
     "SciDocsRR": MtebTask(type="Reranking", revision="c3", splits={"test": ("default",)}),
 }
-MEANS = {"MTEB Avg STS": 2, "MTEB Avg Reranking": 1, "MTEB Avg": 3}
 
 
-def written(root: Path, model: str = "an__encoder", version: str = "2.26.24", **more: Any) -> Path:
+def written(root, model="an__encoder", version="2.26.24", **more):
     """MTEB's folder of a model: more splits and languages than our run below was scored on."""
     folder = root / model / "no_revision_available"
     folder.mkdir(parents=True)
@@ -43,22 +40,15 @@ def written(root: Path, model: str = "an__encoder", version: str = "2.26.24", **
             ]
             for split, subsets in splits.items()
         }
-        body = {
-            "task_name": name,
-            "dataset_revision": revision,
-            "mteb_version": version,
-            "scores": parts,
-            "evaluation_time": 1.5,
-            "kg_co2_emissions": None,
-        }
+        body = {"task_name": name, "dataset_revision": revision, "mteb_version": version}
+        body |= {"scores": parts, "evaluation_time": 1.5, "kg_co2_emissions": None}
         (folder / f"{name}.json").write_text(json.dumps(body))
     return folder
 
 
-def ours(file: Path, **changes: Any) -> Path:
+def ours(root, **changes):
     """A run of ours, scored on MTEB's tasks and on one of our own."""
     sets = {f"MTEB {name}": about.test_set(name, 10) for name, about in TASKS.items()}
-    scores = dict.fromkeys((*sets, *MEANS), 60.0)
     digests = [each.sha256 for each in sets.values()]
     sets["MTEB Avg STS"] = EvaluationSet.of(20, *digests[:2])
     sets["MTEB Avg Reranking"] = EvaluationSet.of(10, *digests[2:])
@@ -68,41 +58,35 @@ def ours(file: Path, **changes: Any) -> Path:
         task="mteb",
         title="MTEB",
         settings={"mteb": "2.26.24", "tasks": tasks},
-        scores=scores,
+        scores=dict.fromkeys(sets, 60.0),
         evaluated_on=sets,
     )
     sts = TaskResult(
         task="sts", scores={"STS12": 70.0}, evaluated_on={"STS12": EvaluationSet.of(3108, "d")}
     )
-    given = {"tasks": {"mteb": of_mteb, "sts": sts}}
-    return save_result(made_result("mcse", **{**given, **changes}), file)
+    given = {"tasks": {"mteb": of_mteb, "sts": sts}, **changes}
+    return save_result(made_result("mcse", **given), root / "mcse.json")
 
 
-def compared(root: Path, *runs: object):
+def compared(root, *runs):
     found, baseline = find_runs([*map(str, runs)], root)
     return compare_runs(found, baseline)
 
 
-def means(row: Any) -> dict[str, float | None]:
+def means(row):
     return {metric: cell.mean for metric, cell in row.cells.items()}
 
 
 def test_mtebs_results_stand_beside_ours_on_the_same_splits_and_subsets(tmp_path):
     folder = written(tmp_path / "results")
-    found = compared(tmp_path, ours(tmp_path / "mcse.json"), folder)
+    found = compared(tmp_path, ours(tmp_path), folder)
     mine, theirs = found.table.rows
     assert theirs.name == "an/encoder"
     assert theirs.objective == "not trained by Sightline"
-    assert means(theirs) == pytest.approx(
-        {
-            "MTEB STS12": 71,
-            "MTEB STS17": 83,
-            "MTEB SciDocsRR": 50,
-            "MTEB Avg STS": 77,
-            "MTEB Avg Reranking": 50,
-            "MTEB Avg": 68,
-        }
-    )
+    scores = {"STS12": 71, "STS17": 83, "SciDocsRR": 50}
+    scores |= {"Avg STS": 77, "Avg Reranking": 50, "Avg": 68}
+    expected = {f"MTEB {name}": score for name, score in scores.items()}
+    assert means(theirs) == pytest.approx(expected)
     assert list(mine.cells) == list(theirs.cells)
     assert "only the scores of mteb are compared: MTEB's results have no others" in found.notes
 
@@ -117,10 +101,12 @@ def test_the_folder_of_a_model_with_one_revision_is_enough(tmp_path):
         find_run(str(folder.parent), tmp_path)
 
 
-def test_a_task_that_mteb_did_not_evaluate_has_no_score(tmp_path):
-    folder = written(tmp_path, STS17=("b2", {"test": {"en-en": math.nan}}))
+def test_a_task_that_mteb_did_not_evaluate_has_no_score_and_other_versions_are_noted(tmp_path):
+    nothing = {"STS17": ("b2", {"test": {"en-en": math.nan}})}
+    folder = written(tmp_path, version="1.38.3", **nothing)
     (folder / "STS12.json").unlink()
-    found = compared(tmp_path, ours(tmp_path / "mcse.json"), folder)
+    found = compared(tmp_path, ours(tmp_path), folder)
+    assert "MTEB's tasks were evaluated by its versions 1.38.3, 2.26.24" in found.notes
     cells = found.table.rows[1].cells
     assert cells["MTEB STS12"].mean is None
     assert cells["MTEB STS12"].reason.endswith("has no STS12.json")
@@ -132,12 +118,7 @@ def test_a_task_that_mteb_did_not_evaluate_has_no_score(tmp_path):
 def test_other_revisions_of_the_data_are_refused(tmp_path):
     folder = written(tmp_path, STS12=("a0", {"test": {"default": 0.71}}))
     with pytest.raises(SightlineError, match=r"STS12.json: evaluated on revision a0.* on a1"):
-        compared(tmp_path, ours(tmp_path / "mcse.json"), folder)
-
-
-def test_other_versions_of_mteb_are_noted(tmp_path):
-    found = compared(tmp_path, ours(tmp_path / "mcse.json"), written(tmp_path, version="1.38.3"))
-    assert "MTEB's tasks were evaluated by its versions 1.38.3, 2.26.24" in found.notes
+        compared(tmp_path, ours(tmp_path), folder)
 
 
 def test_two_of_mtebs_folders_are_compared_on_the_tasks_of_both(tmp_path):
@@ -157,13 +138,11 @@ def test_two_of_mtebs_folders_are_compared_on_the_tasks_of_both(tmp_path):
 
 def test_a_split_other_than_test_is_used_if_it_is_the_only_one(tmp_path):
     folder = MtebFolder.read(written(tmp_path, More=("d4", {"dev": {"default": 0.1}})))
-    assert folder is not None
     assert folder.result().scores["MTEB More"] == pytest.approx(10)
 
 
 def test_a_run_without_mtebs_tasks_is_refused_with_the_command(tmp_path):
-    other = {"scores": {"STS12": 70.0}, "evaluated_on": {}, "tasks": {}}
-    file = ours(tmp_path / "mcse.json", **other)
+    file = ours(tmp_path, tasks={"own": TaskResult(scores={"STS12": 70.0})})
     with pytest.raises(SightlineError, match="evaluate mteb with --tasks STS12,STS17,SciDocsRR"):
         compared(tmp_path, file, written(tmp_path))
 

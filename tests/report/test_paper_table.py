@@ -7,23 +7,22 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import sightline, unboxed
+from command_line import unboxed
 from invented_runs import UNTRAINED
 from made_results import made_result, untrained_result
 
 from pipeline.papers import Recipes
 from train.evaluate.results import EvaluationSet, save_result
 from train.evaluate.sts import EXPECTED_PAIRS
-from train.report.paper_table import ComparedRow, ExpectedRun, compare_entry, document_of
+from train.report.paper_table import ExpectedRun, compare_entry, document_of
 from train.report.papers import Entry, find_entries
 from train.report.render import terminal_text, to_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}
 SOURCES = {"pairs": "data/datasets/{}", "text": "/elsewhere/{}/sentences.parquet"}
-STUDENT = {"name": "bert", "model": "bert", "pooling": "cls"}
 SETTINGS = {
     "objective": {"weight": 0.01},
-    "student": STUDENT,
+    "student": {"name": "bert", "model": "bert", "pooling": "cls"},
     "train": {"batch_size": 64, "learning_rate": 3e-5, "device_cache": 0.25},
 }
 DATA = {"pairs": "flickr30k", "text": "wiki"}
@@ -47,7 +46,12 @@ ENTRY = Entry.model_validate(
 )
 
 
-def write(root: Path, seeds: int = 2, run: str = "mcse", **changes: object) -> None:
+def entry_of(row, **changes):
+    """`ENTRY` with other fields, and with one row."""
+    return Entry.model_validate({**ENTRY.model_dump(), "rows": [row], **changes})
+
+
+def write(root, seeds=2, run="mcse", training=None, **changes):
     for seed in range(seeds):
         values = {
             "parameters": SETTINGS,
@@ -58,16 +62,16 @@ def write(root: Path, seeds: int = 2, run: str = "mcse", **changes: object) -> N
         values["training"] = {
             "data": {s: SOURCES[s].format(name) for s, name in DATA.items()},
             **{"steps": 1, "best_step": 1, "dev": "STS-B dev", "log": [{"dev": 81.0, "step": 1}]},
-            **values.get("training", {}),
+            **(training or {}),
         }
         save_result(made_result(run, seed, **values), root / run / f"seed-{seed}.json")
 
 
-def compared(*roots: Path, entry: Entry = ENTRY) -> list[ComparedRow]:
+def compared(*roots, entry=ENTRY):
     return compare_entry(entry, roots, lambda *_: ExpectedRun(SETTINGS, DATA))
 
 
-def shown(rows: list[ComparedRow], entry: Entry = ENTRY) -> str:
+def shown(rows, entry=ENTRY):
     document = document_of(entry, rows)
     return terminal_text(document.grids, document.lines, 200)
 
@@ -92,72 +96,59 @@ def test_a_row_that_was_not_run_says_so(tmp_path):
         assert "difference" not in said
 
 
+def changed(part, **values):
+    """`SETTINGS` with other values in one of its parts."""
+    return {"parameters": {**SETTINGS, part: {**SETTINGS[part], **values}}}
+
+
 @pytest.mark.parametrize(
-    ("changes", "mark"),
+    ("changes", "marks", "judged"),
     [
-        ({"features": (UNTRAINED,)}, "untrained weights"),
-        (
-            {"parameters": {**SETTINGS, "train": {**SETTINGS["train"], "batch_size": 32}}},
-            "train.batch_size 32, not 64",
-        ),
+        ({"features": (UNTRAINED,)}, ("untrained weights",), None),
+        (changed("train", batch_size=32), ("train.batch_size 32, not 64",), None),
         (
             {"evaluated_on": {**TESTS, "STS12": EvaluationSet(examples=9, sha256="1" * 64)}},
-            "STS12 on 9 examples, not 3108",
+            ("STS12 on 9 examples, not 3108",),
+            None,
         ),
-        ({"training": {"dev": "mine"}}, "dev set mine, not STS-B dev"),
+        ({"training": {"dev": "mine"}}, ("dev set mine, not STS-B dev",), None),
+        ({"seeds": 1}, ("1 seed, published 2",), True),
+        ({"training": {"best_step": None, "dev": None}}, ("no score of best dev",), True),
+        (changed("train", device_cache=0.5), (), True),  # of the machine
     ],
 )
-def test_what_is_not_comparable_is_said_in_the_row_and_not_judged(tmp_path, changes, mark):
+def test_what_is_not_comparable_is_said_in_the_row_and_not_judged(tmp_path, changes, marks, judged):
     write(tmp_path, **changes)
     table = compared(tmp_path)
-    assert table[0].marks == (mark,)
-    assert table[0].differences["STS12"] == (0.5, None)
-    assert f"measured ({mark})" in shown(table)
-
-
-@pytest.mark.parametrize(
-    ("changes", "mark"),
-    [
-        ({"seeds": 1}, "1 seed, published 2"),
-        ({"training": {"best_step": None, "dev": None}}, "no score of best dev"),
-    ],
-)
-def test_fewer_seeds_and_a_column_without_a_score_are_said(tmp_path, changes, mark):
-    write(tmp_path, **changes)
-    table = compared(tmp_path)
-    assert table[0].marks == (mark,)
-    assert f"measured ({mark})" in shown(table)
+    assert table[0].marks == marks
+    assert table[0].differences["STS12"] == (0.5, judged)
+    assert not marks or f"measured ({marks[0]})" in shown(table)
 
 
 def test_of_two_folders_the_one_with_the_row_s_settings_counts(tmp_path):
-    objective = {"objective": {"weight": 0.5}}
-    write(tmp_path / "other", parameters={**SETTINGS, **objective})
+    write(tmp_path / "other", **changed("objective", weight=0.5))
     write(tmp_path / "same")
     row = compared(tmp_path / "other", tmp_path / "same")[0]
     assert (row.folder, row.marks) == (f"{tmp_path}/same/mcse", ())
     assert compared(tmp_path / "other")[0].marks == ("objective.weight 0.5, not 0.01",)
 
 
-def test_the_device_makes_no_difference(tmp_path):
-    train = {**SETTINGS["train"], "device_cache": 0.5}
-    write(tmp_path, parameters={**SETTINGS, "train": train})
-    assert compared(tmp_path)[0].marks == ()
-
-
 def test_an_average_over_other_tasks_is_said(tmp_path):
     write(tmp_path, scores={"STS12": 70.0, "Avg": 70.0})
     row = {"model": "M", "data": "d", "configuration": "c", "run": "mcse", "scores": {"Avg": 1.0}}
-    body = {**ENTRY.model_dump(), "columns": ["Avg"], "rows": [row]}
-    (mark,) = compared(tmp_path, entry=Entry.model_validate(body))[0].marks
+    (mark,) = compared(tmp_path, entry=entry_of(row, columns=["Avg"]))[0].marks
     assert mark == "Avg without STS13, STS14, STS15, STS16, STS-B, SICK-R"
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"training": {"data": {"pairs": "data/datasets/coco"}}}, "bert trained on coco (pairs)"),
         (
-            {"parameters": {**SETTINGS, "student": {**STUDENT, "name": "roberta"}}},
+            {"training": {"data": {"pairs": "data/datasets/coco.v2"}}},  # a dot, and no file
+            "bert trained on coco.v2 (pairs)",
+        ),
+        (
+            changed("student", name="roberta"),
             "roberta trained on flickr30k (pairs) and wiki (text)",
         ),
     ],
@@ -171,19 +162,9 @@ def test_another_training_of_the_same_name_is_not_compared(tmp_path, changes, fo
     assert compared(tmp_path / "one", tmp_path / "two")[0].folder == f"{tmp_path}/two/mcse"
 
 
-def test_a_data_set_may_have_a_dot_in_its_name(tmp_path):
-    write(tmp_path, training={"data": {"pairs": "data/datasets/coco.v2"}})
-    (row,) = compare_entry(
-        ENTRY.model_copy(update={"rows": ENTRY.rows[:1]}),
-        [tmp_path],
-        lambda *_: ExpectedRun(SETTINGS, {"pairs": "coco.v2"}),
-    )
-    assert row.measured is not None
-
-
 def test_a_model_that_is_not_trained_is_found_by_its_name(tmp_path):
     row = {"model": "BERT", "data": "none", "run": "bert", "command": "x", "scores": {"STS12": 1.0}}
-    entry = Entry.model_validate({**ENTRY.model_dump(), "rows": [row]})
+    entry = entry_of(row)
     scores = dict.fromkeys(EXPECTED_PAIRS, 2.0)
     write(tmp_path, run="bert")
     assert compared(tmp_path, entry=entry)[0].notes == (f"{tmp_path}/bert is a training",)
@@ -191,8 +172,7 @@ def test_a_model_that_is_not_trained_is_found_by_its_name(tmp_path):
     save_result(result, tmp_path / "x/bert/seed-0.json")
     assert compared(tmp_path / "x", entry=entry)[0].measured is not None
     trained = {**ENTRY.rows[0].model_dump(), "run": "bert"}
-    entry = Entry.model_validate({**ENTRY.model_dump(), "rows": [trained]})
-    notes = compared(tmp_path / "x", entry=entry)[0].notes
+    notes = compared(tmp_path / "x", entry=entry_of(trained))[0].notes
     assert notes == (f"{tmp_path}/x/bert is not a training",)
 
 
@@ -205,12 +185,11 @@ def test_a_score_that_is_not_defined_has_no_difference(tmp_path):
 
 
 def test_the_paper_s_settings_are_beside_the_configuration_s(tmp_path):
-    columns = [{"name": "batch", "metric": "train.batch_size"}]
-    columns += [{"name": "rate", "metric": "train.learning_rate"}]
-    row = {**ENTRY.rows[0].model_dump(), "scores": {"batch": 64, "rate": 1e-5}}
-    row |= {"std": {}, "significant": []}
-    body = {**ENTRY.model_dump(), "kind": "settings", "columns": columns, "rows": [row]}
-    entry = Entry.model_validate(body)
+    metrics = {"batch": "train.batch_size", "rate": "train.learning_rate"}
+    columns = [{"name": name, "metric": metric} for name, metric in metrics.items()]
+    row = {"model": "MCSE", "data": "d", "configuration": "c", "run": "mcse"}
+    row["scores"] = {"batch": 64, "rate": 1e-5}
+    entry = entry_of(row, kind="settings", columns=columns)
     said = " ".join(shown(compared(tmp_path, entry=entry), entry).split())
     assert said.endswith("configured – 64 3e-05 difference – equal differs")
 
@@ -233,7 +212,7 @@ def test_the_formats_have_the_same_figures(tmp_path):
     assert other["why_not"] == "a reason"
 
 
-def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, capsys):
+def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     (entry,) = find_entries("dalr:table-3")
     expected = Recipes().expected("flickr30k studies/terms", "dalr-no-cml")
@@ -241,44 +220,37 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     sources = {s: SOURCES[s].format(name) for s, name in expected.data.items()}
     more = {"parameters": expected.parameters, "scores": scores, "training": {"data": sources}}
     write(tmp_path / "results", 5, "dalr-no-cml", **more)
-    assert sightline("compare", "--paper", entry.id) == 0
-    said = capsys.readouterr().out
-    assert sightline("compare", "--paper", entry.id, "--format", "latex", "--out", "a.tex") == 0
+    words = ("compare", "--paper", entry.id)
+    code, out, _ = said(*words)
+    assert code == 0
+    assert sum(line.strip().startswith("not run") for line in out.splitlines()) == 8
+    assert "-0.16 within" in out
+    assert "-0.72 within" in out
+    assert "sightline configure flickr30k studies/terms\n" in out
+    assert "missing here: data/raw/flickr30k" in out
+    assert said(*words, "--format", "latex", "--out", "a.tex") == (0, "", "")
     assert Path("a.tex").read_text().startswith("% sightline.paper/2\n")
-    assert sum(line.strip().startswith("not run") for line in said.splitlines()) == 8
-    assert "-0.16 within" in said
-    assert "-0.72 within" in said
-    assert "sightline configure flickr30k studies/terms\n" in said
-    assert "missing here: data/raw/flickr30k" in said
-    (tmp_path / "empty").mkdir()
-    assert sightline("compare", "--paper", entry.id, "--format", "json", "empty") == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
+    Path("empty").mkdir()  # a folder that is named counts instead
+    rows = json.loads(said(*words, "--format", "json", "empty")[1])["rows"]
     assert {row["why_not"] for row in rows} == {"not run"}
-
-
-def test_the_folders_that_are_named_count_and_must_be_there(tmp_path, said):
-    (entry,) = find_entries("mcse:1")
-    write(tmp_path / "one", run="simcse")
-    _, out, _ = said("compare", tmp_path / "one", "--paper", entry.id, "--format", "markdown")
-    assert "not run; other training found" in out
-    code, out, err = said("compare", "simcse", "--paper", entry.id)
+    code, out, err = said(*words, "no")
     assert (code, out) == (1, "")
-    assert "simcse: no such folder" in err
+    assert "no: no such folder" in err
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--paper", "mcse:1", "--baseline", "simcse"], "--baseline: not with --paper"),
-        (["--paper", "mcse:1", "--curve", "m", "--metric", "A"], "--curve and --metric: not with"),
-        (["--paper", "mcse:1", "--plot", "a.svg"], "--plot: not with --paper"),
-        (["--paper", "list", "--format", "html"], "--format: a list is printed"),
-        (["--paper", "mcse", "--out", "list.txt"], "--out: a list is printed"),
-        ([], "name at least one, or give --paper"),
+        ("--paper mcse:1 --baseline simcse", "--baseline: not with --paper"),
+        ("--paper mcse:1 --curve m --metric A", "--curve and --metric: not with"),
+        ("--paper mcse:1 --plot a.svg", "--plot: not with --paper"),
+        ("--paper list --format html", "--format: a list is printed"),
+        ("--paper mcse --out list.txt", "--out: a list is printed"),
+        ("", "name at least one, or give --paper"),
     ],
 )
 def test_options_that_do_not_go_together_are_misuse(said, words, hint):
-    code, _, err = said("compare", *words)
+    code, _, err = said("compare", *words.split())
     assert code == 2
     assert hint in unboxed(err)
 
@@ -286,7 +258,5 @@ def test_options_that_do_not_go_together_are_misuse(said, words, hint):
 @pytest.mark.parametrize("name", ["mcse:figure-2", "kdmcse:table-2", "dalr:table-6"])
 def test_published_alignment_stands_beside_that_of_the_released_evaluation(name):
     (entry,) = find_entries(name)
-    assert [column.metric for column in entry.columns][:2] == [
-        "alignment_released",
-        "uniformity_released",
-    ]
+    metrics = [column.metric for column in entry.columns]
+    assert metrics[:2] == ["alignment_released", "uniformity_released"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
+import pytest
 from invented_runs import SCORES, invented, training
 from made_results import untrained_result
 
-from train.evaluate.results import RunResult
 from train.report.comparison import compare_results
-from train.report.grid import Grid
 from train.report.render import to_text
 from train.report.sections import document_of
 from train.report.table import notes_on_training
@@ -18,7 +16,7 @@ from train.report.table import notes_on_training
 CPU = {"device": "cpu", "precision": "fp32", "peak_memory": {"host": 900_000_000}}
 
 
-def run(name: str, *trainings: dict[str, object]) -> list[RunResult]:
+def run(name, *trainings):
     """A run with a seed for each of ``trainings``."""
     return [
         invented(name, seed, SCORES["simcse"][seed], training=took)
@@ -26,13 +24,13 @@ def run(name: str, *trainings: dict[str, object]) -> list[RunResult]:
     ]
 
 
-def grids(results: Sequence[RunResult]) -> list[Grid]:
+def grids(results):
     every = document_of(compare_results(results)).grids
     return [each for each in every if each.title.startswith("Training")]
 
 
-def texts(found: Grid) -> list[list[str]]:
-    return [[row.label, *(" ".join(cell.parts) for cell in row.cells)] for row in found.rows]
+def texts(grid):
+    return [[row.label, *(" ".join(cell.parts) for cell in row.cells)] for row in grid.rows]
 
 
 def test_a_row_has_the_means_over_the_seeds_and_the_largest_memory():
@@ -56,8 +54,7 @@ def test_steps_differ_after_an_early_stop_and_a_slow_rate_has_a_decimal():
     seeds = (training(60.0, steps=steps, sentences_per_second=12.34) for steps in (100, 300))
     (found,) = grids(run("slow", *seeds))
     (row,) = texts(found)
-    assert row[3] == "12.3"
-    assert row[6] == "200 ± 141"
+    assert (row[3], row[6]) == ("12.3", "200 ± 141")
 
 
 def test_other_devices_are_marks_and_a_note():
@@ -87,16 +84,17 @@ def test_seeds_on_different_devices_are_one_note_of_one_run():
     assert len(notes_on_training(results)) == 1
 
 
-def test_processors_have_names_that_cannot_control_the_terminal():
-    (found,) = grids(run("simcse", training(60.0, **CPU, processor="AMD EPYC\x1b[2J 9B14")))
-    assert found.title == "Training (AMD EPYC\ufffd[2J 9B14, fp32, 1 process)"
-    assert texts(found)[0][4] == "900.0 MB"
-
-
-def test_memory_on_a_mac_is_that_of_the_process():
-    (found,) = grids(run("simcse", training(60.0, **{**CPU, "device": "mps"})))
-    assert found.header[4] == "process memory"
-    assert texts(found)[0][4] == "900.0 MB"
+@pytest.mark.parametrize(
+    ("machine", "place"),
+    [
+        ({"processor": "AMD EPYC\x1b[2J 9B14"}, "AMD EPYC\ufffd[2J 9B14"),  # cannot clear a screen
+        ({"device": "mps"}, "mps"),
+    ],
+)
+def test_without_a_gpu_the_memory_is_that_of_the_process(machine, place):
+    (found,) = grids(run("simcse", training(60.0, **{**CPU, **machine})))
+    assert found.title == f"Training ({place}, fp32, 1 process)"
+    assert (found.header[4], texts(found)[0][4]) == ("process memory", "900.0 MB")
 
 
 def test_a_seed_without_a_best_step_makes_no_mean_over_the_others():
