@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
@@ -34,7 +35,7 @@ _forks.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of the processes, by rank: exit codes (minus a signal's number), and output."""
+    """The outcome of a run, by rank: exit codes (minus a signal's number), and output."""
 
     codes: list[int]
     said: list[str]
@@ -46,56 +47,9 @@ class Outcome:
         return [line for line in lines if line.startswith(("error:", "stopped", "Traceback"))]
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What one process does, as `run_processes` has it."""
-
-    rank: int
-    specs: list[RunSpec]
-    said: Path
-    environment: dict[str, str]
-    limit: float
-    act: str
-    at: str
-    gradients: bool
-
-    def __call__(self) -> None:
-        import torch
-
-        from pipeline import cli
-        from pipeline.cli import commands
-        from train import distributed
-        from train import train_run as training
-
-        with self.said.open("wb", buffering=0) as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        os.environ.update(self.environment)
-        torch.set_num_threads(1)
-        distributed.ARRIVAL_LIMIT = self.limit
-        if self.act:
-            _break_at(self.act, self.at)
-        if self.gradients:
-            _features_in_double()
-
-        def runs() -> None:
-            for spec in self.specs:
-                callbacks = [_gradients(spec, self.rank)] if self.gradients else []
-                summary = training.train_run(spec, callbacks=callbacks)
-                counts = list(summary.processes)
-                print(f"process {self.rank}: {summary.steps} steps, processes {counts}")
-
-        commands.app = runs
-        try:
-            cli.main()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-
-
 def run_processes(
-    specs: Sequence[Any],
-    count: int = 1,
+    specs: Sequence[RunSpec | tuple[RunSpec, ...]],
+    count: int = 2,
     *,
     started: Sequence[int] | None = None,
     act: str = "",
@@ -104,38 +58,39 @@ def run_processes(
     launcher: float | None = None,
     limit: float = 60.0,
     gradients: bool = False,
-) -> Outcome:
+) -> list[Outcome]:
     """Train some runs, one after the other, in the same processes.
 
     Args:
-        specs: `RunSpec`s; a list for each process, or one for all.
+        specs: one for all processes, or a tuple of one for each.
         started: which of ``count`` processes are started; None starts all.
         act: what happens ``at`` a point in process ``rank``: ``kill``, ``terminate``, or "".
-        at: ``terms K``, ``gather K`` or ``add K`` (of micro-batch K), ``dev K`` (the Kth score).
+        at: ``terms K``, ``gather K`` or ``add K`` (of the Kth micro-batch), ``dev K`` (score).
         launcher: seconds after the first end of a process after which the others get SIGTERM, as
             from `torchrun`; None sends none.
         limit: seconds that processes wait for those that have not started.
         gradients: compute in float64, and keep every step's gradients in ``<out>-<rank>.pt``.
     """
-    with socket.socket() as found, tempfile.TemporaryDirectory() as folder:
+    with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        told = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1"}
-        told["MASTER_PORT"] = found.getsockname()[1]
-        found.close()
-        works = []
-        for number in range(count) if started is None else started:
-            own = specs[number] if isinstance(specs[0], list) else list(specs)
-            numbers = {"RANK": number, "LOCAL_RANK": number} if count > 1 else {}
-            environment = {k: str(v) for k, v in ({**told, **numbers} if numbers else {}).items()}
-            acts = act if number == rank else ""
-            said = Path(folder, str(number))
-            works.append(_Work(number, own, said, environment, limit, acts, at, gradients))
-        processes = [_forks.Process(target=work) for work in works]
+        port = str(found.getsockname()[1])
+    told = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = list(range(count) if started is None else started)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, str(number)) for number in ranks]
+        processes = []
+        for number, file in zip(ranks, files, strict=True):
+            own = [each[number] if isinstance(each, tuple) else each for each in specs]
+            environment = {**told, "RANK": str(number), "LOCAL_RANK": str(number)}
+            breaks = (act, at) if number == rank else ("", "")
+            given = (number, own, file, environment, limit, breaks, gradients)
+            processes.append(_forks.Process(target=_train, args=given))
         for process in processes:
             process.start()
         _await(processes, launcher)
-        texts = [work.said.read_text(errors="replace") for work in works]
-        return Outcome([process.exitcode or 0 for process in processes], texts)
+        ends = [_ends(*of) for of in zip(files, processes, strict=True)]
+    of_runs = zip(*ends, strict=True)
+    return [Outcome([code for _, code in run], [said for said, _ in run]) for run in of_runs]
 
 
 def _await(processes: Sequence[Any], launcher: float | None) -> None:
@@ -152,11 +107,75 @@ def _await(processes: Sequence[Any], launcher: float | None) -> None:
         process.join()
 
 
+def _ends(file: Path, process: Any) -> list[tuple[str, int]]:
+    """Output and exit code of every run of a process, also of one in which it was killed."""
+    *ended, rest = re.split(r"^ended (\d+)\n", file.read_text(errors="replace"), flags=re.M)
+    ends = [(said, int(code)) for said, code in zip(ended[::2], ended[1::2], strict=True)]
+    return ends + ([(rest, process.exitcode)] if process.exitcode else [])
+
+
 # ---- in a process of a run ----------------------------------------------------------------------
 
 
-def _gradients(spec: RunSpec, rank: int) -> Any:
-    """A callback that writes the gradients of every step into a file."""
+def _train(
+    rank: int,
+    specs: list[RunSpec],
+    said: Path,
+    environment: dict[str, str],
+    limit: float,
+    breaks: tuple[str, str],
+    gradients: bool,
+) -> None:
+    import pytest
+    import torch
+
+    from pipeline import cli
+    from pipeline.cli import commands
+    from train import distributed
+    from train import train_run as training
+
+    with said.open("wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    distributed.ARRIVAL_LIMIT = limit
+    _break_at(*breaks)
+    if gradients:
+        features_in_double(pytest.MonkeyPatch())
+    for spec in specs:
+        callbacks = [gradients_of(Path(f"{spec.out}-{rank}.pt"))] if gradients else []
+
+        def run(spec: RunSpec = spec, callbacks: list[Any] = callbacks) -> None:
+            summary = training.train_run(spec, callbacks=callbacks)
+            counts = list(summary.processes)
+            print(f"process {rank}: {summary.steps} steps, processes {counts}")
+
+        commands.app = run
+        code: Any = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+        print(f"ended {code}", flush=True)
+        sys.stderr.flush()
+
+
+def features_in_double(patch: Any) -> None:
+    from train.data import TrainingData
+
+    read = TrainingData.__getitem__
+
+    def in_double(data: Any, k: int) -> Any:
+        batch = read(data, k)
+        features = {feature: rows.double() for feature, rows in batch.features.items()}
+        return replace(batch, features=features)
+
+    patch.setattr(TrainingData, "__getitem__", in_double)
+
+
+def gradients_of(file: Path) -> Any:
+    """A callback that trains in float64 and writes the gradients of every step into ``file``."""
     import torch
 
     from train.loop import Callback
@@ -171,22 +190,9 @@ def _gradients(spec: RunSpec, rank: int) -> Any:
             self.steps.append({n: p.grad.clone() for n, p in found if p.grad is not None})
 
         def end(self, state: Any) -> None:
-            torch.save(self.steps, f"{spec.out}-{rank}.pt")
+            torch.save(self.steps, file)
 
     return Gradients()
-
-
-def _features_in_double() -> None:
-    from train.data import TrainingData
-
-    item = TrainingData.__getitem__
-
-    def in_double(self: Any, k: int) -> Any:
-        batch = item(self, k)
-        features = {feature: rows.double() for feature, rows in batch.features.items()}
-        return replace(batch, features=features)
-
-    TrainingData.__getitem__ = in_double
 
 
 def _break_at(act: str, at: str) -> None:
@@ -195,6 +201,8 @@ def _break_at(act: str, at: str) -> None:
     from train.distributed import Processes
     from train.model import GroundedModel
 
+    if not act:
+        return
     name, number = at.split()
     owner, method = {
         "terms": (GroundedModel, "terms"),

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -176,20 +175,19 @@ class MCSEOLoss(MCSELoss):
 
 @dataclass
 class KDMCSELoss(ReleasedLoss):
-    """The released arithmetic: margins where the angle exceeds them; or the paper's equations.
+    """The released arithmetic, in which negatives nearer than the margin stay where they are.
 
     Attributes:
         text_margin, margin: of the text term, and of the teachers' terms.
         thresholds: term → score above which negatives leave the denominator; None: none.
-        gated: negatives nearer than the margin stay where they are.
-        paper: eqs. 7 to 14: images and texts are compared with each other, and scores are cosines.
+        paper: eqs. 7 to 14: margins for all, images and texts are compared with each other, and
+            scores are cosines.
     """
 
     text_margin: float = 0.15
     margin: float = 0.15
     teacher_temperature: float = 0.05
-    thresholds: Mapping[str, float | None] = field(default_factory=dict)
-    gated: bool = True
+    thresholds: Mapping[str, float] = field(default_factory=dict)
     paper: bool = False
 
     def text(self, views: Views) -> Tensor:
@@ -229,7 +227,7 @@ class KDMCSELoss(ReleasedLoss):
         if margin == 0:
             return cosines
         moved = ~one_hot(torch.arange(len(cosines))).bool()
-        if self.gated:
+        if not self.paper:
             moved = moved & (torch.acos(cosines.detach().clamp(-1, 1)) > margin)
         shift = margin if alike is None else margin * (1 - alike).abs()
         # cos(acos(x)) is x, but at x = 1, as of two equal views, its gradient is not a number
@@ -301,31 +299,22 @@ class DALRLoss(MCSELoss):
 
 @dataclass(frozen=True)
 class Released:
-    """The settings of the loops; a test changes one to see that it matters.
+    """What runs differ in.
 
     Attributes:
         learning_rate: falls linearly to 0.
         epsilon: 1e-6; SimCSE's Trainer had 1e-8.
-        epsilon_at: added to √v before the bias correction, or after it.
-        cleared: gradients are filled with zeros (torch 1.7), or set to None.
-        max_norm: of the gradient over all weights.
-        paired: when a mixed step is paired: when k % (text batches // pair batches) is 0, or as
-            evenly as the two numbers of batches have it.
     """
 
     learning_rate: float
     epsilon: float = 1e-6
-    epsilon_at: Literal["before", "after"] = "before"
-    cleared: Literal["zeros", "none"] = "zeros"
-    max_norm: float = 1.0
-    paired: Literal["k % r == 0", "evenly"] = "k % r == 0"
 
 
 class TransformersAdamW:
-    """AdamW of transformers 4 without weight decay, number by number."""
+    """AdamW of transformers 4 without weight decay, number by number; gradients become zeros."""
 
     def __init__(self, weights: Sequence[nn.Parameter], told: Released) -> None:
-        self._weights, self._told = list(weights), told
+        self._weights, self._epsilon = list(weights), told.epsilon
         self._state: dict[int, tuple[int, Tensor, Tensor]] = {}
 
     @torch.no_grad()
@@ -340,15 +329,11 @@ class TransformersAdamW:
             square = square * 0.999 + weight.grad**2 * (1 - 0.999)
             self._state[number] = (count, mean, square)
             unbiased = math.sqrt(1 - 0.999**count)
-            after = self._told.epsilon_at == "after"
-            epsilon = self._told.epsilon * unbiased if after else self._told.epsilon
-            weight -= rate * unbiased / (1 - 0.9**count) * mean / (square.sqrt() + epsilon)
+            weight -= rate * unbiased / (1 - 0.9**count) * mean / (square.sqrt() + self._epsilon)
 
     def zero_grad(self) -> None:
         for weight in self._weights:
-            if self._told.cleared == "none":
-                weight.grad = None
-            elif weight.grad is not None:
+            if weight.grad is not None:
                 weight.grad.zero_()
 
 
@@ -369,12 +354,13 @@ class Loader:
         return self._batch(self._taken - 1, step)
 
 
-def stream_of(step: int, pairs: Loader, text: Loader, rule: str) -> Loader:
-    """The loader that a mixed step takes its batch from; steps are counted from 0 in each epoch."""
+def loader_of(step: int, pairs: Loader | None, text: Loader | None) -> Loader:
+    """Where a step takes its batch from; mixed steps are counted from 0 in each epoch."""
+    if pairs is None or text is None:
+        alone = pairs or text
+        assert alone is not None
+        return alone
     step %= pairs.batches + text.batches
-    if rule == "evenly":
-        share = pairs.batches / (pairs.batches + text.batches)
-        return pairs if math.floor((step + 1) * share) > math.floor(step * share) else text
     return pairs if step % (text.batches // pairs.batches) == 0 else text
 
 
@@ -391,12 +377,10 @@ def released_run(
     losses = []
     model.train()
     for step in range(steps):
-        loader = stream_of(step, pairs, text, told.paired) if pairs and text else pairs or text
-        assert loader is not None
-        terms = loss_of(model, loader.next(step))
+        terms = loss_of(model, loader_of(step, pairs, text).next(step))
         loss = torch.stack([loss_of.weights[name] * term for name, term in terms.items()]).sum()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), told.max_norm)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step(told.learning_rate * (steps - step) / steps)
         optimizer.zero_grad()
         losses.append({"loss": loss.item()} | {f"loss_{n}": t.item() for n, t in terms.items()})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import World, silent
+from command_line import sightline
+from conftest import silent
 from huggingface_hub import ModelCard
 from made_results import with_task
 
@@ -19,20 +19,26 @@ from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import save_result
 from train.evaluate.sts import load_graded_pairs
 from train.objectives.mcse import MCSE
-from train.records import RunSummary
 from train.train_run import train_run
 
 TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "sightline", "mcse"}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, world: World) -> tuple[Path, RunSummary]:
+def trained(tmp_path_factory, world):
+    """The folder of a run, and its summary."""
     out = tmp_path_factory.mktemp("card") / "run"
     return out, train_run(world.spec(out, "mcse"), say=silent)
 
 
-def read(text: str) -> ModelCard:
-    return ModelCard(text, ignore_metadata_errors=False)
+@pytest.fixture(scope="module")
+def result(trained, world):
+    tasks = Evaluation.load({"similarity": {"data": world.spec(trained[0]).dev}})
+    return evaluate_model(EvaluatedModel.load(str(trained[0])), tasks)
+
+
+def card_of(summary, *results):
+    return ModelCard(model_card(summary, MCSE.source, "cls", *results))
 
 
 def test_hubs_read_it(trained, world):
@@ -73,20 +79,15 @@ def test_its_examples_load_the_model(world, tmp_path, pooling):
 
 def test_names_on_a_hub_and_doubts_are_said(trained):
     summary = trained[1]
-    used = summary.features["image-tiny-cnn"].model_copy(
-        update={
-            "untrained": False,
-            "provenance": "imported, not checked",
-            "doubt": "imported, not checked",
-        }
-    )
+    imported = dict.fromkeys(["provenance", "doubt"], "imported, not checked")
+    used = summary.features["image-tiny-cnn"].model_copy(update={"untrained": False, **imported})
     more = {
         "base_model": "bert-base-uncased",
         "hub_datasets": ("somebody/captions",),
         "features": {"image": used},
         "run": 'a: "run" # of\tmine',
     }
-    card = read(model_card(summary.model_copy(update=more), MCSE.source, "cls"))
+    card = card_of(summary.model_copy(update=more))
     assert card.data.base_model == "bert-base-uncased"
     assert card.data.datasets == ["somebody/captions"]
     assert set(card.data.tags) == TAGS | {"imported-not-checked"}
@@ -95,18 +96,15 @@ def test_names_on_a_hub_and_doubts_are_said(trained):
     assert "Untrained" not in card.text
 
 
-def test_every_score_of_a_result_is_there_with_the_digest_of_its_data(trained, world):
-    out, summary = trained
-    tasks = Evaluation.load({"similarity": {"data": world.spec(out).dev}})
-    result = evaluate_model(EvaluatedModel.load(str(out)), tasks)
-    undefined = with_task(result, scores={"similarity": None}, reasons={"similarity": "none"})
-    card = read(model_card(summary, MCSE.source, "cls", result))
-    by_name = {each.metric_name: each for each in card.data.eval_results}
+def test_every_score_of_a_result_is_there_with_the_digest_of_its_data(trained, result):
+    summary = trained[1]
+    by_name = {each.metric_name: each for each in card_of(summary, result).data.eval_results}
     assert set(by_name) == {"Spearman × 100", *result.scores}
     for name, data in result.evaluated_on.items():
         assert by_name[name].dataset_args == {"sha256": data.sha256}
         assert by_name[name].metric_value == pytest.approx(result.scores[name], abs=1e-4)
-    card = read(model_card(summary, MCSE.source, "cls", undefined))
+    undefined = with_task(result, scores={"similarity": None}, reasons={"similarity": "none"})
+    card = card_of(summary, undefined)
     assert "similarity" not in {each.metric_name for each in card.data.eval_results}
     assert "| similarity | not defined |" in card.text
 
@@ -125,7 +123,7 @@ def test_without_a_dev_set_the_last_weights_are_exported_and_there_is_no_metric(
 
 def test_a_run_of_before_has_no_digest_and_says_none(trained):
     summary = trained[1].model_copy(update={"dev_sha256": ""})
-    (found,) = read(model_card(summary, MCSE.source, "cls")).data.eval_results
+    (found,) = card_of(summary).data.eval_results
     assert found.dataset_args is None
 
 
@@ -143,13 +141,8 @@ def test_data_sets_of_a_hub_are_found_beside_the_manifests(tmp_path):
     assert hub_datasets(tmp_path / name for name in names) == ("a/b", "c")
 
 
-def test_scores_of_another_training_are_refused(trained, world, tmp_path, capsys):
-    from command_line import sightline
-
-    out, summary = trained
-    tasks = Evaluation.load({"similarity": {"data": world.spec(out).dev}})
-    file = tmp_path / "result.json"
-    result = evaluate_model(EvaluatedModel.load(str(out)), tasks)
+def test_scores_of_another_training_are_refused(trained, result, tmp_path, capsys):
+    (out, summary), file = trained, tmp_path / "result.json"
     save_result(result, file)
     assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 0
     assert capsys.readouterr().out == model_card(summary, MCSE.source, "cls", result)

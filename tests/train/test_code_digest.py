@@ -1,4 +1,4 @@
-"""The digest of what trains a system: which edits change it, and for which systems."""
+"""The digest of what trains a system: which edits change it, for which systems and runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import ast
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import World
+from conftest import KillAfter, Killed, silent
 
 import train.losses
 from sightline.digest import digest
 from sightline.errors import SightlineError
-from train import code_digest
+from train import code_digest, run_inputs
 from train.code_digest import CORE, code_of, objectives_of
+from train.evaluate.evaluation import Evaluation, evaluate_run
 from train.objectives import OBJECTIVES
+from train.records import RunSummary
+from train.report.table import make_table
+from train.run_folder import RunFolder
+from train.train_run import train_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,11 +68,11 @@ def tree_digest(source: str) -> str:
     return digest(code_digest._plain(ast.parse(source)))
 
 
-def test_the_stored_digest_of_a_source_is_the_same_on_every_python() -> None:
+def test_the_stored_digest_of_a_source_is_the_same_on_every_python():
     assert tree_digest(SOURCE) == "b99eb38670451c9599f3f96f412f48552a8e9c6f083133dc73665f3bef439ab8"
 
 
-def test_comments_docstrings_and_layout_leave_it_alone() -> None:
+def test_comments_docstrings_and_layout_leave_it_alone():
     plain = "def f(x):\n    return x + 1\n"
     same = '"""A module."""\n\n\ndef f(\n    x,\n):  # one\n    """Two."""\n    return (x + 1)\n'
     assert tree_digest(plain) == tree_digest(same)
@@ -108,27 +112,30 @@ EXEMPT = {
 
 
 def exempt(module: str) -> bool:
-    parts = module.split(".")
-    return any(".".join(parts[:n]) in EXEMPT for n in range(1, len(parts) + 1))
+    return any(module == each or module.startswith(f"{each}.") for each in EXEMPT)
 
 
-def test_a_module_that_a_training_imports_is_digested_or_exempt(world: World, tmp_path: Path):
+def test_a_module_that_a_training_imports_is_digested_or_exempt(world, tmp_path):
     """A new module fails here: list it in `CORE`, or say in `EXEMPT` why it trains nothing."""
     spec = world.spec(tmp_path / "run", "mcse", train={"max_steps": 2})
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     program = (
-        "import sys; from pathlib import Path; from train.run_spec import RunSpec;"
+        "import sys; from train.code_digest import code_of; code_of(['dalr']);"
+        "early = sorted({'torch', 'train.loop', 'pyarrow'} & set(sys.modules));"
+        "from pathlib import Path; from train.run_spec import RunSpec;"
         "from train.train_run import train_run;"
         "train_run(RunSpec.model_validate_json(Path(sys.argv[1]).read_text()), say=lambda x: 0);"
-        "print(*(name for name in sys.modules if name.startswith(('train.', 'sightline.'))))"
+        "print(*(name for name in sys.modules if name.startswith(('train.', 'sightline.'))));"
+        "print(early)"
     )
     command = [sys.executable, "-c", program, tmp_path / "spec.json"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    code = set(code_of(["mcse"]))
-    packages = {"train.objectives", "train.losses"}
-    unknown = {name for name in ended.stdout.split() if name not in code | packages}
+    names, early = ended.stdout.splitlines()
+    assert early == "[]"  # digests are computed without importing what they are of
+    imported = set(names.split())
+    unknown = imported - {*code_of(["mcse"]), "train.objectives", "train.losses"}
     assert {name for name in unknown if not exempt(name)} == set()
-    assert set(CORE) <= set(ended.stdout.split())
+    assert set(CORE) <= imported
     assert not [name for name in CORE if name in EXEMPT]
 
 
@@ -159,29 +166,18 @@ def forget() -> None:
     code_digest._digest.cache_clear()
 
 
-@pytest.fixture
-def edited_losses(monkeypatch: pytest.MonkeyPatch):
-    """Edits one function of train/losses.py, as an editor would."""
-    read = code_digest._tree.__wrapped__
-
-    def edit(name: str) -> None:
-        source = Path(train.losses.__file__).read_text(encoding="utf-8")
-        tree = ast.parse(source)
-        (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-        function.body.insert(0, ast.parse("edited = 1").body[0])
-        monkeypatch.setattr(
-            code_digest, "_tree", lambda module: tree if module == "train.losses" else read(module)
-        )
-
-    return edit
-
-
-def test_an_edited_loss_changes_its_systems_and_no_others(edited_losses) -> None:
+def test_an_edited_loss_changes_its_systems_and_no_others(monkeypatch):
+    read, source = code_digest._tree, Path(train.losses.__file__)
     before = {name: code_of([name]) for name in OBJECTIVES.places}
-    public = [name for name in vars(train.losses) if inspect_function(name)]
-    assert set(public) <= {*LOSSES, "check_number", "diagonal"}
+    functions = inspect.getmembers(train.losses, inspect.isfunction)
+    own = {name for name, each in functions if each.__module__ == "train.losses"}
+    assert {name for name in own if name[0] != "_"} <= {*LOSSES, "check_number", "diagonal"}
     for loss, systems in LOSSES.items():
-        edited_losses(loss)
+        edited = ast.parse(source.read_text(encoding="utf-8"))
+        (function,) = (n for n in edited.body if getattr(n, "name", "") == loss)
+        function.body.insert(0, ast.parse("edited = 1").body[0])
+        trees = {"train.losses": edited}
+        monkeypatch.setattr(code_digest, "_tree", lambda name, of=trees: of.get(name) or read(name))
         after = {name: code_of([name]) for name in OBJECTIVES.places}
         assert {name for name in after if after[name] != before[name]} == systems, loss
         for name in systems:
@@ -189,13 +185,7 @@ def test_an_edited_loss_changes_its_systems_and_no_others(edited_losses) -> None
             assert changed == {f"train.losses.{loss}"}
 
 
-def inspect_function(name: str) -> bool:
-    function = getattr(train.losses, name)
-    ours = getattr(function, "__module__", "") == "train.losses"
-    return ours and inspect.isfunction(function) and not name.startswith("_")
-
-
-def test_an_objective_has_its_own_file_and_a_combination_those_of_its_parts() -> None:
+def test_an_objective_has_its_own_file_and_a_combination_those_of_its_parts():
     for name in OBJECTIVES.places:
         others = {f"train.objectives.{other}" for other in OBJECTIVES.places if other != name}
         code = code_of([name])
@@ -210,7 +200,7 @@ def test_an_objective_has_its_own_file_and_a_combination_those_of_its_parts() ->
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def package(tmp_path, monkeypatch):
     """A package of somebody else with an objective, beside the real one."""
     folder = tmp_path / "other_losses"
     (folder / "deep").mkdir(parents=True)
@@ -231,7 +221,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
-def test_another_packages_objective_has_its_whole_package(package: Path) -> None:
+def test_another_packages_objective_has_its_whole_package(package):
     code = code_of(["other"])
     own = {name for name in code if name.startswith("other_losses")}
     assert own == {
@@ -246,7 +236,7 @@ def test_another_packages_objective_has_its_whole_package(package: Path) -> None
         assert "train.losses.list_mle" in code_of(["other"])
 
 
-def test_an_invalid_source_is_one_error(package: Path) -> None:
+def test_an_invalid_source_is_one_error(package):
     (package / "broken.py").write_text("def f(:\n")
     with pytest.raises(SightlineError, match=r"broken\.py: not valid Python"):
         code_of(["other"])
@@ -257,12 +247,71 @@ def test_an_invalid_source_is_one_error(package: Path) -> None:
         code_of(["mcsee"])
 
 
-def test_it_imports_nothing_that_it_reads() -> None:
-    program = (
-        "import sys; from train.code_digest import code_of; code_of(['dalr']);"
-        "print(sorted({'torch', 'train.loop', 'pyarrow'} & set(sys.modules)))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert ended.stdout == "[]\n"
+# ---- the code of runs ---------------------------------------------------------------------------
+
+LOSS = "train.losses.info_nce"
+
+
+@pytest.fixture
+def edit(monkeypatch):
+    """Changes the source of one module from now on."""
+
+    def change(module: str = LOSS) -> dict[str, str]:
+        edited = {**code_of(["simcse"]), module: "0" * 64}
+        monkeypatch.setattr(run_inputs, "code_of", lambda objectives: edited)
+        return edited
+
+    return change
+
+
+def test_an_edited_loss_trains_a_finished_run_again(world, tmp_path, edit):
+    first = train_run(world.spec(tmp_path), say=silent)
+    assert first.code == code_of(["simcse"])
+    edited, lines = edit(), []
+    found = train_run(world.spec(tmp_path), say=lines.append)
+    assert f"replacing the finished run in {tmp_path}: its code changed: {LOSS}" in lines[0]
+    assert RunSummary.read(tmp_path).code == found.code == edited
+    lines.clear()
+    train_run(world.spec(tmp_path), say=lines.append)
+    assert lines == [f"{found.run}: already trained, nothing to do ({tmp_path})"]
+
+
+def test_a_killed_run_does_not_resume_under_another_loss(world, tmp_path, edit):
+    with pytest.raises(Killed):
+        train_run(world.spec(tmp_path), say=silent, callbacks=[KillAfter(5)])
+    edit()
+    lines: list[str] = []
+    with pytest.raises(Killed):  # in the first step
+        train_run(world.spec(tmp_path), say=lines.append, callbacks=[KillAfter(1)])
+    assert "the code changed since" in lines[0]
+    assert "starting over" in lines[0]
+
+
+def test_an_accepted_edit_keeps_the_run_and_its_results_say_so(world, tmp_path, edit):
+    out = tmp_path / "run"
+    spec = world.spec(out)
+    before = train_run(spec, say=silent)
+    weights = (out / "model/model.safetensors").read_bytes()
+    sets = Evaluation.load({"similarity": {"data": spec.dev}})
+    plain, _ = evaluate_run(out, sets, tmp_path / "a.json", "cpu")
+    edited, lines = edit(), []
+    assert RunFolder(out).accept(edited)
+    assert not RunFolder(out).accept(edited)
+    after = train_run(spec, say=lines.append)
+    assert "already trained" in lines[0]
+    assert after.code == before.code
+    assert (out / "model/model.safetensors").read_bytes() == weights
+    marked, _ = evaluate_run(out, sets, tmp_path / "b.json", "cpu")
+    assert marked.scores == plain.scores
+    assert make_table([plain]).rows[0].marks == ()
+    assert make_table([marked]).rows[0].marks == ("code edited since, accepted",)
+    edit("train.loop")  # another edit, which was not accepted
+    lines.clear()
+    train_run(spec, say=lines.append)
+    assert "its code changed: train.loop" in lines[0]
+
+
+def test_only_a_finished_run_is_accepted(tmp_path):
+    with pytest.raises(SightlineError, match="no finished run here"):
+        RunFolder(tmp_path / "none").accept({})
+    assert not (tmp_path / "none").exists()

@@ -1,43 +1,57 @@
-"""A requested device that is not available is an error, never replaced by another."""
+"""Where a run trains: the device that was asked for, and batches that are ready there in time."""
 
 from __future__ import annotations
 
+import json
+import threading
+
 import pytest
 import torch
+from conftest import assert_equal, silent, weights_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import train.progress  # noqa: F401, so that it has the real `runs_ahead`
+from sightline import devices
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
+from train import loop
+from train.batch import Batch
+from train.data import ReadAhead, TrainingData, make_feed
 from train.distributed import Processes
+from train.loop import Loop, NonFiniteLoss, TakenStep, first_bad
+from train.model import GroundedModel
+from train.objectives import make_objective
+from train.objectives.mcse import MCSE
+from train.records import RunSummary
+from train.train_run import train_run
+
+CPU = torch.device("cpu")
 
 
-def test_a_missing_device_is_an_error(monkeypatch) -> None:
-    assert pick_device("cpu") == torch.device("cpu")
+def test_a_missing_device_is_an_error_and_never_replaced(monkeypatch):
+    assert pick_device("cpu") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert pick_device("auto") == torch.device("cpu")
-    for name in ("cuda", "cuda:1"):
-        with pytest.raises(
-            SightlineError, match=f"device '{name}' was requested.*CUDA is not available"
-        ):
-            pick_device(name)
-    with pytest.raises(SightlineError, match="'mps' was requested"):
-        pick_device("mps")
-    for name in ("gpu", "cuda:x", "cuda:", "cpu:0x"):
-        with pytest.raises(SightlineError, match="unknown device"):
+    assert pick_device("auto") == CPU
+    for name, message in (
+        ("cuda", "device 'cuda' was requested.*CUDA is not available"),
+        ("cuda:1", "device 'cuda:1' was requested.*CUDA is not available"),
+        ("mps", "'mps' was requested"),
+        *((name, "unknown device") for name in ("gpu", "cuda:x", "cuda:", "cpu:0x")),
+    ):
+        with pytest.raises(SightlineError, match=message):
             pick_device(name)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert pick_device("auto") == torch.device("mps")
+
+
+def test_a_process_has_the_gpu_of_its_number_on_its_machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("auto") == torch.device("cuda", 0)
     assert pick_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(SightlineError, match="has 2 CUDA devices"):
         pick_device("cuda:2")
-
-
-def test_a_process_has_the_gpu_of_its_number_on_its_machine(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setenv("LOCAL_RANK", "1")  # the second of the second machine
@@ -45,3 +59,170 @@ def test_a_process_has_the_gpu_of_its_number_on_its_machine(monkeypatch) -> None
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(SightlineError, match="process 3 is number 2 on this machine, which has 2"):
         Processes(3, 4).device("auto")
+
+
+# ---- batches ------------------------------------------------------------------------------------
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    assert torch.equal(one.input_ids, other.input_ids)
+    assert one.input_ids.dtype == other.input_ids.dtype == torch.int64
+    assert one.lengths.tolist() == other.lengths.tolist()
+    assert one.keys.tolist() == other.keys.tolist()
+    assert one.features.keys() == other.features.keys()
+    for feature, rows in one.features.items():
+        assert rows.dtype == other.features[feature].dtype == torch.float32
+        assert torch.equal(rows, other.features[feature])
+    assert (one.phrases is None) == (other.phrases is None)
+    if one.phrases is not None and other.phrases is not None:
+        for part in ("owners", "starts", "ends"):
+            assert torch.equal(getattr(one.phrases, part), getattr(other.phrases, part))
+        assert one.phrases.counts.tolist() == other.phrases.counts.tolist()
+
+
+@pytest.fixture
+def data(world, tmp_path):
+    """Batches in which several captions share a row of features."""
+    parameters = {"image": "tiny-cnn", "caption": "all"}
+    spec = world.spec(tmp_path / "unused", "mcse", parameters=parameters)
+    return TrainingData(spec, make_objective("mcse", parameters))
+
+
+def test_batches_of_a_device_are_those_of_the_host(data):
+    numbers = range(2 * len(data))
+    expected, size = [data[k] for k in numbers], data.nbytes
+    data.move_to(CPU)
+    assert data.nbytes == size > 0
+    for k in numbers:
+        assert_same(data[k], expected[k])
+
+
+def test_reading_ahead_changes_nothing_and_happens_in_a_thread(data, monkeypatch):
+    expected = [data[k] for k in range(6)]
+    readers, read = set(), TrainingData.__getitem__
+
+    def spied(self, k):
+        readers.add(threading.current_thread().name.split("_")[0])
+        return read(self, k)
+
+    monkeypatch.setattr(TrainingData, "__getitem__", spied)
+    ahead = ReadAhead(data, CPU)
+    for k in (0, 1, 2, 5, 3, 4):  # a resumed run begins anywhere
+        assert_same(ahead(k), expected[k])
+    assert readers == {"read-ahead"}
+
+
+def test_what_does_not_fit_is_read_ahead(data, world, tmp_path, monkeypatch):
+    total, moved = 4 * data.nbytes, []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total, total))
+    monkeypatch.setattr(data, "move_to", moved.append)
+    device = torch.device("cuda", 0)
+    assert isinstance(make_feed(data, device, 0.2), ReadAhead)
+    assert isinstance(make_feed(data, device, 0.0), ReadAhead)
+    assert moved == []
+    assert not isinstance(make_feed(data, device, 0.25), ReadAhead)
+    assert moved == [device]
+    with pytest.raises(ValueError, match="device_cache"):
+        world.spec(tmp_path, train={"device_cache": 1.0})
+
+
+# ---- nothing waits for the device ---------------------------------------------------------------
+
+
+class NoWait(TorchDispatchMode):
+    """Fails on every operation that reads a tensor's values, which on a GPU waits for it."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.overloadpacket.__name__
+        if name in self.WAITS:
+            raise AssertionError(f"{name} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def runs_ahead(monkeypatch):
+    """The CPU is looked at as rarely as a GPU."""
+    monkeypatch.setattr(devices, "runs_ahead", lambda device: True)
+
+
+def test_no_step_waits_for_the_device(world, tmp_path, monkeypatch, runs_ahead):
+    """With what a GPU has besides: features that lie there, and one length group."""
+    step, steps = Loop._step, []
+
+    def moved(data, device, share):
+        data.move_to(device)
+        return data.__getitem__
+
+    def watched(self):
+        with NoWait():
+            step(self)
+        steps.append(self.state.step)
+
+    monkeypatch.setattr(loop, "make_feed", moved)
+    monkeypatch.setattr(GroundedModel, "_overhead", lambda self, device: None)
+    monkeypatch.setattr(Loop, "_step", watched)
+    told = {"max_steps": 6, "eval_steps": 3, "logging_steps": 3}
+    summary = train_run(world.spec(tmp_path, "mcse", train=told), say=silent)
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert [entry["step"] for entry in summary.log if "loss" in entry] == [3, 6]
+
+
+def test_looking_rarely_gives_the_same_weights(world, tmp_path, request):
+    told = {"max_steps": 8, "eval_steps": 4, "logging_steps": 4}
+    one = train_run(world.spec(tmp_path / "one", "mcse", train=told), say=silent)
+    request.getfixturevalue("runs_ahead")
+    other = train_run(world.spec(tmp_path / "other", "mcse", train=told), say=silent)
+    assert_equal(weights_of(tmp_path / "one"), weights_of(tmp_path / "other"))
+    assert [e.get("loss") for e in one.log] == [e.get("loss") for e in other.log]
+    assert other.seconds > 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
+    world, tmp_path, monkeypatch, runs_ahead, accumulation
+):
+    """Terms are read once in four steps, before a score or a checkpoint could have bad weights."""
+    told = {"max_steps": 8, "eval_steps": 4, "logging_steps": 8}
+    told["gradient_accumulation"] = accumulation
+    healthy, bad, looks = MCSE.terms, 5 * accumulation, []
+
+    def terms(self, batch, views, heads):
+        found = healthy(self, batch, views, heads)
+        factor = float("nan") if batch.k == bad else 1.0
+        return {**found, "text": found["text"] * factor}
+
+    def counted(steps, *, norm_counts):
+        looks.append(len(steps))
+        return first_bad(steps, norm_counts=norm_counts)
+
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        patch.setattr(MCSE, "terms", terms)
+        patch.setattr(loop, "first_bad", counted)
+        message = rf"step 6 \(micro-batch {bad}, \w+\): text is nan\. .*checkpoint is of step 4\. "
+        with pytest.raises(NonFiniteLoss, match=message):
+            train_run(world.spec(run, "mcse", train=told), say=silent)
+    assert looks == [4, 4]
+    assert json.loads((run / "checkpoints/state.json").read_text())["step"] == 4
+    # resumed from there without the fault, it is the run that never had it
+    train_run(world.spec(run, "mcse", train=told), say=silent)
+    expected = train_run(world.spec(whole, "mcse", train=told), say=silent)
+    assert_equal(weights_of(run), weights_of(whole))
+    assert RunSummary.read(run).sentences == expected.sentences
+
+
+def test_the_first_bad_step_is_named_and_an_overflow_that_is_skipped_is_none():
+    fine, bad, huge = (torch.tensor(value) for value in (1.0, float("nan"), float("inf")))
+    healthy: TakenStep = (1, {0: {"text": fine, "total": fine}}, fine)
+    overflow: TakenStep = (2, {1: {"text": fine, "total": fine}}, huge)
+    broken: TakenStep = (3, {2: {"text": bad, "image": fine, "total": bad}}, bad)
+    assert first_bad([], norm_counts=True) is None
+    assert first_bad([healthy], norm_counts=True) is None
+    found = first_bad([healthy, overflow, broken], norm_counts=True)
+    assert found == (2, 1, {"gradient norm": float("inf")})
+    step, k, terms = first_bad([broken], norm_counts=True)
+    assert (step, k) == (3, 2)
+    assert terms.keys() == {"text", "image", "total"}
+    assert first_bad([overflow], norm_counts=False) is None  # fp16: the loss scaler skips the step

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from cases import FIVE, Case, Features, case_of
-from conftest import KillAfter, Killed, World, assert_alike, silent, weights_of
-from test_device_data import same
+from cases import FIVE, case_of
+from conftest import KillAfter, Killed, assert_alike, silent, weights_of
+from test_device import assert_same
 
 from train.data import ReadAhead, make_feed
 from train.loop import Loop, NonFiniteLoss
 from train.model import TOTAL, GroundedModel
-from train.run_spec import Precision, RunSpec
 from train.train_run import train_run
 
 pytestmark = pytest.mark.gpu
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-SYSTEMS = list(FIVE)
-BOUNDS: dict[Precision, tuple[float, float]] = {"fp32": (0.99999, 1e-4), "bf16": (0.999, 0.1)}
+BOUNDS = {"fp32": (0.99999, 1e-4), "bf16": (0.999, 0.1)}
 """Smallest cosine of an embedding to the CPU's in fp32; largest relative difference of a loss."""
 STEPS = {"max_steps": 12, "eval_steps": 6, "logging_steps": 4}
-SAME: dict[Precision, float] = {"fp32": 1e-4, "bf16": 1e-2}
+SAME = {"fp32": 1e-4, "bf16": 1e-2}
 """Bound on the weights of two runs; see `assert_alike`."""
-
-
-@pytest.fixture
-def cases(features: Features) -> dict[str, Case]:
-    return {name: case_of(features, name) for name in FIVE}
+every_system = pytest.mark.parametrize("system", list(FIVE))
+every_precision = pytest.mark.parametrize("precision", list(SAME))
 
 
 @contextmanager
-def waiting_is_an_error() -> Iterator[None]:
+def waiting_is_an_error():
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -44,12 +36,10 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("precision", list(BOUNDS))
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_embeddings_and_losses_are_those_of_the_cpu(
-    cases: dict[str, Case], system: str, precision: Precision
-) -> None:
-    model, data = cases[system].build()
+@every_precision
+@every_system
+def test_embeddings_and_losses_are_those_of_the_cpu(features, system, precision):
+    model, data = case_of(features, system).build()
     cosine, difference = BOUNDS[precision]
     batches = [data[k] for k in range(8)]
     assert {batch.stream for batch in batches} == {"pairs", "text"}
@@ -69,39 +59,32 @@ def test_embeddings_and_losses_are_those_of_the_cpu(
                 assert off <= difference * max(1.0, abs(float(term))), name
 
 
-def test_a_wait_would_be_noticed() -> None:
+def test_a_wait_would_be_noticed():
     value = torch.ones((), device=GPU)
     with waiting_is_an_error(), pytest.raises(RuntimeError):
         value.item()
 
 
 @pytest.mark.parametrize("more", [{}, {"precision": "bf16"}, {"chunk": 3}], ids=str)
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_no_step_waits_for_the_gpu(
-    cases: dict[str, Case],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    system: str,
-    more: dict[str, Any],
-) -> None:
+@every_system
+def test_no_step_waits_for_the_gpu(features, tmp_path, monkeypatch, system, more):
     step, streams = Loop._step, set()
 
-    def watched(self: Loop) -> None:
+    def watched(self):
         streams.add(self._data.schedule.draw(self.state.step).stream)
         with waiting_is_an_error():
             step(self)
 
     monkeypatch.setattr(Loop, "_step", watched)
-    summary = train_run(cases[system].spec(tmp_path, **{**STEPS, **more}), say=silent)
+    spec = case_of(features, system).spec(tmp_path, **{**STEPS, **more})
+    summary = train_run(spec, say=silent)
     assert streams == {"pairs", "text"}
     assert [entry["step"] for entry in summary.log if "loss" in entry] == [4, 8, 12]
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_resident_and_read_ahead_batches_are_those_of_the_host(
-    cases: dict[str, Case], system: str
-) -> None:
-    host, resident, ahead = (cases[system].build()[1] for _ in range(3))
+@every_system
+def test_resident_and_read_ahead_batches_are_those_of_the_host(features, system):
+    host, resident, ahead = (case_of(features, system).build()[1] for _ in range(3))
     feeds = [make_feed(resident, GPU, 0.5), make_feed(ahead, GPU, 0.0)]
     assert isinstance(feeds[1], ReadAhead)
     assert not isinstance(feeds[0], ReadAhead)
@@ -110,39 +93,33 @@ def test_resident_and_read_ahead_batches_are_those_of_the_host(
             there = feed(k)
             assert there.input_ids.device == GPU
             assert all(rows.device == GPU for rows in there.features.values())
-            assert same(there.to(CPU), host[k])
+            assert_same(there.to(CPU), host[k])
 
 
-def trained(spec: RunSpec, **more: Any) -> dict[str, torch.Tensor]:
+def assert_alike_and_note_equal_bits(record, one, other, bound):
+    record("equal bits", all(torch.equal(one[name], other[name]) for name in one))
+    assert_alike(one, other, bound)
+
+
+def trained(spec, **more):
     train_run(spec, say=silent, **more)
     return weights_of(spec.out)
 
 
-def note_equal_bits(record: Callable[[str, object], None], *runs: dict[str, torch.Tensor]) -> None:
-    one, other = runs
-    record("equal bits", all(torch.equal(one[name], other[name]) for name in one))
-
-
-@pytest.mark.parametrize("precision", list(BOUNDS))
+@every_precision
 @pytest.mark.parametrize("system", ["dalr", "mcseo"])
 def test_two_equal_runs_have_the_same_weights(
-    cases: dict[str, Case],
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-    system: str,
-    precision: Precision,
-) -> None:
+    features, tmp_path, record_property, system, precision
+):
+    case = case_of(features, system)
     one, other = (
-        trained(cases[system].spec(tmp_path / name, **STEPS, precision=precision))
+        trained(case.spec(tmp_path / name, **STEPS, precision=precision))
         for name in ("one", "other")
     )
-    note_equal_bits(record_property, one, other)
-    assert_alike(one, other, SAME[precision])
+    assert_alike_and_note_equal_bits(record_property, one, other, SAME[precision])
 
 
-def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
-    world: World, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(world, tmp_path, record_property):
     """With dropout, whose masks must be drawn again."""
     whole = trained(world.spec(tmp_path / "whole", "mcse", train=STEPS))
     broken = world.spec(tmp_path / "broken", "mcse", train=STEPS)
@@ -152,29 +129,23 @@ def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     train_run(broken, say=said.append)
     assert any("resuming after step 6" in line for line in said)
     resumed = weights_of(tmp_path / "broken")
-    note_equal_bits(record_property, whole, resumed)
-    assert_alike(whole, resumed, SAME["fp32"])
+    assert_alike_and_note_equal_bits(record_property, whole, resumed, SAME["fp32"])
 
 
-@pytest.mark.parametrize("precision", list(SAME))
-def test_compiled_steps_are_the_eager_ones_within_rounding(
-    cases: dict[str, Case], tmp_path: Path, precision: Precision
-) -> None:
+@every_precision
+def test_compiled_steps_are_the_eager_ones_within_rounding(features, tmp_path, precision):
     pytest.importorskip("triton")
-    steps = {**STEPS, "precision": precision}
+    case, steps = case_of(features, "mcseo"), {**STEPS, "precision": precision}
     eager, compiled = (
-        trained(cases["mcseo"].spec(tmp_path / name, **steps, compile=name))
-        for name in ("off", "on")
+        trained(case.spec(tmp_path / name, **steps, compile=name)) for name in ("off", "on")
     )
     assert_alike(eager, compiled, SAME[precision])
 
 
-def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(world, tmp_path, monkeypatch):
     healthy = GroundedModel.terms
 
-    def terms(self, batch, views):  # type: ignore[no-untyped-def]
+    def terms(self, batch, views):
         found = healthy(self, batch, views)
         return found if batch.k != 5 else {**found, TOTAL: found[TOTAL] * float("nan")}
 

@@ -1,19 +1,20 @@
-"""Steps of `train_run` are those of the released loops, and of the equations, term by term."""
+"""Steps of `train_run` are those of the released loops, and of the equations, term by term.
+
+So are those of examples/mcse_from_cache.py, which is the trainer in one file.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import TEACHERS, Case, Features
+from cases import TEACHERS, Case, case_of
 from conftest import silent
 from released_loops import (
     DALRLoss,
@@ -29,11 +30,11 @@ from released_loops import (
 )
 from torch import Tensor, nn
 
-from train.batch import Batch
 from train.data import TrainingData
 from train.loop import Callback
 from train.model import GroundedModel
 from train.records import RunState
+from train.run_spec import TrainConfig
 from train.train_run import train_run
 
 RATE = 1e-3
@@ -41,9 +42,9 @@ PAIR_BATCHES, TEXT_BATCHES = 3, 7  # of 18 pairs and 40 sentences, so every seco
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
 
 CLIP: dict[str, Any] = {"image": "clip", "text": "clip", "weight": 0.5}
-RELEASED = {**CLIP, "variant": "released"}
-HALVES = {"text": 1.0, "image": 0.5, "teacher_text": 0.5}
 QUARTERS = {"text": 1.0, "image": 0.25, "teacher_text": 0.25}
+HALVES = {"text": 1.0, "image": 0.5, "teacher_text": 0.5}
+THRESHOLDS = {"image": 16.0, "teacher_text": 16.0}
 DALR: dict[str, Any] = {"image": "clip", "teachers": TEACHERS}
 MIX = {"teacher-first": 0.33, "teacher-second": 0.67}
 DALR_WEIGHTS = {
@@ -51,48 +52,32 @@ DALR_WEIGHTS = {
     **{"ranking": 0.2, "intra_modal": 0.2},
 }
 
+System = tuple[str, dict[str, Any], ReleasedLoss]
+"""An objective with its parameters, and its counterpart in the released loop."""
 
-@dataclass(frozen=True)
-class System:
-    """One objective, and its counterpart in the released loop."""
-
-    objective: str
-    parameters: dict[str, Any]
-    loss: ReleasedLoss
-
-
-SYSTEMS = {
-    "simcse": System("simcse", {}, ReleasedLoss()),
-    "mcse": System(
+SYSTEMS: dict[str, System] = {
+    "simcse": ("simcse", {}, ReleasedLoss()),
+    "mcse": (
         "mcse",
         {"image": "clip", "weight": 0.5, "variant": "released"},
         MCSELoss({"text": 1.0, "image": 0.5}),
     ),
-    "kdmcse": System("kdmcse", RELEASED, KDMCSELoss(HALVES)),
-    "kdmcse, filtered": System(
+    "kdmcse": ("kdmcse", {**CLIP, "variant": "released"}, KDMCSELoss(HALVES)),
+    "kdmcse, filtered": (
         "kdmcse",
         {
-            **{**RELEASED, "margin": 1.4, "text_margin": 0.8},
-            **{"image_threshold": 16.0, "teacher_text_threshold": 16.0},
+            **{**CLIP, "variant": "released", "margin": 1.4, "text_margin": 0.8},
+            **{f"{term}_threshold": score for term, score in THRESHOLDS.items()},
         },
-        KDMCSELoss(
-            HALVES,
-            text_margin=0.8,
-            margin=1.4,
-            thresholds={"image": 16.0, "teacher_text": 16.0},
-        ),
+        KDMCSELoss(HALVES, margin=1.4, text_margin=0.8, thresholds=THRESHOLDS),
     ),
-    "dalr": System("dalr", DALR, DALRLoss(DALR_WEIGHTS, mix=MIX)),
-    "mcseo": System(
-        "mcseo", {"image": "clip"}, MCSEOLoss({"text": 1.0, "image": 0.01, "object": 0.005})
+    "dalr": ("dalr", DALR, DALRLoss(DALR_WEIGHTS, mix=MIX)),
+    "mcseo": (
+        "mcseo",
+        {"image": "clip"},
+        MCSEOLoss({"text": 1.0, "image": 0.01, "object": 0.005}),
     ),
 }
-
-
-def alone(term: str) -> System:
-    """DALR with one term."""
-    off = {f"{other}_weight": 0 for other in DALR_WEIGHTS if other != term}
-    return System("dalr", {**DALR, **off}, DALRLoss({term: DALR_WEIGHTS[term]}, mix=MIX))
 
 
 def teachers(*names: str, **off: float) -> System:
@@ -101,7 +86,11 @@ def teachers(*names: str, **off: float) -> System:
     given = [{"encoder": name, "weight": weight} for name, weight in mix.items()]
     weights = {term: w for term, w in DALR_WEIGHTS.items() if f"{term}_weight" not in off}
     shares = {f"teacher-{name}": weight for name, weight in mix.items()}
-    return System("dalr", {**DALR, "teachers": given, **off}, DALRLoss(weights, mix=shares))
+    return "dalr", {**DALR, "teachers": given, **off}, DALRLoss(weights, mix=shares)
+
+
+def of_the_paper(weights: dict[str, float], **numbers: Any) -> KDMCSELoss:
+    return KDMCSELoss(weights, **{"text_margin": 0.0, "margin": 0.125, **numbers}, paper=True)
 
 
 MCSE_NUMBERS = {"temperature": 0.07, "image_temperature": 0.1, "weight": 0.7, "text_weight": 0.3}
@@ -110,58 +99,36 @@ DALR_NUMBERS = {
     **{"temperature": 0.07, "image_temperature": 0.06, "ranking_temperature": 0.2},
     **{"target_temperature": 1.0, "student_temperature": 0.5},
 }
-VARIANTS = {
-    "simcse, own temperature": System(
-        "simcse", {"temperature": 0.2}, ReleasedLoss(temperature=0.2)
-    ),
-    "mcse, own numbers": System(
+VARIANTS: dict[str, System] = {
+    "simcse, own temperature": ("simcse", {"temperature": 0.2}, ReleasedLoss(temperature=0.2)),
+    "mcse, own numbers": (
         "mcse",
         {"image": "clip", **MCSE_NUMBERS},
         MCSELoss({"text": 0.3, "image": 0.35}, 0.07, image_temperature=0.1, sums=True),
     ),
-    "mcse, no image term": System("mcse", {"weight": 0}, ReleasedLoss()),
-    "kdmcse, paper": System(
+    "kdmcse, paper": (
         "kdmcse",
         CLIP,
-        KDMCSELoss(
-            QUARTERS,
-            text_margin=0.0,
-            margin=0.125,
-            thresholds={"image": 0.9, "teacher_text": 0.9},
-            gated=False,
-            paper=True,
-        ),
+        of_the_paper(QUARTERS, thresholds={"image": 0.9, "teacher_text": 0.9}),
     ),
-    "kdmcse, paper, both filters": System(
+    "kdmcse, paper, both filters": (
         "kdmcse",
         {**CLIP, "image_threshold": 0.85, "teacher_text_threshold": 0.9, "text_margin": 0.3},
-        KDMCSELoss(
-            QUARTERS,
-            text_margin=0.3,
-            margin=0.125,
-            thresholds={"image": 0.85, "teacher_text": 0.9},
-            gated=False,
-            paper=True,
-        ),
+        of_the_paper(QUARTERS, text_margin=0.3, thresholds={"image": 0.85, "teacher_text": 0.9}),
     ),
-    "kdmcse, paper, no filter, own numbers": System(
+    "kdmcse, paper, no filter, own numbers": (
         "kdmcse",
         {
             **{**CLIP, "image_threshold": None, "teacher_text_threshold": None, "margin": 0.3},
             **{"temperature": 0.07, "teacher_temperature": 0.1},
             **{"image_weight": 0.5, "teacher_text_weight": 2.0},
         },
-        KDMCSELoss(
+        of_the_paper(
             {"text": 1.0, "image": 0.125, "teacher_text": 0.5},
-            temperature=0.07,
-            text_margin=0.0,
-            margin=0.3,
-            teacher_temperature=0.1,
-            gated=False,
-            paper=True,
+            **{"temperature": 0.07, "teacher_temperature": 0.1, "margin": 0.3},
         ),
     ),
-    "dalr, own numbers": System(
+    "dalr, own numbers": (
         "dalr",
         {
             **{**DALR, **DALR_NUMBERS, "consistency_margin": -0.1},
@@ -179,98 +146,17 @@ VARIANTS = {
     "dalr, widths that are not added up": teachers(
         "first", "wide", cross_modal_weight=0, intra_modal_weight=0
     ),
-    **{f"dalr, {term} alone": alone(term) for term in DALR_WEIGHTS},
-    "mcseo, own numbers": System(
+    "mcseo, own numbers": (
         "mcseo",
         {"image": "clip", **MCSEO_NUMBERS, "image_weight": 0.7, "object_weight": 0.3},
         MCSEOLoss({"text": 1.0, "image": 0.7, "object": 0.3}, **MCSEO_NUMBERS),
     ),
-    "mcseo, no image term": System(
+    "mcseo, objects alone": (
         "mcseo",
-        {"image": "clip", "image_weight": 0, "object_weight": 1},
-        MCSEOLoss({"text": 1.0, "object": 1.0}),
-    ),
-    "mcseo, no text term": System(
-        "mcseo",
-        {"image": "clip", "text_weight": 0, "object_weight": 1},
-        MCSEOLoss({"image": 0.01, "object": 1.0}),
+        {"image": "clip", "image_weight": 0, "text_weight": 0, "object_weight": 1},
+        MCSEOLoss({"object": 1.0}),
     ),
 }
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A system with one stream or both, named so that a run of it is made once."""
-
-    name: str
-    streams: tuple[str, ...] = ("pairs", "text")
-    dropout: float = 0.0
-    dtype: torch.dtype = torch.float64
-    epsilon: float | None = None
-    steps: int = 30
-
-    @property
-    def system(self) -> System:
-        return (SYSTEMS | VARIANTS)[self.name]
-
-    def case(self, features: Features) -> Case:
-        parameters = {**self.system.parameters, "caption": "random"}
-        return Case(
-            features,
-            self.system.objective,
-            parameters,
-            streams=self.streams,
-            dropout=self.dropout,
-        )
-
-    def ours(self, features: Features, out: Path) -> Recorder:
-        """Train as `sightline train` does, in the setting's precision."""
-        read = TrainingData.__getitem__
-
-        def read_in_dtype(data: TrainingData, k: int) -> Batch:
-            batch = read(data, k)
-            rows = {feature: values.to(self.dtype) for feature, values in batch.features.items()}
-            return dataclasses.replace(batch, features=rows)
-
-        recorder = Recorder(self.dtype, equal_masks=self.dropout > 0)
-        told = {"learning_rate": RATE, "max_steps": self.steps, "epsilon": self.epsilon}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TrainingData, "__getitem__", read_in_dtype)
-            train_run(self.case(features).spec(out, **told), say=silent, callbacks=[recorder])
-        return recorder
-
-    def theirs(
-        self, features: Features, start: dict[str, Tensor], told: Released, loss: ReleasedLoss
-    ) -> tuple[list[dict[str, float]], ReleasedModel]:
-        """Train as the released code did, from the weights that our run began with."""
-        case = self.case(features)
-        model = ReleasedModel(case.student, start, self.dtype)
-        seed_every_pass(model.encoder)
-        text = dataclasses.replace(case, objective="simcse", parameters={}, streams=("text",))
-        pairs = dataclasses.replace(case, streams=("pairs",))
-        of_pairs = self._loader(pairs, PAIR_BATCHES) if "pairs" in self.streams else None
-        of_text = self._loader(text, TEXT_BATCHES) if "text" in self.streams else None
-        return released_run(model, loss, of_pairs, of_text, told, self.steps), model
-
-    def _loader(self, case: Case, batches: int) -> Loader:
-        data, features = case.data(), case.features
-
-        def batch(number: int, step: int) -> Sentences:
-            drawn = data[number]
-            needs = data.feature_sets if drawn.stream == "pairs" else ()
-            rows = {
-                name: features.of(name.replace("-", "/"), drawn).to(self.dtype) for name in needs
-            }
-            phrases = [
-                (row, start, end)
-                for row, key in enumerate(drawn.keys)
-                for start, end, _ in features.named.get(key.tobytes(), ())
-            ]
-            generator = dataclasses.replace(drawn, k=step).generator()
-            lengths = torch.from_numpy(drawn.lengths)
-            return Sentences(drawn.input_ids, lengths, rows, phrases, generator)
-
-        return Loader(batch, batches)
 
 
 class Recorder(Callback):
@@ -283,8 +169,6 @@ class Recorder(Callback):
     def __init__(self, dtype: torch.dtype, equal_masks: bool = False) -> None:
         self._dtype, self._equal_masks = dtype, equal_masks
         self.losses: list[dict[str, float]] = []
-        self.start: dict[str, Tensor] = {}
-        self.end_weights: dict[str, Tensor] = {}
 
     def begin(self, state: RunState, model: GroundedModel) -> None:
         self._model = model.to(self._dtype)
@@ -314,84 +198,136 @@ def seed_every_pass(encoder: nn.Module) -> None:
     encoder.register_forward_pre_hook(seed)
 
 
-@pytest.fixture(scope="module")
-def ours(
-    features: Features, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Setting], Recorder]:
-    """Our run of a setting."""
-    return cache(lambda setting: setting.ours(features, tmp_path_factory.mktemp("run") / "out"))
+def loader_of(case: Case, batches: int, dtype: torch.dtype) -> Loader:
+    """The batches of the released loop: those of a run with this stream alone."""
+    data, features = case.data(), case.features
+
+    def batch(number: int, step: int) -> Sentences:
+        drawn = data[number]
+        needs = data.feature_sets if drawn.stream == "pairs" else ()
+        rows = {name: features.of(name.replace("-", "/"), drawn).to(dtype) for name in needs}
+        phrases = [
+            (row, start, end)
+            for row, key in enumerate(drawn.keys)
+            for start, end, _ in features.named.get(key.tobytes(), ())
+        ]
+        generator = dataclasses.replace(drawn, k=step).generator()
+        lengths = torch.from_numpy(drawn.lengths)
+        return Sentences(drawn.input_ids, lengths, rows, phrases, generator)
+
+    return Loader(batch, batches)
 
 
-def differences(
-    ours: Recorder, losses: list[dict[str, float]], model: ReleasedModel
-) -> tuple[float, float]:
-    """The largest difference between losses, and between end weights."""
-    theirs = weights_of(model)
-    assert theirs.keys() == ours.end_weights.keys()
-    of_steps = zip(ours.losses, losses, strict=True)
-    of_losses = [abs(one["loss"] - other["loss"]) for one, other in of_steps]
-    of_weights = [float((theirs[n] - w).abs().max()) for n, w in ours.end_weights.items()]
-    assert all(math.isfinite(each) for each in (*of_losses, *of_weights))
-    return max(of_losses), max(of_weights)
-
-
-ALONE = {name: ("text",) if name == "simcse" else ("pairs",) for name in SYSTEMS}
-SETTINGS = [
-    # on sentences alone SimCSE was trained by the Trainer, whose epsilon is another
+BOTH = ("pairs", "text")
+SETTINGS: list[tuple[str, tuple[str, ...], float, torch.dtype, int]] = [
+    # system, streams, dropout, precision, steps
+    *((name, BOTH, 0.0, torch.float64, 30) for name in SYSTEMS),
     *(
-        Setting(name, streams, dropout, epsilon=1e-8 if streams == ("text",) else None)
+        (name, ("text",) if name == "simcse" else ("pairs",), 0.1, torch.float64, 30)
         for name in SYSTEMS
-        for streams in (ALONE[name], ("pairs", "text"))
-        for dropout in (0.0, 0.1)
     ),
-    *(Setting(name, dropout=0.1, dtype=torch.float32) for name in SYSTEMS),
+    *((name, BOTH, 0.1, torch.float32, 30) for name in SYSTEMS),
     *(
-        Setting(
-            name, ("pairs", "text") if "text" in system.loss.weights else ("pairs",), 0.1, steps=8
-        )
-        for name, system in VARIANTS.items()
+        (name, BOTH if "text" in loss.weights else ("pairs",), 0.1, torch.float64, 8)
+        for name, (_, _, loss) in VARIANTS.items()
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    "setting", SETTINGS, ids=lambda s: f"{s.name}: {'+'.join(s.streams)}, {s.dropout}, {s.dtype}"
-)
+@pytest.mark.parametrize(("name", "streams", "dropout", "dtype", "steps"), SETTINGS)
 def test_steps_are_those_of_the_released_loop(
-    features: Features, ours: Callable[[Setting], Recorder], setting: Setting
-) -> None:
+    features, tmp_path, monkeypatch, name, streams, dropout, dtype, steps
+):
     """In either precision, without dropout or with equal masks, alone or mixed with sentences."""
-    run, told = ours(setting), Released(RATE, setting.epsilon or 1e-6)
-    losses, model = setting.theirs(features, run.start, told, setting.system.loss)
+    objective, parameters, loss = (SYSTEMS | VARIANTS)[name]
+    case = Case(
+        features, objective, {**parameters, "caption": "random"}, streams=streams, dropout=dropout
+    )
+    # on sentences alone SimCSE was trained by the Trainer, whose epsilon is another
+    epsilon = 1e-8 if streams == ("text",) else None
+    run, read = Recorder(dtype, equal_masks=dropout > 0), TrainingData.__getitem__
+
+    def read_in_dtype(data, k):
+        batch = read(data, k)
+        rows = {feature: values.to(dtype) for feature, values in batch.features.items()}
+        return dataclasses.replace(batch, features=rows)
+
+    spec = case.spec(tmp_path / "run", learning_rate=RATE, max_steps=steps, epsilon=epsilon)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingData, "__getitem__", read_in_dtype)
+        train_run(spec, say=silent, callbacks=[run])
+
+    model = ReleasedModel(case.student, run.start, dtype)
+    seed_every_pass(model.encoder)
+    pairs = dataclasses.replace(case, streams=("pairs",))
+    text = dataclasses.replace(case, objective="simcse", parameters={}, streams=("text",))
+    losses = released_run(
+        model,
+        loss,
+        loader_of(pairs, PAIR_BATCHES, dtype) if "pairs" in streams else None,
+        loader_of(text, TEXT_BATCHES, dtype) if "text" in streams else None,
+        Released(RATE, epsilon or 1e-6),
+        steps,
+    )
+
     for one, other in zip(run.losses, losses, strict=True):
         assert one == pytest.approx(other, rel=1e-5, abs=1e-6)  # terms are logged in float32
-    moved = max(float((w - run.start[n]).abs().max()) for n, w in run.end_weights.items())
-    assert moved > (5e-3 if setting.steps == 30 else 1e-3)  # the compared weights have moved
-    assert max(differences(run, losses, model)) <= TOLERANCE[setting.dtype]
+        assert abs(one["loss"] - other["loss"]) <= TOLERANCE[dtype]
+    theirs, moved = weights_of(model), 0.0
+    assert theirs.keys() == run.end_weights.keys()
+    for part, weight in run.end_weights.items():
+        assert float((theirs[part] - weight).abs().max()) <= TOLERANCE[dtype]
+        moved = max(moved, float((weight - run.start[part]).abs().max()))
+    assert moved > (5e-3 if steps == 30 else 1e-3)  # the compared weights have moved
 
 
-LOOP: list[tuple[str, dict[str, Any]]] = [
-    ("mcse", {"epsilon_at": "after"}),
-    ("mcse", {"epsilon": 1e-8}),
-    ("mcse", {"cleared": "none"}),
-    ("mcse", {"max_norm": 1e9}),
-    ("mcse", {"paired": "evenly"}),
-    ("kdmcse, filtered", {"thresholds": {}}),
-    ("kdmcse, filtered", {"margin": 0.15}),
-    ("kdmcse, filtered", {"text_margin": 0.15}),
-    ("kdmcse, filtered", {"gated": False}),
-]
+# ---- the example -------------------------------------------------------------------------------
+
+SOURCE = Path(__file__).parents[2] / "examples/mcse_from_cache.py"
+STEPS = 20
 
 
-@pytest.mark.parametrize(("name", "point"), LOOP, ids=str)
-def test_each_point_of_the_released_loop_matters(
-    features: Features, ours: Callable[[Setting], Recorder], name: str, point: dict[str, Any]
-) -> None:
-    setting, told, loss = Setting(name), Released(RATE), SYSTEMS[name].loss
-    if name == "mcse":
-        told = dataclasses.replace(told, **point)
-    else:
-        loss = dataclasses.replace(loss, **point)
-    run = ours(setting)
-    losses, model = setting.theirs(features, run.start, told, loss)
-    assert min(differences(run, losses, model)) > 1e4 * TOLERANCE[torch.float64]
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location("mcse_from_cache", SOURCE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config = TrainConfig(batch_size=6, learning_rate=RATE, max_steps=STEPS, eval_steps=10)
+    monkeypatch.setattr(module, "CONFIG", config)
+    monkeypatch.setattr(module, "STEPS", STEPS)
+    return module
+
+
+def test_losses_of_the_example_are_those_of_the_trainer(features, tmp_path, example):
+    spec = case_of(features, "mcse", weight=example.WEIGHT).spec(tmp_path / "run", max_steps=STEPS)
+    run, world = Recorder(torch.float32), features.world
+    train_run(spec, say=silent, callbacks=[run])
+    data = example.Data(world.root, features.root / "image/clip", world.root / "tokens")
+    model = example.MCSE(Path(spec.student.model), data.features.dim)
+    assert list(model.state_dict()) == list(run.start)
+    model.load_state_dict(run.start)
+    losses = [loss for _, loss in example.train(model, data, STEPS)]
+    assert losses == pytest.approx([entry["loss"] for entry in run.losses], abs=1e-5)
+    assert {data.schedule.draw(k).stream for k in range(STEPS)} == {"pairs", "text"}
+
+
+def test_the_example_trains_and_scores_what_the_demo_leaves(world, tmp_path, example, capsys):
+    tables = tmp_path / "datasets/scenes"
+    (tables / "similarity").mkdir(parents=True)
+    for name in ("images", "captions", "sentences"):
+        shutil.copy(world.root / f"{name}.parquet", tables)
+    shutil.copytree(world.student, tables / "student")
+    for name in ("dev", "test"):
+        shutil.copy(world.root / "dev.tsv", tables / f"similarity/{name}.tsv")
+    shutil.copytree(world.root / "features", tmp_path / "features/scenes/image/resnet")
+    shutil.copytree(world.root / "tokens", tmp_path / "tokens/scenes-bert")
+    example.main(tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    best = max(float(line.split()[-1]) for line in lines if "dev" in line)
+    assert lines[-1] == f"test {best:.2f}"  # the same file
+
+
+def test_the_example_is_about_150_lines():
+    assert len(SOURCE.read_text().splitlines()) <= 160
