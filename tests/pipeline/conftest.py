@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,26 @@ def world(
     return folder
 
 
+@pytest.fixture
+def unchanged(world: Path) -> Callable[[], AbstractContextManager[None]]:
+    """A `with` block that writes nothing here, except what a reader notes of files it checked."""
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {
+            path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+            for path in world.rglob("*")
+            if path.name not in ("checked.json", "image.run", "tmp")
+        }
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        before = files()
+        yield
+        assert files() == before
+
+    return block
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's graph at its smallest with two of its runs, all stages done."""
@@ -86,3 +107,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stage in FINISHED:
             assert sightline("stage", *stage.split()) == 0, stage
     return folder
+
+
+@pytest.fixture
+def graph(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder is a copy of `finished`."""
+    monkeypatch.chdir(shutil.copytree(finished, tmp_path / "graph"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,14 +28,14 @@ MEMINFO += "".join(f"{n}: 0 kB\n" for n in ("Buffers", "Cached", "Shmem", "Activ
 
 
 @pytest.fixture
-def run_doctor(monkeypatch, said, tmp_path) -> Callable[..., str]:
+def run_doctor(monkeypatch, said, tmp_path):
     """Runs it in an empty folder; what it says."""
     monkeypatch.setattr(hardware, "bf16_gain", lambda: 0.5)
     monkeypatch.chdir(tmp_path)
     return lambda *words: said("doctor", *words)[1]
 
 
-def gpu(capability: tuple[int, int], bf16: bool = False) -> hardware.Gpu:
+def gpu(*capability: int, bf16: bool = False) -> hardware.Gpu:
     return hardware.Gpu("a GPU", 8 * GIB, None, capability, "", bf16)
 
 
@@ -83,19 +82,17 @@ def test_the_limits_of_a_control_group(tmp_path, monkeypatch, groups, files, quo
     assert (found.model, found.quota) == ("Some Processor 9000", quota)
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     assert hardware.memory(tmp_path) == memory
-
-
-def test_a_system_without_these_files(tmp_path):
-    assert hardware.processor(tmp_path).usable >= 1
-    assert hardware.memory(tmp_path).limit is None
+    nowhere = tmp_path / "a system without these files"
+    assert hardware.processor(nowhere).usable >= 1
+    assert hardware.memory(nowhere).limit is None
 
 
 @pytest.mark.parametrize(
     ("device", "of", "gain", "precision", "said"),
     [
-        ("cuda", gpu((9, 0), bf16=True), 0.0, "bf16", "tensor cores for bf16"),
-        ("cuda", gpu((7, 5)), 0.0, "fp16", "7.5 has tensor cores for fp16"),
-        ("cuda", gpu((6, 1)), 0.0, "fp32", "6.1 has no tensor cores"),
+        ("cuda", gpu(9, 0, bf16=True), 0.0, "bf16", "tensor cores for bf16"),
+        ("cuda", gpu(7, 5), 0.0, "fp16", "7.5 has tensor cores for fp16"),
+        ("cuda", gpu(6, 1), 0.0, "fp32", "6.1 has no tensor cores"),
         ("mps", None, 0.0, "fp32", "MPS"),
         ("cpu", None, 4.8, "bf16", "at 4.80 times the speed of fp32"),
         ("cpu", None, 1.1, "fp32", "at 1.10 times the speed of fp32"),
