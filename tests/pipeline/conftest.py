@@ -8,18 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 from command_line import sightline, unboxed
-from demo_params import demo_params
 from small_inputs import extracting, write_clip, write_photos
-from tiny_scenes import TINY
-
-FINISHED = (
-    *("prepare scenes", "ground scenes", "image-features scenes clip", "tokens"),
-    *("image-features scenes resnet", "object-features scenes clip", "text-features scenes clip"),
-    *("teachers scenes similarity", "phrase-tokens scenes", "train simcse 0"),
-    *("train mcse-clip 0", "evaluate", "report"),
-)
 
 
 @pytest.fixture
@@ -88,28 +78,3 @@ def unchanged(world: Path) -> Callable[[], AbstractContextManager[None]]:
         assert files() == before
 
     return block
-
-
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's graph at its smallest with two of its runs, all stages done."""
-    folder = tmp_path_factory.mktemp("graph")
-    (folder / ".dvc").mkdir()
-    params = demo_params()
-    params["datasets"]["scenes"] |= TINY
-    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
-    params["systems"] = {name: params["systems"][name] for name in ("simcse", "mcse-clip")}
-    params["systems"]["mcse-clip"]["runs"].pop("mcse-shuffled")
-    params["report"]["control"] = None
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for stage in FINISHED:
-            assert sightline("stage", *stage.split()) == 0, stage
-    return folder
-
-
-@pytest.fixture
-def graph(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current folder is a copy of `finished`."""
-    monkeypatch.chdir(shutil.copytree(finished, tmp_path / "graph"))

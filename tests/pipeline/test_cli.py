@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +12,12 @@ from typing import get_args
 
 import pytest
 from command_line import sightline
-from demo_params import demo_params_text
 
 from pipeline.cli import main
 from pipeline.cli.extract import extract
 from sightline import progress as module
 from sightline.cache.record import FEATURE_KINDS
 from sightline.progress import PhaseProgress, progress
-from train.code_digest import code_of
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
@@ -31,15 +28,6 @@ def test_the_command_that_an_objective_names_for_missing_features_exists(kind):
     assert FeatureNeed(kind, "clip").command == f"sightline extract {kind}"
     kinds, *_ = get_args(extract.__annotations__["kind"])
     assert kind in get_args(kinds)
-
-
-def test_a_stage_outside_a_dvc_repository(monkeypatch, fails, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert "params.yaml: no such file" in fails("stage", "prepare", "scenes")
-    (tmp_path / "params.yaml").write_text(demo_params_text())
-    err = fails("stage", "prepare", "scenes")
-    assert "not a DVC repository" in err
-    assert "dvc init" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -120,17 +108,6 @@ def test_debug_prints_the_traceback(broken, tmp_path, monkeypatch):
     with pytest.raises(KeyError, match="nobody foresaw"):
         main()
     assert not list(tmp_path.iterdir())
-
-
-def test_accept_keeps_the_runs_that_are_named_and_no_others(graph, monkeypatch, says):
-    monkeypatch.setattr("train.code_digest.code_of", lambda names: code_of(names) | {"edited": "0"})
-    assert says("accept", "simcse") == "runs/simcse/seed-0: accepted\n"
-    assert sorted(says("accept").splitlines()) == [
-        "runs/mcse-clip/seed-0: accepted",
-        "runs/simcse/seed-0: the code that trained it has not changed",
-    ]
-    shutil.rmtree("runs/simcse")
-    assert says("accept", "simcse") == "runs/simcse/seed-0: not trained yet\n"
 
 
 # -- progress ------------------------------------------------------------------------------------

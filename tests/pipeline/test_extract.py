@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from small_inputs import extracting
 
@@ -322,21 +321,3 @@ def test_another_encoder_and_other_inputs_are_refused(fails, world):
     Path("texts.txt").write_text("other\n")
     err = fails(*extracting("text", "text", "--check", 2))
     assert "text: none of its 3 rows matches these inputs" in err
-
-
-def test_rows_of_every_kind_are_encoded_again_from_the_inputs_of_the_graph(graph, says, fails):
-    for stage in (
-        "image-features scenes resnet",
-        "object-features scenes clip",
-        "text-features scenes clip",
-        "teachers scenes similarity",
-    ):
-        out = says("stage", *stage.split(), "--check", 3)
-        assert out.startswith("data/features/scenes/")
-        assert f"/{stage.split()[2]}: 3 rows encoded again: 3 with identical bytes" in out
-    params = yaml.safe_load(Path("params.yaml").read_text())
-    params["extract"]["cutouts"] = {"margin": 0.4}
-    Path("params.yaml").write_text(yaml.safe_dump(params))
-    err = fails("stage", "object-features", "scenes", "clip", "--check", 3)
-    assert "differs from its record" in err
-    assert "margin" in err

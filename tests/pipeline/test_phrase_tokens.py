@@ -18,7 +18,6 @@ from sightline.cache import (
     CacheError,
     PhraseTokenHeader,
     PhraseTokens,
-    TokenSet,
     as_keys,
     key_column,
     key_of_text,
@@ -196,10 +195,3 @@ def test_damaged_phrase_tokens_are_refused(bert, tmp_path):
     write_phrase_tokens(tmp_path / "wild", header, pairs, pairs, [1, 2], [2, 999])
     with pytest.raises(CacheError, match=r"phrase \d has tokens \d to 999 of at most"):
         PhraseTokens.open(tmp_path / "wild")
-
-
-def test_the_stage_truncates_captions_as_their_tokens_are(finished):
-    tokens = TokenSet.open(finished / "data/tokens/scenes-bert").header
-    spans = PhraseTokens.open(finished / "data/phrase-tokens/scenes/scenes-bert").header
-    assert spans.max_length == tokens.max_length
-    assert spans.tokenizer_sha256 == tokens.tokenizer_sha256
