@@ -16,13 +16,7 @@ from pipeline.cli import doctor
 from sightline import hardware
 
 GIB = 1 << 30
-CPUINFO = """\
-processor	: 0
-model name	: Some Processor 9000
-
-processor	: 1
-model name	: Some Processor 9000
-"""
+CPUINFO = "\n".join(f"processor\t: {n}\nmodel name\t: Some Processor 9000\n" for n in range(2))
 MEMINFO = f"MemTotal: {64 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {32 * GIB >> 10} kB\n"
 MEMINFO += "".join(f"{n}: 0 kB\n" for n in ("Buffers", "Cached", "Shmem", "Active", "Inactive"))
 
@@ -171,12 +165,8 @@ def test_a_machine_without_problems(run_doctor, tmp_path):
 
 
 def test_missing_and_outdated_packages_are_problems(monkeypatch, run_doctor):
-    declared = [
-        "torch>=99",
-        "no-such-package>=1",
-        "also-missing>=1; extra == 'report'",
-        "ruff>=99; extra == 'dev'",
-    ]
+    declared = ["torch>=99", "no-such-package>=1"]
+    declared += ["also-missing>=1; extra == 'report'", "ruff>=99; extra == 'dev'"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
     report = json.loads(run_doctor("--json"))
     version = importlib.metadata.version("torch")
@@ -192,12 +182,11 @@ def test_more_threads_than_cpus_and_a_full_disk_are_problems():
     limited = hardware.Processor("a CPU", usable=64, quota=3.5, threads=64)
     assert doctor.too_many(limited).endswith("set OMP_NUM_THREADS=4")
     assert doctor.too_many(replace(limited, threads=4)) == ""
-    assert str(limited) == (
-        "a CPU; 64 cores; limited to 3.5 CPUs by its control group; "
-        "PyTorch uses 64 threads (OMP_NUM_THREADS)"
-    )
-    limits = "4.3 GB of 8.6 GB free, limited to 8.6 GB by its control group"
-    assert str(hardware.Memory(8 * GIB, 4 * GIB, 8 * GIB)) == limits
+    group = "by its control group"
+    threads = "PyTorch uses 64 threads (OMP_NUM_THREADS)"
+    assert str(limited) == f"a CPU; 64 cores; limited to 3.5 CPUs {group}; {threads}"
+    free = f"4.3 GB of 8.6 GB free, limited to 8.6 GB {group}"
+    assert str(hardware.Memory(8 * GIB, 4 * GIB, 8 * GIB)) == free
     full = hardware.Disk("/cache", 5 * GIB, 500_000_000)
     assert doctor.too_full(full).startswith("/cache: only 500.0 MB free")
 

@@ -18,7 +18,7 @@ from made_results import made_result
 
 from pipeline import graph, stages
 from pipeline.configure import configuration, to_yaml
-from pipeline.params import Params, ParamsError, validate_params
+from pipeline.params import ParamsError, validate_params
 from train.code_digest import code_of
 from train.objectives import OBJECTIVES, make_objective
 from train.report.write import write_report
@@ -50,17 +50,9 @@ def given(request, repository):
     return validate_params(found, request.param), resolver.resolve()["stages"]
 
 
-def features_of(params: Params, name: str) -> set[Path]:
-    """The feature sets that a system reads with its own parameters."""
-    system = params.systems[name]
-    needs = make_objective(str(system.objective), system.parameters).features
-    return {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
-
-
 def test_dvc_makes_a_train_stage_of_each_run_and_seed(given):
     params, stages = given
-    made = {name: stage["cmd"] for name, stage in stages.items() if name.startswith("train-")}
-    assert made == {
+    assert {name: stages[name]["cmd"] for name in stages if name.startswith("train-")} == {
         f"train-{config.system}@{run}-{seed}": f"sightline stage train {run} {seed}"
         for run, config in params.runs.items()
         for seed in params.graph.seeds
@@ -83,7 +75,9 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
             reads |= {spec.pairs.phrases} - {None}
         assert (spec.text is not None) == spec.train.text_stream
         reads |= {spec.dev, graph.code_file(config.system)}
-        of_system = features_of(params, config.system)
+        system = params.systems[config.system]
+        needs = make_objective(str(system.objective), system.parameters).features
+        of_system = {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
         assert set(spec.features.values()) <= of_system  # a term that is off may leave one unread
         reads |= of_system
         stage = stages[f"train-{config.system}@{run}-{params.graph.seeds[0]}"]
@@ -118,14 +112,6 @@ def test_the_code_stage_depends_on_every_file_that_it_digests():
         assert any(file.is_relative_to(path) for path in watched), name
 
 
-def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    params = validate_params(configuration("wiki"), "wiki")
-    assert list(params.runs) == ["simcse"]
-    spec = graph.run_spec(params, "simcse", 0)
-    assert (spec.pairs is None, spec.text is None) == (True, False)
-
-
 def test_a_run_reads_the_features_of_its_system_and_no_others():
     found = demo_params()
     found["systems"]["mcse-clip"]["runs"]["other"] = {"parameters": {"image": "resnet"}}
@@ -146,9 +132,8 @@ def test_features_are_made_by_a_stage_and_read_by_a_run_before_a_task(given):
     params, stages = given
     outs = [out for stage in stages.values() for out in stage["outs"]]
     made = {Path(name) for out in outs if isinstance(out, dict) for name in out}
-    read = {
-        folder for run in params.runs for folder in graph.run_spec(params, run, 0).features.values()
-    }
+    specs = [graph.run_spec(params, run, 0) for run in params.runs]
+    read = {folder for spec in specs for folder in spec.features.values()}
     assert read <= made
     for name, task in params.evaluation.tasks.items():
         if {"retrieval", "neighbours"} & {task.task, name}:

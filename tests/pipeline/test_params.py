@@ -174,7 +174,7 @@ def test_devices_or_an_engine_of_the_command_replace_those_of_the_file(tmp_path,
     assert stages.load_here(Invocation(workers=0)).machine.ray == ("head:1", None)
 
 
-@pytest.mark.parametrize("text", ["[" * 250_000, "[" * 15_000 + "]" * 15_000, "- " * 15_000])
+@pytest.mark.parametrize("text", ["[" * 250_000, "[" * 11_000 + "]" * 11_000, "- " * 11_000])
 def test_yaml_that_is_nested_too_deeply_ends_no_process(text):
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_yaml(text)

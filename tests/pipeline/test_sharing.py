@@ -1,4 +1,4 @@
-"""Sharing through DVC without a GPU: a second clone trains, other repositories take feature sets.
+"""Sharing through DVC without a GPU: a second clone trains, and takes only what is new.
 
 The remote is a folder, and for what differs S3 or WebDAV: DVC treats all alike. The graph is the
 real dvc.yaml, and a stub (`stub_sightline.py`) stands in for the stages' work.
@@ -90,8 +90,7 @@ def test_one_per_cent_of_new_images_costs_a_push_and_an_update_only_what_is_new(
     mate.run("dvc", "pull", "-q", CLIP)
     assert len(FeatureSet.open(mate.folder / CLIP)) == 2020
     assert verify(mate.folder / CLIP) == []
-    kept = old & {file.name for file in (mate.folder / CLIP).iterdir()}
-    assert {name.partition("-")[0] for name in kept} >= {"shard", "set.json"}
+    assert old <= {file.name for file in (mate.folder / CLIP).iterdir()}, "until `gc`"
     assert not (mate.folder / RESNET).exists()
 
 
@@ -120,47 +119,3 @@ def test_a_feature_set_travels_and_the_password_stays_with_its_owner(server, own
             modify(mate, "--local", "team", option, value)
         mate.run("dvc", "pull", "-q", CLIP)
         assert verify(mate.folder / CLIP) == []
-
-
-@pytest.mark.slow
-def test_a_feature_set_is_imported_from_another_repository_and_updated(owner):
-    source = owner.second("source")
-    other = Clone(owner.folder.with_name("other"), owner.path)
-    other.folder.mkdir()
-    other.run("dvc", "get", "-q", source.folder, CLIP, "-o", "got")
-    assert verify(other.folder / "got") == []
-    other.run("git", "init", "-q")
-    other.run("dvc", "init", "-q")
-    other.run("dvc", "import", "-q", source.folder, CLIP)
-    assert len(FeatureSet.open(other.folder / "clip")) == 2000
-    source.grow()
-    source.run("dvc", "push", "-q", CLIP)
-    other.run("dvc", "update", "-q", "clip.dvc")
-    assert len(FeatureSet.open(other.folder / "clip")) == 2020
-    assert verify(other.folder / "clip") == []
-
-
-@pytest.mark.slow
-def test_superseded_files_are_sent_once_and_pulled_until_gc(owner):
-    def pushed() -> set[str]:
-        """The suffixes of the files that a push adds to the remote."""
-        before = set(remote.rglob("*"))
-        keeper.run("dvc", "push", "-q", CLIP)
-        return {path.suffix for path in set(remote.rglob("*")) - before if path.is_file()}
-
-    def pulled(name: str) -> set[str]:
-        mate = keeper.clone(name)
-        mate.run("dvc", "pull", "-q", CLIP)
-        return {path.name for path in (mate.folder / CLIP).iterdir()}
-
-    remote, keeper = owner.folder.with_name("remote"), owner.second("keeper")
-    old = {path.name for path in (keeper.folder / CLIP).glob("index-*")}
-    keeper.grow()
-    pushed()
-    assert old < pulled("before")
-    keeper.run("sightline", "cache", "gc", "data/features")
-    assert pushed() == set()  # dvc.lock still names what was there
-    keeper.run("dvc", "commit", "-q", "-f", "image-features@scenes-clip")
-    keeper.run("git", "commit", "-qam", "gc")
-    assert pushed() == {".dir"}  # the list of the files, which is shorter now
-    assert not old & pulled("after")
