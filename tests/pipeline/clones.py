@@ -63,10 +63,10 @@ class Clone:
         assert code == 0, f"{words}:\n{out}\n{err}"
         return out
 
-    def clone(self, name: str) -> Clone:
-        """A fresh clone beside this one, like a team-mate's."""
+    def clone(self, name: str, path: str = "") -> Clone:
+        """A fresh clone beside this one, like a team-mate's; with another PATH, if given."""
         self.run("git", "clone", "-q", self.folder, self.folder.with_name(name))
-        return Clone(self.folder.with_name(name), self.path)
+        return Clone(self.folder.with_name(name), path or self.path)
 
     def second(self, name: str) -> Clone:
         """Another working copy of the same user, with CLIP: it shares DVC's cache with this one."""
@@ -89,21 +89,27 @@ class Clone:
         return path.read_text().splitlines() if path.exists() else []
 
 
-def repository(place: Path) -> Clone:
-    """A repository whose features and tokens, made by a stub, are committed and pushed.
+def path_with(folder: Path, *command: str | Path) -> str:
+    """A PATH on which `sightline` is ``command``; the executable is written to ``folder``."""
+    folder.mkdir()
+    words = shlex.join(str(word) for word in command)
+    (folder / "sightline").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    (folder / "sightline").chmod(0o755)
+    return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
 
-    The remote is the folder ``remote`` in ``place``.
+
+def repository(folder: Path, path: str, remote: Path, changes: dict | None = None) -> Clone:
+    """A repository whose features and tokens are computed, committed and pushed to ``remote``.
+
+    ``changes`` are merged into sections of the demo's parameters.
     """
-    folder, command = place / "owner", place / "bin/sightline"
-    command.parent.mkdir()
-    stub = Path(__file__).with_name("stub_sightline.py")
-    command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(stub)])} "$@"\n')
-    command.chmod(0o755)
     (folder / ".dvc").mkdir(parents=True)  # without the project's config, which may have a remote
     (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
     for file in (".dvc/.gitignore", "dvc.yaml", ".dvcignore"):
         shutil.copy(ROOT / file, folder / file)
     params = demo_params()
+    for section, values in (changes or {}).items():
+        params[section] |= values
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     code = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["code"]["deps"]
     for source in [*code, *(dataset["source"] for dataset in params["datasets"].values())]:
@@ -111,10 +117,9 @@ def repository(place: Path) -> Clone:
         (folder / source).write_text("what something is made from")
     (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))
     (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "/calls.txt\n")
-    programs = [str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
-    clone = Clone(folder, os.pathsep.join(programs))
+    clone = Clone(folder, path)
     clone.run("git", "init", "-q", "-b", "main")
-    clone.run("dvc", "remote", "add", "-q", "-d", "team", place / "remote")
+    clone.run("dvc", "remote", "add", "-q", "-d", "team", remote)
     clone.run("dvc", "repro", "-q", "image-features", "tokens")
     clone.run("git", "add", ".")
     clone.run("git", "commit", "-qm", "Features")

@@ -55,7 +55,8 @@ except BaseException:
 """
 
 
-@pytest.mark.parametrize(("module", "code"), [("typer", INTERRUPTED), ("pyarrow", SWALLOWED)])
+@pytest.mark.parametrize("module", ["typer", "pyarrow"])
+@pytest.mark.parametrize("code", [INTERRUPTED, SWALLOWED], ids=["raised", "swallowed"])
 def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, module, code):
     """The command line imports typer; `prepare` imports pyarrow."""
     (tmp_path / f"{module}.py").write_text(code)

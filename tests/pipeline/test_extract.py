@@ -67,7 +67,7 @@ def test_each_image_and_each_text_has_a_row(made, says, world):
     assert texts.take([key_of_text("nothing"), key_of_text("a red bird")]).dtype == np.float32
 
 
-@pytest.mark.parametrize("more", [("--workers", 2), ("--worker", "1/3")])
+@pytest.mark.parametrize("more", [("--workers", 1), ("--workers", 2), ("--worker", "1/3")])
 def test_decode_processes_and_a_sole_worker_change_no_byte(world, counts, more):
     assert counts(*extracting("image", "new", *more))["computed"] == 6
     assert files("new") == files("image")
@@ -259,6 +259,12 @@ def test_no_image_is_read_nor_a_run_beside_it_stopped(to_do):
         path.write_bytes(path.name.encode())  # not an image any more
     with set_output(Path("new")):  # as a run that has just begun
         assert to_do(*images())["to_do"] == 6
+
+
+def test_a_dry_run_of_a_folder_without_images_is_the_error_of_the_command(fails, world):
+    shutil.rmtree("photos")
+    Path("photos").mkdir()
+    assert "no images" in fails(*images("--dry-run"))
 
 
 def test_figures_for_reading():

@@ -112,6 +112,14 @@ def test_the_code_stage_depends_on_every_file_that_it_digests():
         assert any(file.is_relative_to(path) for path in watched), name
 
 
+def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    params = validate_params(configuration("wiki"), "wiki")
+    assert list(params.runs) == ["simcse"]
+    spec = graph.run_spec(params, "simcse", 0)
+    assert (spec.pairs is None, spec.text is None) == (True, False)
+
+
 def test_a_run_reads_the_features_of_its_system_and_no_others():
     found = demo_params()
     found["systems"]["mcse-clip"]["runs"]["other"] = {"parameters": {"image": "resnet"}}

@@ -1,4 +1,4 @@
-"""Sharing through DVC without a GPU: a second clone trains, and takes only what is new.
+"""Sharing through DVC without a GPU: a second clone trains, other repositories take feature sets.
 
 The remote is a folder, and for what differs S3 or WebDAV: DVC treats all alike. The graph is the
 real dvc.yaml, and a stub (`stub_sightline.py`) stands in for the stages' work.
@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from clones import CLIP, RESNET, ROOT, Clone, repository
+from clones import CLIP, RESNET, ROOT, Clone, path_with, repository
+from demo_params import demo_params
 from remote_servers import PASSWORD, s3, webdav
+from tiny_scenes import TINY
 
 from sightline.cache import FeatureSet, verify
 
 NO_GPU = "You have no GPU, and a team-mate has a cache"
 RUN = Path("runs/mcse-clip/seed-0/model.json")
+REAL = (sys.executable, "-c", "from pipeline.cli import main; main()")
 
 
 def shown(heading: str) -> list[list[str]]:
@@ -32,24 +37,22 @@ def shown(heading: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def owner(tmp_path_factory) -> Clone:
     """A repository whose features, made by a stub, are computed, committed and pushed."""
-    return repository(tmp_path_factory.mktemp("sharing"))
+    place = tmp_path_factory.mktemp("sharing")
+    stub = Path(__file__).with_name("stub_sightline.py")
+    path = path_with(place / "bin", sys.executable, stub)
+    return repository(place / "owner", path, place / "remote")
 
 
 def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner):
-    def stages_of(clone: Clone) -> dict:
-        return yaml.safe_load((clone.folder / "dvc.lock").read_text())["stages"]
-
     mate = owner.clone("mate")
     pull, train = shown(NO_GPU)
     mate.run(*pull)
     mate.run(*train)
-    assert mate.calls() == ["code", "train mcse-clip 0"]
+    mate.run(*train[:-1], "train-mcse-clip@mcse-shuffled-0")  # it finds what the first has left
+    assert mate.calls() == ["code", "train mcse-clip 0", "train mcse-shuffled 0"]
     assert (mate.folder / RUN).read_text() == '{"rows": 2000}'
     assert verify(mate.folder / CLIP) == []
     assert not (mate.folder / RESNET).exists()
-    new = stages_of(mate)
-    del new["code"], new["train-mcse-clip@mcse-clip-0"]
-    assert new == stages_of(owner)
 
     mate.run("git", "commit", "-qam", "A run")
     mate.run("dvc", "push", "-q", "train-mcse-clip")
@@ -90,7 +93,8 @@ def test_one_per_cent_of_new_images_costs_a_push_and_an_update_only_what_is_new(
     mate.run("dvc", "pull", "-q", CLIP)
     assert len(FeatureSet.open(mate.folder / CLIP)) == 2020
     assert verify(mate.folder / CLIP) == []
-    assert old <= {file.name for file in (mate.folder / CLIP).iterdir()}, "until `gc`"
+    kept = old & {file.name for file in (mate.folder / CLIP).iterdir()}
+    assert {name.partition("-")[0] for name in kept} >= {"shard", "set.json"}
     assert not (mate.folder / RESNET).exists()
 
 
@@ -119,3 +123,71 @@ def test_a_feature_set_travels_and_the_password_stays_with_its_owner(server, own
             modify(mate, "--local", "team", option, value)
         mate.run("dvc", "pull", "-q", CLIP)
         assert verify(mate.folder / CLIP) == []
+
+
+@pytest.mark.slow
+def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
+    changes = {
+        "datasets": {"scenes": demo_params()["datasets"]["scenes"] | TINY},
+        "train": {"batch_size": 4, "max_steps": 2, "eval_steps": 1},
+    }
+    real = path_with(tmp_path / "bin", *REAL)
+    owner = repository(tmp_path / "owner", real, tmp_path / "remote", changes)
+    allowed = '[ "$1" = repro ] || [ "$2" = train ] || [ "$2" = code ] || exit 1'
+    only_training = f'{allowed}; exec {shlex.join(REAL)} "$@"'
+    path = path_with(tmp_path / "no-gpu", "sh", "-c", only_training, "sightline")
+    mate = owner.clone("mate", path)
+    for command in shown(NO_GPU):
+        mate.run(*command)
+    assert (mate.folder / "runs/mcse-clip/seed-0/model/model.safetensors").exists()
+    assert not (mate.folder / RESNET).exists()
+    before, after = (
+        yaml.safe_load((clone.folder / "dvc.lock").read_text())["stages"] for clone in (owner, mate)
+    )
+    assert after.pop("train-mcse-clip@mcse-clip-0")
+    assert after.pop("code")
+    assert after == before
+
+
+@pytest.mark.slow
+def test_a_feature_set_is_imported_from_another_repository_and_updated(owner):
+    source = owner.second("source")
+    other = Clone(owner.folder.with_name("other"), owner.path)
+    other.folder.mkdir()
+    other.run("dvc", "get", "-q", source.folder, CLIP, "-o", "got")
+    assert verify(other.folder / "got") == []
+    other.run("git", "init", "-q")
+    other.run("dvc", "init", "-q")
+    other.run("dvc", "import", "-q", source.folder, CLIP)
+    assert len(FeatureSet.open(other.folder / "clip")) == 2000
+    source.grow()
+    source.run("dvc", "push", "-q", CLIP)
+    other.run("dvc", "update", "-q", "clip.dvc")
+    assert len(FeatureSet.open(other.folder / "clip")) == 2020
+    assert verify(other.folder / "clip") == []
+
+
+@pytest.mark.slow
+def test_superseded_files_are_sent_once_and_pulled_until_gc(owner):
+    def pushed() -> set[str]:
+        """The suffixes of the files that a push adds to the remote."""
+        before = set(remote.rglob("*"))
+        keeper.run("dvc", "push", "-q", CLIP)
+        return {path.suffix for path in set(remote.rglob("*")) - before if path.is_file()}
+
+    def pulled(name: str) -> set[str]:
+        mate = keeper.clone(name)
+        mate.run("dvc", "pull", "-q", CLIP)
+        return {path.name for path in (mate.folder / CLIP).iterdir()}
+
+    remote, keeper = owner.folder.with_name("remote"), owner.second("keeper")
+    old = {path.name for path in (keeper.folder / CLIP).glob("index-*")}
+    keeper.grow()
+    pushed()
+    assert old < pulled("before")
+    keeper.run("sightline", "cache", "gc", "data/features")
+    assert pushed() == set()  # dvc.lock still names what was there
+    keeper.run("dvc", "commit", "-q", "-f", "image-features@scenes-clip")
+    keeper.run("git", "commit", "-qam", "gc")
+    assert pushed() == {".dir"}  # the list of the files, which is shorter now
+    assert not old & pulled("after")
