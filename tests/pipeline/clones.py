@@ -17,7 +17,6 @@ from demo_params import demo_params
 
 ROOT = Path(__file__).parents[2]
 CLIP, RESNET = (Path("data/features/scenes/image") / name for name in ("clip", "resnet"))
-DATASET = Path("data/datasets/scenes")
 OF_THE_USER = ("AWS_", "DVC_", "XDG_", "GIT_")
 
 
@@ -35,11 +34,10 @@ class Clone:
             for name, value in os.environ.items()
             if not name.startswith(OF_THE_USER) and not name.lower().endswith("_proxy")
         }
-        names = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@example.org"}
-        names |= {"GIT_COMMITTER_NAME": "A", "GIT_COMMITTER_EMAIL": "a@example.org"}
+        for role in ("AUTHOR", "COMMITTER"):
+            kept |= {f"GIT_{role}_NAME": "A", f"GIT_{role}_EMAIL": "a@example.org"}
         own = {"HOME": str(home), "DVC_SITE_CACHE_DIR": str(home / "dvc"), "DVC_NO_ANALYTICS": "1"}
-        own |= {"AWS_EC2_METADATA_DISABLED": "true", "PATH": path}
-        self._environment = {**kept, **names, **own}
+        self._environment = {**kept, **own, "AWS_EC2_METADATA_DISABLED": "true", "PATH": path}
 
     def attempt(self, *words: str | Path) -> tuple[int, str, str]:
         """Exit code, standard output and standard error of a command; DVC runs in this process."""
@@ -71,18 +69,18 @@ class Clone:
         return Clone(self.folder.with_name(name), path or self.path)
 
     def second(self, name: str) -> Clone:
-        """Another working copy of the same user: it shares DVC's cache with this one."""
+        """Another working copy of the same user, with CLIP: it shares DVC's cache with this one."""
         other = self.clone(name)
         other.run("dvc", "cache", "dir", "-q", "--local", self.folder / ".dvc/cache")
+        other.run("dvc", "checkout", "-q", "--with-deps", "image-features@scenes-clip")
         return other
 
-    def grow(self, *cells: Path) -> None:
-        """One per cent more images and their features, both committed to DVC."""
+    def grow(self) -> None:
+        """One per cent more images and their CLIP features, committed to DVC and Git."""
         with (self.folder / "pictures.txt").open("a") as pictures:
             pictures.writelines(f"\nnew-{i}" for i in range(20))
-        for cell in cells:
-            self.run("sightline", "stage", "image-features", "scenes", cell.name)
-            self.run("dvc", "commit", "-q", "-f", f"image-features@scenes-{cell.name}")
+        self.run("sightline", "stage", "image-features", "scenes", "clip")
+        self.run("dvc", "commit", "-q", "-f", "image-features@scenes-clip")
         self.run("git", "commit", "-qam", "More pictures")
 
     def calls(self) -> list[str]:
@@ -100,31 +98,30 @@ def path_with(folder: Path, *command: str | Path) -> str:
     return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
-def stub_path(folder: Path) -> str:
-    """A PATH on which the stages are stubs (``stub_sightline.py``)."""
-    return path_with(folder, sys.executable, Path(__file__).with_name("stub_sightline.py"))
+def repository(folder: Path, path: str, remote: Path, changes: dict | None = None) -> Clone:
+    """A repository whose features and tokens are computed, committed and pushed to ``remote``.
 
-
-def repository(folder: Path, path: str, params: dict | None = None) -> Clone:
-    """A repository with the graph, nothing computed yet; ``params`` instead of the demo's."""
-    folder.mkdir()
-    (folder / ".dvc").mkdir()  # not the project's own config: somebody's remote may stand in it
+    ``changes`` are merged into sections of the demo's parameters.
+    """
+    (folder / ".dvc").mkdir(parents=True)  # without the project's config, which may have a remote
     (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
-    shutil.copy(ROOT / ".dvc/.gitignore", folder / ".dvc")
-    shutil.copy(ROOT / "dvc.yaml", folder)
-    given = demo_params() if params is None else params
-    (folder / "params.yaml").write_text(yaml.safe_dump(given))
-    shutil.copy(ROOT / ".dvcignore", folder)
+    for file in (".dvc/.gitignore", "dvc.yaml", ".dvcignore"):
+        shutil.copy(ROOT / file, folder / file)
+    params = demo_params()
+    for section, values in (changes or {}).items():
+        params[section] |= values
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
     code = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["code"]["deps"]
-    for source in code:
+    for source in [*code, *(dataset["source"] for dataset in params["datasets"].values())]:
         (folder / source).parent.mkdir(parents=True, exist_ok=True)
-        (folder / source).write_text("code")
-    for dataset in given["datasets"].values():
-        source = folder / dataset["source"]
-        source.parent.mkdir(parents=True, exist_ok=True)
-        source.write_text("what it is made from")
+        (folder / source).write_text("what something is made from")
     (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))
     (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "/calls.txt\n")
     clone = Clone(folder, path)
     clone.run("git", "init", "-q", "-b", "main")
+    clone.run("dvc", "remote", "add", "-q", "-d", "team", remote)
+    clone.run("dvc", "repro", "-q", "image-features", "tokens")
+    clone.run("git", "add", ".")
+    clone.run("git", "commit", "-qm", "Features")
+    clone.run("dvc", "push", "-q")
     return clone

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 from command_line import sightline, unboxed
-from demo_params import demo_params
 from small_inputs import extracting, write_clip, write_photos
-from tiny_scenes import TINY
-
-FINISHED = (
-    *("prepare scenes", "ground scenes", "image-features scenes clip", "tokens"),
-    *("image-features scenes resnet", "object-features scenes clip", "text-features scenes clip"),
-    *("teachers scenes similarity", "phrase-tokens scenes", "train simcse 0"),
-    *("train mcse-clip 0", "evaluate", "report"),
-)
 
 
 @pytest.fixture
@@ -69,20 +60,21 @@ def world(
     return folder
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's graph at its smallest with two of its runs, all stages done."""
-    folder = tmp_path_factory.mktemp("graph")
-    (folder / ".dvc").mkdir()
-    params = demo_params()
-    params["datasets"]["scenes"] |= TINY
-    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
-    params["systems"] = {name: params["systems"][name] for name in ("simcse", "mcse-clip")}
-    params["systems"]["mcse-clip"]["runs"].pop("mcse-shuffled")
-    params["report"]["control"] = None
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for stage in FINISHED:
-            assert sightline("stage", *stage.split()) == 0, stage
-    return folder
+@pytest.fixture
+def unchanged(world: Path) -> Callable[[], AbstractContextManager[None]]:
+    """A `with` block that writes nothing here, except what a reader notes of files it checked."""
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {
+            path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+            for path in world.rglob("*")
+            if path.name not in ("checked.json", "image.run", "tmp")
+        }
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        before = files()
+        yield
+        assert files() == before
+
+    return block

@@ -1,66 +1,49 @@
 """What a team shares a cache through, as servers here: S3 and WebDAV.
 
-A server listens on a free port of the loopback interface, turns away anyone who does not know the
-password, and ends with its `with` block.
+A server listens on a free port of the loopback interface, and ends with its `with` block.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 USER, PASSWORD = "team", "not-in-the-repository"
 
 
-@dataclass(frozen=True)
-class Remote:
-    """Where to push.
-
-    Attributes:
-        options: settings that ``dvc remote modify`` gets, for every clone.
-        secrets: the same with ``--local``, for one person.
-    """
+class Remote(NamedTuple):
+    """Where to push: the settings for every clone, and those for one person (``--local``)."""
 
     url: str
     options: dict[str, str]
     secrets: dict[str, str]
 
 
-def guarded(app: Any, admits: Callable[[dict], bool] = lambda environ: True) -> Any:
-    """A WSGI application for those whom it ``admits``."""
-    from werkzeug.wsgi import get_input_stream
-
-    def call(environ, start_response):
-        if not admits(environ):
-            start_response("403 Forbidden", [("Content-Length", "0")])
-            return []
-        if environ["REQUEST_METHOD"] in ("PUT", "POST"):
-            # WsgiDAV reads a body until it ends, which the bare socket never says
-            environ["wsgi.input"] = get_input_stream(environ)
-        return app(environ, start_response)
-
-    return call
-
-
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """The address of a server that runs ``app`` until the block exits."""
+    """The address of a server that runs ``app``."""
     from werkzeug.serving import WSGIRequestHandler, make_server
+    from werkzeug.wsgi import get_input_stream
 
     class Silent(WSGIRequestHandler):
         def log(self, type, message, *args) -> None:
             pass
 
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Silent)
+    def call(environ, start_response):
+        if environ["REQUEST_METHOD"] in ("PUT", "POST"):
+            # WsgiDAV reads a body until it ends, which the bare socket never says
+            environ["wsgi.input"] = get_input_stream(environ)
+        return app(environ, start_response)
+
+    server = make_server("127.0.0.1", 0, call, threaded=True, request_handler=Silent)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.port}"
+        yield f"127.0.0.1:{server.port}"
     finally:
         server.shutdown()
         thread.join()
@@ -69,30 +52,26 @@ def serving(app: Any) -> Iterator[str]:
 
 @contextmanager
 def s3(_: Path) -> Iterator[Remote]:
-    """An empty bucket of moto's S3, in memory."""
+    """An empty bucket of moto's S3, in memory, which knows nobody's password."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    def admits(environ: dict) -> bool:
-        return f"Credential={USER}/" in environ.get("HTTP_AUTHORIZATION", "")
-
-    app = guarded(DomainDispatcherApplication(create_backend_app), admits)
-    with serving(app) as address:
-        signed = f"AWS4-HMAC-SHA256 Credential={USER}/d/us-east-1/s3/a"
+    with serving(DomainDispatcherApplication(create_backend_app)) as address:
+        signed = {"Authorization": f"AWS4-HMAC-SHA256 Credential={USER}/d/us-east-1/s3/a"}
         for method, what in (("POST", "moto-api/reset"), ("PUT", "cache")):  # nothing, one bucket
-            server = HTTPConnection(address.removeprefix("http://"), timeout=30)
-            server.request(method, f"/{what}", headers={"Authorization": signed})
+            server = HTTPConnection(address, timeout=30)
+            server.request(method, f"/{what}", headers=signed)
             assert server.getresponse().status == 200
             server.close()
         yield Remote(
             "s3://cache/sightline",
-            options={"endpointurl": address, "region": "us-east-1"},
+            options={"endpointurl": f"http://{address}", "region": "us-east-1"},
             secrets={"access_key_id": USER, "secret_access_key": PASSWORD},
         )
 
 
 @contextmanager
 def webdav(path: Path) -> Iterator[Remote]:
-    """A folder behind WsgiDAV."""
+    """A folder behind WsgiDAV, which turns away anyone without the password."""
     from wsgidav.wsgidav_app import WsgiDAVApp
 
     (path / "sightline").mkdir(parents=True)  # DVC does not make it: webdav4 takes it for the root
@@ -104,9 +83,6 @@ def webdav(path: Path) -> Iterator[Remote]:
             "verbose": 0,
         }
     )
-    with serving(guarded(app)) as address:
-        yield Remote(
-            address.replace("http", "webdav") + "/sightline",
-            options={"user": USER},
-            secrets={"password": PASSWORD},
-        )
+    with serving(app) as address:
+        url = f"webdav://{address}/sightline"
+        yield Remote(url, options={"user": USER}, secrets={"password": PASSWORD})

@@ -32,16 +32,16 @@ def write(path: Path | str, text: str) -> None:
 
 
 def prepare(dataset: str) -> None:
-    manifests = ("images.parquet", "captions.parquet", "sentences.parquet")
-    for name in (*manifests, "student/stub", "similarity/dev.tsv", "similarity/test.tsv"):
+    for name in ("images.parquet", "captions.parquet", "sentences.parquet", "student/stub"):
         write(Path("data/datasets", dataset, name), f"{name} of {dataset}")
+    for name in ("dev.tsv", "test.tsv"):
+        write(Path("data/datasets", dataset, "similarity", name), f"{name} of {dataset}")
 
 
 def image_features(dataset: str, encoder: str) -> None:
     record = EncoderRecord(name=f"stub/{encoder}", source="random:0", weights_sha256="0" * 64)
-    spec = FeatureSpec(
-        kind="image", encoder=record, preprocessing={}, precision="fp32", dim=DIM, dtype="float16"
-    )
+    about = {"preprocessing": {}, "precision": "fp32", "dtype": "float16"}
+    spec = FeatureSpec(kind="image", encoder=record, dim=DIM, **about)
     with SetWriter(Path("data/features", dataset, "image", encoder), spec) as writer:
         for batch in writer.plan(keys(), batch_size=64):
             rows = np.tile(batch.keys.astype(np.float32), DIM // 32) + len(encoder)
@@ -69,15 +69,6 @@ def train(run: str, seed: str) -> None:
     write(f"runs/{run}/seed-{seed}/model.json", json.dumps({"rows": rows}))
 
 
-STAGES = {
-    "prepare": prepare,
-    "image-features": image_features,
-    "code": code,
-    "tokens": tokens,
-    "train": train,
-}
-
-
 def main() -> None:
     group, stage, *words = sys.argv[1:]
     if group != "stage":
@@ -87,7 +78,8 @@ def main() -> None:
         return
     with Path("calls.txt").open("a") as calls:
         calls.write(" ".join([stage, *words]) + "\n")
-    STAGES[stage](*words)
+    stages = (prepare, image_features, code, tokens, train)
+    {each.__name__.replace("_", "-"): each for each in stages}[stage](*words)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The command line itself: what it says when it is stopped, and of its own bugs."""
+"""The command line itself: what it says when it is stopped, of its own bugs, and of progress."""
 
 from __future__ import annotations
 
-import shutil
+import io
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from typing import get_args
 
 import pytest
 from command_line import sightline
-from demo_params import demo_params_text
 
 from pipeline.cli import main
 from pipeline.cli.extract import extract
+from sightline import progress as module
 from sightline.cache.record import FEATURE_KINDS
+from sightline.progress import PhaseProgress, progress
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
@@ -28,21 +30,9 @@ def test_the_command_that_an_objective_names_for_missing_features_exists(kind):
     assert kind in get_args(kinds)
 
 
-def test_a_stage_outside_a_dvc_repository(monkeypatch, fails, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert "params.yaml: no such file" in fails("stage", "prepare", "scenes")
-    (tmp_path / "params.yaml").write_text(demo_params_text())
-    err = fails("stage", "prepare", "scenes")
-    assert "not a DVC repository" in err
-    assert "dvc init" in err
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, capsys, number):
-    def signalled() -> None:
-        signal.raise_signal(number)
-
-    monkeypatch.setattr("pipeline.cli.commands.app", signalled)
+    monkeypatch.setattr("pipeline.cli.commands.app", lambda: signal.raise_signal(number))
     handlers = {
         each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM)
     }
@@ -87,51 +77,109 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, module, code)
 
 @pytest.fixture
 def broken(monkeypatch, tmp_path):
-    """A command with a bug; its exception has a character that no encoding has."""
+    """Commands have a bug, whose exception has a character that no encoding has."""
 
     def command() -> None:
         raise KeyError("nobody foresaw\nthis \ud800")
 
     monkeypatch.setattr("pipeline.cli.commands.app", command)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
 
 
-def test_an_unforeseen_exception_is_one_line_that_names_a_file_with_the_traceback(broken, capsys):
+def test_an_unforeseen_exception_is_one_line_that_names_a_file_with_the_traceback(
+    broken, tmp_path, monkeypatch, capsys
+):
     assert sightline("prepare", "a file") == 1
     (line,) = capsys.readouterr().err.splitlines()
-    (file,) = broken.iterdir()
+    (file,) = tmp_path.iterdir()
     assert "is a bug in Sightline" in line
     assert f"report it with {file}" in line
     text = file.read_text()
     assert "sightline prepare 'a file'" in text
     assert "Traceback (most recent call last)" in text
     assert "nobody foresaw" in text
-
-
-def test_debug_prints_the_traceback(broken, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["sightline", "--debug", "prepare"])
-    with pytest.raises(KeyError, match="nobody foresaw"):
-        main()
-    assert not list(broken.iterdir())
-
-
-def test_without_a_place_for_the_file_the_line_names_the_option(broken, monkeypatch, capsys):
-    monkeypatch.setattr("tempfile.tempdir", str(broken / "absent"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
     assert sightline("prepare") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "`sightline --debug` prints" in line
 
 
-def test_accept_keeps_the_runs_that_are_named_and_no_others(finished, tmp_path, monkeypatch, says):
-    from train.code_digest import code_of
+def test_debug_prints_the_traceback(broken, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sightline", "--debug", "prepare"])
+    with pytest.raises(KeyError, match="nobody foresaw"):
+        main()
+    assert not list(tmp_path.iterdir())
 
-    monkeypatch.chdir(shutil.copytree(finished, tmp_path / "graph"))
-    monkeypatch.setattr("train.code_digest.code_of", lambda names: code_of(names) | {"edited": "0"})
-    assert says("accept", "simcse") == "runs/simcse/seed-0: accepted\n"
-    assert sorted(says("accept").splitlines()) == [
-        "runs/mcse-clip/seed-0: accepted",
-        "runs/simcse/seed-0: the code that trained it has not changed",
-    ]
-    shutil.rmtree("runs/simcse")
-    assert says("accept", "simcse") == "runs/simcse/seed-0: not trained yet\n"
+
+# -- progress ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("total", "given", "pieces", "lines"),
+    [
+        (
+            1_500,
+            {"done": 500},
+            [(5, 100)] * 4,  # (seconds, images)
+            [
+                "700 of 1,500 images, 20 images/s, 0:00:40 left",
+                "900 of 1,500 images, 20 images/s, 0:00:30 left",
+            ],
+        ),
+        (7_210, {}, [(20, 10)], ["10 of 7,210 images, 0.5 images/s, 4:00:00 left"]),
+        (
+            1_500,
+            {"done": 500, "device": "cpu"},
+            [(9, 100)] + [(1, 100)] * 3,  # the first, with the time to start, tells nothing
+            ["1,000 images to do on cpu, 100 images/s, 0:00:18 expected"],
+        ),
+        (
+            100,
+            {"device": "cuda"},
+            [(50, 10)] * 2,  # slow work says so with its first piece
+            [
+                "100 images to do on cuda, 0.2 images/s, 0:08:20 expected",
+                "20 of 100 images, 0.2 images/s, 0:06:40 left",
+            ],
+        ),
+        (100, {"device": "cpu"}, [(0.1, 10)] * 10, []),
+    ],
+)
+def test_a_log_gets_plain_lines_with_rate_and_time(clock, capsys, total, given, pieces, lines):
+    with progress("features", total, "images", **given) as advance:
+        for seconds, count in pieces:
+            clock[0] += seconds
+            advance(count)
+    assert capsys.readouterr().err.splitlines() == [f"features: {line}" for line in lines]
+
+
+def test_each_phase_has_a_separate_count(clock, capsys):
+    tell = PhaseProgress()
+    for what, done in [("drawing", 5), ("drawing", 10), ("training", 3)]:
+        clock[0] += 11
+        tell(what, done, 10, "scenes")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("drawing: 10 of 10 scenes,")
+
+
+def test_a_terminal_gets_the_first_line_above_a_bar_with_rate_and_time_left(monkeypatch, clock):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("[fp16]/features", 40, "images", device="cpu") as advance:
+        for _ in range(4):
+            clock[0] += 1
+            advance(10)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "[fp16]/features: 40 images to do on cpu, 10 images/s, 0:00:04 expected" in shown
+    assert re.search(r"\[fp16\]/features .*40/40 [\d,.]+ images/s \d:\d\d:\d\d", shown)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from small_inputs import extracting
 
 from sightline.cache import FeatureSet, keys_of_texts, verify
@@ -26,22 +27,14 @@ def damage(folder: str) -> str:
 def test_info_can_be_pasted_into_an_appendix(says, world):
     text = says("cache", "info", "image")
     record = FeatureSet.open("image").record
-    for part in (
-        record.spec.encoder.name,
-        record.spec.encoder.weights_sha256,
-        record.fingerprint,
-        "untrained weights",
-        "6 of 8 numbers; failed: 0",
-        "device cpu",
-        "Licence of the data",
-    ):
+    encoder = record.spec.encoder
+    for part in (encoder.name, encoder.weights_sha256, record.fingerprint):
+        assert part in text
+    for part in ("untrained weights", "6 of 8 numbers; failed: 0", "device cpu", "Licence of the"):
         assert part in text
     facts = json.loads(says("cache", "info", "image", "--json"))
     assert (facts["rows"], facts["failed"], facts["dim"]) == (6, 0, 8)
     assert "not known here" in facts["licence"]
-
-
-def test_the_licence_of_a_data_set_in_the_graph_is_shown(says, world):
     shutil.copytree("image", "data/features/mine/image/clip")
     Path("data/datasets/mine").mkdir(parents=True)
     record = {"schema": SCHEMA, "kind": "flickr30k", "licence": "for non-commercial research"}
@@ -91,16 +84,12 @@ def test_a_path_without_a_set_is_named(fails, world, command):
     assert "no cache set here or below" in fails("cache", command, "photos")
 
 
-def test_an_export_or_an_import_that_is_refused_damages_nothing(fails, world):
-    before = {path: path.stat().st_mtime_ns for path in world.rglob("*") if path.is_file()}
-    for out in ("image/set.json", "image/more.tar", "photos"):
-        assert f"{out}: " in fails("cache", "export", "image", "--out", out)
-    for archive in ("clip.json", "photos", "nowhere.tar"):
-        assert archive in fails("cache", "import", archive, "--out", "new")
-    after = {path: path.stat().st_mtime_ns for path in world.rglob("*") if path.is_file()}
-    assert {p: t for p, t in after.items() if p.name != "checked.json"} == {
-        p: t for p, t in before.items() if p.name != "checked.json"
-    }
+def test_an_export_or_an_import_that_is_refused_damages_nothing(fails, unchanged):
+    with unchanged():
+        for out in ("image/set.json", "image/more.tar", "photos"):
+            assert f"{out}: " in fails("cache", "export", "image", "--out", out)
+        for archive in ("clip.json", "photos", "nowhere.tar"):
+            assert archive in fails("cache", "import", archive, "--out", "new")
 
 
 def test_gc_reports_what_it_would_free_and_frees_it(says, world):
@@ -112,7 +101,9 @@ def test_gc_reports_what_it_would_free_and_frees_it(says, world):
     assert "3.0 MB would be freed" in says("cache", "gc", "image", "--dry-run")
     (found,) = json.loads(says("cache", "gc", "image", "--dry-run", "--json")).values()
     assert found == {"files": {garbage: 3_000_000}, "rows": 0, "bytes": 3_000_000}
+    record = Path("image/set.json").read_bytes()
     assert "3.0 MB freed" in says("cache", "gc", "image")
+    assert Path("image/set.json").read_bytes() == record  # else DVC would send it again
     assert verify(Path("image")) == []
     assert len(list(Path("image").iterdir())) == 4
     assert Path("image", foreign).read_bytes() == b"somebody else's"
@@ -120,23 +111,21 @@ def test_gc_reports_what_it_would_free_and_frees_it(says, world):
 
 def test_gc_compacts_shards_and_removes_the_old_ones(says, fails, world):
     def shards() -> set[str]:
-        return {path.name for path in Path("new").glob("shard-*")}
+        return {path.name for path in Path("image").glob("shard-*")}
 
-    Path("photos/5.png").rename("5.png")
-    says(*extracting("image", "new"))
-    Path("5.png").rename("photos/5.png")
-    says(*extracting("image", "new"))
+    Image.new("RGB", (30, 30), "red").save("photos/new.png")
+    says(*extracting("image", "image"))
     before = shards()
     assert len(before) == 2
-    err = fails("cache", "gc", "new", "--compact", "--dry-run", code=2)
+    err = fails("cache", "gc", "image", "--compact", "--dry-run", code=2)
     assert "--compact: not with --dry-run" in err
-    says("cache", "gc", "new")
+    says("cache", "gc", "image")
     assert shards() == before
-    (freed,) = json.loads(says("cache", "gc", "new", "--compact", "--json")).values()
+    (freed,) = json.loads(says("cache", "gc", "image", "--compact", "--json")).values()
     assert before < freed["files"].keys()  # the index too
     assert len(shards()) == 1
-    assert verify(Path("new")) == []
-    assert FeatureSet.open("new").record.rows == 6
+    assert verify(Path("image")) == []
+    assert FeatureSet.open("image").record.rows == 7
 
 
 def test_export_import_and_diff(says, world):
@@ -161,16 +150,13 @@ def test_mcse_through_the_commands(says, fails, tmp_path, monkeypatch):
     assert "2 lines" in fails("cache", "import", "in.hdf5", *mcse, "in.txt", "--out", "other")
 
 
-def test_kdmcse_through_the_command(said, tmp_path, monkeypatch):
+def test_kdmcse_through_the_command(says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
     Path("in.json").write_text(json.dumps({"a.jpg": image}))
     words = ["--format", "kdmcse", "--data", "data", "--out", "sets"]
-    code, out, _ = said("cache", "import", "in.json", *words)
-    assert (code, out.splitlines()[:2]) == (
-        0,
-        ["sets/image/clip: 1 image", "sets/text/clip: 1 caption"],
-    )
+    lines = says("cache", "import", "in.json", *words).splitlines()
+    assert lines[:2] == ["sets/image/clip: 1 image", "sets/text/clip: 1 caption"]
     text = FeatureSet.open("sets/text/clip")
     assert text.take(keys_of_texts(["a dog"])).tolist() == [[3, 4]]
     assert text.record.spec.encoder.source == "a JSON file in KDMCSE's form"
@@ -187,10 +173,7 @@ def test_kdmcse_through_the_command(said, tmp_path, monkeypatch):
         ("import a.tar --data photos", "--data: a tar has no such options"),
         ("import photos --texts t", "--texts: the files of other tools has --data"),
         ("import a.json --format kdmcse", "--data: this format needs it"),
-        (
-            "import a.json --format kdmcse --kind image --texts t",
-            "--kind and --texts: kdmcse has --data, --source",
-        ),
+        ("import a.json --format kdmcse --kind image --texts t", "--kind and --texts: kdmcse has"),
     ],
 )
 def test_options_of_another_format_are_misuse(fails, words, fault):

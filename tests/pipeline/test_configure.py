@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,13 @@ from pipeline.configure import configuration, configurations, edits, parts
 from pipeline.graph import run_spec
 from pipeline.params import load_params, validate_params
 from sightline.errors import SightlineError
+from train.objectives import make_objective
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A copy of the configurations, below the current folder."""
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     shutil.copy(ROOT / "dvc.yaml", tmp_path)
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def run(folder: Path, said) -> Callable[..., tuple[int, str]]:
+def run(folder, said):
     """Runs `sightline configure WORDS`: its exit code and what it says."""
 
     def call(*words: str) -> tuple[int, str]:
@@ -39,7 +39,7 @@ def run(folder: Path, said) -> Callable[..., tuple[int, str]]:
     return call
 
 
-def test_later_layers_win_and_what_is_to_remove_is_gone(folder: Path) -> None:
+def test_later_layers_win_and_what_is_to_remove_is_gone(folder):
     (folder / "mine.yaml").write_text(
         "# Mine\n"
         "extends: [scenes, mcse-only]\n"
@@ -51,11 +51,8 @@ def test_later_layers_win_and_what_is_to_remove_is_gone(folder: Path) -> None:
         "report: {control: null}\n"
     )
     found, scenes = configuration("mine"), configuration("scenes")
-    assert found["train"] == {
-        **{name: value for name, value in scenes["train"].items() if name != "max_steps"},
-        "batch_size": 16,
-        "epochs": 2,
-    }
+    del scenes["train"]["max_steps"]
+    assert found["train"] == scenes["train"] | {"batch_size": 16, "epochs": 2}
     clip = found["systems"]["mcse-clip"]
     assert clip["parameters"] == {"image": "clip", "weight": 0.5, "caption": "all"}
     assert clip["runs"] == {"mcse-clip": {"label": "Mine"}}
@@ -65,20 +62,18 @@ def test_later_layers_win_and_what_is_to_remove_is_gone(folder: Path) -> None:
     assert validate_params(found, "mine").report.title == "Comparison of runs"
 
 
-def test_null_is_a_value_everywhere(folder: Path, run) -> None:
+def test_null_is_a_value_everywhere(folder, run):
     (folder / "mine.yaml").write_text(
         "extends: [scenes]\ngrounding: {rules: {duplicate_iou: null}}\n"
         "report: {control: null}\n"
         "systems: {kdmcse: {parameters: {image_threshold: null}, runs: {open: {parameters: "
         "{teacher_text_threshold: null}}}}}\n"
     )
-    found = configuration("mine")
-    system = found["systems"]["kdmcse"]
-    assert system["parameters"]["image_threshold"] is None
-    assert system["runs"]["open"]["parameters"] == {"teacher_text_threshold": None}
     assert run("mine") == (0, "params.yaml: mine\n")
     written = load_params("params.yaml")
-    assert written.grounding is not None
+    system = written.systems["kdmcse"]
+    assert system.parameters["image_threshold"] is None
+    assert system.runs["open"].parameters == {"teacher_text_threshold": None}
     assert written.grounding.rules.duplicate_iou is None
     assert written.report.control is None
     (folder / "parts/none.yaml").write_text("extends: [without-objects]\ngrounding: null\n")
@@ -87,7 +82,7 @@ def test_null_is_a_value_everywhere(folder: Path, run) -> None:
     assert load_params("params.yaml").grounding is None
 
 
-def test_names_are_merged_in_their_order_and_are_the_title(folder: Path, run) -> None:
+def test_names_are_merged_in_their_order_and_are_the_title(folder, run):
     (folder / "parts/fast.yaml").write_text("extends: [papers]\ntrain: {epochs: 1}\n")
     (folder / "parts/slow.yaml").write_text("train: {epochs: 9}\n")
     assert configuration("flickr30k", "fast", "slow")["train"]["epochs"] == 9
@@ -102,21 +97,17 @@ def test_names_are_merged_in_their_order_and_are_the_title(folder: Path, run) ->
     assert run("flickr30k", "roberta", "fast")[1] == "params.yaml: already flickr30k roberta fast\n"
 
 
-def test_a_part_follows_the_configuration_that_it_changes(run) -> None:
+def test_a_part_follows_the_configuration_that_it_changes(run):
     code, said = run("roberta")
     assert code == 1
-    assert said == (
-        "roberta: a part, which changes the configuration named before it: `sightline configure "
-        "NAME roberta` (`sightline configure` lists both)"
-    )
-    assert (
-        "`sightline configure coco studies/terms roberta`"
-        in run("studies/terms", "coco", "roberta")[1]
-    )
+    assert "a part, which changes the configuration named before it: `sightline configure" in said
+    assert "NAME roberta` (`sightline configure` lists both)" in said
+    code, said = run("studies/terms", "coco", "roberta")
+    assert "`sightline configure coco studies/terms roberta`" in said
     assert not Path("params.yaml").exists()
 
 
-def test_parts_are_listed_apart_each_with_its_first_line(folder: Path, run) -> None:
+def test_parts_are_listed_apart_each_with_its_first_line(folder, run):
     (folder / "parts/draft.yaml").write_bytes(b"# caf\xe9 {broken: [\n")
     whole, changes = run()[1].split("\n\nParts change the configuration before them")
     assert [line.split()[0] for line in whole.splitlines()] == list(configurations())
@@ -129,12 +120,14 @@ def test_parts_are_listed_apart_each_with_its_first_line(folder: Path, run) -> N
     assert len(list(Path("configs").rglob("*.yaml"))) <= 36  # with the draft
 
 
-def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
-    for study, names in {
+def test_make_runs_a_study_in_a_folder_of_its_own():
+    of_scenes = "scenes three-seeds studies"
+    names_of = {
         "": "study",
-        "margin": "scenes three-seeds studies/margin",
-        "weight": "scenes three-seeds studies/weight-scenes",
-    }.items():
+        "margin": f"{of_scenes}/margin",
+        "weight": f"{of_scenes}/weight-scenes",
+    }
+    for study, names in names_of.items():
         words = ["make", "-n", "study", f"STUDY={study}"]
         shown = subprocess.check_output(words, cwd=ROOT, text=True)
         place = f"study-{study}" if study else "study"
@@ -143,14 +136,14 @@ def test_make_runs_a_study_in_a_folder_of_its_own() -> None:
     assert "/study-*/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-def test_make_writes_params_yaml_again_after_an_edit_of_any_configuration() -> None:
+def test_make_writes_params_yaml_again_after_an_edit_of_any_configuration():
     words = ["make", "--no-print-directory", "--eval", "shown: ; @echo $(CONFIGURATIONS)", "shown"]
     watched = subprocess.check_output(words, cwd=ROOT, text=True).split()
     files = (ROOT / "configs").rglob("*.yaml")
     assert sorted(watched) == sorted(path.relative_to(ROOT).as_posix() for path in files)
 
 
-def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path) -> None:
+def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder):
     expected = {
         "pairs": ("pairs", [100, 500, 1000, 5000, 10000, None]),  # MCSE figure 3
         "weight": ("weight", [0.001, 0.01, 0.05, 0.1, 0.5]),  # MCSE table 4
@@ -170,29 +163,30 @@ def test_each_study_varies_what_it_is_named_after_and_nothing_else(folder: Path)
             if len(runs) < 2:
                 continue
             assert set().union(*runs) == {parameter}
-            found = [each.get(parameter) for each in runs]
             if values is None:
                 assert len(runs) == 3
-            else:
-                assert [*values, *([1.0, 2.0] if name.endswith("weight-scenes") else [])] == found
+                continue
+            more = [1.0, 2.0] if name.endswith("weight-scenes") else []
+            assert [each.get(parameter) for each in runs] == [*values, *more]
 
 
-def test_a_study_trains_the_same_runs_on_any_data(folder: Path) -> None:
+def test_a_study_trains_the_same_runs_on_any_data(folder):
     for study in ("pairs", "weight", "margin", "temperature", "terms"):
-        drawn = configuration("scenes", f"studies/{study}")["systems"]
-        flickr = configuration("flickr30k", f"studies/{study}")["systems"]
+        drawn, flickr = (
+            configuration(data, f"studies/{study}")["systems"] for data in ("scenes", "flickr30k")
+        )
         for name, system in flickr.items():
             assert system["runs"] == drawn[name]["runs"]
 
 
-def test_no_list_of_images_is_of_two_splits(folder: Path) -> None:
+def test_no_list_of_images_is_of_two_splits(folder):
     for name in configurations():
         for data in configuration(name)["datasets"].values():
             lists = [*(data.get("splits") or {}).values()]
             assert len(set(lists)) == len(lists), name
 
 
-def test_own_photographs_need_no_data_of_others(folder: Path) -> None:
+def test_own_photographs_need_no_data_of_others(folder):
     params = validate_params(configuration("own"), "own")
     assert {run.objective for run in params.runs.values()} == {"simcse", "mcse"}
     assert params.graph.grounded == params.graph.teachers == params.graph.text_encoders == []
@@ -205,10 +199,8 @@ def test_own_photographs_need_no_data_of_others(folder: Path) -> None:
     assert all(Path("data/raw/own") in path.parents or "own" in path.parts for path in read)
 
 
-def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder: Path) -> None:
-    graph = yaml.safe_load(Path("dvc.yaml").read_text())
-    graph["stages"]["train-mine"] = graph["stages"]["train-simcse"]
-    Path("dvc.yaml").write_text(yaml.safe_dump(graph))
+def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder):
+    Path("dvc.yaml").write_text("stages: {train-mine: {}}")
     assert configuration("scenes")["systems"]["mine"] == {"runs": {}}
 
 
@@ -231,7 +223,7 @@ a: [ => mine.yaml: not YAML
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
-def test_a_mistake_in_a_configuration_is_named(folder: Path, mistake: str) -> None:
+def test_a_mistake_in_a_configuration_is_named(folder, mistake):
     content, _, message = mistake.partition(" => ")
     (folder / "mine.yaml").write_text(content)
     with pytest.raises(SightlineError) as caught:
@@ -239,14 +231,14 @@ def test_a_mistake_in_a_configuration_is_named(folder: Path, mistake: str) -> No
     assert message in str(caught.value)
 
 
-def test_an_unknown_name_and_a_missing_folder(folder: Path, run) -> None:
+def test_an_unknown_name_and_a_missing_folder(folder, run):
     assert "did you mean 'flickr30k'" in run("flikr30k")[1]
     assert "did you mean 'studies/margin'" in run("flickr30k", "studies/margn")[1]
     shutil.rmtree(folder)
     assert "configs: no such folder; run this in the root of a clone" in run("scenes")[1]
 
 
-def test_the_file_is_complete_and_edits_are_kept_without_overwrite(run) -> None:
+def test_the_file_is_complete_and_edits_are_kept_without_overwrite(run):
     assert run("flickr30k") == (0, "params.yaml: flickr30k\n")
     file = Path("params.yaml")
     assert yaml.safe_load(file.read_text()) == configuration("flickr30k")
@@ -262,7 +254,7 @@ def test_the_file_is_complete_and_edits_are_kept_without_overwrite(run) -> None:
     assert load_params("params.yaml").graph.seeds == [0, 1, 2, 3, 4]
 
 
-def test_a_broken_file_stops_only_those_who_name_it(folder: Path, run) -> None:
+def test_a_broken_file_stops_only_those_who_name_it(folder, run):
     run("flickr30k", "roberta")
     for draft in ("a-draft.yaml", "parts/a-part.yaml"):
         (folder / draft).write_text("extends: [nothing]\n{")
@@ -274,7 +266,7 @@ def test_a_broken_file_stops_only_those_who_name_it(folder: Path, run) -> None:
     assert (code, "a-draft.yaml: not YAML" in said) == (1, True)
 
 
-def test_a_file_of_an_unknown_configuration_counts_as_edited(folder: Path, run) -> None:
+def test_a_file_of_an_unknown_configuration_counts_as_edited(folder, run):
     run("scenes")
     (folder / "a-draft.yaml").write_text("{")
     file = Path("params.yaml")
@@ -284,7 +276,7 @@ def test_a_file_of_an_unknown_configuration_counts_as_edited(folder: Path, run) 
         assert "you have edited this file" in run("coco")[1]
 
 
-def test_the_edited_machine_is_kept_and_is_no_edit_of_the_rest(run) -> None:
+def test_the_edited_machine_is_kept_and_is_no_edit_of_the_rest(run):
     run("scenes")
     file = Path("params.yaml")
     assert run("study")[0] == run("scenes")[0] == 0
@@ -299,22 +291,21 @@ def test_the_edited_machine_is_kept_and_is_no_edit_of_the_rest(run) -> None:
     assert yaml.safe_load(file.read_text()) == configuration("scenes")
 
 
-def test_diff_shows_what_would_change_and_writes_nothing(run) -> None:
+def test_diff_shows_what_would_change_and_writes_nothing(run):
+    file = Path("params.yaml")
+    assert "+  seeds: [0]\n" in run("scenes", "--diff")[1]
+    assert not file.exists()
     run("scenes")
-    before = Path("params.yaml").read_bytes()
+    before = file.read_bytes()
     code, said = run("study", "--diff")
-    assert code == 0
     lines = said.splitlines()
-    assert lines[:2] == ["--- params.yaml", "+++ study"]
+    assert (code, lines[:2]) == (0, ["--- params.yaml", "+++ study"])
     assert {"-  seeds: [0]", "+  seeds: [0, 1, 2, 3, 4]", "+      dalr-shuffled:"} < set(lines)
-    assert Path("params.yaml").read_bytes() == before
+    assert file.read_bytes() == before
     assert run("scenes", "--diff")[1] == "params.yaml: already scenes\n"
-    Path("params.yaml").unlink()
-    assert "+  seeds: [0]" in run("scenes", "--diff")[1].splitlines()
-    assert not Path("params.yaml").exists()
 
 
-def test_the_page_on_the_papers_names_every_study() -> None:
+def test_the_page_on_the_papers_names_every_study():
     page = (ROOT / "docs/papers.md").read_text()
     for name in parts(ROOT / "configs"):
         if name.startswith("studies/") and name != "studies/dalr-only":
@@ -322,19 +313,17 @@ def test_the_page_on_the_papers_names_every_study() -> None:
 
 
 @pytest.mark.parametrize("part", ["dinov3", "siglip2", "sam3", "qwen3"])
-def test_models_of_no_paper_say_so_and_are_run_by_the_graph(part, monkeypatch) -> None:
-    from train.objectives import make_objective
-
+def test_models_of_no_paper_say_so_and_are_run_by_the_graph(part, monkeypatch):
     assert parts(ROOT / "configs")[part].read_text().startswith("# From no paper: ")
     monkeypatch.chdir(ROOT)
     params = validate_params(configuration("flickr30k", part), part)
+    graph = params.graph
     made = {
-        "image": params.graph.image_encoders,
-        "object": params.graph.object_encoders,
-        "text": params.graph.text_encoders,
-        "teacher": params.graph.teachers,
+        "image": graph.image_encoders,
+        "object": graph.object_encoders,
+        "text": graph.text_encoders,
+        "teacher": graph.teachers,
     }
-    for run in params.runs:
-        objective = make_objective(params.run(run).objective, params.run(run).parameters)
-        for need in objective.features:
-            assert need.encoder in made[need.kind], run
+    for name, run in params.runs.items():
+        for need in make_objective(run.objective, run.parameters).features:
+            assert need.encoder in made[need.kind], name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,26 +16,20 @@ from pipeline.cli import doctor
 from sightline import hardware
 
 GIB = 1 << 30
-CPUINFO = """\
-processor	: 0
-model name	: Some Processor 9000
-
-processor	: 1
-model name	: Some Processor 9000
-"""
+CPUINFO = "\n".join(f"processor\t: {n}\nmodel name\t: Some Processor 9000\n" for n in range(2))
 MEMINFO = f"MemTotal: {64 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {32 * GIB >> 10} kB\n"
 MEMINFO += "".join(f"{n}: 0 kB\n" for n in ("Buffers", "Cached", "Shmem", "Active", "Inactive"))
 
 
 @pytest.fixture
-def run_doctor(monkeypatch, said, tmp_path) -> Callable[..., str]:
+def run_doctor(monkeypatch, said, tmp_path):
     """Runs it in an empty folder; what it says."""
     monkeypatch.setattr(hardware, "bf16_gain", lambda: 0.5)
     monkeypatch.chdir(tmp_path)
     return lambda *words: said("doctor", *words)[1]
 
 
-def gpu(capability: tuple[int, int], bf16: bool = False) -> hardware.Gpu:
+def gpu(*capability: int, bf16: bool = False) -> hardware.Gpu:
     return hardware.Gpu("a GPU", 8 * GIB, None, capability, "", bf16)
 
 
@@ -83,19 +76,17 @@ def test_the_limits_of_a_control_group(tmp_path, monkeypatch, groups, files, quo
     assert (found.model, found.quota) == ("Some Processor 9000", quota)
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     assert hardware.memory(tmp_path) == memory
-
-
-def test_a_system_without_these_files(tmp_path):
-    assert hardware.processor(tmp_path).usable >= 1
-    assert hardware.memory(tmp_path).limit is None
+    nowhere = tmp_path / "a system without these files"
+    assert hardware.processor(nowhere).usable >= 1
+    assert hardware.memory(nowhere).limit is None
 
 
 @pytest.mark.parametrize(
     ("device", "of", "gain", "precision", "said"),
     [
-        ("cuda", gpu((9, 0), bf16=True), 0.0, "bf16", "tensor cores for bf16"),
-        ("cuda", gpu((7, 5)), 0.0, "fp16", "7.5 has tensor cores for fp16"),
-        ("cuda", gpu((6, 1)), 0.0, "fp32", "6.1 has no tensor cores"),
+        ("cuda", gpu(9, 0, bf16=True), 0.0, "bf16", "tensor cores for bf16"),
+        ("cuda", gpu(7, 5), 0.0, "fp16", "7.5 has tensor cores for fp16"),
+        ("cuda", gpu(6, 1), 0.0, "fp32", "6.1 has no tensor cores"),
         ("mps", None, 0.0, "fp32", "MPS"),
         ("cpu", None, 4.8, "bf16", "at 4.80 times the speed of fp32"),
         ("cpu", None, 1.1, "fp32", "at 1.10 times the speed of fp32"),
@@ -174,12 +165,8 @@ def test_a_machine_without_problems(run_doctor, tmp_path):
 
 
 def test_missing_and_outdated_packages_are_problems(monkeypatch, run_doctor):
-    declared = [
-        "torch>=99",
-        "no-such-package>=1",
-        "also-missing>=1; extra == 'report'",
-        "ruff>=99; extra == 'dev'",
-    ]
+    declared = ["torch>=99", "no-such-package>=1"]
+    declared += ["also-missing>=1; extra == 'report'", "ruff>=99; extra == 'dev'"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
     report = json.loads(run_doctor("--json"))
     version = importlib.metadata.version("torch")
@@ -195,12 +182,11 @@ def test_more_threads_than_cpus_and_a_full_disk_are_problems():
     limited = hardware.Processor("a CPU", usable=64, quota=3.5, threads=64)
     assert doctor.too_many(limited).endswith("set OMP_NUM_THREADS=4")
     assert doctor.too_many(replace(limited, threads=4)) == ""
-    assert str(limited) == (
-        "a CPU; 64 cores; limited to 3.5 CPUs by its control group; "
-        "PyTorch uses 64 threads (OMP_NUM_THREADS)"
-    )
-    limits = "4.3 GB of 8.6 GB free, limited to 8.6 GB by its control group"
-    assert str(hardware.Memory(8 * GIB, 4 * GIB, 8 * GIB)) == limits
+    group = "by its control group"
+    threads = "PyTorch uses 64 threads (OMP_NUM_THREADS)"
+    assert str(limited) == f"a CPU; 64 cores; limited to 3.5 CPUs {group}; {threads}"
+    free = f"4.3 GB of 8.6 GB free, limited to 8.6 GB {group}"
+    assert str(hardware.Memory(8 * GIB, 4 * GIB, 8 * GIB)) == free
     full = hardware.Disk("/cache", 5 * GIB, 500_000_000)
     assert doctor.too_full(full).startswith("/cache: only 500.0 MB free")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 from composed import COMPOSED, CONFIGS
-from demo_params import demo_params_text
+from demo_params import demo_params, demo_params_text
 from dvc.parsing import DataResolver
 from dvc.repo import Repo
 from made_results import made_result
 
 from pipeline import graph, stages
 from pipeline.configure import configuration, to_yaml
-from pipeline.params import Params, ParamsError, validate_params
+from pipeline.params import ParamsError, validate_params
 from train.code_digest import code_of
 from train.objectives import OBJECTIVES, make_objective
 from train.report.write import write_report
@@ -28,7 +28,7 @@ STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory) -> Path:
+def repository(tmp_path_factory):
     """A DVC repository with our dvc.yaml."""
     folder = tmp_path_factory.mktemp("graph")
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
@@ -38,7 +38,7 @@ def repository(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module", params=COMPOSED)
-def given(request, repository) -> tuple[Params, dict[str, dict]]:
+def given(request, repository):
     """The parameters of a configuration, and the stages that DVC makes of them."""
     names = request.param.split()
     found = configuration(*names, folder=CONFIGS, graph_file=ROOT / "dvc.yaml")
@@ -50,18 +50,9 @@ def given(request, repository) -> tuple[Params, dict[str, dict]]:
     return validate_params(found, request.param), resolver.resolve()["stages"]
 
 
-def features_of(params: Params, name: str) -> set[Path]:
-    """The feature sets that a system reads with its own parameters."""
-    system = params.systems[name]
-    objective = make_objective(str(system.objective), system.parameters)
-    needs = objective.features
-    return {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
-
-
 def test_dvc_makes_a_train_stage_of_each_run_and_seed(given):
     params, stages = given
-    made = {name: stage["cmd"] for name, stage in stages.items() if name.startswith("train-")}
-    assert made == {
+    assert {name: stages[name]["cmd"] for name in stages if name.startswith("train-")} == {
         f"train-{config.system}@{run}-{seed}": f"sightline stage train {run} {seed}"
         for run, config in params.runs.items()
         for seed in params.graph.seeds
@@ -84,7 +75,9 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
             reads |= {spec.pairs.phrases} - {None}
         assert (spec.text is not None) == spec.train.text_stream
         reads |= {spec.dev, graph.code_file(config.system)}
-        of_system = features_of(params, config.system)
+        system = params.systems[config.system]
+        needs = make_objective(str(system.objective), system.parameters).features
+        of_system = {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
         assert set(spec.features.values()) <= of_system  # a term that is off may leave one unread
         reads |= of_system
         stage = stages[f"train-{config.system}@{run}-{params.graph.seeds[0]}"]
@@ -124,23 +117,19 @@ def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):
     params = validate_params(configuration("wiki"), "wiki")
     assert list(params.runs) == ["simcse"]
     spec = graph.run_spec(params, "simcse", 0)
-    assert spec.pairs is None
-    assert spec.text is not None
+    assert (spec.pairs is None, spec.text is None) == (True, False)
 
 
-def test_a_run_reads_the_features_of_its_system_and_no_others(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    found = configuration("scenes")
+def test_a_run_reads_the_features_of_its_system_and_no_others():
+    found = demo_params()
     found["systems"]["mcse-clip"]["runs"]["other"] = {"parameters": {"image": "resnet"}}
     params = validate_params(found, "params.yaml")
-    with pytest.raises(ParamsError) as caught:
+    fault = r"systems\.mcse-clip\.runs\.other reads image/resnet(?s:.*) are another system"
+    with pytest.raises(ParamsError, match=fault):
         graph.run_spec(params, "other", 0)
-    assert "systems.mcse-clip.runs.other reads image/resnet" in str(caught.value)
-    assert "are another system" in str(caught.value)
 
 
-def test_params_yaml_is_the_configuration_of_the_demo(monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_params_yaml_is_the_configuration_of_the_demo():
     written = (ROOT / "params.yaml").read_text()
     if "sightline configure scenes" not in written:
         pytest.skip("params.yaml of this clone is another configuration")
@@ -151,9 +140,8 @@ def test_features_are_made_by_a_stage_and_read_by_a_run_before_a_task(given):
     params, stages = given
     outs = [out for stage in stages.values() for out in stage["outs"]]
     made = {Path(name) for out in outs if isinstance(out, dict) for name in out}
-    read = {
-        folder for run in params.runs for folder in graph.run_spec(params, run, 0).features.values()
-    }
+    specs = [graph.run_spec(params, run, 0) for run in params.runs]
+    read = {folder for spec in specs for folder in spec.features.values()}
     assert read <= made
     for name, task in params.evaluation.tasks.items():
         if {"retrieval", "neighbours"} & {task.task, name}:
@@ -194,19 +182,18 @@ def test_the_graph_is_short():
 def test_dvc_draws_every_curve_in_one_plot_coloured_by_run(repository):
     (repository / "params.yaml").write_text(demo_params_text())
     log = ({"loss_text": 1.5, "step": 25}, {"dev": 40.0, "step": 50})
+    runs = [(run, seed) for run in ("SimCSE", "MCSE (CLIP)") for seed in (0, 1)]
     results = [
-        made_result(run, seed, scores={"similarity": 1.0 + seed}, training={"log": log})
-        for run in ("SimCSE", "MCSE (CLIP)")
-        for seed in (0, 1)
+        made_result(*run, scores={"similarity": 1.0 + run[1]}, training={"log": log})
+        for run in runs
     ]
     write_report(results, repository / "report", "Two runs")
     words = [sys.executable, "-m", "dvc", "plots", "show", "--show-vega", "report/curves.json"]
     plot = json.loads(subprocess.check_output(words, cwd=repository))
     assert plot["facet"]["field"] == "metric"
     encoding = plot["spec"]["encoding"]
-    assert [encoding[channel]["field"] for channel in ("x", "y", "color")] == [
-        *("step", "value", "run")
-    ]
+    fields = [encoding[channel]["field"] for channel in ("x", "y", "color")]
+    assert fields == ["step", "value", "run"]
     kept = ("run", "seed", "step", "metric", "value")
     rows = [tuple(row[name] for name in kept) for row in plot["data"]["values"]]
     assert len(rows) == 8

@@ -18,7 +18,6 @@ from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_enc
 from pipeline.extract.settings import ComputeSettings, Machine, RunSettings
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.params import CutoutRules, Params
-from sightline.errors import SightlineError
 from sightline.settings import field_help
 from train.evaluate.task import TASKS, task_class
 from train.objectives import OBJECTIVES, objective_class
@@ -39,17 +38,22 @@ def test_the_table_says_what_the_commands_say():
     assert [name for name, entry in COMMANDS.items() if entry.hidden] == ["stage"]
 
 
+ROOT_HELP = """
+import sys
+from pipeline.cli import main
+sys.argv = ["sightline", "--help"]
+try:
+    main()
+except SystemExit:
+    heavy = {"numpy", "pandas", "pyarrow", "pydantic", "torch", "transformers", "h5py"}
+    own = {name for name in sys.modules if name.startswith("pipeline.cli.")}
+    print(own | heavy & set(sys.modules))
+"""
+
+
 def test_help_of_the_root_loads_no_command():
-    code = (
-        "import sys; sys.argv = ['sightline', '--help']\n"
-        "from pipeline.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "heavy = {'numpy', 'pandas', 'pyarrow', 'pydantic', 'torch', 'transformers', 'h5py'}\n"
-        "own = {name for name in sys.modules if name.startswith('pipeline.cli.')}\n"
-        "print(own | heavy & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    words = [sys.executable, "-c", ROOT_HELP]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "{'pipeline.cli.commands'}"
     for name, entry in COMMANDS.items():
         assert (f" {name} " in done.stdout) is not entry.hidden
@@ -70,17 +74,15 @@ def test_every_command_has_an_example_and_every_option_says_what_it_does(words):
 
 
 def test_every_parameter_can_be_given_on_a_command_line():
-    def flags(model: type, *without: str) -> set[str]:
+    def flags(model, *without):
         return {name.replace("_", "-") for name in model.model_fields.keys() - set(without)}
 
     extract, train = set(options_of("extract")), set(options_of("train"))
+    families = EncoderConfig.families
     without_dvc = Params.model_fields.keys() - {"graph", "systems", "report", "joined"}
     where = {
         "datasets": lambda: [set_takes(source_type(kind)) for kind in KINDS],
-        "encoders": lambda: [
-            set_takes(EncoderConfig.families.subclass(f, EncoderConfig))
-            for f in EncoderConfig.families
-        ],
+        "encoders": lambda: [set_takes(families.subclass(f, EncoderConfig)) for f in families],
         "extract": lambda: [flags(ComputeSettings) | flags(CutoutRules) <= extract],
         "machine": lambda: [flags(Machine) <= extract & set(options_of("ground"))],
         "grounding": lambda: [set_takes(GroundingSettings)],
@@ -154,6 +156,7 @@ def test_options_are_checked_by_their_model():
 
 
 EXTRACT = "extract image --data . --encoder resnet18 --weights random:0 --out y "
+TEXT = "extract text --data texts.txt --encoder ViT-B-32 --out y --weights "
 
 
 @pytest.mark.parametrize(
@@ -166,24 +169,39 @@ EXTRACT = "extract image --data . --encoder resnet18 --weights random:0 --out y 
         (EXTRACT + "--copy-from absent", 2, "--copy-from: absent: no such folder"),
         (EXTRACT + "--batch-size 0", 2, "--batch-size: input should be greater than or equal"),
         (EXTRACT + "--precision fp8", 2, "--precision: input should be 'fp32', 'bf16' or 'fp16'"),
-        (EXTRACT + "--background grey", 2, "--background: input should be 'mean', 'white', 'bla"),
+        (EXTRACT + "--background grey", 2, "input should be 'mean', 'white', 'black' or 'keep'"),
         (EXTRACT + "--threads many", 2, "--threads: input should be a valid integer"),
         (EXTRACT + "--engine ray --devices 0,1", 2, "devices: are those of one machine"),
         (EXTRACT + "--worker 5/4", 2, "worker '5/4': expected i/n with i from 0 to n - 1"),
+        (
+            EXTRACT + "--encoder resnet5",
+            1,
+            "(did you mean resnet50?). Available: torchvision: resn",
+        ),
+        (EXTRACT + "--encoder resnet5", 1, " ViT-B-32,"),
+        (EXTRACT, 1, "no images in this folder"),
+        (EXTRACT + "--data x", 1, "x: no such folder of images, nor a prepared data set"),
+        (TEXT + "lucky:7", 1, "random:SEED"),
+        (TEXT + "random:0 --devices 99", 1, "'cuda:99' was requested"),
+        (TEXT + "random:0 --out dvc.yaml", 1, "dvc.yaml: is a file, not a folder"),
         ("prepare pairs --set images=x --set caption=y --out z", 2, "did you mean 'captions'"),
         ("prepare pair --out z", 2, "did you mean 'pairs'"),
         ("stage image-feature x", 2, "did you mean 'image-features'"),
         ("stage image-features x", 2, "sightline stage image-features DATASET ENCODER"),
         ("stage tokens --dry-run", 2, "the stage tokens does not take it"),
+        ("stage ground scenes --check 3", 2, "the stage ground does not take it"),
+        ("stage train simcse 0 --check 3", 2, "the stage train does not take it"),
         ("train simcse --tokens t --student s --out y --seed 4294967296", 2, "--seed"),
     ],
 )
 def test_a_mistake_is_one_clear_error(words, code, fault, tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
+    for name in ("texts.txt", "dvc.yaml"):
+        Path(name).write_text("a text\n")
     found, _, err = said(*words.split())
     assert found == code
     assert fault in unboxed(err)
-    assert not Path("y").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"dvc.yaml", "texts.txt"}
 
 
 def test_an_encoder_of_the_command_is_that_of_params_yaml():
@@ -193,12 +211,7 @@ def test_an_encoder_of_the_command_is_that_of_params_yaml():
     assert named == EncoderConfig.model_validate({**written, "resize": 64, "crop": 32})
 
 
-def test_devices_count_among_the_gpus_of_a_job():
+def test_devices_of_a_job_without_gpus_stay_as_they_are():
     machine = Machine(devices="1,3")
-    assert machine.gpus(["a", "b", "c", "d"]) == ["b", "d"]
-    assert machine.among(["b"]).devices == ("cuda:0",)
-    assert machine.among(["b", "d"]).devices == ("cuda:0", "cuda:1")
     assert machine.among([]) == machine  # which is an error where it computes
     assert Machine(devices="cpu").among(["b"]).devices == ("cpu",)
-    with pytest.raises(SightlineError, match="cuda:3: no such GPU here; 2 can be used"):
-        machine.gpus(["a", "b"])

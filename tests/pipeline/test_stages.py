@@ -1,23 +1,40 @@
-"""What each stage and command may import before it has something to compute."""
+"""Stages of a graph that has run: what they import and read, and commands on what they made."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import sightline
+from demo_params import demo_params, demo_params_text
+from tiny_scenes import TINY
+
+from sightline.cache import PhraseTokens, TokenSet
+from train.code_digest import code_of
+
+FINISHED = (
+    *("prepare scenes", "ground scenes", "image-features scenes clip", "tokens"),
+    *("image-features scenes resnet", "object-features scenes clip", "text-features scenes clip"),
+    *("teachers scenes similarity", "phrase-tokens scenes", "train simcse 0"),
+    *("train mcse-clip 0", "evaluate", "report"),
+)
 
 HEAVY = (
     *("torch", "transformers", "torchvision", "open_clip", "sentence_transformers", "accelerate"),
     *("scipy", "sklearn", "matplotlib", "datasets", "mteb", "dvc", "ray"),
 )
 MODULES = (
-    *("pipeline.stages", "pipeline.params", "pipeline.extract.runner"),
-    "pipeline.extract.inputs",
+    *("pipeline.stages", "pipeline.params", "pipeline.extract.runner", "pipeline.extract.inputs"),
     *("pipeline.grounding.ground", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
     *("train.train_run", "train.distributed", "train.objectives.combined", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.evaluation"),
-    *("train.evaluate.neighbours", "train.evaluate.retrieval"),
-    *("train.evaluate.transfer", "train.report.comparison"),
+    *("train.evaluate.neighbours", "train.evaluate.retrieval", "train.evaluate.transfer"),
+    "train.report.comparison",
     *("sightline.encoder_folder", "sightline.loading", "sightline.devices"),
 )
 """Nothing heavy is imported with these."""
@@ -104,6 +121,31 @@ print(json.dumps(found))
 """
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The demo's graph at its smallest with two of its runs, all stages done."""
+    folder = tmp_path_factory.mktemp("graph")
+    (folder / ".dvc").mkdir()
+    params = demo_params()
+    params["datasets"]["scenes"] |= TINY
+    params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
+    params["systems"] = {name: params["systems"][name] for name in ("simcse", "mcse-clip")}
+    params["systems"]["mcse-clip"]["runs"].pop("mcse-shuffled")
+    params["report"]["control"] = None
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for stage in FINISHED:
+            assert sightline("stage", *stage.split()) == 0, stage
+    return folder
+
+
+@pytest.fixture
+def graph(finished, tmp_path, monkeypatch):
+    """The current folder is a copy of `finished`."""
+    monkeypatch.chdir(shutil.copytree(finished, tmp_path / "graph"))
+
+
 def test_nothing_heavy_is_imported_before_it_is_needed(finished):
     given = json.dumps([HEAVY, MODULES, MISSING, list(NOTHING_TO_DO)])
     words = [sys.executable, "-c", PROGRAM, given]
@@ -114,3 +156,57 @@ def test_nothing_heavy_is_imported_before_it_is_needed(finished):
         assert found[name] == [], name
     for command, allowed in NOTHING_TO_DO.items():
         assert set(found[f"{command}: 0"]) <= allowed, command
+
+
+def test_a_stage_outside_a_dvc_repository(monkeypatch, fails, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert "params.yaml: no such file" in fails("stage", "prepare", "scenes")
+    (tmp_path / "params.yaml").write_text(demo_params_text())
+    err = fails("stage", "prepare", "scenes")
+    assert "not a DVC repository" in err
+    assert "dvc init" in err
+
+
+def test_a_run_is_trained_where_only_what_it_needs_was_pulled(graph, says):
+    for features in ("image/resnet", "object", "text", "teacher"):
+        shutil.rmtree(f"data/features/scenes/{features}")
+    for path in ("data/objects", "data/cutouts", "data/phrase-tokens", "runs"):
+        shutil.rmtree(path)
+    says("stage", "train", "mcse-clip", 0)
+    assert Path("runs/mcse-clip/seed-0/model/model.safetensors").exists()
+
+
+def test_the_stage_truncates_captions_as_their_tokens_are(finished):
+    tokens = TokenSet.open(finished / "data/tokens/scenes-bert").header
+    spans = PhraseTokens.open(finished / "data/phrase-tokens/scenes/scenes-bert").header
+    assert spans.max_length == tokens.max_length
+    assert spans.tokenizer_sha256 == tokens.tokenizer_sha256
+
+
+def test_rows_of_every_kind_are_encoded_again_from_the_inputs_of_the_graph(graph, says, fails):
+    for stage in (
+        "image-features scenes resnet",
+        "object-features scenes clip",
+        "text-features scenes clip",
+        "teachers scenes similarity",
+    ):
+        out = says("stage", *stage.split(), "--check", 3)
+        assert out.startswith("data/features/scenes/")
+        assert f"/{stage.split()[2]}: 3 rows encoded again: 3 with identical bytes" in out
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    params["extract"]["cutouts"] = {"margin": 0.4}
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    err = fails("stage", "object-features", "scenes", "clip", "--check", 3)
+    assert "differs from its record" in err
+    assert "margin" in err
+
+
+def test_accept_keeps_the_runs_that_are_named_and_no_others(graph, monkeypatch, says):
+    monkeypatch.setattr("train.code_digest.code_of", lambda names: code_of(names) | {"edited": "0"})
+    assert says("accept", "simcse") == "runs/simcse/seed-0: accepted\n"
+    assert sorted(says("accept").splitlines()) == [
+        "runs/mcse-clip/seed-0: accepted",
+        "runs/simcse/seed-0: the code that trained it has not changed",
+    ]
+    shutil.rmtree("runs/simcse")
+    assert says("accept", "simcse") == "runs/simcse/seed-0: not trained yet\n"
