@@ -1,7 +1,4 @@
-"""A small data set on the disk, and a grounder and a segmenter that need no model.
-
-Other rooms' tests ground with it as well.
-"""
+"""A small data set on the disk, and a grounder and a segmenter that need no model."""
 
 from __future__ import annotations
 
@@ -29,10 +26,6 @@ from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
 from sightline.cache.prepared import PreparedDataset
 
 SETTINGS = RunSettings(batch_size=4, workers=2, block_rows=3, shard_rows=3, max_failed=1.0)
-
-
-class Killed(BaseException):
-    """Represents the end of the process."""
 
 
 class DataSet:
@@ -118,14 +111,15 @@ class WordGrounder:
 
 
 class HookedBoxes(BoxSegmenter):
-    """The rectangle itself."""
+    """The rectangles themselves; the hook is given the images and may change the masks."""
 
-    def __init__(self, hook: Callable[[Sequence[Tensor]], None]) -> None:
+    def __init__(self, hook: Callable[[Sequence[Tensor], list[Tensor]], None]) -> None:
         self._hook = hook
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
-        self._hook(images)
-        return super().segment(images, boxes)
+        masks = super().segment(images, boxes)
+        self._hook(images, masks)
+        return masks
 
 
 def run_ground(
