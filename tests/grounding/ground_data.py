@@ -22,7 +22,8 @@ from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.segmenters.box import BoxSegmenter
 from pipeline.grounding.settings import CaptionChoice, Rules
-from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
+from sightline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, write_manifest
+from sightline.cache.groundings import read_phrases
 from sightline.cache.prepared import PreparedDataset
 
 SETTINGS = RunSettings(batch_size=4, workers=2, block_rows=3, shard_rows=3, max_failed=1.0)
@@ -141,6 +142,23 @@ def run_ground(
         out,
         settings,
     )
+
+
+def write_phrases(data: DataSet, path: Path) -> Path:
+    """The phrases of grounding the data set, as a manifest; returns its path."""
+    run_ground(data, path.with_suffix(""))
+    write_manifest(path, read_phrases(path.with_suffix("")), PHRASES)
+    return path
+
+
+def annotated(phrases: Path) -> dict[str, Any]:
+    """Settings of a grounding that takes phrases, boxes and masks from a manifest."""
+    return {
+        "captions": "all",
+        "grounder": {"family": "annotations", "path": str(phrases)},
+        "segmenter": {"family": "annotations"},
+        "rules": {"duplicate_iou": None},
+    }
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> Path:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from command_line import set_words, sightline
-from ground_data import DataSet, files_of, run_ground, write_table
+from ground_data import DataSet, annotated, files_of, write_phrases, write_table
 from prepared_data import as_prepared
 from small_inputs import write_clip
 
-from sightline.cache import IMAGES, PHRASES, FeatureSet, read_manifest, write_manifest
-from sightline.cache.groundings import read_phrases
+from sightline.cache import IMAGES, FeatureSet, read_manifest
 
 COUNT = 5
 COMMANDS = {
@@ -28,16 +27,11 @@ COMMANDS = {
 
 def words(folder: Path, name: str, *more: str) -> list[object]:
     """The command that makes one of `COMMANDS`' outputs, in the folder of the data set."""
-    settings = {
-        "captions": "all",
-        "grounder": {"family": "annotations", "path": folder / "phrases.parquet"},
-        "segmenter": {"family": "annotations"},
-        "rules": {"duplicate_iou": None},
-    }
+    settings = set_words(annotated(folder / "phrases.parquet"))
     encoder = ["--encoder", folder / "clip.json", "--weights=random:0", "--batch-size=4"]
     own = {
         "features": [*encoder, "--workers=0"],
-        "grounding": ["--cutouts", folder / "cutouts", *set_words(settings)],
+        "grounding": ["--cutouts", folder / "cutouts", *settings],
         "objects": [*encoder, "--workers=0", "--phrases", folder / "grounding"],
         "page.html": [folder / "grounding"],
     }
@@ -59,8 +53,7 @@ def loose(tmp_path_factory):
     """Everything made from files, with phrases from a grounder without a model."""
     folder = tmp_path_factory.mktemp("loose")
     data = DataSet.of(folder / "data", COUNT)
-    run_ground(data, folder / "drawn")
-    write_manifest(data.folder / "phrases.parquet", read_phrases(folder / "drawn"), PHRASES)
+    write_phrases(data, data.folder / "phrases.parquet")
     write_clip(data.folder)
     for name in COMMANDS:
         assert sightline(*words(data.folder, name)) == 0
@@ -153,14 +146,3 @@ def test_objects_and_cutouts_of_a_missing_image_name_its_place(loose, packed, wr
     assert code == 1
     assert any(f"{place}: " in error for place in wrong.values())
     assert "24 of 30 objects failed" in error
-
-
-def test_a_row_with_an_invalid_place_is_one_clear_error(loose, packed, said):
-    shutil.copytree(loose / "grounding", packed / "grounding")
-    *others, last = rows_of(packed)
-    write_table(packed / "images.parquet", [*others, {**last, "length": None}], IMAGES)
-    for name in COMMANDS:
-        code, _, error = said(*words(packed, name))
-        assert code == 1
-        assert "images.parquet: row 4: " in error
-        assert "expected two numbers, or both null" in error

@@ -11,13 +11,12 @@ import yaml
 from command_line import set_words, sightline, unboxed
 from demo_params import demo_params
 from flat_tables import rows_with_keys
-from ground_data import DataSet, files_of, run_ground
+from ground_data import DataSet, annotated, files_of, write_phrases
 
 from pipeline import graph, stages
 from pipeline.extract.settings import Invocation
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.params import Params, load_params
-from sightline.cache import PHRASES, write_manifest
 from sightline.cache.groundings import read_phrases
 from sightline.cache.sets import open_tables
 from sightline.errors import SightlineError
@@ -28,18 +27,12 @@ def data(tmp_path, monkeypatch):
     """Images, captions, and phrases from grounding them, below the working folder."""
     monkeypatch.chdir(tmp_path)
     data = DataSet.of(tmp_path / "data/datasets/mine", 3)
-    run_ground(data, tmp_path / "drawn")
-    write_manifest(data.folder / "phrases.parquet", read_phrases(tmp_path / "drawn"), PHRASES)
+    write_phrases(data, data.folder / "phrases.parquet")
     return data
 
 
 def settings_of(data: DataSet, **changes) -> dict:
-    return {
-        "captions": "all",
-        "grounder": {"family": "annotations", "path": str(data.folder / "phrases.parquet")},
-        "segmenter": {"family": "annotations"},
-        "rules": {"duplicate_iou": None},
-    } | changes
+    return annotated(data.folder / "phrases.parquet") | changes
 
 
 def command(data: DataSet, *words: str, cutouts: str = "cut", **changes) -> list[object]:
@@ -58,7 +51,7 @@ def test_the_command_writes_records_and_cutouts_and_tries_again_on_request(data,
     found = json.loads(said(*command(data, "--retry-failed", "--json"))[1])
     assert (found["computed"], found["counts"]["failed"], found["halved_to"]) == (1, 0, {})
     assert found["counts"]["pairs"] == 3 * 7
-    assert read_phrases("out") == read_phrases("drawn")
+    assert read_phrases("out") == read_phrases(data.folder / "phrases.parquet")
     assert rows_with_keys(Path("cut"), "cutouts").num_rows > 0
     assert "nothing to compute" in said(*command(data))[1]
 

@@ -9,21 +9,13 @@ from pathlib import Path
 import pytest
 from command_line import set_words
 from flat_tables import rows_with_keys
-from ground_data import DataSet, run_ground
+from ground_data import DataSet, annotated, write_phrases
 from stage_server import Outcome, StageServer
 
-from sightline.cache import PHRASES, write_manifest
 from sightline.cache.groundings import read_phrases
 
 KILLED = -9
 OUTPUTS = ("out", "cut", "out.run", "cut.run")
-SETTINGS = {
-    "captions": "all",
-    "segmenter": {"family": "box"},
-    "rules": {"duplicate_iou": None},
-    "batch_size": 4,
-    "block_images": 3,
-}
 
 
 class World:
@@ -40,11 +32,9 @@ class World:
         data = DataSet.of(folder / "data", 9)
         self._data, self.base = data.folder, folder / "base"
         everything = data.captions = {**data.captions, "0.png": ["a red dog", "a b"]}
-        run_ground(data, folder / "drawn")  # "a b" names nothing
-        phrases = folder / "phrases.parquet"
-        write_manifest(phrases, read_phrases(folder / "drawn"), PHRASES)
-        grounder = {"family": "annotations", "path": phrases}
-        self._words = list(set_words({**SETTINGS, "grounder": grounder}))
+        phrases = write_phrases(data, folder / "phrases.parquet")  # "a b" names nothing
+        small = {"segmenter": {"family": "box"}, "batch_size": 4, "block_images": 3}
+        self._words = list(set_words(annotated(phrases) | small))
         data.captions = {f"{i}.png": everything[f"{i}.png"] for i in range(5)}
         data.write()
         first = self.run(self.base)
@@ -59,6 +49,7 @@ class World:
         unbroken = self.run(whole)
         assert unbroken.code == 0, unbroken.said
         self.expected = files(whole)
+        assert not [name for name in self.expected if "part-" in name or "scratch-" in name]
         self.points = unbroken.points
         self.by_name: dict[str, list[str]] = {}
         for point in self.points:

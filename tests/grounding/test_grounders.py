@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -316,20 +317,13 @@ def test_sam3_asks_a_phrase_once_and_encodes_an_image_once(folders, monkeypatch)
     ours = grounder(folders, "sam3", threshold=0.0)
     (image,) = pictures((40, 60))
     captions = [replace(each, image_key=bytes(32)) for each in captions_of(TEXTS)]
-    encoded, asked = [], []
-    see, forward = ours._model.get_vision_features, ours._model.forward
-    monkeypatch.setattr(
-        ours._model,
-        "get_vision_features",
-        lambda pixels: encoded.append(len(pixels)) or see(pixels),
-    )
-    monkeypatch.setattr(
-        ours._model,
-        "forward",
-        lambda **inputs: asked.append(len(inputs["input_ids"])) or forward(**inputs),
-    )
+    encode = Mock(side_effect=ours._model.get_vision_features)
+    ask = Mock(side_effect=ours._model.forward)
+    monkeypatch.setattr(ours._model, "get_vision_features", encode)
+    monkeypatch.setattr(ours._model, "forward", ask)
     answers = ours.ground([image] * 4, captions)
-    assert encoded == [1]
+    assert [len(call.args[0]) for call in encode.call_args_list] == [1]
+    asked = [len(call.kwargs["input_ids"]) for call in ask.call_args_list]
     assert sum(asked) == 4  # a man, the red dog, the dog, a dog
     first, second = (found for found, _ in (answers[0], answers[2]))
     torch.testing.assert_close(first[0].boxes, second[0].boxes)

@@ -6,23 +6,21 @@ from pathlib import Path
 
 import pytest
 from command_line import set_words
-from ground_data import DataSet, run_ground
+from ground_data import DataSet, annotated, write_phrases
 from hostile_files import MANY, hostile_tables, run, write_hostile
 from hypothesis import given
 from hypothesis import strategies as st
 from prepared_data import as_prepared
 from small_inputs import write_clip
 
-from sightline.cache import CAPTIONS, IMAGES, read_manifest, write_manifest
-from sightline.cache.groundings import read_phrases
+from sightline.cache import CAPTIONS, IMAGES, read_manifest
 from sightline.cache.manifest import PHRASES, SENTENCES
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sound") / "set"
-    run_ground(DataSet.of(folder, 2), folder / "drawn")
-    write_manifest(folder / "phrases.parquet", read_phrases(folder / "drawn"), PHRASES)
+    write_phrases(DataSet.of(folder, 2), folder / "phrases.parquet")
     write_clip(folder)
     return folder
 
@@ -34,9 +32,7 @@ def words_of(
     data, phrases = data or sound, phrases or sound / "phrases.parquet"
     words = ["--data", data, "--out", folder / "out"]
     if command == "ground":
-        grounder = {"family": "annotations", "path": phrases}
-        settings = set_words({"grounder": grounder, "segmenter": {"family": "annotations"}})
-        return ["ground", *words, "--cutouts", folder / "cut", *settings]
+        return ["ground", *words, "--cutouts", folder / "cut", *set_words(annotated(phrases))]
     words += ["--encoder", sound / "clip.json", "--weights", "random:0", "--batch-size", 4]
     words += ["--phrases", phrases] if command == "object" else []
     return ["extract", command, *words, "--workers", 0]

@@ -117,14 +117,6 @@ def test_any_caption_and_label_give_a_span_inside_the_caption_or_none(caption, l
             assert 0 <= span[0] < span[1] <= len(caption)
 
 
-def test_a_caption_of_two_thousand_words_is_searched_to_its_end():
-    caption = " ".join(["a dog"] * 1000)
-    finder = SpanFinder(caption)
-    spans = [finder.find("a dog") for _ in range(1001)]
-    assert spans[999] == (len(caption) - 5, len(caption))
-    assert spans[1000] is None
-
-
 # -- rules ---------------------------------------------------------------------------------------
 
 HEIGHT, WIDTH = 60, 80
@@ -184,7 +176,7 @@ def test_each_rule_drops_what_breaks_it_and_nothing_at_its_limit(rules, reason):
     kept, dropped = chosen(found, **rules)
     assert kept == []
     assert [each.reason for each in dropped] == [reason]
-    at_limit = {"min_score": 0.4, "min_area": 400, "max_share": 400 / 4800}
+    at_limit = {"min_score": 0.5, "min_area": 400, "max_share": 400 / 4800}
     kept, dropped = chosen([phrase(scores=[0.5])], **at_limit)
     assert len(kept) == 1
     assert dropped == []
