@@ -33,11 +33,10 @@ IMAGE_TOKENS = 5  # 2 × 2 places of a 64-pixel image, and their mean
 POSITIONS = 128
 
 TOKENS: dict[str, Any] = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
-LEVELS = {"depths": [1, 1, 1, 1], "window_size": 4}
-TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-TEXT |= {"intermediate_size": 32}
-DECODER = {"encoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-DECODER |= {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+POST_PROCESSING = {
+    "phrase_grounding": {"banned_grounding_tokens": ["it", "The image"]},
+    "pure_text": {},
+}
 
 
 def florence_processor() -> Florence2Processor:
@@ -61,11 +60,8 @@ def florence_processor() -> Florence2Processor:
         size={"height": 64, "width": 64}, do_center_crop=False, image_seq_length=IMAGE_TOKENS
     )
     assert getattr(images, "image_seq_length") == IMAGE_TOKENS  # noqa: B009
-    banned = {"phrase_grounding": {"banned_grounding_tokens": ["it", "The image"]}}
     return Florence2Processor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        post_processor_config={**banned, "pure_text": {}},
+        image_processor=images, tokenizer=tokenizer, post_processor_config=POST_PROCESSING
     )
 
 
@@ -75,18 +71,23 @@ def save_florence(folder: Path) -> Path:
     size = len(processor.tokenizer)
     config = Florence2Config(
         vision_config={
-            **LEVELS,
+            "depths": [1, 1, 1, 1],
             "embed_dim": [8, 8, 16, 16],
             "num_heads": [1, 1, 2, 2],
             "num_groups": [1, 1, 2, 2],
+            "window_size": 4,
             "projection_dim": 16,
         },
         text_config={
-            **DECODER,
             "model_type": "bart",
             "vocab_size": size,
             "d_model": 16,
+            "encoder_layers": 1,
             "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
             "max_position_embeddings": POSITIONS,
             **TOKENS,
             "decoder_start_token_id": 2,
@@ -127,16 +128,28 @@ def save_dino(
             "model_type": "swin",
             "image_size": 64,
             "embed_dim": 8,
+            "depths": [1, 1, 1, 1],
             "num_heads": [1, 1, 2, 2],
+            "window_size": 4,
             "out_indices": [2, 3, 4],
-            **LEVELS,
         },
-        text_config={"model_type": "bert", "vocab_size": len(words), **TEXT},
+        text_config={
+            "model_type": "bert",
+            "vocab_size": len(words),
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        },
         d_model=64,  # two channels for each of the 32 groups of its normalisation
         num_queries=12,
+        encoder_layers=1,
         decoder_layers=2,  # its later layers share the first one's box head
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
         max_text_len=64,
-        **DECODER,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -159,10 +172,11 @@ def save_sam3(folder: Path) -> Path:
     config = Sam3Config(
         vision_config={
             "backbone_config": {
-                **TEXT,
                 "model_type": "sam3_vit_model",
                 "hidden_size": 32,
+                "intermediate_size": 32,
                 "num_hidden_layers": 2,
+                "num_attention_heads": 2,
                 "image_size": 56,
                 "pretrain_image_size": 28,
                 "patch_size": 14,
@@ -173,10 +187,13 @@ def save_sam3(folder: Path) -> Path:
             "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
         },
         text_config={
-            **TEXT,
             "model_type": "clip_text_model",
             "vocab_size": len(vocabulary),
+            "hidden_size": 16,
+            "intermediate_size": 32,
             "projection_dim": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
             "max_position_embeddings": 32,
             "eos_token_id": 2,
         },

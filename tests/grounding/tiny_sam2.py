@@ -128,7 +128,6 @@ def hf_config() -> Any:
     )
 
 
-_MLP = r"(output_hypernetworks_mlps\.\d+|iou_prediction_head|pred_obj_score_head)\.layers\."
 _NAMES = [
     (r"^image_encoder\.trunk\.", "vision_encoder.backbone."),
     (r"^image_encoder\.neck\.convs\.(\d+)\.conv\.", r"vision_encoder.neck.convs.\1."),
@@ -136,9 +135,9 @@ _NAMES = [
     (r"^sam_mask_decoder\.", "mask_decoder."),
     (r"^no_mem_embed$", "no_memory_embedding"),
     (r"patch_embed\.proj\.", "patch_embed.projection."),
-    (r"\.norm(\d|_final_attn)\.", r".layer_norm\1."),
-    (r"\.mlp\.layers\.0\.", ".mlp.proj_in."),
-    (r"\.mlp\.layers\.1\.", ".mlp.proj_out."),
+    (r"(blocks\.\d+)\.norm(\d)\.", r"\1.layer_norm\2."),
+    (r"(blocks\.\d+\.mlp)\.layers\.0\.", r"\1.proj_in."),
+    (r"(blocks\.\d+\.mlp)\.layers\.1\.", r"\1.proj_out."),
     (r"mask_downscaling\.0\.", "mask_embed.conv1."),
     (r"mask_downscaling\.1\.", "mask_embed.layer_norm1."),
     (r"mask_downscaling\.3\.", "mask_embed.conv2."),
@@ -148,14 +147,24 @@ _NAMES = [
     (r"output_upscaling\.0\.", "upscale_conv1."),
     (r"output_upscaling\.1\.", "upscale_layer_norm."),
     (r"output_upscaling\.3\.", "upscale_conv2."),
+    (r"(transformer\.layers\.\d+)\.norm(\d)\.", r"\1.layer_norm\2."),
+    (r"transformer\.norm_final_attn\.", "transformer.layer_norm_final_attn."),
     (r"(transformer\..*attn\w*)\.out_proj\.", r"\1.o_proj."),
-    (_MLP + r"0\.", r"\1.proj_in."),
-    (_MLP + r"1\.", r"\1.layers.0."),
-    (_MLP + r"2\.", r"\1.proj_out."),
+    (r"(transformer\.layers\.\d+\.mlp)\.layers\.0\.", r"\1.proj_in."),
+    (r"(transformer\.layers\.\d+\.mlp)\.layers\.1\.", r"\1.proj_out."),
 ]
-"""Names in the sam2 package → names in transformers, one after another."""
+"""Names in the sam2 package → names in transformers."""
 
-_ONLY_VIDEO = ("memory_", "maskmem_", "mask_downsample", "no_mem_pos_enc", "obj_ptr_", "no_obj_")
+_MLP = r"(output_hypernetworks_mlps\.\d+|iou_prediction_head|pred_obj_score_head)\.layers\.(\d)\."
+_PLACES = {"0": "proj_in", "1": "layers.0", "2": "proj_out"}
+_ONLY_VIDEO = (
+    "memory_",
+    "maskmem_",
+    "mask_downsample",
+    "no_mem_pos_enc",
+    "obj_ptr_",
+    "no_obj_",
+)
 
 
 def as_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -166,7 +175,7 @@ def as_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         for pattern, new in _NAMES:
             name = re.sub(pattern, new, name)
-        renamed[name] = tensor
+        renamed[re.sub(_MLP, lambda found: f"{found[1]}.{_PLACES[found[2]]}.", name)] = tensor
     # four embeddings of one row each are one of four rows
     points = [f"prompt_encoder.point_embeddings.{i}.weight" for i in range(4)]
     renamed["prompt_encoder.point_embed.weight"] = torch.cat([renamed.pop(p) for p in points])
