@@ -146,3 +146,14 @@ def test_objects_and_cutouts_of_a_missing_image_name_its_place(loose, packed, wr
     assert code == 1
     assert any(f"{place}: " in error for place in wrong.values())
     assert "24 of 30 objects failed" in error
+
+
+def test_a_row_with_an_invalid_place_is_one_clear_error(loose, packed, said):
+    shutil.copytree(loose / "grounding", packed / "grounding")
+    *others, last = rows_of(packed)
+    write_table(packed / "images.parquet", [*others, {**last, "length": None}], IMAGES)
+    for name in COMMANDS:
+        code, _, error = said(*words(packed, name))
+        assert code == 1
+        assert "images.parquet: row 4: " in error
+        assert "expected two numbers, or both null" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -27,7 +28,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
             self.servers = [StageServer("--import=small_blocks") for _ in range(2)]
         data = DataSet.of(folder / "data", 9)
         self._data, self.base = data.folder, folder / "base"
