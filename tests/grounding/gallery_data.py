@@ -34,17 +34,16 @@ class Grounding(DataSet):
         self.sizes: dict[str, tuple[int, int]] = {}
 
     def image(self, name: str, width: int, height: int, *captions: str) -> None:
-        path = self.add(name, *captions, size=(height, width))
+        key = key_of_file(self.add(name, *captions, size=(height, width)))
         self.sizes[name] = height, width
-        row = {"image_key": key_of_file(path), "captions": 1, "phrases": [], "drops": []}
-        self.rows[name] = row
+        self.rows[name] = {"image_key": key, "captions": 1, "phrases": [], "drops": []}
 
     def phrase(
         self,
         name: str,
         caption: str,
         phrase: str,
-        box: tuple[int, int, int, int],
+        box: tuple[int, int, int, int] = (1, 1, 7, 7),
         score: float = 1.0,
         **changes: Any,
     ) -> None:
@@ -82,10 +81,11 @@ class Grounding(DataSet):
         captions, images = self.folder / "captions.parquet", self.folder / "images.parquet"
         return read_contents(self.path, captions, images, limit)
 
-    def page(self, out: Path, title: str = "Phrases and objects") -> str:
-        """Write the page to ``out``; returns its text."""
-        write_gallery(self.contents(), self.folder / "images", out, title)
-        return out.read_text()
+    def page(self, title: str = "Phrases and objects") -> Path:
+        """Write the page; its path."""
+        path = self.folder / "page.html"
+        write_gallery(self.contents(), self.folder / "images", path, title)
+        return path
 
 
 def small_grounding(folder: Path) -> Grounding:

@@ -1,7 +1,4 @@
-"""A small data set on the disk, and a grounder and a segmenter that need no model.
-
-Other rooms' tests ground with it as well.
-"""
+"""A small data set on the disk, and a grounder and a segmenter that need no model."""
 
 from __future__ import annotations
 
@@ -25,14 +22,11 @@ from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.segmenters.box import BoxSegmenter
 from pipeline.grounding.settings import CaptionChoice, Rules
-from sightline.cache import CAPTIONS, IMAGES, key_of_file, write_manifest
+from sightline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, write_manifest
+from sightline.cache.groundings import read_phrases
 from sightline.cache.prepared import PreparedDataset
 
 SETTINGS = RunSettings(batch_size=4, workers=2, block_rows=3, shard_rows=3, max_failed=1.0)
-
-
-class Killed(BaseException):
-    """Represents the end of the process."""
 
 
 class DataSet:
@@ -118,14 +112,15 @@ class WordGrounder:
 
 
 class HookedBoxes(BoxSegmenter):
-    """The rectangle itself."""
+    """The rectangles themselves; the hook is given the images and may change the masks."""
 
-    def __init__(self, hook: Callable[[Sequence[Tensor]], None]) -> None:
+    def __init__(self, hook: Callable[[Sequence[Tensor], list[Tensor]], None]) -> None:
         self._hook = hook
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
-        self._hook(images)
-        return super().segment(images, boxes)
+        masks = super().segment(images, boxes)
+        self._hook(images, masks)
+        return masks
 
 
 def run_ground(
@@ -147,6 +142,23 @@ def run_ground(
         out,
         settings,
     )
+
+
+def write_phrases(data: DataSet, path: Path) -> Path:
+    """The phrases of grounding the data set, as a manifest; returns its path."""
+    run_ground(data, path.with_suffix(""))
+    write_manifest(path, read_phrases(path.with_suffix("")), PHRASES)
+    return path
+
+
+def annotated(phrases: Path) -> dict[str, Any]:
+    """Settings of a grounding that takes phrases, boxes and masks from a manifest."""
+    return {
+        "captions": "all",
+        "grounder": {"family": "annotations", "path": str(phrases)},
+        "segmenter": {"family": "annotations"},
+        "rules": {"duplicate_iou": None},
+    }
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> Path:

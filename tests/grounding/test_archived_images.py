@@ -2,135 +2,100 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import tarfile
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import set_words, sightline
-from ground_data import DataSet, files_of, run_ground, write_table
+from ground_data import DataSet, annotated, files_of, write_phrases, write_table
 from prepared_data import as_prepared
 from small_inputs import write_clip
 
-from sightline.cache import IMAGES, PHRASES, FeatureSet, read_manifest, write_manifest
-from sightline.cache.groundings import read_phrases
+from sightline.cache import IMAGES, FeatureSet, read_manifest
 
 COUNT = 5
 COMMANDS = {
     "features": ["extract", "image"],
-    "grounding": ["ground", "--cutouts=CUTOUTS"],
-    "objects": ["extract", "object", "--phrases=GROUNDING"],
-    "page.html": ["look", "grounding", "GROUNDING"],
+    "grounding": ["ground"],
+    "objects": ["extract", "object"],
+    "page.html": ["look", "grounding"],
 }
 
 
-class Data:
-    """A data set on disk and the commands that read its images; outputs are beside it."""
+def words(folder: Path, name: str, *more: str) -> list[object]:
+    """The command that makes one of `COMMANDS`' outputs, in the folder of the data set."""
+    settings = set_words(annotated(folder / "phrases.parquet"))
+    encoder = ["--encoder", folder / "clip.json", "--weights=random:0", "--batch-size=4"]
+    own = {
+        "features": [*encoder, "--workers=0"],
+        "grounding": ["--cutouts", folder / "cutouts", *settings],
+        "objects": [*encoder, "--workers=0", "--phrases", folder / "grounding"],
+        "page.html": [folder / "grounding"],
+    }
+    return [*COMMANDS[name], "--data", folder, "--out", folder / name, *own[name], *more]
 
-    def __init__(self, folder: Path, annotations: Path) -> None:
-        self.folder = as_prepared(folder)
-        encoder = f"--encoder={write_clip(folder)}"
-        extract = [encoder, "--weights=random:0", "--batch-size=4", "--workers=0"]
-        settings = {
-            "captions": "all",
-            "grounder": {"family": "annotations", "path": annotations},
-            "segmenter": {"family": "annotations"},
-            "rules": {"duplicate_iou": None},
-        }
-        self._more = {"extract": extract, "ground": list(set_words(settings)), "look": []}
 
-    def run(self, name: str, *words: str, code: int = 0) -> str:
-        """Make one of `COMMANDS`' outputs; returns what was said."""
-        command = [*COMMANDS[name], *self._more[COMMANDS[name][0]]]
-        given = [
-            word.replace("CUTOUTS", f"{self.folder}/cutouts").replace(
-                "GROUNDING", f"{self.folder}/grounding"
-            )
-            for word in [*command, f"--data={self.folder}", f"--out={self.folder / name}", *words]
-        ]
-        said = io.StringIO()
-        with redirect_stdout(said), redirect_stderr(said):
-            found = sightline(*given)
-        assert found == code, said.getvalue()
-        return said.getvalue()
+def failures(folder: Path, name: str) -> dict[str, dict[str, str]]:
+    """Failed rows of an output, by code."""
+    lines = (folder / f"{name}.run/failures.jsonl").read_text().splitlines()
+    return {each["code"]: each for each in map(json.loads, lines)}
 
-    def failures(self, name: str) -> dict[str, dict[str, str]]:
-        """Failed rows of an output, by code."""
-        lines = (self.folder / f"{name}.run" / "failures.jsonl").read_text().splitlines()
-        return {each["code"]: each for each in map(json.loads, lines)}
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return read_manifest(self.folder / "images.parquet", IMAGES).to_pylist()
-
-    def write_rows(self, rows: list[dict[str, Any]]) -> None:
-        write_table(self.folder / "images.parquet", rows, IMAGES)
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return read_manifest(folder / "images.parquet", IMAGES).to_pylist()
 
 
 @pytest.fixture(scope="module")
-def loose(tmp_path_factory) -> Data:
+def loose(tmp_path_factory):
     """Everything made from files, with phrases from a grounder without a model."""
     folder = tmp_path_factory.mktemp("loose")
     data = DataSet.of(folder / "data", COUNT)
-    run_ground(data, folder / "drawn")
-    write_manifest(folder / "phrases.parquet", read_phrases(folder / "drawn"), PHRASES)
-    made = Data(data.folder, folder / "phrases.parquet")
+    write_phrases(data, data.folder / "phrases.parquet")
+    write_clip(data.folder)
     for name in COMMANDS:
-        made.run(name)
-    return made
+        assert sightline(*words(data.folder, name)) == 0
+    return data.folder
 
 
 @pytest.fixture
-def packed(loose: Data, tmp_path) -> Data:
-    """The same images in two tar files; none of them is a separate file."""
+def packed(loose, tmp_path):
+    """The same images: one is a separate file, the others are in two tar files."""
     folder = tmp_path / "packed"
     (folder / "images/shards").mkdir(parents=True)
-    shutil.copy(loose.folder / "captions.parquet", folder)
-    rows = loose.rows
+    for name in ("captions.parquet", "phrases.parquet", "clip.json", "images/0.png"):
+        shutil.copy(loose / name, folder / name)
+    rows = rows_of(loose)
     for number in range(2):
-        path = folder / f"images/shards/{number:05d}.tar"
+        path, inside = folder / f"images/shards/{number:05d}.tar", rows[1 + number :: 2]
         with tarfile.open(path, "w") as tar:
-            for row in rows[number::2]:
-                tar.add(loose.folder / "images" / row["path"], arcname=row["path"])
+            for row in inside:
+                tar.add(loose / "images" / row["path"], arcname=row["path"])
         with tarfile.open(path) as tar:
-            for row in rows[number::2]:
+            for row in inside:
                 member = tar.getmember(row["path"])
                 place = {"offset": member.offset_data, "length": member.size}
                 row |= {"path": f"shards/{path.name}", **place}
-    made = Data(folder, loose.folder.parent / "phrases.parquet")
-    made.write_rows(rows)
-    return made
+    write_table(folder / "images.parquet", rows, IMAGES)
+    return as_prepared(folder)
 
 
-def test_images_in_archives_give_the_same_bytes_everywhere(loose, packed):
-    before = {path: path.stat().st_mtime_ns for path in packed.folder.glob("images/**/*.tar")}
-    for name, words in {**dict.fromkeys(COMMANDS, ()), "features": ("--workers=2",)}.items():
-        packed.run(name, *words)
+def test_images_in_archives_give_the_same_bytes_everywhere(loose, packed, said):
+    before = {path: path.stat().st_mtime_ns for path in packed.glob("images/**/*.*")}
+    for name in COMMANDS:
+        more = ["--workers=2"] if name == "features" else []
+        assert said(*words(packed, name, *more))[0] == 0
     for name in ("features", "grounding", "cutouts", "objects"):
-        assert files_of(loose.folder / name) == files_of(packed.folder / name), name
-    pages = [(data.folder / "page.html").read_bytes() for data in (loose, packed)]
-    assert pages[0] == pages[1]
+        assert files_of(loose / name) == files_of(packed / name), name
+    assert (loose / "page.html").read_bytes() == (packed / "page.html").read_bytes()
     # nothing was unpacked or written there
-    files = [path for path in packed.folder.glob("images/**/*") if path.is_file()]
+    files = packed.glob("images/**/*.*")
     assert {path: path.stat().st_mtime_ns for path in files} == before
     for name in ("features", "objects"):
-        assert "4 rows encoded again: 4 with identical bytes" in packed.run(name, "--check=4")
-
-
-def test_rows_from_files_are_reused_for_archives(loose, packed):
-    shutil.copytree(loose.folder / "features", packed.folder / "features")
-    assert "nothing to compute" in packed.run("features")
-
-
-def test_files_and_archives_in_one_manifest(loose, packed):
-    shutil.copy(loose.folder / "images" / "0.png", packed.folder / "images")
-    packed.write_rows([loose.rows[0], *packed.rows[1:]])
-    packed.run("features")
-    assert files_of(loose.folder / "features") == files_of(packed.folder / "features")
+        out = said(*words(packed, name, "--check=4"))[1]
+        assert "4 rows encoded again: 4 with identical bytes" in out
 
 
 WRONG = {
@@ -142,52 +107,53 @@ WRONG = {
 
 
 @pytest.fixture
-def wrong(packed: Data) -> dict[str, str]:
+def wrong(packed):
     """All images but one are missing from their place: the code of each → its place."""
-    rows = sorted(packed.rows, key=lambda row: row["image_id"])
-    changed = [{**row, **change} for row, change in zip(rows, WRONG.values(), strict=False)]
-    packed.write_rows(changed + rows[len(WRONG) :])
-    root = packed.folder / "images"
+    whole, *rows = rows_of(packed)
+    changed = [{**row, **change} for row, change in zip(rows, WRONG.values(), strict=True)]
+    write_table(packed / "images.parquet", [whole, *changed], IMAGES)
     return {
-        code: f"{root / row['path']}[{row['offset']}:+{row['length']}]"
+        code: f"{packed / 'images' / row['path']}[{row['offset']}:+{row['length']}]"
         for code, row in zip(WRONG, changed, strict=True)
     }
 
 
-def test_a_place_without_the_image_costs_its_own_row(packed, wrong):
-    said = packed.run("features", code=1)
-    assert "4 of 5 images failed" in said
-    assert any(f"  {place}: " in said for place in wrong.values())
+def test_a_place_without_the_image_costs_its_own_row(packed, wrong, said):
+    code, _, error = said(*words(packed, "features"))
+    assert code == 1
+    assert "4 of 5 images failed" in error
+    assert any(f"  {place}: " in error for place in wrong.values())
     for name in ("features", "grounding"):
-        packed.run(name, "--max-failed=1")
-        failures = packed.failures(name)
-        assert {code: each["path"] for code, each in failures.items()} == wrong
-        assert "get the complete file, or the matching manifest" in failures["outside"]["reason"]
-        assert failures["empty"]["reason"] == "its place in the file has 0 bytes"
-    features = FeatureSet.open(packed.folder / "features")
+        said(*words(packed, name, "--max-failed=1"))
+        failed = failures(packed, name)
+        assert {code: each["path"] for code, each in failed.items()} == wrong
+        assert "get the complete file, or the matching manifest" in failed["outside"]["reason"]
+        assert failed["empty"]["reason"] == "its place in the file has 0 bytes"
+    features = FeatureSet.open(packed / "features")
     assert sorted(features.failed.values()) == sorted(WRONG)
     assert len(features) == COUNT - len(WRONG)
 
 
-def test_objects_and_cutouts_of_a_missing_image_name_its_place(loose, packed, wrong):
-    shutil.copytree(loose.folder / "grounding", packed.folder / "grounding")
-    packed.run("objects", "--max-failed=1")
-    failed = FeatureSet.open(packed.folder / "objects").failed
-    assert set(failed.values()) == set(WRONG)
-    assert packed.failures("objects")["outside"]["path"] == wrong["outside"]
-    packed.run("page.html")
-    page = (packed.folder / "page.html").read_text()
-    assert page.count("shards/00000.tar[1000000000:+") == 1
-    said = packed.run("grounding", code=1)
-    assert any(f"{place}: " in said for place in wrong.values())
-    assert "24 of 30 objects failed" in said
+def test_objects_and_cutouts_of_a_missing_image_name_its_place(loose, packed, wrong, said):
+    shutil.copytree(loose / "grounding", packed / "grounding")
+    assert said(*words(packed, "objects", "--max-failed=1"))[0] == 0
+    assert set(FeatureSet.open(packed / "objects").failed.values()) == set(WRONG)
+    assert failures(packed, "objects")["outside"]["path"] == wrong["outside"]
+    said(*words(packed, "page.html"))
+    page = (packed / "page.html").read_text()
+    assert page.count(f"{Path(wrong['outside']).relative_to(packed / 'images')}: ") == 1
+    code, _, error = said(*words(packed, "grounding"))
+    assert code == 1
+    assert any(f"{place}: " in error for place in wrong.values())
+    assert "24 of 30 objects failed" in error
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_row_with_an_invalid_place_is_one_clear_error(loose, packed, name):
-    shutil.copytree(loose.folder / "grounding", packed.folder / "grounding")
-    first, *others = packed.rows
-    packed.write_rows([*others, {**first, "length": None}])
-    said = packed.run(name, code=1)
-    assert "images.parquet: row 4: " in said
-    assert "expected two numbers, or both null" in said
+def test_a_row_with_an_invalid_place_is_one_clear_error(loose, packed, said):
+    shutil.copytree(loose / "grounding", packed / "grounding")
+    *others, last = rows_of(packed)
+    write_table(packed / "images.parquet", [*others, {**last, "length": None}], IMAGES)
+    for name in COMMANDS:
+        code, _, error = said(*words(packed, name))
+        assert code == 1
+        assert "images.parquet: row 4: " in error
+        assert "expected two numbers, or both null" in error

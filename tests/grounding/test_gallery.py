@@ -1,4 +1,4 @@
-"""The page: its content, nothing else, and escaped text."""
+"""A grounding as a page, with nothing but its content and all text escaped, and in numbers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,34 @@ import shutil
 
 import numpy as np
 import pytest
-from gallery_data import Grounding, small_grounding
+from command_line import unboxed
+from gallery_data import HOSTILE, Grounding, small_grounding
 from ground_data import write_table
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
+from pipeline.extract.objects import SPEC
 from pipeline.grounding.gallery.cards import COLOURS, Phrase, pieces, read_contents
 from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.pictures import cut_out, photograph
-from sightline.cache import PHRASES
+from pipeline.grounding.stats import statistics
+from sightline.cache import CAPTIONS, PHRASES, CacheError
+from sightline.cache.keys import as_keys
+from sightline.cache.sets import write_rows
+from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gallery")
-    return small_grounding(folder).page(folder / "page.html", "A <title> & more")
+def small(tmp_path_factory):
+    return small_grounding(tmp_path_factory.mktemp("gallery"))
+
+
+@pytest.fixture(scope="module")
+def page(small):
+    return small.page("A <title> & more").read_text()
 
 
 def filled(path: str, height: int, width: int) -> np.ndarray:
@@ -55,8 +65,6 @@ def test_an_outline_is_short_where_the_mask_is_simple():
     mask = np.zeros((40, 60), dtype=bool)
     mask[10:30, 5:50] = True
     assert outline(mask) == "M5 10h45v20h-45v-20z"
-    assert outline(~mask).count("M") == 2  # a hole
-    assert outline(np.zeros((3, 3), dtype=bool)) == ""
 
 
 def test_a_thin_mask_survives_shrinking():
@@ -67,32 +75,28 @@ def test_a_thin_mask_survives_shrinking():
     assert shrink(mask, 10, 10).sum() == 50
 
 
-def phrase(number: int, start: int, end: int) -> Phrase:
-    return Phrase(number, {"char_start": start, "char_end": end})
-
-
 def test_pieces_of_nested_crossing_and_repeated_phrases():
-    text = "a man in a red hat sits"
-    nested = pieces(text, [phrase(1, 0, 18), phrase(2, 9, 18), phrase(3, 14, 23), phrase(4, 9, 18)])
-    assert "".join(piece.text for piece in nested) == text
+    text, spans = "a man in a red hat sits", [(0, 18), (9, 18), (14, 23), (9, 18)]
+    phrases = [
+        Phrase(number, {"char_start": start, "char_end": end})
+        for number, (start, end) in enumerate(spans, 1)
+    ]
+    nested = pieces(text, phrases)
     owners = [(piece.text, piece.phrase and piece.phrase.number) for piece in nested]
     assert owners == [("a man in ", 1), ("a red", 2), (" hat", 2), (" sits", 3)]
     assert [[each.number for each in piece.ending] for piece in nested] == [[], [], [1, 2, 4], [3]]
-    beyond = pieces("short", [phrase(1, 2, 900)])
+    beyond = pieces("short", [Phrase(1, {"char_start": 2, "char_end": 900})])
     assert [piece.text for piece in beyond] == ["sh", "ort"]
     assert pieces("", []) == []
 
 
-def test_text_is_escaped(page):
+def test_text_is_escaped_and_nothing_points_outside(page):
     assert "<title>A &lt;title&gt; &amp; more</title>" in page
     assert page.count("<script") == 4  # one a card, and the page's own
     assert "<b>" not in re.sub(r"<b>\d+</b>", "", page)
     assert "onerror='" not in page
     assert "&lt;i&gt;a cat&lt;/i&gt;" in page
     assert "box of 3 pixels &lt; &#34;4&#34;" in page
-
-
-def test_nothing_points_outside(page):
     for target in re.findall(r"""(?:src|href)=["']?([^"'> ]+)""", page):
         assert target.startswith(("#", "data:")) or target == "x", target
     assert "default-src 'none'" in page
@@ -100,14 +104,11 @@ def test_nothing_points_outside(page):
     assert "http" not in named  # the name of SVG's elements is no address
 
 
-def test_drops_and_reasons(page):
+def test_drops_and_problems_are_shown_where_they_occur(page):
     assert "scene (1)" in page
     assert "low score (1)" in page
     assert "dropped phrases (4)" in page
     assert "0.100 &lt; 0.3" in page
-
-
-def test_problems_are_shown_where_they_occur(page):
     assert "mask of 5 × 5 pixels, image of 120 × 200" in page
     assert "the caption reads &#39;capt&#39; there" in page
     assert "silent.jpg" not in page  # neither a phrase nor a drop
@@ -120,7 +121,7 @@ def test_masks_are_drawn_once_and_larger_objects_below_smaller_ones(tmp_path):
     made.phrase("one.png", texts[0], "a dog", (0, 0, 30, 30))
     made.phrase("one.png", texts[1], "a dog", (0, 0, 30, 30))
     made.write()
-    (drawing,) = re.findall(r'json">(.*?)</script>', made.page(tmp_path / "page.html"))
+    (drawing,) = re.findall(r'json">(.*?)</script>', made.page().read_text())
     drawn = json.loads(drawing)
     assert len(drawn["shapes"]) == len(drawn["cutouts"]) == 2
     numbers = [[(each["number"], each["shape"]) for each in some] for some in drawn["captions"]]
@@ -131,7 +132,7 @@ def test_an_image_that_cannot_be_read_keeps_its_card(tmp_path):
     made = small_grounding(tmp_path)
     (made.folder / "images/plain.jpg").write_bytes(b"other bytes")
     (made.folder / "images/wrong.jpg").unlink()
-    text = made.page(tmp_path / "page.html")
+    text = made.page().read_text()
     assert "plain.jpg: the 11 bytes there now differ from those" in text
     assert "wrong.jpg: no such file" in text
     assert text.count('"photo":null') == 2
@@ -139,31 +140,20 @@ def test_an_image_that_cannot_be_read_keeps_its_card(tmp_path):
     assert text.count("<img data-cutout") == 2  # of the third image
 
 
-def test_a_limit_spreads_over_the_manifest(tmp_path):
+def test_a_limit_spreads_over_the_manifest_and_files_of_equal_content_are_one_image(tmp_path):
     made = Grounding(tmp_path)
     for i in range(20):
         made.image(f"{i:02}.png", 8, 8, "a thing")
-        made.phrase(f"{i:02}.png", "a thing", "thing", (1, 1, 7, 7))
+        made.phrase(f"{i:02}.png", "a thing", "thing")
+    shutil.copy(made.folder / "images/00.png", made.folder / "images/copy.png")
+    made.captions["copy.png"] = ["another thing"]
+    made.phrase("00.png", "another thing", "thing")
     made.write()
     shown = made.contents(limit=4)
     assert [card.row["path"] for card in shown.cards] == ["00.png", "05.png", "10.png", "15.png"]
     assert shown.grounded == 20
-
-
-def test_files_of_equal_content_are_one_image(tmp_path):
-    made = Grounding(tmp_path)
-    made.image("one.png", 8, 8, "a thing")
-    shutil.copy(made.folder / "images/one.png", made.folder / "images/two.png")
-    made.captions["two.png"] = ["another thing"]
-    for text in ("a thing", "another thing"):
-        made.phrase("one.png", text, "thing", (1, 1, 7, 7))
-    made.write()
-    (card,) = made.contents().cards
-    assert [caption.text for caption in card.captions] == ["a thing", "another thing"]
-
-
-def test_the_same_input_gives_the_same_page(page, tmp_path):
-    assert small_grounding(tmp_path).page(tmp_path / "one.html", "A <title> & more") == page
+    captions = [caption.text for caption in shown.cards[0].captions]
+    assert captions == ["a thing", "another thing"]
 
 
 def test_the_style_sheet_has_every_colour_and_they_can_be_seen(page):
@@ -186,33 +176,32 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_photographs_are_bounded():
-    noise = np.random.default_rng(0).integers(0, 255, (900, 1200, 3), dtype=np.uint8)
+def test_photographs_are_bounded_and_a_cutout_of_an_icon_keeps_every_colour():
+    noise = np.random.default_rng(0).integers(0, 256, (900, 1200, 3), dtype=np.uint8)
     assert len(photograph(noise, 384)) < 200_000  # the worst there is
-
-
-def test_a_cutout_of_an_icon_keeps_every_colour():
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-    mask = np.zeros((48, 64), dtype=bool)
+    pixels, mask = noise[:48, :64], np.zeros((48, 64), dtype=bool)
     mask[10:40, 5:60] = True
     data = base64.b64decode(cut_out(pixels, mask, 112).partition(",")[2])
     with Image.open(io.BytesIO(data)) as image:
         assert (np.array(image.convert("RGB")) == pixels[10:40, 5:60]).all()
 
 
-def test_files_that_do_not_belong_together(tmp_path):
-    one, stranger = small_grounding(tmp_path / "one"), Grounding(tmp_path / "other")
+def test_files_that_do_not_belong_together(small, tmp_path):
+    stranger = Grounding(tmp_path / "other")
     stranger.image("x.png", 9, 9, "x")
-    stranger.phrase("x.png", "x", "x", (1, 1, 8, 8))
+    stranger.phrase("x.png", "x", "x")
     stranger.write()
-    captions, images = one.folder / "captions.parquet", stranger.folder / "images.parquet"
+    captions, images = small.folder / "captions.parquet", stranger.folder / "images.parquet"
     with pytest.raises(SightlineError, match="3 of its images are not in"):
-        read_contents(one.path, captions, images, limit=5)
+        read_contents(small.path, captions, images, limit=5)
     with pytest.raises(SightlineError, match=r"'x\.png' has phrases of 1 captions"):
         read_contents(stranger.path, captions, images, limit=5)
+    stranger.path = write_table(tmp_path / "phrases.parquet", [], PHRASES)
+    with pytest.raises(SightlineError, match="contains no phrases"):
+        stranger.contents()
 
 
-def test_the_command(tmp_path, said):
+def test_the_command_limits_the_images_and_needs_them(tmp_path, said):
     made = small_grounding(tmp_path)
     options = "--data", tmp_path, "--out", tmp_path / "look.html"
     assert "2 of 3 images" in said("look", "grounding", made.path, *options, "--limit", 2)[1]
@@ -223,11 +212,40 @@ def test_the_command(tmp_path, said):
     assert (code, "its images are not here" in error) == (1, True)
 
 
-def test_a_manifest_without_phrases(tmp_path):
-    made = Grounding(tmp_path)
-    made.image("x.png", 9, 9, "x")
-    made.write()
-    write_table(tmp_path / "phrases.parquet", [], PHRASES)
-    made.path = tmp_path / "phrases.parquet"
-    with pytest.raises(SightlineError, match="contains no phrases"):
-        made.contents()
+# -- statistics, counted by hand -----------------------------------------------------------------
+
+
+def test_counts(small):
+    stats = statistics(small.path)
+    assert (stats["images"], stats["pairs"], stats["failed"]) == (4, 8, {})
+    assert stats["pairs_per_image"] == 2.0
+    assert list(stats["images_by_pairs"].items()) == [(0, 1), (2, 2), (4, 1)]
+    assert (stats["contrasted"], stats["objects"]) == (3, 8)
+    assert stats["dropped"] == {"low_score": 1, "no_box": 1, "scene": 1, "too_small": 1}
+    assert stats["span_coverage"] is None
+
+
+def test_coverage_counts_a_character_once_and_needs_every_caption(small, tmp_path):
+    stats = statistics(small.path, small.folder / "captions.parquet")
+    plain = (18 + 11) / 36  # "a red hat" lies inside "a man in a red hat"
+    hostile = (34 + 3) / len(HOSTILE)  # the family is three code points
+    wrong = 11 / 28  # the second span lies inside the first
+    assert stats["span_coverage"] == pytest.approx((plain + 11 / 22 + hostile + wrong) / 4)
+    other = write_table(tmp_path / "other.parquet", [], CAPTIONS)
+    with pytest.raises(CacheError, match="lacks 4 of the captions that were grounded"):
+        statistics(small.path, other)
+
+
+def test_cache_info_shows_them_and_takes_a_data_set_for_groundings_only(small, tmp_path, said):
+    data = "--data", small.folder
+    shown = said("cache", "info", small.path, *data)[1]
+    assert "2.00 per image (MCSEO on Flickr30k: 4.2)" in shown
+    assert "4: low score 1, no box 1, scene 1, too small 1" in shown
+    assert "of a caption's characters" in shown
+    found = json.loads(said("cache", "info", small.path, *data, "--json")[1])["statistics"]
+    counted = statistics(small.path, small.folder / "captions.parquet")
+    assert found == json.loads(json.dumps(counted))
+    write_rows(tmp_path / "cutouts", SPEC, as_keys([]), CUTOUTS.empty_table())
+    code, _, error = said("cache", "info", tmp_path / "cutouts", *data)
+    assert code == 2
+    assert "is of kind cutouts, not a grounding" in unboxed(error)

@@ -1,29 +1,27 @@
 """Grounding a data set: exact rows, only those that are missing, and one bad image is one row.
 
-Kills, damage and histories of the sets themselves are tested in tests/cache and, for records with
-their cut-outs, in test_ground_kills.py.
+Then cut-outs: lossless, with the mask as alpha, cropped to the mask, made once. Kills, damage and
+histories of the sets themselves are tested in tests/cache and, for records with their cut-outs, in
+test_ground_kills.py.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from flat_tables import flat
-from ground_data import (
-    SETTINGS,
-    BoxSegmenter,
-    DataSet,
-    HookedBoxes,
-    Killed,
-    WordGrounder,
-    files_of,
-    run_ground,
-)
+from flat_tables import flat, rows_with_keys
+from ground_data import SETTINGS, DataSet, HookedBoxes, WordGrounder, files_of, run_ground
+from PIL import Image
 
+from pipeline.extract.runner import SetSummary
+from pipeline.extract.settings import RunSettings
+from pipeline.grounding.cutouts import write_cutouts
 from pipeline.grounding.ground import ground
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.settings import Rules
@@ -36,7 +34,7 @@ from sightline.signals import Stopped
 
 
 @pytest.fixture
-def data(tmp_path) -> DataSet:
+def data(tmp_path):
     """Seven images of two sizes, with two captions each."""
     data = DataSet(tmp_path / "data")
     for i in range(7):
@@ -54,22 +52,11 @@ def rows(out: Path) -> list[list[str]]:
 def at_most(count: int):
     """A hook that has room for ``count`` items."""
 
-    def hook(items):
+    def hook(items, *others):
         if len(items) > count:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     return hook
-
-
-def refusing(*names: str) -> WordGrounder:
-    """A grounder that fails for these images."""
-
-    def refuse(captions):
-        for caption in captions:
-            if caption.image_id in names:
-                raise GroundingError(caption.image_key, "bad_annotation", "7.xml: cut short")
-
-    return WordGrounder(refuse)
 
 
 def test_every_record_is_exact(data, tmp_path):
@@ -98,18 +85,15 @@ def test_longest_selects_the_caption_that_training_uses(data, tmp_path):
 
 
 def test_what_rules_and_masks_drop_is_counted(data, tmp_path):
-    class Odd(BoxSegmenter):
-        """No pixel, or one in the images of 20 rows."""
-
-        def segment(self, images, boxes):
-            masks = [torch.zeros_like(each) for each in super().segment(images, boxes)]
-            for image, mask in zip(images, masks, strict=True):
-                mask[:, 0, 0] = image.shape[1] == 20
-            return masks
+    def no_pixel_or_one_in_images_of_20_rows(images, masks):
+        for image, mask in zip(images, masks, strict=True):
+            mask[:] = False
+            mask[:, 0, 0] = image.shape[1] == 20
 
     data.add("none.png", "a b")
     rules = Rules(duplicate_iou=None, max_pairs=2, min_area=2)
-    run_ground(data, tmp_path / "out", segmenter=Odd(), rules=rules)
+    boxes = HookedBoxes(no_pixel_or_one_in_images_of_20_rows)
+    run_ground(data, tmp_path / "out", segmenter=boxes, rules=rules)
     counts = grounding_counts(tmp_path / "out")
     assert counts["pairs"] == 0
     dropped = counts["dropped"]
@@ -151,94 +135,57 @@ def test_batch_size_and_workers_change_no_byte_of_a_table(data, tmp_path):
     assert {each["computed"]["batch_size"] for each in after["shards"]} == {1}
 
 
-def test_a_signal_ends_it_with_one_line_that_says_what_is_kept(data, tmp_path):
-    def stop(captions):
-        if sum(grounder.calls) >= 2 * SETTINGS.block_rows:
-            raise Stopped(signal.SIGTERM)
-
-    grounder = WordGrounder(stop)
-    with pytest.raises(Stopped) as caught:
-        run_ground(data, tmp_path / "out", grounder)
-    assert "out: 3 of 7 images are done and kept; rerun the same command" in str(caught.value)
-    (part,) = (tmp_path / "out.run/parts").glob("part-*.parquet")
-    part.write_bytes(b"short")  # then it is computed again
-    assert run_ground(data, tmp_path / "out").resumed == 0
-    run_ground(data, tmp_path / "clean")
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "clean")
-
-
-def test_leftovers_of_a_killed_process_are_swept(data, tmp_path):
-    run, token = tmp_path / "out.run", "0123456789abcdef"
-    parts, killed, other = run / "parts", run / f"scratch-{token}", run / f"scratch-{token[::-1]}"
-    for folder in (parts, killed, other):
-        folder.mkdir(parents=True)
-        (folder / ".x.tmp").write_bytes(b"half a fi")
-    (run / "lock").write_text(f"process 1 on host\n{token}\n")
-    (parts / f"part-{'a' * 32}.parquet").write_bytes(b"half a fi")
-    run_ground(data, tmp_path / "out")
-    assert [path.name for path in parts.iterdir()] == [".x.tmp"]  # not of this name
-    assert not killed.exists()
-    assert (other / ".x.tmp").exists()
-
-
-# -- out of memory -------------------------------------------------------------------------------
-
-
-def computed(out: Path) -> list[dict]:
-    return [shard.computed for shard in read_tables_record(out, "grounding").shards]
-
-
-def test_batches_are_halved_until_they_fit_and_that_is_recorded(data, tmp_path, capsys):
-    grounder = WordGrounder(at_most(2))
-    summary = run_ground(data, tmp_path / "out", grounder, HookedBoxes(at_most(1)))
-    assert max(grounder.calls) == 2
-    assert summary.halved_to == {"grounder": 2, "segmenter": 1}
-    assert "batches halved for memory: grounder 2, segmenter 1" in str(summary)
-    said = capsys.readouterr().err
-    assert "grounder words: out of memory with 4 captions per call; continuing with 2" in said
-    for each in computed(tmp_path / "out"):
-        assert each["halved_to"] == {"grounder": 2, "segmenter": 1}
-        assert each["batch_size"] == SETTINGS.batch_size
-        assert each["device"] == "cpu"
-    run_ground(data, tmp_path / "clean")
-    assert all("halved_to" not in each for each in computed(tmp_path / "clean"))
-    assert rows(tmp_path / "out") == rows(tmp_path / "clean")
-    commits = [read_tables_record(tmp_path / name, "grounding") for name in ("out", "clean")]
-    assert commits[0].fingerprint == commits[1].fingerprint
-
-
-def test_a_resumed_run_starts_with_the_smaller_batch(data, tmp_path):
+def test_batches_are_halved_until_they_fit_and_a_resumed_run_starts_with_those(
+    data, tmp_path, capsys
+):
     small = at_most(2)
 
     def dying(captions):
         small(captions)
         if sum(grounder.calls) >= 6:  # in the second block
-            raise Killed
+            raise Stopped(signal.SIGTERM)
 
-    grounder = WordGrounder(dying)
-    with pytest.raises(Killed):
-        run_ground(data, tmp_path / "out", grounder)
-    assert not (tmp_path / "out").exists()
+    grounder, out, halved = WordGrounder(dying), tmp_path / "out", {"grounder": 2, "segmenter": 1}
+    kept = "out: 3 of 7 images are done and kept; rerun the same command"
+    with pytest.raises(Stopped, match=kept):
+        run_ground(data, out, grounder, HookedBoxes(at_most(1)))
+    said = capsys.readouterr().err
+    assert "grounder words: out of memory with 4 captions per call; continuing with 2" in said
+    assert not out.exists()
     again = WordGrounder()
-    summary = run_ground(data, tmp_path / "out", again)
+    summary = run_ground(data, out, again)
     assert summary.resumed == SETTINGS.block_rows
     assert max(again.calls) == 2
-    assert summary.halved_to == {"grounder": 2}
-    run_ground(data, tmp_path / "whole", WordGrounder(small))
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-    assert computed(tmp_path / "out")[0]["halved_to"]
+    assert summary.halved_to == halved
+    assert "batches halved for memory: grounder 2, segmenter 1" in str(summary)
+    run_ground(data, tmp_path / "whole", WordGrounder(small), HookedBoxes(at_most(1)))
+    assert files_of(out) == files_of(tmp_path / "whole")
+    run_ground(data, tmp_path / "clean")
+    commits = [read_tables_record(tmp_path / name, "grounding") for name in ("out", "clean")]
+    for shard in commits[0].shards:
+        assert shard.computed["halved_to"] == halved
+        assert shard.computed["batch_size"] == SETTINGS.batch_size
+        assert shard.computed["device"] == "cpu"
+    assert all("halved_to" not in shard.computed for shard in commits[1].shards)
+    assert commits[0].fingerprint == commits[1].fingerprint
+    assert rows(out) == rows(tmp_path / "clean")
 
 
 # -- failures ------------------------------------------------------------------------------------
 
 
 def test_failed_images_cost_their_own_rows_and_are_reground_only_on_request(data, tmp_path):
+    def refuse_two(captions):
+        for caption in captions:
+            if caption.image_id in ("2.png", "4.png"):
+                raise GroundingError(caption.image_key, "bad_annotation", "7.xml: cut short")
+
     out, failures = tmp_path / "out", tmp_path / "out.run/failures.jsonl"
     bad = data.folder / "images/bad.png"
     bad.write_bytes(b"no image at all")
     data.captions["bad.png"] = ["a red dog"]
     data.add("dot.png", "the dot", size=(1, 1))
-    assert run_ground(data, out, refusing("2.png", "4.png")).failed == 3
+    assert run_ground(data, out, WordGrounder(refuse_two)).failed == 3
     assert grounding_counts(out)["pairs"] == 5 * 7 + 2
     keys = {unit.place.path.name: unit.unit_key for unit in data.units()}
     refused = {keys["2.png"]: "bad_annotation", keys["4.png"]: "bad_annotation"}
@@ -258,51 +205,106 @@ def test_failed_images_cost_their_own_rows_and_are_reground_only_on_request(data
     assert len(failures.read_text().splitlines()) == 1
     run_ground(data, tmp_path / "whole")
     assert rows(out) == rows(tmp_path / "whole")
-
-
-def test_too_many_failures_are_an_error_after_the_good_ones_are_published(data, tmp_path):
-    (data.folder / "images/0.png").write_bytes(b"x")
-    strict = SETTINGS.but(max_failed=0.1)
-    with pytest.raises(SightlineError, match=r"1 of 7 images failed.*\n.*0\.png"):
-        run_ground(data, tmp_path / "out", settings=strict)
-    assert read_phrases(tmp_path / "out").num_rows == 6 * 7
-    (tmp_path / "out.run/failures.jsonl").unlink()  # as where the records were pulled
-    with pytest.raises(SightlineError, match=r"1 of 7 images failed"):
-        run_ground(data, tmp_path / "out", settings=strict)
+    failures.unlink()  # as where the records were pulled
+    with pytest.raises(SightlineError, match=r"1 of 9 images failed"):
+        run_ground(data, out, settings=SETTINGS.but(max_failed=0.1))
 
 
 def test_masks_of_the_wrong_size_or_number_cost_their_own_rows(data, tmp_path):
-    class Wrong(BoxSegmenter):
-        def segment(self, images, boxes):
-            masks = super().segment(images, boxes)
-            for i, image in enumerate(images):
-                if image.shape[1] == 20:
-                    masks[i] = masks[i][:, :-1]
-                elif image.shape[1] == 30:
-                    masks[i] = masks[i][1:]
-            return masks
+    def spoil(images, masks):
+        for i, image in enumerate(images):
+            if image.shape[1] == 20:
+                masks[i] = masks[i][:, :-1]
+            elif image.shape[1] == 30:
+                masks[i] = masks[i][1:]
 
     data.add("large.png", size=(30, 16))
-    run_ground(data, tmp_path / "out", segmenter=Wrong())
+    run_ground(data, tmp_path / "out", segmenter=HookedBoxes(spoil))
     images, failed = read_grounding(tmp_path / "out")
     assert list(failed.values()) == ["wrong_size"] * 5
     assert images.num_rows == 3
 
 
-def test_an_error_about_no_image_of_the_batch_ends_the_run(data, tmp_path):
+def test_what_is_no_fault_of_an_image_ends_the_run(data, tmp_path):
     def refuse(captions):
         raise GroundingError(b"x" * 32, "bad_annotation", "of another image")
 
+    out, strict = tmp_path / "out", SETTINGS.but(max_failed=0.0)
     with pytest.raises(GroundingError, match="of another image"):
-        run_ground(data, tmp_path / "out", WordGrounder(refuse))
-
-
-def test_boxes_without_masks_need_a_segmenter(data, tmp_path):
-    strict = SETTINGS.but(max_failed=0.0)
+        run_ground(data, out, WordGrounder(refuse))
     with pytest.raises(SightlineError, match="choose a segmenter"):
-        ground(data.units(), WordGrounder(), None, Rules(), tmp_path / "out", strict)
-
-
-def test_no_caption_is_an_error(tmp_path):
+        ground(data.units(), WordGrounder(), None, Rules(), out, strict)
     with pytest.raises(SightlineError, match="no captions to ground"):
-        ground([], WordGrounder(), None, Rules(), tmp_path / "out", SETTINGS)
+        ground([], WordGrounder(), None, Rules(), out, strict)
+
+
+# -- cut-outs ------------------------------------------------------------------------------------
+
+SMALL = RunSettings(block_rows=12, shard_rows=20)
+
+
+@pytest.fixture
+def five(tmp_path):
+    """Five images with six objects each, and their grounding in ``out``."""
+    data = DataSet.of(tmp_path / "data", 5)
+    run_ground(data, tmp_path / "out")
+    return data
+
+
+def cut(data: DataSet, records: Path, out: Path, **changes: object) -> SetSummary:
+    places = {unit.key: unit.place for unit in data.units()}
+    return write_cutouts(records, places, out, SMALL.but(**changes))
+
+
+def test_a_cutout_is_the_box_of_its_image_with_the_mask_as_alpha(five, tmp_path):
+    def pierce(images, masks):
+        for mask in masks:
+            mask[:, ::2, ::2] = False
+
+    run_ground(five, tmp_path / "pierced", segmenter=HookedBoxes(pierce))
+    cut(five, tmp_path / "pierced", tmp_path / "cut")
+    cutouts = {r["key"]: r for r in rows_with_keys(tmp_path / "cut", "cutouts").to_pylist()}
+    paths = {unit.key: unit.place.path for unit in five.units()}
+    phrases = read_phrases(tmp_path / "pierced").to_pylist()
+    assert cutouts.keys() == {row["cutout_key"] for row in phrases}
+    for row in phrases:
+        cutout = cutouts[row["cutout_key"]]
+        rgba = np.array(Image.open(io.BytesIO(cutout["png"])))
+        image = np.array(Image.open(paths[row["image_key"]]).convert("RGB"))
+        mask = decode_mask(row["mask"]["size"], row["mask"]["counts"])
+        ys, xs = np.nonzero(mask)
+        box = slice(ys.min(), ys.max() + 1), slice(xs.min(), xs.max() + 1)
+        assert rgba.shape[:2] == mask[box].shape == (cutout["height"], cutout["width"])
+        np.testing.assert_array_equal(rgba[..., 3], mask[box] * 255)
+        np.testing.assert_array_equal(rgba[..., :3], image[box])
+
+
+def test_recreated_cutouts_have_the_same_bytes_and_only_new_ones_are_made(five, tmp_path):
+    cut(five, tmp_path / "out", tmp_path / "cut")
+    before = files_of(tmp_path / "cut")
+    cut(five, tmp_path / "out", tmp_path / "again")
+    assert files_of(tmp_path / "again") == before
+    (five.folder / "images").rename(tmp_path / "away")
+    write_cutouts(tmp_path / "out", {}, tmp_path / "cut", SMALL)  # what stands is not made again
+    assert files_of(tmp_path / "cut") == before
+
+
+def test_a_photograph_that_cannot_be_read_costs_its_own_cutouts(five, tmp_path):
+    out, data = tmp_path / "out", five.folder / "images"
+    with pytest.raises(SightlineError, match="24 pixels; at most 1 are decoded"):
+        cut(five, out, tmp_path / "huge", max_pixels=1)
+    with pytest.raises(SightlineError, match="images that the data set does not have"):
+        write_cutouts(out, {}, tmp_path / "strange", SMALL)
+    places = {unit.key: unit.place for unit in five.units()}
+    (data / "0.png").rename(tmp_path / "away.png")
+
+    def made(**changes: object) -> SetSummary:
+        return write_cutouts(out, places, tmp_path / "cut", SMALL.but(**changes))
+
+    with pytest.raises(SightlineError, match=r"6 of \d+ objects failed(.|\n)*0\.png: no such file"):
+        made()
+    summary = made(max_failed=1.0)
+    assert (summary.computed, summary.failed, summary.record.rows) == (0, 6, 24)
+    (tmp_path / "away.png").rename(data / "0.png")
+    summary = made(retry_failed=True)
+    assert (summary.computed, summary.failed, summary.record.rows) == (6, 0, 30)

@@ -11,39 +11,28 @@ import yaml
 from command_line import set_words, sightline, unboxed
 from demo_params import demo_params
 from flat_tables import rows_with_keys
-from ground_data import DataSet, files_of, run_ground
+from ground_data import DataSet, annotated, files_of, write_phrases
 
 from pipeline import graph, stages
 from pipeline.extract.settings import Invocation
 from pipeline.grounding.settings import GroundingSettings
-from pipeline.grounding.stats import statistics
 from pipeline.params import Params, load_params
-from sightline.cache import PHRASES, verify, write_manifest
 from sightline.cache.groundings import read_phrases
 from sightline.cache.sets import open_tables
 from sightline.errors import SightlineError
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch) -> DataSet:
+def data(tmp_path, monkeypatch):
     """Images, captions, and phrases from grounding them, below the working folder."""
     monkeypatch.chdir(tmp_path)
     data = DataSet.of(tmp_path / "data/datasets/mine", 3)
-    run_ground(data, tmp_path / "drawn")
-    write_manifest(data.folder / "phrases.parquet", read_phrases(tmp_path / "drawn"), PHRASES)
+    write_phrases(data, data.folder / "phrases.parquet")
     return data
 
 
 def settings_of(data: DataSet, **changes) -> dict:
-    return {
-        "captions": "all",
-        "grounder": {"family": "annotations", "path": str(data.folder / "phrases.parquet")},
-        "segmenter": {"family": "annotations"},
-        "rules": {"duplicate_iou": None},
-    } | changes
-
-
-FLORENCE = {"family": "florence2", "model": "x"}
+    return annotated(data.folder / "phrases.parquet") | changes
 
 
 def command(data: DataSet, *words: str, cutouts: str = "cut", **changes) -> list[object]:
@@ -52,17 +41,24 @@ def command(data: DataSet, *words: str, cutouts: str = "cut", **changes) -> list
     return ["ground", *paths, *set_words(settings_of(data, **changes)), *words]
 
 
-def test_the_command_writes_records_and_cutouts(data, said):
-    assert json.loads(said(*command(data, "--json"))[1])["counts"]["pairs"] == 3 * 7
-    assert read_phrases("out") == read_phrases("drawn")
+def test_the_command_writes_records_and_cutouts_and_tries_again_on_request(data, said):
+    good = data.folder / "images/1.png"
+    good.rename("away")
+    for _ in range(2):
+        assert "1 failed" in said(*command(data, "--max-failed=0.5"))[1]
+        if not good.exists():
+            Path("away").rename(good)
+    found = json.loads(said(*command(data, "--retry-failed", "--json"))[1])
+    assert (found["computed"], found["counts"]["failed"], found["halved_to"]) == (1, 0, {})
+    assert found["counts"]["pairs"] == 3 * 7
+    assert read_phrases("out") == read_phrases(data.folder / "phrases.parquet")
     assert rows_with_keys(Path("cut"), "cutouts").num_rows > 0
     assert "nothing to compute" in said(*command(data))[1]
 
 
 def test_a_grounding_and_its_cutouts_are_two_folders(data, said):
     code, _, error = said(*command(data, cutouts="out"))
-    assert code == 1
-    assert "give two folders" in error
+    assert (code, "give two folders" in error) == (1, True)
     assert not Path("out").exists()
 
 
@@ -83,21 +79,22 @@ def test_a_dry_run_of_a_grounding_and_then_of_its_cutouts(data, said):
     assert not list(Path("cut").iterdir())
 
 
+FLORENCE = {"family": "florence2", "model": "x"}
+FAMILIES = "florence2, grounding-dino, mm-grounding-dino, sam3, annotations"
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"grounder": {"family": "florence"}}, "unknown grounder 'florence'; did you mean 'fl"),
-        (
-            {"grounder": {"path": "x"}},
-            "grounder: family is missing; there are florence2, grounding-dino, mm-grounding-dino, "
-            "sam3, annotations",
-        ),
+        ({"grounder": {"path": "x"}}, f"grounder: family is missing; there are {FAMILIES}"),
         ({"grounder": {**FLORENCE, "beam": 2}}, "grounder: unknown key 'beam'; did you mean"),
         ({"grounder": {**FLORENCE, "beams": 0}}, "beams: input should be greater than or equal"),
         ({"grounder": {**FLORENCE, "weights": "file:x"}}, "write pretrained, pretrained:REVISION"),
         ({"grounder": "florence2"}, "grounder: found str, expected a mapping with a `family`"),
         ({"segmenter": {"family": "annotations", "x": 1}}, "unknown key 'x' (available: family)"),
         ({"segmenter": {"family": "sam3"}}, "segmenter: unknown segmenter 'sam3'; did you"),
+        ({"segmenter": {"family": "sam2", "weights": "mine.pt"}}, "not valid weights"),
         ({"rules": {"min_score": 2}}, "min_score"),
         ({"captions": "some"}, "captions"),
     ],
@@ -109,35 +106,21 @@ def test_invalid_settings_are_named_with_their_key(data, said, changes, says):
     assert not Path("out").exists()
 
 
-def test_the_default_segmenter_is_sam_2_of_the_package(data):
-    segmenter = GroundingSettings.model_validate(
-        {"grounder": settings_of(data)["grounder"]}
-    ).segmenter
+def test_the_default_segmenter_is_sam_2_of_the_package():
+    grounder = {"family": "annotations", "path": "phrases.parquet"}
+    segmenter = GroundingSettings.model_validate({"grounder": grounder}).segmenter
     assert (segmenter.family, segmenter.model) == ("sam2", "sam2.1-hiera-large")
     assert segmenter.weights == "pretrained"
 
 
-def test_failed_images_are_reground_on_request(data, said):
-    good = data.folder / "images/1.png"
-    good.rename("away")
-    assert "1 failed" in said(*command(data, "--max-failed=0.5"))[1]
-    Path("away").rename(good)
-    assert "1 failed" in said(*command(data, "--max-failed=0.5"))[1]
-    again = said(*command(data, "--retry-failed", "--json"))[1]
-    found = json.loads(again)
-    assert (found["computed"], found["counts"]["failed"], found["halved_to"]) == (1, 0, {})
-    assert found["counts"]["pairs"] == 3 * 7
-
-
-def params_of(data: DataSet, grounding: dict) -> Params:
-    given = demo_params()
+def params_of(data: DataSet, grounding: dict, **more: object) -> Params:
+    given = demo_params() | more
     source = {"source": str(data.folder), "images": "images", "captions": "captions.txt"}
     given["datasets"]["mine"] = {"kind": "pairs", **source}
     given["graph"] |= {"grounded": ["mine"], "object_encoders": []}
     given["grounding"] = grounding
-    path = data.folder / "params.yaml"
-    path.write_text(yaml.safe_dump(given))
-    return load_params(path)
+    Path("params.yaml").write_text(yaml.safe_dump(given))
+    return load_params(Path("params.yaml"))
 
 
 def test_the_stage_stores_cutouts_if_they_are_wanted(data):
@@ -159,54 +142,18 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(data)
     assert len(pictures) > 0
     assert None not in pictures
     shutil.rmtree(graph.cutouts_folder("mine"))
-    with pytest.raises(
-        SightlineError, match=r"its images are not here: there is no folder .*images"
-    ):
+    with pytest.raises(SightlineError, match="images are not here: there is no folder"):
         graph.feature_inputs(params, "mine", "object")
 
 
-def test_the_stage_computes_damaged_rows_again_and_says_so(data, capsys):
-    params = params_of(data, settings_of(data))
-    stages.ground(params, "mine")
-    folders = graph.grounding_folder("mine"), graph.cutouts_folder("mine")
-    before = [files_of(folder) for folder in folders]
-    shards = [flip_a_byte(folder) for folder in folders]
-    capsys.readouterr()
-    stages.ground(params, "mine")
-    said = capsys.readouterr().err
-    assert said.count("will be recomputed") == 2
-    for folder, shard, files in zip(folders, shards, before, strict=True):
-        assert f"{shard}: BLAKE3" in said
-        after = files_of(folder)
-        assert {name: after[name] for name in files} == files
-        assert verify(folder, rows=True) == []
-
-
-@pytest.mark.parametrize("read", [statistics, read_phrases])
-def test_a_damaged_grounding_is_not_read(data, read):
-    shard = flip_a_byte(Path("drawn"))
-    with pytest.raises(SightlineError, match=f"{shard}: BLAKE3 .* run `sightline cache repair"):
-        read(Path("drawn"))
-
-
-def flip_a_byte(folder: Path) -> Path:
-    """Damage a shard of a set; its path."""
-    shard = next(folder.glob("shard-*"))
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-    return shard
-
-
 def test_two_devices_ground_like_one(data):
-    params = params_of(data, settings_of(data, block_images=1))
-    stages.ground(params, "mine", how=Invocation(threads=1))
+    settings = settings_of(data, block_images=1)
+    stages.ground(params_of(data, settings), "mine", how=Invocation(threads=1))
     sets = [graph.grounding_folder("mine"), graph.cutouts_folder("mine")]
     alone = [files_of(each) for each in sets]
     for each in sets:
         shutil.rmtree(each)
-    written = yaml.safe_load((data.folder / "params.yaml").read_text())
-    Path("params.yaml").write_text(yaml.safe_dump({**written, "machine": {"devices": "cpu,cpu"}}))
+    params_of(data, settings, machine={"devices": "cpu,cpu"})
     Path(".dvc").mkdir()
     assert sightline("stage", "ground", "mine", "--threads", "1") == 0
     assert [files_of(each) for each in sets] == alone

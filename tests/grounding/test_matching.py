@@ -1,8 +1,9 @@
-"""Matching rules: the outcome for boxes and phrases, and no silent drops."""
+"""From answers to phrases: their spans in the caption, and the rules, without silent drops."""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 
 import pytest
 import torch
@@ -12,6 +13,111 @@ from hypothesis import strategies as st
 from pipeline.grounding.matching import hull, select
 from pipeline.grounding.protocols import Grounded
 from pipeline.grounding.settings import Rules
+from pipeline.grounding.spans import SpanFinder
+
+# -- spans: any Unicode, second mentions, whole words --------------------------------------------
+
+
+def read(caption: str, label: str, ascii_only: bool = False) -> str | None:
+    span = SpanFinder(caption, ascii_only=ascii_only).find(label)
+    return None if span is None else caption[slice(*span)]
+
+
+@pytest.mark.parametrize(
+    ("caption", "label", "expected"),
+    [
+        ("A Man in a RED hat", "a red HAT", "a RED hat"),
+        ("a  black\tdog", "a black dog", "a  black\tdog"),
+        ("a woman and a man", "man", "man"),
+        ("a woman", "man", None),
+        ("a snow_man", "man", None),
+        ("a man's hat", "man", "man"),
+        ("the Straße", "STRASSE", "Straße"),
+        ("the Straße", "stras", None),
+        ("a cafe\u0301 here", "café", "cafe\u0301"),
+        ("a cafe\u0301 here", "cafe", None),
+        ("a 👩\u200d🚒 waves", "👩\u200d🚒", "👩\u200d🚒"),
+        ("a 👩\u200d🚒 waves", "👩", None),
+        ("a 🇩🇪 flag", "🇩🇪", "🇩🇪"),
+        ("a 🇩🇪 flag", "🇩", None),
+        ("한 man", "하", None),
+        ("a dog", "   ", None),
+        ("", "a dog", None),
+    ],
+)
+def test_a_span_reads_the_phrase(caption, label, expected):
+    assert read(caption, label) == expected
+
+
+@pytest.mark.parametrize(
+    ("caption", "label", "expected"),
+    [
+        ("a café au lait", "a caf", "a café"),
+        ("the naïve man", "the nave man", "the naïve man"),
+        ("the naïve man", "na", None),
+        ("Ørsted waves", "rsted", "Ørsted"),
+        ("a 😀 sign", "a sign", "a 😀 sign"),
+        ("日本", "", None),
+    ],
+)
+def test_labels_without_their_non_ascii_letters_are_found(caption, label, expected):
+    assert read(caption, label, ascii_only=True) == expected
+
+
+def test_a_second_mention_gets_the_second_occurrence_and_a_third_none():
+    finder = SpanFinder("a dog chases a dog")
+    assert finder.find("A dog") == (0, 5)
+    assert finder.find("a DOG") == (13, 18)
+    assert finder.find("a dog") is None
+    assert "more often" in finder.reason("a dog")
+    assert finder.find("a cat") is None
+    assert finder.reason("a cat") == "not in the caption"
+
+
+WORDS = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("abßİéñ日👩\u200d🏽\u0301\u0308'’-."),
+        st.characters(exclude_categories=["Cs", "Z", "Cc"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+SPACES = st.sampled_from([" ", "  ", "\t", "\n", " \t "])
+
+
+@given(st.lists(WORDS, min_size=1, max_size=8), st.data())
+def test_words_of_a_caption_are_found_where_they_read_the_same(words, data):
+    gaps = [data.draw(SPACES) for _ in words[1:]]
+    caption = words[0] + "".join(gap + word for gap, word in zip(gaps, words[1:], strict=True))
+    start = data.draw(st.integers(0, len(words) - 1))
+    end = data.draw(st.integers(start + 1, len(words)))
+    label = " ".join(words[start:end])
+    found = read(caption, label)
+    if found is None:  # marks at its edge belong to the white space that stands before them
+        assert any(is_mark(word[0]) or "\u200d" in (word[0], word[-1]) for word in words)
+        return
+    assert fold(found) == fold(label)
+
+
+def is_mark(character: str) -> bool:
+    """Whether it belongs to the character before it: combining marks and skin tones."""
+    return unicodedata.category(character)[0] == "M" or "\U0001f3fb" <= character <= "\U0001f3ff"
+
+
+def fold(text: str) -> str:
+    composed = unicodedata.normalize("NFC", text)
+    return unicodedata.normalize("NFC", " ".join(composed.split()).casefold())
+
+
+@given(st.text(max_size=40), st.text(max_size=10))
+def test_any_caption_and_label_give_a_span_inside_the_caption_or_none(caption, label):
+    for ascii_only in (False, True):
+        span = SpanFinder(caption, ascii_only=ascii_only).find(label)
+        if span is not None:
+            assert 0 <= span[0] < span[1] <= len(caption)
+
+
+# -- rules ---------------------------------------------------------------------------------------
 
 HEIGHT, WIDTH = 60, 80
 
@@ -57,12 +163,6 @@ def test_a_box_beyond_the_image_is_clipped_and_a_phrase_without_boxes_dropped():
     assert [(each.phrase, each.reason) for each in dropped] == [("x", "no_box")]
 
 
-def test_phrases_stay_in_the_order_of_the_caption():
-    better = phrase("a dog", 10, scores=[0.9])
-    kept, _ = chosen([better, phrase("a cat", boxes=[(40, 40, 60, 60)], scores=[0.5])])
-    assert [each.phrase for each in kept] == ["a cat", "a dog"]
-
-
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
@@ -76,7 +176,7 @@ def test_each_rule_drops_what_breaks_it_and_nothing_at_its_limit(rules, reason):
     kept, dropped = chosen(found, **rules)
     assert kept == []
     assert [each.reason for each in dropped] == [reason]
-    at_limit = {"min_score": 0.4, "min_area": 400, "max_share": 400 / 4800}
+    at_limit = {"min_score": 0.5, "min_area": 400, "max_share": 400 / 4800}
     kept, dropped = chosen([phrase(scores=[0.5])], **at_limit)
     assert len(kept) == 1
     assert dropped == []
@@ -111,21 +211,27 @@ def test_of_duplicate_boxes_the_better_phrase_is_kept_and_of_equal_ones_the_firs
     assert "a clown" in dropped[0].detail
     kept, _ = chosen([phrase("a clown", 10), phrase("a man", 0)])
     assert [each.phrase for each in kept] == ["a man"]
-    kept, dropped = chosen(pair, duplicate_iou=None)
-    assert len(kept) == 2
-
-
-def test_the_same_words_are_one_phrase_even_where_duplicate_boxes_may_stay():
-    again = phrase(boxes=[(50, 0, 60, 10)], scores=[0.5])
-    kept, dropped = chosen([phrase(), again], duplicate_iou=None)
+    assert len(chosen(pair, duplicate_iou=None)[0]) == 2
+    same_words = [phrase(), phrase(boxes=[(50, 0, 60, 10)], scores=[0.5])]
+    kept, dropped = chosen(same_words, duplicate_iou=None)
     assert len(kept) == 1
     assert [each.reason for each in dropped] == ["duplicate"]
+
+
+def test_overlap_is_intersection_over_union():
+    boxes = [(0, 0, 10, 10), (5, 0, 15, 10), (20, 20, 30, 30)]
+    found = [phrase(f"w{i}", i * 3, [box]) for i, box in enumerate(boxes)]
+    kept, dropped = chosen(found, duplicate_iou=50 / 150)
+    assert [each.phrase for each in kept] == ["w0", "w2"]
+    assert [each.detail for each in dropped] == ["box of 'w0', IoU 0.33"]
+    kept, _ = chosen(found, duplicate_iou=50 / 149)
+    assert len(kept) == 3
 
 
 def test_only_the_best_pairs_of_a_caption_are_kept_in_caption_order():
     found = [
         phrase(str(i), i * 2, [(i * 10, 0, i * 10 + 9, 9)], [score])
-        for i, score in enumerate([0.9, 0.1, 0.8, 0.7])
+        for i, score in enumerate([0.8, 0.1, 0.9, 0.7])
     ]
     kept, dropped = chosen(found, max_pairs=2)
     assert [each.phrase for each in kept] == ["0", "2"]
@@ -161,8 +267,7 @@ def test_every_phrase_is_kept_once_or_dropped_with_a_reason(all_boxes, rules, da
     assert [each.char_start for each in kept] == sorted(each.char_start for each in kept)
     for each in kept:
         x0, y0, x1, y1 = each.boxes.double().unbind(dim=1)
-        assert (x0 >= 0).all()
-        assert (y0 >= 0).all()
+        assert (each.boxes >= 0).all()
         assert (x1 <= WIDTH).all()
         assert (y1 <= HEIGHT).all()
         area = (x1 - x0) * (y1 - y0)
@@ -172,13 +277,3 @@ def test_every_phrase_is_kept_once_or_dropped_with_a_reason(all_boxes, rules, da
         assert (each.scores >= rules.min_score - 1e-7).all()
         assert rules.boxes == "union" or len(each.boxes) == 1
     assert rules.max_pairs is None or len(kept) <= rules.max_pairs
-
-
-def test_overlap_is_intersection_over_union():
-    boxes = [(0, 0, 10, 10), (5, 0, 15, 10), (20, 20, 30, 30)]
-    found = [phrase(f"w{i}", i * 3, [box]) for i, box in enumerate(boxes)]
-    kept, dropped = chosen(found, duplicate_iou=50 / 150)
-    assert [each.phrase for each in kept] == ["w0", "w2"]
-    assert [each.detail for each in dropped] == ["box of 'w0', IoU 0.33"]
-    kept, _ = chosen(found, duplicate_iou=50 / 149)
-    assert len(kept) == 3

@@ -1,4 +1,4 @@
-"""Segmenters: rectangles, and SAM 2 by two back ends that must agree."""
+"""Segmenters: rectangles, and SAM 2 by two back ends that must agree; then real photographs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter, ValidationError
+from ground_data import BoxSegmenter, WordGrounder
+from pydantic import ValidationError
 from safetensors.torch import save_file
-from tiny_grounders import pictures
+from tiny_grounders import pictures, save_dino, save_florence
 from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
 from torch import Tensor
 
-from pipeline.grounding.segmenters.box import BoxSegmenter
-from pipeline.grounding.segmenters.prompted import BOXES, PromptedSegmenter
-from pipeline.grounding.settings import SegmenterSettings
+from pipeline.datasets.kinds import prepare
+from pipeline.datasets.pairs import PairsSource
+from pipeline.extract.settings import RunSettings
+from pipeline.grounding.captioned_images import units_of
+from pipeline.grounding.ground import ground
+from pipeline.grounding.segmenters.prompted import BOXES
+from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
+from sightline.cache import key_of_text
+from sightline.cache.groundings import grounding_counts, read_phrases
+from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
 
 
-def settings(**given: object) -> Any:
-    return TypeAdapter(SegmenterSettings).validate_python(given)
-
-
-def build(**given: object) -> PromptedSegmenter:
-    segmenter = settings(**given).build(CPU, "fp32")
-    assert isinstance(segmenter, PromptedSegmenter)
-    return segmenter
+def build(**settings: object) -> Any:
+    return SegmenterSettings.model_validate(settings).build(CPU, "fp32")
 
 
 def boxes_of(image: Tensor, count: int, seed: int) -> Tensor:
@@ -43,15 +45,15 @@ def boxes_of(image: Tensor, count: int, seed: int) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def batch() -> tuple[list[Tensor], list[Tensor]]:
+def batch():
     """Four images of three sizes; the third has no box."""
-    images = pictures((90, 130), (200, 60), (64, 64), (90, 130))
+    images = pictures((90, 130), (200, 60), (64, 48), (90, 130))
     counts = enumerate((3, 1, 0, 5))
     return images, [boxes_of(images[i], count, i) for i, count in counts]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """The tiny SAM 2 with one set of random weights, for both back ends."""
     pytest.importorskip("sam2", reason="the sam2 package is not installed")
     from transformers import Sam2Model
@@ -76,12 +78,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sam2(folder) -> PromptedSegmenter:
+def sam2(folder):
     return build(family="sam2", model=str(folder / "tiny.yaml"), weights=f"file:{folder}/tiny.pt")
 
 
 @pytest.fixture(scope="module")
-def sam2_hf(folder) -> PromptedSegmenter:
+def sam2_hf(folder):
     return build(family="sam2-hf", model=str(folder / "hf"))
 
 
@@ -93,63 +95,43 @@ def test_a_box_covers_the_pixels_whose_centres_it_holds():
     assert masks[0][0].nonzero().tolist() == [[1, 1], [1, 2], [2, 1], [2, 2], [3, 1], [3, 2]]
     assert masks[1].shape == (0, 4, 6)
     assert masks[0].dtype == torch.bool
-
-
-def test_masks_of_annotations_are_not_computed():
-    assert settings(family="annotations").build(CPU, "fp32") is None
-
-
-@pytest.mark.parametrize("family", ["sam2", "sam2_hf"])
-def test_a_batch_equals_one_by_one(family, batch, request):
-    segmenter: PromptedSegmenter = request.getfixturevalue(family)
-    images, boxes = batch
-    together, masks = segmenter.logits(images, boxes), segmenter.segment(images, boxes)
-    assert [mask.shape for mask in masks] == [
-        (len(some), *image.shape[1:]) for image, some in zip(images, boxes, strict=True)
-    ]
-    asked = [i for i, some in enumerate(boxes) if len(some)]
-    for i, logits in zip(asked, together, strict=True):
-        alone = [segmenter.logits([images[i]], [box[None]])[0] for box in boxes[i]]
-        torch.testing.assert_close(torch.cat(alone), logits, atol=2e-5, rtol=1e-4)
-        one = [segmenter.segment([images[i]], [box[None]])[0] for box in boxes[i]]
-        assert (torch.cat(one) == masks[i]).float().mean() > 0.9999
-    shares = torch.cat([mask.float().mean(dim=(1, 2)) for mask in masks])
-    assert ((shares > 0.01) & (shares < 0.99)).any(), "masks of one value would prove nothing"
+    with pytest.raises(ValidationError, match="model"):
+        build(family="box", model="x")
 
 
 def test_both_back_ends_give_the_same_masks_from_the_same_weights(sam2, sam2_hf, batch):
-    images, boxes = batch
     for ours, theirs in zip(sam2.logits(*batch), sam2_hf.logits(*batch), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
-    for a, b in zip(sam2.segment(images, boxes), sam2_hf.segment(images, boxes), strict=True):
+    for a, b in zip(sam2.segment(*batch), sam2_hf.segment(*batch), strict=True):
         assert (a == b).float().mean() > 0.9999 if a.numel() else a.shape == b.shape
 
 
-def test_masks_are_those_of_metas_own_predictor(sam2, batch):
+def test_masks_of_a_batch_are_those_of_metas_own_predictor_one_by_one(sam2, batch):
     from sam2.sam2_image_predictor import SAM2ImagePredictor
 
     predictor = SAM2ImagePredictor(sam2._backend._model)
     predictor._bb_feat_sizes = [(SIZE // n, SIZE // n) for n in (4, 8, 16)]  # fixed for 1,024 there
-    images, boxes = batch
+    (images, boxes), shares = batch, []
     for image, some, masks in zip(images, boxes, sam2.segment(images, boxes), strict=True):
         if len(some):
             predictor.set_image(image.permute(1, 2, 0).numpy())
             theirs, _, _ = predictor.predict(box=some.numpy(), multimask_output=False)
             expected = torch.from_numpy(theirs).reshape(masks.shape) > 0
             assert (masks == expected).float().mean() > 0.9999
+            shares.append(masks.float().mean(dim=(1, 2)))
+        else:
+            assert masks.shape == (0, *image.shape[1:])
+    found = torch.cat(shares)
+    assert ((found > 0.01) & (found < 0.99)).any(), "masks of one value would prove nothing"
 
 
-def test_more_boxes_than_a_pass_takes(sam2_hf):
-    (image,) = pictures((30, 40))
+def test_more_boxes_than_a_pass_takes_no_box_and_one_pixel(sam2_hf):
+    image, dot = pictures((30, 40), (1, 1))
     boxes = boxes_of(image, BOXES + 3, 6)
     masks = sam2_hf.segment([image], [boxes])[0]
     assert masks.shape == (BOXES + 3, 30, 40)
     last = sam2_hf.segment([image], [boxes[-1:]])[0]
     assert (masks[-1:] == last).float().mean() > 0.999
-
-
-def test_no_box_and_one_pixel(sam2_hf):
-    (dot,) = pictures((1, 1))
     assert sam2_hf.segment([dot], [torch.zeros(0, 4)])[0].shape == (0, 1, 1)
     assert sam2_hf.segment([dot], [torch.tensor([[0.0, 0, 1, 1]])])[0].shape == (1, 1, 1)
     assert sam2_hf.segment([], []) == []
@@ -174,9 +156,8 @@ def test_sam2_not_installed_says_how_to_install_it(monkeypatch):
     with pytest.raises(SightlineError) as caught:
         build(family="sam2", weights="random:0")
     install = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
-    assert f"sam2 is not installed, but the segmenter sam2 needs it; run: {install}" in str(
-        caught.value
-    )
+    said = f"sam2 is not installed, but the segmenter sam2 needs it; run: {install}"
+    assert said in str(caught.value)
 
 
 def test_a_checkpoint_of_another_model(folder, tmp_path):
@@ -209,24 +190,64 @@ def test_invalid_configurations(tmp_path, text, message):
         build(family="sam2", model=str(tmp_path / "mine.yaml"), weights="random:0")
 
 
-def test_names_without_a_model_or_weights(folder):
+def test_names_without_a_model_or_weights(folder, monkeypatch, tmp_path):
     with pytest.raises(SightlineError, match=r"no such sam2 model; use sam2-hiera-tiny"):
         build(family="sam2", model="sam2.1-hiera-huge", weights="random:0")
     with pytest.raises(SightlineError, match="has no published weights"):
         build(family="sam2", model=str(folder / "tiny.yaml"))
-
-
-def test_published_weights_that_cannot_be_reached(folder, monkeypatch, tmp_path):
     monkeypatch.setattr("pipeline.grounding.segmenters.sam2._instantiate", lambda path: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(SightlineError, match=r"sam2\.1-hiera-large: its weights cannot be fetched"):
         build(family="sam2")
 
 
-def test_invalid_settings():
-    with pytest.raises(ValidationError, match="not valid weights"):
-        settings(family="sam2", weights="mine.pt")
-    with pytest.raises(ValidationError, match="model"):
-        settings(family="box", model="x")
-    with pytest.raises(ValidationError, match="sam3"):
-        settings(family="sam3")
+# -- real photographs and their captions ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photographs(shared_data, tmp_path_factory):
+    source, folder = shared_data / "flickr8k", tmp_path_factory.mktemp("photographs") / "flickr8k"
+    images = source / "images_full"
+    prepare("pairs", PairsSource(images=images, captions=source / "Flickr8k.token.txt"), folder)
+    return PreparedDataset(folder, images)
+
+
+def parts(family: str, folder: Path) -> tuple[Any, Any]:
+    """A grounder and a segmenter; the one of the family has random weights."""
+    if family == "florence2":
+        model = {"model": str(save_florence(folder)), "beams": 1, "max_length": 16}
+    elif family == "grounding-dino":
+        model = {"model": str(save_dino(folder)), "box_threshold": 0, "text_threshold": 0}
+    elif family == "sam2":
+        pytest.importorskip("sam2", reason="the sam2 package is not installed")
+        model = {"model": str(configuration(folder)), "weights": "random:0"}
+    else:
+        hf_config().save_pretrained(folder)
+        model = {"model": str(folder), "weights": "random:0"}
+    if family.startswith("sam2"):
+        return WordGrounder(), build(family=family, **model)
+    settings = GrounderSettings.model_validate({"family": family, **model})
+    return settings.build(CPU, "fp32"), BoxSegmenter()
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["florence2", "grounding-dino", "sam2", "sam2-hf"])
+def test_photographs_without_a_failure(photographs, family, tmp_path, count):
+    units = units_of(photographs, "longest")[:count]
+    how = RunSettings(batch_size=16, max_failed=0)
+    ground(units, *parts(family, tmp_path), Rules(duplicate_iou=None), tmp_path / "out", how)
+    counts = grounding_counts(tmp_path / "out")
+    assert (counts["images"], counts["captions"], counts["failed"]) == (count, count, 0)
+    if family == "florence2":  # which writes no phrase with random weights
+        assert sum(counts["dropped"].values()) >= count
+    else:
+        assert counts["pairs"] > count
+    if family.startswith("sam2"):
+        assert counts["dropped"].keys() <= {"empty_mask", "duplicate"}
+    texts = {key_of_text(text): text for text in photographs.captions["text"].to_pylist()}
+    rows = photographs.images.to_pylist()
+    sizes = {row["key"]: [row["height"], row["width"]] for row in rows}
+    for row in read_phrases(tmp_path / "out").to_pylist():
+        text = texts[row["caption_key"]]
+        assert text[row["char_start"] : row["char_end"]] == row["phrase"]
+        assert row["mask"]["size"] == sizes[row["image_key"]]

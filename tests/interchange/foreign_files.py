@@ -38,13 +38,15 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
 
 
-def unit_rows(count: int) -> np.ndarray:
-    return unit(np.random.default_rng(1).standard_normal((count, DIM)))
+def unit_rows() -> np.ndarray:
+    return unit(np.random.default_rng(1).standard_normal((len(NAMES), DIM)))
 
 
-def clip_retrieval(folder: Path, names: list[str] = NAMES) -> np.ndarray:
-    """What `clip-retrieval inference` writes, in two partitions; the rows."""
-    values = unit_rows(len(names))
+def clip_retrieval(
+    folder: Path, names: list[str] = NAMES, values: np.ndarray | None = None
+) -> np.ndarray:
+    """What `clip-retrieval inference` writes of six images, in two partitions; the rows."""
+    values = unit_rows() if values is None else values
     for name in ("img_emb", "text_emb", "metadata"):
         (folder / name).mkdir(parents=True)
     for part, here in enumerate((slice(0, 4), slice(4, 6))):
@@ -53,34 +55,3 @@ def clip_retrieval(folder: Path, names: list[str] = NAMES) -> np.ndarray:
         table = pa.table({"image_path": names[here], "caption": TEXTS[here]})
         pq.write_table(table, folder / f"metadata/metadata_{part}.parquet")
     return values
-
-
-def datacomp(folder: Path, save=np.savez) -> np.ndarray:
-    """A shard of DataComp's metadata; the rows of every array."""
-    values = unit_rows(len(NAMES))
-    folder.mkdir(parents=True)
-    arrays = {f"{model}_{what}": values for model in ("b32", "l14") for what in ("img", "txt")}
-    save(folder / "00ab.npz", **arrays, dedup=values[:, :2])
-    pq.write_table(pa.table({"uid": STEMS, "text": TEXTS}), folder / "00ab.parquet")
-    return values
-
-
-def write_tables(folder: Path, layout: str, values: np.ndarray) -> Path:
-    """Named rows as Parquet (``fixed``, ``list``, ``split``) or Arrow (``file``, ``stream``)."""
-    folder.mkdir(parents=True)
-    flat, dim = pa.array(values.ravel()), values.shape[1]
-    lists = pa.FixedSizeListArray.from_arrays(flat, dim)
-    if layout == "list":
-        lists = pa.ListArray.from_arrays(pa.array(range(0, values.size + 1, dim), pa.int32()), flat)
-    table = pa.table({"file_name": NAMES, "embedding": lists, "n": list(range(6))})
-    if layout in ("file", "stream"):
-        make = pa.ipc.new_file if layout == "file" else pa.ipc.new_stream
-        with make(folder / "data-0.arrow", table.schema) as writer:
-            for batch in table.to_batches(max_chunksize=4):
-                writer.write_batch(batch)
-    elif layout == "split":
-        pq.write_table(table[:2], folder / "a.parquet")
-        pq.write_table(table[2:], folder / "b.parquet")
-    else:
-        pq.write_table(table, folder / "a.parquet", store_schema=layout != "list")
-    return folder

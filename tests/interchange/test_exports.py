@@ -10,16 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_line import sightline
-from foreign_files import DIM, NAMES, ROWS, clip_retrieval, write_set
+from foreign_files import DIM, ROWS, write_set
 from tiny_encoder import make_encoder
 
 from pipeline.interchange import rows as row_files
-from pipeline.interchange.export import names_in
-from pipeline.interchange.import_rows import ImportOptions, import_rows
 from sightline.cache import FeatureSet, verify
-from sightline.cache.prepared import PreparedDataset
-
-FORMS = ("parquet", "npy")
 
 
 def export(folder: Path, form: str, *more: object) -> Path:
@@ -29,7 +24,7 @@ def export(folder: Path, form: str, *more: object) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["parquet", "npy"])
 def test_every_bit_is_exported_and_imported_by_its_key(tmp_path, monkeypatch, form, dtype):
     monkeypatch.setattr(row_files, "FILE_BYTES", 600)  # so that there are several files
     monkeypatch.setattr(row_files, "_CHUNK_BYTES", 64)
@@ -109,13 +104,3 @@ def test_normalised_rows_are_another_set(tmp_path):
     card = (out / "README.md").read_text()
     assert "Every row has length 1." in card
     assert "Content digest" not in card
-
-
-def test_the_row_of_two_files_gets_the_name_of_the_first(tmp_path, photos):
-    clip_retrieval(tmp_path / "emb")
-    import_rows(tmp_path / "emb", tmp_path / "set", ImportOptions(data=photos, kind="image"))
-    (tmp_path / "captions.csv").write_text("image,caption\n1.png,a dog\n")
-    words = [f"--set=images={photos}", f"--set=captions={tmp_path / 'captions.csv'}"]
-    assert sightline("prepare", "pairs", *words, "--out", tmp_path / "data") == 0
-    names = names_in(PreparedDataset.open(tmp_path / "data"), FeatureSet.open(tmp_path / "set"))
-    assert sorted(names["image_path"].to_pylist()) == NAMES[:5]
