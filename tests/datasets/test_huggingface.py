@@ -11,10 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from command_line import sightline
 from demo_params import demo_params
-from made import column, load_all, rows, texts
-from shards import picture, sample, write_tar
+from packed import column, load_all, picture, rows, samples, texts, write_tar
 
 from pipeline import graph, stages
 from pipeline.datasets.hub_files import fetch
@@ -27,7 +25,6 @@ from sightline.errors import SightlineError
 
 datasets = pytest.importorskip("datasets")
 
-ROOT = Path(__file__).parents[2]
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -58,15 +55,17 @@ def write_arrow(path: Path, rows: pa.Table, new=pa.ipc.new_stream, **options) ->
     return path
 
 
+def write(path: Path, rows: pa.Table) -> Path:
+    if path.suffix == ".arrow":
+        return write_arrow(path, rows)
+    pq.write_table(rows, path, compression="none", use_dictionary=False)
+    return path
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 @pytest.fixture
@@ -90,6 +89,7 @@ def test_the_images_of_a_saved_dataset_are_written_once(saved, out):
         assert data == picture(number)
         assert row["key"] == hashlib.sha256(data).digest()
     assert texts(out)["train/3#0"] == "caption 3"
+    assert report.counts["files"] == 3
     assert report.shards["train/data-00000-of-00002.arrow"] == {"images": 3, "captions": 3}
     assert len(load_all(out)) == 8
     assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before
@@ -134,18 +134,6 @@ def test_parquet_rows_with_one_image_are_one_image(folder, out, form):
     assert texts(out)["train/1#1"] == "caption 1"
 
 
-def test_the_tars_of_an_earlier_form_are_removed(folder, out):
-    pq.write_table(table(range(2)), folder / "a.parquet")
-    prepare(folder, out)
-    assert (out / "images").is_dir()
-    for n in range(2):
-        (folder / f"{n}.png").write_bytes(picture(n))
-    named = pa.table({"image": ["0.png", "1.png"], "caption": ["x"] * 2})
-    pq.write_table(named, folder / "a.parquet")
-    prepare(folder / "a.parquet", out)
-    assert not (out / "images").exists()
-
-
 def test_rows_with_bytes_may_be_joined_by_rows_with_a_path_but_not_the_other_way_round(folder, out):
     (folder / "1.png").write_bytes(picture(1))
     both = [{"bytes": picture(0), "path": "gone.png"}, {"bytes": None, "path": "1.png"}]
@@ -158,20 +146,18 @@ def test_rows_with_bytes_may_be_joined_by_rows_with_a_path_but_not_the_other_way
         prepare(folder, out)
 
 
+LISTS = [["one", "two"], [], None, ["", "three"]]
+
+
 @pytest.mark.parametrize(
     ("said", "kept", "empty"),
     [
         (["\u2800", "\u3164", "", "seen \n"], {"3#0": "seen"}, ["0#0", "1#0", "2#0"]),
-        (
-            [["one", "two"], [], None, ["", "three"]],
-            {"0#0": "one", "0#1": "two", "3#0": "three"},
-            [],
-        ),
+        (LISTS, {"0#0": "one", "0#1": "two", "3#0": "three"}, []),
     ],
 )
 def test_captions_are_texts_or_lists(folder, out, said, kept, empty):
-    write_arrow(folder / "a.arrow", table(range(4), said))
-    report = prepare(folder / "a.arrow", out)
+    report = prepare(write_arrow(folder / "a.arrow", table(range(4), said)), out)
     assert texts(out) == kept
     assert report.problems.get("empty_captions", []) == empty
     assert report.counts.get("captions_trimmed", 0) == len(empty) // 3
@@ -187,6 +173,8 @@ def test_a_column_of_plain_bytes(folder, out, kind):
 
 
 def test_paths_are_read_below_the_dataset_only(folder, out):
+    prepare(write(folder / "a.parquet", table(range(2))), out)
+    assert (out / "images").is_dir()
     (folder / "photos").mkdir()
     for n in range(2):
         (folder / f"photos/{n}.png").write_bytes(picture(n))
@@ -198,6 +186,7 @@ def test_paths_are_read_below_the_dataset_only(folder, out):
     report = prepare(folder, out, splits={"train": "train"})
     assert column(out, "path") == ["photos/0.png", "photos/1.png"]
     assert column(out, "offset") == [None, None]
+    assert not (out / "images").exists()  # the tars of the earlier form
     assert report.problem_counts == {
         "images_outside_their_folder": 3,
         "images_without_file": 3,
@@ -267,13 +256,6 @@ WRONG = {
 }
 
 
-def write(path: Path, rows: pa.Table) -> Path:
-    if path.suffix == ".arrow":
-        return write_arrow(path, rows)
-    pq.write_table(rows, path, compression="none", use_dictionary=False)
-    return path
-
-
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_wrong_columns_are_one_error(folder, out, case, suffix):
@@ -326,25 +308,31 @@ def test_other_folders_are_refused_with_the_reason(folder, out):
     refused("not a data set that `datasets` can read")
 
 
-def test_the_graph_reads_packed_images_where_they_are(saved, folder, tmp_path, monkeypatch):
+def test_the_graph_reads_images_where_they_are(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "encoded").mkdir()
     pq.write_table(table(range(20, 23)), "encoded/a.parquet")
-    samples = [member for n in range(4) for member in sample(str(n), 30 + n)]
-    write_tar(tmp_path / "tars/0.tar", samples)
+    write_tar(tmp_path / "tars/0.tar", samples(*range(30, 34)))
+    (tmp_path / "loose").mkdir()
+    for n in range(2):
+        (tmp_path / f"loose/{n}.png").write_bytes(picture(40 + n))
+    (tmp_path / "loose/c.token").write_text("0.png#0\tone")
     given = demo_params()
     given["datasets"] |= {
+        "loose": {"kind": "pairs", "source": "loose", "images": ".", "captions": "c.token"},
         "arrow": {"kind": "huggingface", "source": "data"},
         "parquet": {"kind": "huggingface", "source": "encoded"},
         "tar": {"kind": "webdataset", "source": "tars"},
     }
     given["joined"] = {
         "two": {"first": "arrow", "second": "parquet"},
-        "all": {"first": "two", "second": "tar"},
+        "three": {"first": "two", "second": "tar"},
+        "all": {"first": "three", "second": "loose"},
     }
     given["graph"] |= {"pairs": "all", "grounded": [], "object_encoders": []}
     params = validate_params(given, "params.yaml")
-    for name, count in (("arrow", 8), ("parquet", 3), ("tar", 4), ("two", 11), ("all", 15)):
+    counts = {"loose": 2, "arrow": 8, "parquet": 3, "tar": 4, "two": 11, "three": 15, "all": 17}
+    for name, count in counts.items():
         stages.prepare(params, name)
         entries = graph.feature_inputs(params, name, "image").entries
         assert len([load_image(entry.place, entry.key) for entry in entries]) == count
@@ -415,12 +403,3 @@ def test_only_tables_and_their_descriptions_are_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert fetch("owner/name", None) == tmp_path
     assert fetched == wanted
-
-
-def test_the_command_counts_what_each_file_holds(saved, out, capsys):
-    words = ["--set", f"path={saved}", "--set", "splits.train=train", "--out", str(out)]
-    assert sightline("prepare", "huggingface", *words) == 0
-    said = capsys.readouterr().out
-    assert "2 files, 5 images, 5 captions, 5 images train" in said
-    assert sightline("prepare", "huggingface", *words, "--json") == 0
-    assert len(json.loads(capsys.readouterr().out)["shards"]) == 2

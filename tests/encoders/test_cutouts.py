@@ -60,7 +60,7 @@ def rectangle(
 
 @pytest.mark.parametrize("shape", ["ring", "star", "post", "bar"])
 @pytest.mark.parametrize("background", ["mean", "white", "black"])
-def test_at_its_own_size_an_object_is_exactly_what_was_drawn(shape: str, background: str) -> None:
+def test_at_its_own_size_an_object_is_exactly_what_was_drawn(shape, background):
     pixels, mask = scene(shape)
     cutout = cut_out(tensor(pixels), mask)
     height, width = cutout.shape[1:]
@@ -75,7 +75,7 @@ def test_at_its_own_size_an_object_is_exactly_what_was_drawn(shape: str, backgro
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_the_mean_colour_is_exactly_zero_for_the_encoder() -> None:
+def test_the_mean_colour_is_exactly_zero_for_the_encoder():
     pixels, mask = scene("ring")
     for edge in (16, 32, 224):
         made = preprocessing(edge)(cut_out(tensor(pixels), mask))
@@ -86,7 +86,7 @@ def test_the_mean_colour_is_exactly_zero_for_the_encoder() -> None:
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("edge", [12, 24, 32, 100])
-def test_nothing_of_the_background_gets_into_the_input(interpolation: str, edge: int) -> None:
+def test_nothing_of_the_background_gets_into_the_input(interpolation, edge):
     _, mask = scene("star")
     green = np.where(mask[..., None], [0, 200, 0], [255, 0, 0]).astype(np.uint8)
     prepare = preprocessing(edge, interpolation, background="black")
@@ -100,7 +100,7 @@ def test_nothing_of_the_background_gets_into_the_input(interpolation: str, edge:
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_an_edge_mixes_the_object_with_the_fill_and_nothing_else(interpolation: str) -> None:
+def test_an_edge_mixes_the_object_with_the_fill_and_nothing_else(interpolation):
     image, mask = rectangle(10, 10, 30, 20, (51, 102, 255), around=(255, 0, 0))
     prepare = preprocessing(23, interpolation)
     found = colours(prepare(cut_out(image, mask)))
@@ -112,7 +112,7 @@ def test_an_edge_mixes_the_object_with_the_fill_and_nothing_else(interpolation: 
     np.testing.assert_allclose(found, mean + share[..., None] * (own - mean), atol=2 / 255)
 
 
-def test_a_bright_rim_on_white_is_never_brighter_than_white() -> None:
+def test_a_bright_rim_on_white_is_never_brighter_than_white():
     image, mask = rectangle(10, 10, 30, 20, (255, 255, 255), around=(0, 0, 0))
     image[:, 11:39, 11:29] = 0  # beside which bicubic overshoots
     for edge in (23, 31, 50, 77):
@@ -120,7 +120,7 @@ def test_a_bright_rim_on_white_is_never_brighter_than_white() -> None:
         assert found.max() < 1 + 1e-6
 
 
-def test_a_tall_object_keeps_head_and_feet() -> None:
+def test_a_tall_object_keeps_head_and_feet():
     image, mask = rectangle(0, 30, 60, 9, (0, 255, 0), around=(255, 255, 255))
     image[:, :6] = torch.tensor([255, 0, 0], dtype=torch.uint8).view(3, 1, 1)  # head
     image[:, -6:] = torch.tensor([0, 0, 255], dtype=torch.uint8).view(3, 1, 1)  # feet
@@ -133,7 +133,7 @@ def test_a_tall_object_keeps_head_and_feet() -> None:
 
 
 @pytest.mark.parametrize(("margin", "edge"), [(0.0, 40), (0.1, 48), (0.25, 60), (1.0, 120)])
-def test_margin_and_square(margin: float, edge: int) -> None:
+def test_margin_and_square(margin, edge):
     image, mask = rectangle(5, 7, 10, 40, (255, 255, 255), around=(9, 9, 9))
     assert preprocessing(8, margin=margin).edge(10, 40) == edge
     found = colours(preprocessing(edge, margin=margin, background="black")(cut_out(image, mask)))
@@ -144,7 +144,7 @@ def test_margin_and_square(margin: float, edge: int) -> None:
     assert lit.sum() == 400
 
 
-def test_keep_shows_the_box_as_it_is_in_the_image() -> None:
+def test_keep_shows_the_box_as_it_is_in_the_image():
     pixels, mask = scene("ring")
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     box = pixels[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
@@ -156,20 +156,20 @@ def test_keep_shows_the_box_as_it_is_in_the_image() -> None:
     assert (padded[:, 0] == 0).all()  # beyond the box: the mean colour
 
 
-def test_a_single_pixel_becomes_an_input() -> None:
+def test_a_single_pixel_becomes_an_input():
     image, mask = rectangle(59, 79, 1, 1, (255, 255, 255), around=(0, 0, 0))
     cutout = cut_out(image, mask)
     assert cutout.tolist() == [[[255]]] * 4
     np.testing.assert_allclose(colours(preprocessing(16)(cutout)), 1, atol=1e-6)
 
 
-def test_an_empty_mask_is_an_error() -> None:
+def test_an_empty_mask_is_an_error():
     with pytest.raises(ImageError) as caught:
         cut_out(torch.zeros(3, 4, 5, dtype=torch.uint8), np.zeros((4, 5), dtype=bool))
     assert caught.value.code == "mask_empty"
 
 
-def test_every_rule_is_in_the_description() -> None:
+def test_every_rule_is_in_the_description():
     usual = preprocessing(32).describe()
     for other in (
         preprocessing(32, margin=0.2),

@@ -34,7 +34,7 @@ PNG = saved(photograph(), "PNG")
 JPEG = saved(photograph(), "JPEG")
 
 
-def test_an_image_in_the_middle_of_a_file(tmp_path: Path) -> None:
+def test_an_image_in_the_middle_of_a_file(tmp_path):
     path = tmp_path / "shard.tar"
     path.write_bytes(b"x" * 700 + PNG + b"y" * 300)
     image = load_image(Place(path, 700, len(PNG)), hashlib.sha256(PNG).digest())
@@ -57,9 +57,7 @@ LARGEST = 2**63 - 1
         (100, 10, "changed", "the 10 bytes there now differ from those"),
     ],
 )
-def test_a_place_without_the_image(
-    tmp_path: Path, offset: int, length: int, code: str, reason: str
-) -> None:
+def test_a_place_without_the_image(tmp_path, offset, length, code, reason):
     (tmp_path / "shard.tar").write_bytes(bytes(1000))
     with pytest.raises(ImageError) as caught:
         load_image(Place(tmp_path / "shard.tar", offset, length), b"\1" * 32)
@@ -68,14 +66,14 @@ def test_a_place_without_the_image(
 
 
 @pytest.mark.parametrize("name", ["gone.tar", "", "zero\0byte.tar"])
-def test_an_archive_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+def test_an_archive_that_cannot_be_read(tmp_path, name):
     for place in (Place(tmp_path / name, 0, 5), Place(tmp_path / name)):
         with pytest.raises(ImageError) as caught:
             load_image(place, b"\1" * 32)
         assert caught.value.code == "missing"
 
 
-def test_only_the_image_is_read_from_an_archive(tmp_path: Path) -> None:
+def test_only_the_image_is_read_from_an_archive(tmp_path):
     path, data = tmp_path / "shard.tar", PNG
     with path.open("wb") as file:
         file.seek(1 << 30)  # a hole, which takes no room on the disk
@@ -97,7 +95,7 @@ def bytes_read() -> int:
     return int(counts["rchar"])
 
 
-def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch) -> None:
+def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch):
     def must_not_run(*_: object) -> None:
         raise AssertionError("pixels were decoded")
 
@@ -112,7 +110,7 @@ def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch) -> None:
     assert decode_image(JPEG, max_pixels=48 * 32).shape == (3, 32, 48)
 
 
-def test_pillow_reads_what_torchvision_cannot(monkeypatch) -> None:
+def test_pillow_reads_what_torchvision_cannot(monkeypatch):
     def unsupported(*_: object) -> torch.Tensor:
         raise RuntimeError("decode_jpeg, /x/decode_jpeg.cpp:1, not supported")
 
@@ -126,7 +124,7 @@ def entry(folder: Path, name: str, data: bytes) -> ImageEntry:
     return ImageEntry(Place(folder / name), hashlib.sha256(data).digest())
 
 
-def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
+def test_a_bad_file_costs_its_own_row(tmp_path):
     good = entry(tmp_path, "good.png", PNG)
     cut = entry(tmp_path, "cut.jpg", JPEG[:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
@@ -141,7 +139,7 @@ def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
         decode_batch([good] * 3, 2, ImageReader(SMALL))
 
 
-def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
+def test_batches_are_the_same_with_and_without_workers(tmp_path):
     entries = [
         entry(tmp_path, f"{i}.png", saved(photograph(20 + i, 30, seed=i), "PNG")) for i in range(7)
     ]
@@ -165,7 +163,7 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     assert list(decoded_batches(iter([]), 3, read, 2)) == []
 
 
-def test_a_pipe_or_device_is_not_read(tmp_path: Path) -> None:
+def test_a_pipe_or_device_is_not_read(tmp_path):
     """It may never end."""
     os.mkfifo(tmp_path / "pipe.png")
     for path in (tmp_path / "pipe.png", Path("/dev/zero")):

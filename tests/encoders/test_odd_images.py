@@ -358,8 +358,8 @@ def loop(folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_readable_file_gives_the_row_of_its_picture_and_a_broken_one_its_error(
-    folder: Path, features: FeatureSet, name: str
-) -> None:
+    folder, features, name
+):
     file, key = FILES[name], key_of_file(folder / name)
     if isinstance(file, Bad):
         with pytest.raises(ImageError) as caught:
@@ -376,6 +376,6 @@ def test_a_readable_file_gives_the_row_of_its_picture_and_a_broken_one_its_error
     assert torch.equal(torch.from_numpy(features.take([key])[0]), PREPROCESSING(picture).flatten())
 
 
-def test_files_that_are_not_what_the_manifest_names(features: FeatureSet) -> None:
+def test_files_that_are_not_what_the_manifest_names(features):
     codes = [features.failed[bytes([n]) * 32] for n in (1, 2, 3, 4)]
     assert codes == ["missing", "missing", "changed", "missing"]

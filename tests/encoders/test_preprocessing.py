@@ -24,7 +24,7 @@ def tensor(image) -> torch.Tensor:
 @pytest.mark.parametrize("mode", ["shortest", "longest", "squash"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", SIZES)
-def test_like_open_clips_transform(mode: str, interpolation: str, size: tuple[int, int]) -> None:
+def test_like_open_clips_transform(mode, interpolation, size):
     cfg = PreprocessCfg(size=32, resize_mode=mode, interpolation=interpolation)
     mine = ImagePreprocessing(
         resize=(32, 32),
@@ -45,7 +45,7 @@ def test_like_open_clips_transform(mode: str, interpolation: str, size: tuple[in
     assert levels.mean() <= 0.1
 
 
-def test_like_torchvisions_transform_for_resnet() -> None:
+def test_like_torchvisions_transform_for_resnet():
     mine = ImagePreprocessing((256, 256), (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
     transform = ResNet50_Weights.IMAGENET1K_V1.transforms()
     for size in SIZES:
@@ -55,7 +55,7 @@ def test_like_torchvisions_transform_for_resnet() -> None:
         assert difference.mean() <= 0.1, size
 
 
-def test_the_description_names_every_decision() -> None:
+def test_the_description_names_every_decision():
     mine = ImagePreprocessing((256, 256), (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)
     described = mine.describe()
     assert json.loads(json.dumps(described)) == described
