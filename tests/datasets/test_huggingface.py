@@ -80,14 +80,10 @@ def prepare(path, out, **given):
 def test_the_images_of_a_saved_dataset_are_written_once(saved, out):
     before = {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()}
     report = prepare(saved, out)
-    found = rows(out)
     names = [*(f"train/{n}" for n in range(5)), *(f"validation/{n}" for n in range(3))]
-    assert [row["image_id"] for row in found] == names
-    assert [row["split"] for row in found] == ["train"] * 5 + ["dev"] * 3
-    for number, row in enumerate(found):
-        data = (out / "images" / row["path"]).read_bytes()[row["offset"] :][: row["length"]]
-        assert data == picture(number)
-        assert row["key"] == hashlib.sha256(data).digest()
+    assert column(out, "image_id") == names
+    assert column(out, "split") == ["train"] * 5 + ["dev"] * 3
+    assert column(out, "key") == [hashlib.sha256(picture(n)).digest() for n in range(8)]
     assert texts(out)["train/3#0"] == "caption 3"
     assert report.counts["files"] == 3
     assert report.shards["train/data-00000-of-00002.arrow"] == {"images": 3, "captions": 3}
@@ -116,17 +112,17 @@ def test_a_single_arrow_file(folder, out, new, compression):
     assert len(load_all(out)) == 4
 
 
-PARQUET = {
-    "plain": {"compression": "none", "use_dictionary": False},
-    "small pages": {"data_page_size": 1, "row_group_size": 3},
-    "zstd": {"compression": "zstd"},
-}
-
-
-@pytest.mark.parametrize("form", PARQUET)
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"compression": "none", "use_dictionary": False},
+        {"data_page_size": 1, "row_group_size": 3},
+        {"compression": "zstd"},
+    ],
+)
 def test_parquet_rows_with_one_image_are_one_image(folder, out, form):
     chosen = table(range(5)).take([0, 1, 2, 3, 1, 4])  # image 1 has two rows
-    pq.write_table(chosen, folder / "train-00000-of-00001.parquet", **PARQUET[form])
+    pq.write_table(chosen, folder / "train-00000-of-00001.parquet", **form)
     prepare(folder, out)
     keys = [hashlib.sha256(picture(n)).digest() for n in range(5)]
     assert column(out, "key") == keys
@@ -165,10 +161,9 @@ def test_captions_are_texts_or_lists(folder, out, said, kept, empty):
 
 @pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary()])
 def test_a_column_of_plain_bytes(folder, out, kind):
-    images = pa.array([picture(n) for n in range(3)], kind)
     said = pa.array(["a", "b", "c"], pa.large_string())
-    pq.write_table(pa.table({"jpg": images, "txt": said}), folder / "x.parquet")
-    prepare(folder / "x.parquet", out, image="jpg", caption="txt")
+    columns = {"jpg": pa.array([picture(n) for n in range(3)], kind), "txt": said}
+    prepare(write(folder / "x.parquet", pa.table(columns)), out, image="jpg", caption="txt")
     assert len(load_all(out)) == 3
 
 
@@ -235,31 +230,24 @@ def test_missing_files_of_a_series_are_noticed(folder, out):
         prepare(folder, out, strict=True)
 
 
-WRONG = {
-    "no image": ({"caption": ["x"]}, "no column 'image'; name one of its columns with `image`"),
-    "number": ({"image": [5], "caption": ["x"]}, "column 'image' is int64, expected bytes"),
-    "struct": (
-        {"image": [{"bytes": b"x", "width": 3}], "caption": ["x"]},
-        "expected bytes, a path, or a struct of both",
-    ),
-    "no caption": ({"image": [b"x"], "text": ["x"]}, "no column 'caption'"),
-    "captions": ({"image": [b"x"], "caption": [[5]]}, "expected a string or a list of strings"),
-    "unusable": ({"image": [b"x"], "caption": ["\u200b"]}, "no usable caption"),
-    "no text": (
-        {"image": [b"x"], "caption": pa.array([b"caf\xe9"]).view(pa.string())},
-        "damaged, or not such a file (In column 1: Invalid: Invalid UTF8",
-    ),
-    "empty": (
-        {"image": pa.array([], pa.binary()), "caption": pa.array([], pa.string())},
-        "found 0 images",
-    ),
-}
+LATIN = pa.array([b"caf\xe9"]).view(pa.string())
+EMPTY = {"image": pa.array([], pa.binary()), "caption": pa.array([], pa.string())}
+SIZED = [{"bytes": b"x", "width": 3}]
+WRONG = [
+    ({"caption": ["x"]}, "no column 'image'; name one of its columns with `image`"),
+    ({"image": [5], "caption": ["x"]}, "column 'image' is int64, expected bytes"),
+    ({"image": SIZED, "caption": ["x"]}, "expected bytes, a path, or a struct of both"),
+    ({"image": [b"x"], "text": ["x"]}, "no column 'caption'"),
+    ({"image": [b"x"], "caption": [[5]]}, "expected a string or a list of strings"),
+    ({"image": [b"x"], "caption": ["\u200b"]}, "no usable caption"),
+    ({"image": [b"x"], "caption": LATIN}, "damaged, or not such a file (In column 1: Invalid: Inv"),
+    (EMPTY, "found 0 images"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize(("columns", "message"), WRONG)
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_wrong_columns_are_one_error(folder, out, case, suffix):
-    columns, message = WRONG[case]
+def test_wrong_columns_are_one_error(folder, out, columns, message, suffix):
     with pytest.raises(DatasetError) as error:
         prepare(write(folder / f"a.{suffix}", pa.table(columns)), out)
     assert message in str(error.value)
@@ -271,26 +259,24 @@ def test_damaged_files_are_one_error_or_the_same_images(folder, out, suffix):
     path = write(folder / f"a.{suffix}", table(range(3)))
     whole = path.read_bytes()
     keys = {hashlib.sha256(picture(n)).digest() for n in range(3)}
-    for size in [0, 1, 7, *range(8, len(whole), 101)]:
-        path.write_bytes(whole[:size])
+    cut = [whole[:size] for size in (0, 1, 7, *range(8, len(whole), 101))]
+    flips = range(0, len(whole), 37)
+    flipped = [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in flips]
+    for data in cut + flipped:
+        path.write_bytes(data)
+        refusal = ""
         try:
             prepare(path, out)
-        except DatasetError as error:
-            said = str(error)
-        else:
-            said = str(path)
-            assert set(column(out, "key")) <= keys
-        assert str(path) in said
-    for at in range(0, len(whole), 37):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
-        try:
-            prepare(path, out)
-        except SightlineError:
+        except SightlineError as error:
+            refusal = str(error)
+        if refusal:
+            assert data in flipped or str(path) in refusal
             continue
+        assert data in flipped or set(column(out, "key")) <= keys
         for image in rows(out):
             tar = (out / "images" / image["path"]).read_bytes()
-            data = tar[image["offset"] :][: image["length"]]
-            assert hashlib.sha256(data).digest() == image["key"]
+            found = tar[image["offset"] :][: image["length"]]
+            assert hashlib.sha256(found).digest() == image["key"]
 
 
 def test_other_folders_are_refused_with_the_reason(folder, out):

@@ -138,14 +138,14 @@ def test_another_architecture_is_another_name(tmp_path):
     assert first.name != second.name
 
 
-def test_vit_b_32_by_name():
-    encoder = image_tower("ViT-B-32", "random:0")
-    assert encoder.identity.name == "open_clip/ViT-B-32"
-    assert encoder.dim == 512
+def test_a_clip_by_its_name():
+    encoder = image_tower("ViT-S-32-alt", "random:0")
+    assert encoder.identity.name == "open_clip/ViT-S-32-alt"
+    assert encoder.dim == 256
     preprocessing = encoder.preprocessing
     assert (preprocessing.crop, preprocessing.interpolation) == ((224, 224), "bicubic")
     assert preprocessing.mean == open_clip.OPENAI_DATASET_MEAN
-    assert encoder.encode(torch.zeros(1, 3, 224, 224)).shape == (1, 512)
+    assert encoder.encode(torch.zeros(1, 3, 224, 224)).shape == (1, 256)
 
 
 def test_mistakes_of_a_clip_are_one_error_each(tmp_path, trained):

@@ -11,27 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_files import photograph, png, saved
+from image_files import photograph, saved
 from PIL import Image
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract import decode
-from pipeline.extract.batches import (
-    ImageReader,
-    decode_batch,
-    decoded_batches,
-)
-from pipeline.extract.decode import MAX_PIXELS, ImageError, decode_image, load_image
+from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
+from pipeline.extract.decode import ImageError, decode_image, load_image
 from pipeline.extract.inputs import ImageEntry
 from sightline.cache import Place
 
-SMALL = ImagePreprocessing(
-    resize=(16, 16), crop=(16, 16), interpolation="bilinear", mean=(0.5,) * 3, std=(0.5,) * 3
-)
-
-
+SMALL = ImagePreprocessing((16, 16), (16, 16), "bilinear", mean=(0.5,) * 3, std=(0.5,) * 3)
 PNG = saved(photograph(), "PNG")
 JPEG = saved(photograph(), "JPEG")
+LARGEST = 2**63 - 1
 
 
 def test_an_image_in_the_middle_of_a_file(tmp_path):
@@ -39,9 +31,6 @@ def test_an_image_in_the_middle_of_a_file(tmp_path):
     path.write_bytes(b"x" * 700 + PNG + b"y" * 300)
     image = load_image(Place(path, 700, len(PNG)), hashlib.sha256(PNG).digest())
     np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(photograph()))
-
-
-LARGEST = 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -68,9 +57,8 @@ def test_a_place_without_the_image(tmp_path, offset, length, code, reason):
 @pytest.mark.parametrize("name", ["gone.tar", "", "zero\0byte.tar"])
 def test_an_archive_that_cannot_be_read(tmp_path, name):
     for place in (Place(tmp_path / name, 0, 5), Place(tmp_path / name)):
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(ImageError, match="missing: "):
             load_image(place, b"\1" * 32)
-        assert caught.value.code == "missing"
 
 
 def test_only_the_image_is_read_from_an_archive(tmp_path):
@@ -93,30 +81,6 @@ def bytes_read() -> int:
         pytest.skip("this system does not count the bytes that a process reads")
     counts = dict(line.split(": ") for line in about.read_text().splitlines())
     return int(counts["rchar"])
-
-
-def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch):
-    def must_not_run(*_: object) -> None:
-        raise AssertionError("pixels were decoded")
-
-    monkeypatch.setattr(decode, "_by_torchvision", must_not_run)
-    monkeypatch.setattr(decode, "_by_pillow", must_not_run)
-    # above the limit, above Pillow's, gigabytes
-    headers = [png(side, side, 8, 2, []) for side in (9_500, 13_400, 60_000)]
-    for data, limit in [*((header, MAX_PIXELS) for header in headers), (JPEG, 48 * 32 - 1)]:
-        with pytest.raises(ImageError, match="too_many_pixels"):
-            decode_image(data, limit)
-    monkeypatch.undo()
-    assert decode_image(JPEG, max_pixels=48 * 32).shape == (3, 32, 48)
-
-
-def test_pillow_reads_what_torchvision_cannot(monkeypatch):
-    def unsupported(*_: object) -> torch.Tensor:
-        raise RuntimeError("decode_jpeg, /x/decode_jpeg.cpp:1, not supported")
-
-    usual = decode_image(JPEG)
-    monkeypatch.setattr(decode, "_by_torchvision", unsupported)
-    assert torch.equal(decode_image(JPEG), usual)
 
 
 def entry(folder: Path, name: str, data: bytes) -> ImageEntry:
