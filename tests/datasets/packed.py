@@ -42,7 +42,7 @@ def write_tar(path: Path, members: Members, form: int = tarfile.PAX_FORMAT) -> P
             data = content.encode() if isinstance(content, str) else content
             member = tarfile.TarInfo(name)
             member.size = len(data)
-            member.mtime = 1_700_000_000.25  # pyright: ignore[reportAttributeAccessIssue]
+            member.mtime = 1_700_000_000.25
             tar.addfile(member, io.BytesIO(data))
     return path
 
