@@ -79,6 +79,7 @@ FAULTS = [
     ("token", "a.jpg# \tA dog.", "line 1: found 'a.jpg# "),
     ("token", "a.jpg#0\thello\rb.jpg#0\tworld\r", "line 1: a carriage return"),
     ("token", "a.jpg#0\tone\r\nb.jpg#0\tt\rwo\r\n", "line 2: a carriage return inside"),
+    ("token", "a.jpg#0\tone\nb.jpg#0\t\x1b[31mred\n", "control character U+001B"),
     ("txt", HEAD + "a.jpg,one\n", "must end in .csv"),
     ("jsonl", '{"image": "a"}\n', "line 1: caption: is missing"),
     ("jsonl", AB + '}\n{"image": "a"\n', "line 2: not JSON (EOF"),

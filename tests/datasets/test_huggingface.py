@@ -188,8 +188,9 @@ def test_paths_are_read_below_the_dataset_only(folder, out):
         "rows_without_image": 1,
     }
     assert len(load_all(out)) == 2
-    prepare(folder / "a.parquet", out, images=folder)
-    assert len(load_all(out)) == 2
+    for given in ({}, {"images": folder}):
+        prepare(folder / "a.parquet", out, **given)
+        assert len(load_all(out)) == 2
 
 
 def test_splits_are_chosen_and_named(saved, out):
