@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-MakeImages = Callable[..., Path]
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
 
 
 @pytest.fixture
-def make_images(tmp_path: Path) -> MakeImages:
+def make_images(tmp_path: Path) -> Callable[..., Path]:
     """Writes distinct images of 3 × 2 pixels and returns their folder."""
 
     def make(names: Iterable[str], folder: str = "images") -> Path:

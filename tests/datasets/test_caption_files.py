@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from pipeline.datasets.captions import read_captions
+from pipeline.datasets.captions import read_captions, read_coco, read_karpathy
 from sightline.errors import SightlineError
 
 NAMES = ["a b.jpg", "a,b.jpg", "a\tb.jpg", "日本 ünï.jpg", 'q"uote.jpg']
@@ -36,10 +36,8 @@ def test_csv_keeps_every_kind_of_name_and_text(make_file):
 
 
 def test_jsonl_keeps_every_kind_of_name_and_the_optional_columns(make_file):
-    rows = [
-        {"image": name, "caption": "c", "split": "train", "caption_id": i, "other": None}
-        for i, name in enumerate(NAMES)
-    ]
+    more = {"caption": "c", "split": "train", "other": None}
+    rows = [{"image": name, "caption_id": i, **more} for i, name in enumerate(NAMES)]
     text = "\n".join(map(json.dumps, rows))
     captions = read_captions(make_file("c.jsonl", text))
     assert read_captions(make_file("c.ndjson", text)).images == NAMES
@@ -53,23 +51,29 @@ def test_tsv_has_no_quoting(make_file):
     assert captions.texts == ['"Stop" it']
 
 
+def karpathy(**changes):
+    entry = {"filename": "11.jpg", "split": "train", "sentences": [{"raw": "Eins."}]}
+    return json.dumps({"images": [{**entry, **changes}]})
+
+
+def coco(*annotations, ids=(1, 2)):
+    images = [{"id": n, "file_name": f"{n}.jpg"} for n in ids]
+    said = [{"id": n, "image_id": image, "caption": text} for n, image, text in annotations]
+    return json.dumps({"images": images, "annotations": said})
+
+
 HEAD = "image,caption\n"
 IDS = "image,caption,caption_id\n"
 AB = '{"image": "a", "caption": "b"'
 FAULTS = [
     ("csv", "file,text\na,b\n", "wrong columns: found 'file', 'text'; expected image and"),
     ("csv", "", "wrong columns: found none"),
-    ("csv", "image,caption,image\na,b,c\n", "wrong columns"),
     ("csv", "image,Image,caption\na,b,c\n", "wrong columns: found 'image', 'Image', 'caption'"),
     ("csv", HEAD + "a.jpg,one,two\n", "line 2: found 3 columns, expected 2"),
     ("csv", HEAD + 'a.jpg,"open\n', "not CSV"),
-    ("csv", HEAD + "a.jpg,one\0\n", "control character U+0000"),
-    ("csv", HEAD + "a,b\nc,\ud800", "line 3: the byte 0xed is not UTF-8"),
     ("csv", "\ufeff" + HEAD + "a,b\nc,\ud800", "line 3: the byte 0xed is not UTF-8"),
-    ("csv", IDS + "a,b,1\na,c,\n", "line 3: caption_id: found '', expected"),
     ("csv", IDS + 'a,"b\nb",1\na,c," "\n', "line 4: caption_id: found '', expected"),
     ("tsv", "image\tcaption\na.jpg one\n", "line 2: found 1 columns"),
-    ("tsv", "image\tcaption\ra.jpg\tone\r", "line 1: a carriage return inside"),
     ("tsv", "image\tcaption\na.jpg\t\x9b31m\n", "control character U+009B"),
     ("token", "a.jpg#0\tone\na.jpg two\n", "line 2: found 'a.jpg two', expected `name"),
     ("token", "a.jpg# \tA dog.", "line 1: found 'a.jpg# "),
@@ -84,34 +88,49 @@ FAULTS = [
     ("jsonl", '{"image": "a", "caption": "\\ud800"}\n', "at column 34: half a surrogate"),
     ("jsonl", '{"image": "a", "caption": "\\u001b[2J"}', "line 1: caption: contains"),
     ("jsonl", '{"image": "a\\u0000", "caption": "b"}', "line 1: image: contains the control"),
-    ("jsonl", AB + ', "caption_id": ""}', "caption_id: found ''"),
     ("jsonl", AB + ', "caption_id": " "}', "caption_id: found ' '"),
     ("jsonl", AB + ', "caption_id": true}', "caption_id: found True"),
     ("jsonl", AB + ', "n": ' + "9" * 5000 + "}", "(number out"),
     ("jsonl", "[" * 100_000, "line 1: not JSON (recursion limit exceeded"),
     ("jsonl", f'{AB}}}\n{AB}, "split": "dev"}}', "line 1: split: is missing, but other lines"),
+    ("karpathy", "{}", "images: is missing; expected Karpathy's"),
+    ("karpathy", "{", "not JSON (EOF while parsing an object at line 1 column 1)"),
+    ("karpathy", karpathy(split=3), "images[0].split: found 3, expected a valid string"),
+    ("karpathy", karpathy(split="later"), "unknown split 'later'"),
+    ("karpathy", karpathy(sentences=[1, 2]), "images[0].sentences[0]: found 1, expected"),
+    ("karpathy", karpathy(sentences=[1, 2]), "(1 more such"),
+    ("karpathy", karpathy(sentences=7), "images[0].sentences: found 7, expected a valid"),
+    ("karpathy", karpathy(sentences=[{"raw": "\x1b[1m"}]), "raw: contains the control character"),
+    ("karpathy", karpathy(filename=""), "images[0].filename: is empty"),
+    ("coco", "[]", "found [], expected an object; expected COCO's captions_"),
+    ("coco", coco(), "annotations: is empty; expected COCO"),
+    ("coco", '{"images": [{"id": 1}]}', "images[0].file_name: is missing"),
+    ("coco", coco((1, True, "a")), "annotations[0].image_id: found True, expected a whole number"),
+    ("coco", coco((None, 1, "a")), "annotations[0].id: found None"),
+    ("coco", coco((1, 1, "\0")), "annotations[0].caption: contains the control character U+0000"),
+    ("coco", coco((1, 1, "a"), ids=(1, 1)), "images: several have the id 1"),
 ]
+READERS = {"karpathy": read_karpathy, "coco": lambda path: read_coco({"train": path})}
 
 
 @pytest.mark.parametrize(("suffix", "content", "message"), FAULTS)
 def test_a_fault_is_one_error_that_names_the_place(make_file, suffix, content, message):
     path = make_file(f"c.{suffix}", content.encode("utf-8", "surrogatepass"))
     with pytest.raises(SightlineError) as error:
-        read_captions(path)
+        READERS.get(suffix, read_captions)(path)
     assert str(path) in str(error.value)
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "comma"), [("c.csv", ","), ("c.tsv", "\t")])
-def test_a_header_is_read_without_regard_to_case_and_spaces_and_says_so(make_file, name, comma):
-    rows = [["Image", " CAPTION ", "caption_id"], ["a.jpg", "one ", "1 "], ["b.jpg", "two", "2"]]
-    captions = read_captions(make_file(name, "\n".join(comma.join(row) for row in rows)))
+def test_a_header_is_read_without_regard_to_case_and_spaces_and_says_so(make_file):
+    content = "Image, CAPTION ,caption_id\na.jpg,one ,1 \nb.jpg,two,2\n"
+    captions = read_captions(make_file("c.csv", content))
     assert captions.images == ["a.jpg", "b.jpg"]
     assert captions.ids == ["1", "2"]
     assert captions.remarks == [
-        f"{name}: column 'Image' read as image",
-        f"{name}: column ' CAPTION ' read as caption",
-        f"{name}: white space around 1 values of caption_id left out",
+        "c.csv: column 'Image' read as image",
+        "c.csv: column ' CAPTION ' read as caption",
+        "c.csv: white space around 1 values of caption_id left out",
     ]
 
 

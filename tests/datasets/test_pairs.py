@@ -9,22 +9,17 @@ from pathlib import Path
 
 import pytest
 from command_line import sightline
-from made import column, rows
+from packed import column, rows
 from PIL import Image
 
 from pipeline.datasets.kinds import prepare as prepare_source
-from pipeline.datasets.pairs import PairsSource
+from pipeline.datasets.pairs import CocoSource, Flickr30kSource, PairsSource
 from pipeline.datasets.source import DatasetError
 
 
 @pytest.fixture
 def two_images(make_images):
     return make_images(["b.jpg", "sub/a.png"])
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 @pytest.fixture
@@ -67,14 +62,11 @@ def test_captions_without_a_number_are_numbered_within_their_image(two_images, p
     assert report.problems == {"empty_captions": ["b.jpg#1"]}
 
 
-@pytest.mark.parametrize("name", ["a b.jpg", "a,b.jpg", "a\tb.jpg", "日本 ünï.jpg"])
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_odd_names_find_their_image(make_images, prepare, out, name, form):
-    row = json.dumps({"image": name, "caption": "text"})
-    prepare(
-        make_images([name]), row if form == "jsonl" else f'image,caption\n"{name}",text\n', form
-    )
-    assert column(out, "image_id", "captions") == [name]
+def test_odd_names_find_their_image(make_images, prepare, out):
+    names = ["a b.jpg", "a\tb.jpg", "a,b.jpg", "日本 ünï.jpg"]
+    lines = [json.dumps({"image": name, "caption": "text"}) for name in names]
+    prepare(make_images(names), "\n".join(lines), "jsonl")
+    assert column(out, "image_id", "captions") == names
 
 
 @pytest.mark.parametrize(("stored", "other"), [("NFC", "NFD"), ("NFD", "NFC")])
@@ -84,7 +76,8 @@ def test_composed_and_decomposed_letters_are_the_same_name(make_images, prepare,
     assert report.counts["captions"] == 1
 
 
-def test_mismatches_are_counted_and_listed(make_images, prepare, out, tmp_path):
+def test_mismatches_are_counted_and_listed(make_images, prepare, out, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.datasets.source.MOST_LISTED", 3)
     images = make_images(["a.jpg", "b.jpg", "b.png", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"])
     named = ["a.jpg#0\tone", "gone.jpg#0\ttwo", "twice.jpg#0\tthree", "b#0\tfour", "b.png#0\tfive"]
     report = prepare(images, "\n".join(named), splits={"train": "a.jpg\nnever.jpg\n"})
@@ -92,7 +85,7 @@ def test_mismatches_are_counted_and_listed(make_images, prepare, out, tmp_path):
         "split_entries_without_image": ["never.jpg"],
         "captions_without_image": ["gone.jpg#0"],
         "captions_of_ambiguous_image": ["twice.jpg#0", "b#0"],
-        "images_without_caption": ["b.jpg", "lonely.jpg", "x/twice.jpg", "y/twice.jpg"],
+        "images_without_caption": ["b.jpg", "lonely.jpg", "x/twice.jpg"],
     }
     assert report.problem_counts["images_without_caption"] == 4
     record = (out / "dataset.json").read_text("utf-8")
@@ -134,30 +127,25 @@ def test_sentences_are_the_distinct_training_captions(two_images, prepare, out):
 
 
 ONE = "b.jpg#0\tone\n"
+TWICE = "image,caption,caption_id\nb.jpg,x,7\na.png,y,8\nb.jpg,z,7\n"
 
 
 @pytest.mark.parametrize(
     ("form", "text", "splits", "message"),
     [
-        (
-            "csv",
-            "image,caption,caption_id\nb.jpg,x,7\na.png,y,8\nb.jpg,z,7\n",
-            None,
-            r"'7' \(lines 2 and 4",
-        ),
-        ("csv", "image,caption,split\nb.jpg,x,train\nb.jpg,y,dev\n", None, "'train' and 'dev'"),
-        ("tsv", "image\tcaption\n", None, "contains no captions"),
-        ("csv", "image,caption,split\nb.jpg,x,trian\n", None, "unknown split 'trian'"),
-        ("csv", "image,caption\nc.jpg,x\nd.jpg,y\n", None, "none of its 2 captions names an image"),
+        ("csv", TWICE, {}, r"'7' \(lines 2 and 4"),
+        ("csv", "image,caption,split\nb.jpg,x,train\nb.jpg,y,dev\n", {}, "'train' and 'dev'"),
+        ("tsv", "image\tcaption\n", {}, "contains no captions"),
+        ("csv", "image,caption,split\nb.jpg,x,trian\n", {}, "unknown split 'trian'"),
+        ("csv", "image,caption\nc.jpg,x\nd.jpg,y\n", {}, "none of its 2 captions names an image"),
         ("csv", "image,caption,split\nb.jpg,x,train\n", {"train": "b.jpg\n"}, "use one of them"),
-        ("token", ONE + "b.jpg#0\ttwo\n", None, "1 duplicate caption ids.*lines 1 and 2"),
+        ("token", ONE + "b.jpg#0\ttwo\n", {}, "1 duplicate caption ids.*lines 1 and 2"),
         ("token", ONE, {"train": "b.jpg\n", "test": "b.jpg\n"}, "splits 'train' and 'test'"),
     ],
 )
 def test_contradictions_are_errors(two_images, prepare, form, text, splits, message):
-    given = {} if splits is None else {"splits": splits}
     with pytest.raises(DatasetError, match=message):
-        prepare(two_images, text, form, **given)
+        prepare(two_images, text, form, **({"splits": splits} if splits else {}))
 
 
 def test_linked_folders_are_followed_once_and_hidden_ones_are_not(make_images, prepare, out):
@@ -172,13 +160,16 @@ def test_linked_folders_are_followed_once_and_hidden_ones_are_not(make_images, p
     assert report.counts["files_ignored"] == 1
 
 
-def test_a_missing_or_empty_image_folder_is_an_error(prepare, tmp_path):
-    folder = tmp_path / "images"
+def test_an_image_folder_that_is_missing_empty_or_has_an_unprintable_name(prepare, make_images):
+    folder = make_images([])
     with pytest.raises(DatasetError, match="no such image folder"):
         prepare(folder, ONE)
     folder.mkdir()
     (folder / "notes.txt").write_text("no picture")
     with pytest.raises(DatasetError, match=r"no images in this folder \(1 other files"):
+        prepare(folder, ONE)
+    make_images(["b.jpg", "\x1b[31m.jpg"])
+    with pytest.raises(DatasetError, match=r"'\\x1b\[31m\.jpg' contains the control .* U\+001B"):
         prepare(folder, ONE)
 
 
@@ -192,7 +183,7 @@ def test_damaged_images_stay_in_the_manifest_with_size_zero(make_images, prepare
     assert [(row["width"], row["height"]) for row in rows(out)] == [(3, 2), (0, 0), (0, 0), (0, 0)]
 
 
-def test_sizes_are_read_from_headers_and_of_the_upright_image(prepare, out, tmp_path):
+def test_sizes_are_read_from_headers_and_of_the_upright_image(prepare, out, tmp_path, monkeypatch):
     images = tmp_path / "images"
     images.mkdir()
     header = b"P6 60000 60000 255\n"  # 3.6 thousand million pixels, by its header
@@ -201,25 +192,11 @@ def test_sizes_are_read_from_headers_and_of_the_upright_image(prepare, out, tmp_
     for turn in range(1, 9):
         exif[0x0112] = turn
         Image.new("RGB", (30, 20)).save(images / f"turned{turn}.jpg", exif=exif)
-    limit = Image.MAX_IMAGE_PIXELS
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     prepare(images, "bomb.ppm#0\tone\n")
     sizes = [(row["width"], row["height"]) for row in rows(out)]
     assert sizes == [(60000, 60000), *[(30, 20)] * 4, *[(20, 30)] * 4]
-    assert limit == Image.MAX_IMAGE_PIXELS
-
-
-def test_real_photographs(shared_data, out):
-    folder = shared_data / "flickr8k"
-    names = sorted(path.name for path in (folder / "images_full").iterdir())
-    source = PairsSource(
-        images=folder / "images_full",
-        captions=folder / "Flickr8k.token.txt",
-        splits={"dev": folder / "Flickr_8k.devImages.txt"},
-    )
-    report = prepare_source("pairs", source, out)
-    assert report.counts["images"] == len(names)
-    assert report.counts["captions"] == 5 * len(names)
-    assert report.problem_counts["captions_without_image"] == 40_455 - 5 * len(names)
+    assert Image.MAX_IMAGE_PIXELS == 1000
 
 
 INVISIBLE = ["\u200b\u200d", "\u2060 \ufeff", "\u3164", "\u2800\u00ad", "\ufe0f"]
@@ -245,14 +222,97 @@ def test_white_space_around_an_image_name_is_left_out_and_said(two_images, prepa
     assert all(note in report.summary() for note in report.notes)
 
 
-def test_an_image_whose_name_is_a_terminal_escape_is_refused(make_images, prepare):
-    images = make_images(["b.jpg", "\x1b[31m.jpg"])
-    with pytest.raises(DatasetError, match=r"'\\x1b\[31m\.jpg' contains the control .* U\+001B"):
-        prepare(images, ONE)
-
-
 def test_the_command_says_where_every_problem_is_listed(two_images, make_file, out, capsys):
     captions = make_file("c.token", ONE)
     words = [f"--set=images={two_images}", f"--set=captions={captions}", "--out", out]
     assert sightline("prepare", "pairs", *words) == 0
     assert f"all are listed in {out / 'dataset.json'}" in capsys.readouterr().out
+
+
+def test_flickr30k_has_its_splits_from_lists_or_with_its_captions_from_karpathy(
+    make_images, make_file, out
+):
+    images = make_images(["11.jpg", "22.jpg", "33.jpg"])
+    lists = {name: make_file(name, f"{n}\n") for name, n in (("train", 11), ("val", 22))}
+    captions = make_file("c.token", "".join(f"{n}.jpg#0\ta caption\n" for n in (11, 22, 33)))
+    source = Flickr30kSource(images=images, captions=captions, splits=lists)
+    assert not prepare_source("flickr30k", source, out).problems
+    assert column(out, "split") == ["train", "dev", ""]
+    entries = [("11.jpg", "test", "Eins."), ("22.jpg", "val", "Zwei.")]
+    listed = [{"filename": n, "split": s, "sentences": [{"raw": t}]} for n, s, t in entries]
+    karpathy = make_file("k.json", json.dumps({"images": listed}))
+    report = prepare_source("flickr30k", Flickr30kSource(images=images, karpathy=karpathy), out)
+    assert column(out, "split") == ["test", "dev", ""]
+    assert column(out, "text", "captions") == ["Eins.", "Zwei."]
+    assert report.problems == {"images_without_caption": ["33.jpg"]}
+
+
+def test_coco_takes_one_file_per_split(make_images, make_file, out):
+    def coco(images: dict[int, str], *captions: tuple[int, int, str]) -> str:
+        names = [{"id": n, "file_name": name} for n, name in images.items()]
+        said = [{"id": n, "image_id": image, "caption": text} for n, image, text in captions]
+        return json.dumps({"images": names, "annotations": said})
+
+    images = make_images(["train/11.jpg", "train/22.jpg", "val/33.jpg", "other/44.jpg"])
+    first = make_file("a.json", coco({1: "11.jpg", 2: "22.jpg"}, (5, 1, "a"), (6, 7, "b")))
+    second = make_file("b.json", coco({3: "33.jpg"}, (9, 3, " c\n")))
+    given = {"images": images, "folders": ["train", "val"]}
+    source = CocoSource(captions={"train": first, "val": second}, **given)
+    report = prepare_source("coco", source, out)
+    assert column(out, "caption_id", "captions") == ["train/11.jpg#5", "val/33.jpg#9"]
+    assert column(out, "split", "captions") == ["train", "dev"]
+    assert column(out, "text", "captions") == ["a", "c"]
+    assert report.counts["captions_trimmed"] == 1
+    assert report.problems == {
+        "captions_without_image": ["image_id 7#6"],
+        "images_without_caption": ["train/22.jpg"],
+    }
+    twice = make_file("c.json", coco({1: "11.jpg"}, (1, 1, "a"), (1, 1, "b")))
+    with pytest.raises(DatasetError, match=r"1 duplicate caption ids, the first is '.*#1'; give"):
+        prepare_source("coco", CocoSource(captions={"train": twice}, **given), out)
+
+
+COCO = {"train": "11.jpg", "restval": "22.jpg", "val": "33.jpg", "test": "44.jpg"}
+
+
+@pytest.mark.parametrize("restval", [False, True])
+def test_coco_takes_karpathys_splits(make_images, make_file, out, restval):
+    images = make_images([f"val2014/{name}" for name in COCO.values()])
+    entries = [
+        {"filename": name, "split": split, "sentences": [{"raw": f"{split} one. "}, {"raw": "b"}]}
+        for split, name in COCO.items()
+    ]
+    path = make_file("dataset_coco.json", json.dumps({"images": entries}))
+    source = CocoSource(images=images, karpathy=path, restval=restval, strict=True)
+    report = prepare_source("coco", source, out)
+    expected = {"val2014/11.jpg": "train", "val2014/33.jpg": "dev", "val2014/44.jpg": "test"}
+    expected |= {"val2014/22.jpg": "train"} if restval else {}
+    assert {row["image_id"]: row["split"] for row in rows(out)} == expected
+    assert report.counts.get("images_left_out") == (None if restval else 1)
+    ids = column(out, "caption_id", "captions")
+    assert ids[:2] == ["val2014/11.jpg#0", "val2014/11.jpg#1"]
+    assert ("restval one." in column(out, "text", "captions")) == restval
+
+
+FLICKR8K = {
+    "images": "7218b187abc121ed82c989b7667d16cc72ecc9b0aee4b6e9aad10f62f47c463f",
+    "captions": "ef85ef7559e52496af477425653d776647e84f0d5c5bd03d1a524ee37747c329",
+    "sentences": "8165b1b0e9f7125adab1f2f2fd24ea70e239ded6b1e48b79d2cc3b3a4362969a",
+}
+"""SHA-256 of the rows of its 8,091 photographs and 40,455 captions, as JSON lines."""
+
+
+def test_the_manifests_of_flickr8k_are_as_they_always_were(shared_data, out):
+    folder = shared_data / "flickr8k"
+    lists = {name: folder / f"Flickr_8k.{name}Images.txt" for name in ("train", "dev", "test")}
+    source = PairsSource(
+        images=folder / "images_224", captions=folder / "Flickr8k.token.txt", splits=lists
+    )
+    assert prepare_source("pairs", source, out).problems == {}
+    digests = {}
+    for name in FLICKR8K:
+        digest = hashlib.sha256()
+        for row in rows(out, name):
+            digest.update(json.dumps(row, default=bytes.hex, sort_keys=True).encode() + b"\n")
+        digests[name] = digest.hexdigest()
+    assert digests == FLICKR8K

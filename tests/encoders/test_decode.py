@@ -11,36 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_files import photograph, png, saved
+from image_files import photograph, saved
 from PIL import Image
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract import decode
-from pipeline.extract.batches import (
-    ImageReader,
-    decode_batch,
-    decoded_batches,
-)
-from pipeline.extract.decode import MAX_PIXELS, ImageError, decode_image, load_image
+from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
+from pipeline.extract.decode import ImageError, decode_image, load_image
 from pipeline.extract.inputs import ImageEntry
 from sightline.cache import Place
 
-SMALL = ImagePreprocessing(
-    resize=(16, 16), crop=(16, 16), interpolation="bilinear", mean=(0.5,) * 3, std=(0.5,) * 3
-)
-
-
+SMALL = ImagePreprocessing((16, 16), (16, 16), "bilinear", mean=(0.5,) * 3, std=(0.5,) * 3)
 PNG = saved(photograph(), "PNG")
 JPEG = saved(photograph(), "JPEG")
-
-
-def test_an_image_in_the_middle_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "shard.tar"
-    path.write_bytes(b"x" * 700 + PNG + b"y" * 300)
-    image = load_image(Place(path, 700, len(PNG)), hashlib.sha256(PNG).digest())
-    np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(photograph()))
-
-
 LARGEST = 2**63 - 1
 
 
@@ -57,9 +39,7 @@ LARGEST = 2**63 - 1
         (100, 10, "changed", "the 10 bytes there now differ from those"),
     ],
 )
-def test_a_place_without_the_image(
-    tmp_path: Path, offset: int, length: int, code: str, reason: str
-) -> None:
+def test_a_place_without_the_image(tmp_path, offset, length, code, reason):
     (tmp_path / "shard.tar").write_bytes(bytes(1000))
     with pytest.raises(ImageError) as caught:
         load_image(Place(tmp_path / "shard.tar", offset, length), b"\1" * 32)
@@ -68,24 +48,24 @@ def test_a_place_without_the_image(
 
 
 @pytest.mark.parametrize("name", ["gone.tar", "", "zero\0byte.tar"])
-def test_an_archive_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+def test_an_archive_that_cannot_be_read(tmp_path, name):
     for place in (Place(tmp_path / name, 0, 5), Place(tmp_path / name)):
-        with pytest.raises(ImageError) as caught:
+        with pytest.raises(ImageError, match="missing: "):
             load_image(place, b"\1" * 32)
-        assert caught.value.code == "missing"
 
 
-def test_only_the_image_is_read_from_an_archive(tmp_path: Path) -> None:
-    path, data = tmp_path / "shard.tar", PNG
+def test_an_image_is_read_from_the_middle_of_an_archive_and_nothing_else(tmp_path):
+    path, key = tmp_path / "shard.tar", hashlib.sha256(PNG).digest()
     with path.open("wb") as file:
         file.seek(1 << 30)  # a hole, which takes no room on the disk
-        file.write(data)
+        file.write(PNG)
         file.truncate(1 << 31)
-    key = hashlib.sha256(data).digest()
-    load_image(Place(path, 1 << 30, len(data)), key)  # what is imported is read as well
+    place = Place(path, 1 << 30, len(PNG))
+    image = load_image(place, key)  # what is imported is read as well
+    np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(photograph()))
     before = bytes_read()
-    load_image(Place(path, 1 << 30, len(data)), key)
-    assert bytes_read() - before < len(data) + (1 << 20)
+    load_image(place, key)
+    assert bytes_read() - before < len(PNG) + (1 << 20)
 
 
 def bytes_read() -> int:
@@ -97,36 +77,12 @@ def bytes_read() -> int:
     return int(counts["rchar"])
 
 
-def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch) -> None:
-    def must_not_run(*_: object) -> None:
-        raise AssertionError("pixels were decoded")
-
-    monkeypatch.setattr(decode, "_by_torchvision", must_not_run)
-    monkeypatch.setattr(decode, "_by_pillow", must_not_run)
-    # above the limit, above Pillow's, gigabytes
-    headers = [png(side, side, 8, 2, []) for side in (9_500, 13_400, 60_000)]
-    for data, limit in [*((header, MAX_PIXELS) for header in headers), (JPEG, 48 * 32 - 1)]:
-        with pytest.raises(ImageError, match="too_many_pixels"):
-            decode_image(data, limit)
-    monkeypatch.undo()
-    assert decode_image(JPEG, max_pixels=48 * 32).shape == (3, 32, 48)
-
-
-def test_pillow_reads_what_torchvision_cannot(monkeypatch) -> None:
-    def unsupported(*_: object) -> torch.Tensor:
-        raise RuntimeError("decode_jpeg, /x/decode_jpeg.cpp:1, not supported")
-
-    usual = decode_image(JPEG)
-    monkeypatch.setattr(decode, "_by_torchvision", unsupported)
-    assert torch.equal(decode_image(JPEG), usual)
-
-
 def entry(folder: Path, name: str, data: bytes) -> ImageEntry:
     (folder / name).write_bytes(data)
     return ImageEntry(Place(folder / name), hashlib.sha256(data).digest())
 
 
-def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
+def test_a_bad_file_costs_its_own_row(tmp_path):
     good = entry(tmp_path, "good.png", PNG)
     cut = entry(tmp_path, "cut.jpg", JPEG[:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
@@ -141,7 +97,7 @@ def test_a_bad_file_costs_its_own_row(tmp_path: Path) -> None:
         decode_batch([good] * 3, 2, ImageReader(SMALL))
 
 
-def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
+def test_batches_are_the_same_with_and_without_workers(tmp_path):
     entries = [
         entry(tmp_path, f"{i}.png", saved(photograph(20 + i, 30, seed=i), "PNG")) for i in range(7)
     ]
@@ -165,7 +121,7 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     assert list(decoded_batches(iter([]), 3, read, 2)) == []
 
 
-def test_a_pipe_or_device_is_not_read(tmp_path: Path) -> None:
+def test_a_pipe_or_device_is_not_read(tmp_path):
     """It may never end."""
     os.mkfifo(tmp_path / "pipe.png")
     for path in (tmp_path / "pipe.png", Path("/dev/zero")):

@@ -1,24 +1,44 @@
-"""Names, configurations and devices: valid ones, and one error for each invalid one."""
+"""Names and configurations of encoders, and their weights: one error for each invalid one."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import save_file
 from tiny_models import clip_config
+from torch import nn
 
-from pipeline.encoders.config import EncoderConfig, named_encoder, parse_weights
+from pipeline.encoders.config import EncoderConfig, WeightsSpec, named_encoder, parse_weights
+from pipeline.encoders.weights import (
+    identity_of,
+    load_exactly,
+    read_state_dict,
+    seeded,
+    state_dict_sha256,
+)
 from sightline.devices import computing
 from sightline.errors import SightlineError
 
+STATE = {
+    "b.weight": torch.arange(6, dtype=torch.float32).view(2, 3),
+    "a.scale": torch.tensor(1.5),
+    "a.half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+}
 
-def test_names_find_their_family(tmp_path) -> None:
-    assert named_encoder("resnet50", "random:0").family == "torchvision"
-    assert named_encoder("ViT-B-32", "pretrained:openai").family == "open_clip"
-    assert named_encoder("ViT-L/14", "random:0", "text").family == "open_clip"
-    assert named_encoder(clip_config(tmp_path), "random:0").family == "open_clip"
+
+def test_names_find_their_family(tmp_path):
+    for name, kind, family in (
+        ("resnet50", "image", "torchvision"),
+        ("ViT-B-32", "image", "open_clip"),
+        ("ViT-L/14", "text", "open_clip"),
+        (clip_config(tmp_path), "image", "open_clip"),
+    ):
+        assert named_encoder(name, "random:0", kind).family == family
     teacher = named_encoder("org/bert", "pretrained", "teacher", pooling="mean", max_length=64)
     assert (teacher.family, teacher.pooling, teacher.max_length) == ("transformers", "mean", 64)
     for named in ("open_clip:resnet50", "torchvision:resnet18", "transformers:a/b"):
@@ -27,28 +47,32 @@ def test_names_find_their_family(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "nearest"),
-    [("resnet51", "image", "resnet50"), ("vit-b-32", "image", "ViT-B-32"),
-     ("ViT-B32", "text", "ViT-B-32")],
-)  # fmt: skip
-def test_an_unknown_name_lists_the_available_ones(name: str, kind, nearest: str) -> None:
+    ("name", "kind", "guess"),
+    [
+        ("resnet51", "image", " (did you mean resnet50?)"),
+        ("vit-b-32", "image", " (did you mean ViT-B-32?)"),
+        ("ViT-B32", "text", " (did you mean ViT-B-32?)"),
+        ("resnet50", "text", ""),
+    ],
+)
+def test_an_unknown_name_lists_the_available_ones(name, kind, guess):
     with pytest.raises(SightlineError) as caught:
         named_encoder(name, "random:0", kind)
     message = str(caught.value)
-    assert f"unknown {kind} encoder {name!r} (did you mean {nearest}" in message
+    assert f"unknown {kind} encoder {name!r}{guess}" in message
     assert "ViT-L-14" in message
     assert ("resnet152" in message) == (kind == "image")
 
 
-def test_a_resnet_encodes_no_texts() -> None:
-    with pytest.raises(SightlineError, match="unknown text encoder 'resnet50'"):
-        named_encoder("resnet50", "random:0", "text")
+def test_a_resnet_encodes_no_texts_and_knows_three_precisions():
     config = named_encoder("resnet18", "random:0")
     with pytest.raises(SightlineError, match="does not encode texts; families that do: open_clip"):
         config.build_text(torch.device("cpu"), "fp32")
+    with pytest.raises(SightlineError, match="fp32, bf16, fp16"):
+        config.build_image(torch.device("cpu"), "int8")
 
 
-def test_forms_of_weights() -> None:
+def test_forms_of_weights():
     assert parse_weights("pretrained:openai").value == "openai"
     assert parse_weights("file:a:b.pt").value == "a:b.pt"
     assert parse_weights("random:17").seed == 17
@@ -59,14 +83,13 @@ def test_forms_of_weights() -> None:
         named_encoder("resnet18", "openai")
 
 
-def test_options_that_do_not_apply_are_refused() -> None:
-    with pytest.raises(
-        SightlineError, match=r"unknown key 'pooling'.*available: compile, crop, family"
-    ):
+def test_options_that_do_not_apply_are_refused():
+    with pytest.raises(SightlineError, match=r"unknown key 'pooling'.*available: compile, crop"):
         named_encoder("resnet18", "random:0", pooling="mean")
     for fields, message in (
         ({"family": "open_clip", "model": "ViT-B-32", "crop": 64}, "unknown key 'crop'"),
         ({"family": "transformers", "model": "x", "resize": 64}, "unknown key 'resize'"),
+        ({"family": "torchvision", "model": "resnet18", "channels_last": True}, "channels_last"),
         ({"family": "torchvision", "model": "resnet18", "croop": 64}, "did you mean 'crop'"),
         ({"family": "torchvsion", "model": "x"}, "encoder family 'torchvsion'; did you mean 'torc"),
         ({"model": "x"}, "is missing; there are torchvision, open_clip, transformers"),
@@ -77,7 +100,7 @@ def test_options_that_do_not_apply_are_refused() -> None:
         EncoderConfig.model_validate("ViT-B-32")
 
 
-def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back() -> None:
+def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back():
     cudnn = torch.backends.cudnn
     before = (cudnn.allow_tf32, cudnn.deterministic, torch.get_float32_matmul_precision())
     torch.set_float32_matmul_precision("high")
@@ -92,3 +115,92 @@ def test_fp32_on_cuda_means_no_tf32_and_flags_are_put_back() -> None:
         torch.set_float32_matmul_precision(before[2])
     after = (cudnn.allow_tf32, cudnn.deterministic, torch.get_float32_matmul_precision())
     assert after == before
+
+
+def test_the_digest_does_not_depend_on_the_format(tmp_path):
+    torch.save(STATE, tmp_path / "a.pt")
+    torch.save({"state_dict": {f"module.{k}": v for k, v in STATE.items()}}, tmp_path / "b.pt")
+    save_file(STATE, tmp_path / "c.safetensors")
+    files = [tmp_path / name for name in ("a.pt", "b.pt", "c.safetensors")]
+    digests = {state_dict_sha256(read_state_dict(file)) for file in files}
+    assert digests == {state_dict_sha256(dict(reversed(STATE.items())))}
+
+
+def test_the_digest_sees_names_shapes_types_and_values():
+    weight = STATE["b.weight"]
+    others = [
+        {**STATE, "b.weight": weight.view(3, 2)},
+        {**STATE, "b.weight": weight.view(torch.int32)},
+        {**STATE, "b.weight": weight + torch.eye(2, 3) * 1e-7},
+        {**{k: v for k, v in STATE.items() if k != "b.weight"}, "b.weights": weight},
+    ]
+    assert len({state_dict_sha256(state) for state in [STATE, *others]}) == 5
+
+
+def test_building_leaves_the_global_random_state_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with seeded(7):
+        first = torch.rand(4)
+    assert torch.equal(torch.get_rng_state(), before)
+    with seeded(7):
+        assert torch.equal(torch.rand(4), first)
+    with seeded(8):
+        assert not torch.equal(torch.rand(4), first)
+
+
+def test_a_file_that_does_not_fit_is_one_error():
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    state = dict(module.state_dict())
+    del state["1.num_batches_tracked"]  # early checkpoints have none
+    load_exactly(module, state, "w.pt", "tiny")
+    state["0.weight"] = torch.zeros(2, 4)
+    del state["0.bias"]
+    state["head"] = torch.zeros(1)
+    with pytest.raises(SightlineError) as caught:
+        load_exactly(module, state, "w.pt", "tiny")
+    message = str(caught.value)
+    assert "w.pt does not fit tiny" in message
+    assert "1 missing (0.bias)" in message
+    assert "1 unexpected (head)" in message
+    assert "0.weight is [2, 4], expected [2, 3]" in message
+
+
+class Evil:
+    """A pickle of it would run code."""
+
+    def __reduce__(self):
+        return exec, ("assert False, 'code in a weights file was run'",)
+
+
+def test_unreadable_files(tmp_path):
+    torch.save({"a": Evil()}, tmp_path / "evil.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    (tmp_path / "text.pt").write_text("no weights")
+    for name, words in {
+        "evil.pt": "never unpickles",
+        "list.pt": "expected a state dict",
+        "cut.safetensors": "neither readable safetensors nor",
+        "text.pt": "neither readable safetensors nor a state dict|contains more than tensors",
+        "gone.pt": "no such weights file",
+    }.items():
+        with pytest.raises(SightlineError, match=words) as caught:
+            read_state_dict(tmp_path / name)
+        assert name in str(caught.value)
+
+
+def test_the_source_never_reveals_a_path(tmp_path):
+    def source(*spec: str, folder: Path | None = None) -> str:
+        return identity_of(nn.Linear(1, 1), "tiny", WeightsSpec(*spec), folder=folder).source
+
+    file = str(tmp_path / "clip.safetensors")
+    assert source("file", file) == "file:clip.safetensors"
+    (tmp_path / "provenance.json").write_text(json.dumps({"source": "trained on scenes"}))
+    assert source("file", file) == "file:clip.safetensors (trained on scenes)"
+    (tmp_path / "clip.provenance.json").write_text(json.dumps({"source": "a CLIP of scenes"}))
+    assert source("file", file) == "file:clip.safetensors (a CLIP of scenes)"
+    assert source("file", str(tmp_path / "other.pt")) == "file:other.pt (trained on scenes)"
+    assert source("pretrained", "", folder=tmp_path) == "pretrained (trained on scenes)"
+    assert source("random", "0", folder=tmp_path) == "random:0"
+    assert source("pretrained", "V2") == "pretrained:V2"

@@ -5,49 +5,63 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from image_files import chunk, photograph, png, saved, sixteen_bit_png
+from image_files import photograph, saved
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.decode import ImageError, decode_image
+from pipeline.extract import decode
+from pipeline.extract.decode import MAX_PIXELS, ImageError, decode_image
 from pipeline.extract.encode_missing import encode
 from pipeline.extract.inputs import FeatureInputs, ImageEntry, images_below
 from pipeline.extract.settings import RunSettings
 from sightline.cache import EncoderRecord, FeatureSet, Place, key_of_file
 
-SIDE = 8
-PREPROCESSING = ImagePreprocessing(
-    resize=(SIDE, SIDE),
-    crop=(SIDE, SIDE),
-    interpolation="bilinear",
-    mean=(0.0,) * 3,
-    std=(1.0,) * 3,
-)
-RGB = np.array(photograph())
-GREY = np.array(photograph().convert("L"))
-
-
+PIXELS = ImagePreprocessing((8, 8), (8, 8), "bilinear", mean=(0.0,) * 3, std=(1.0,) * 3)
 EYE = ImageEncoder(
     EncoderRecord(name="eye", source="random:0", weights_sha256="0" * 64, untrained=True),
-    3 * SIDE * SIDE,
-    PREPROCESSING,
+    3 * 8 * 8,
+    PIXELS,
     torch.device("cpu"),
     encode=lambda images: images.reshape(len(images), -1),
 )
 """An encoder that returns its input: its rows are pixels."""
+RGB = np.array(photograph())
+GREY = np.array(photograph().convert("L"))
+ROUNDED = 0.51
 
 
-@dataclass(frozen=True)
-class Good:
+def chunk(name: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG, checksum included."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png(width, height, depth, colour_type, rows, clear=b"", interlace=0) -> bytes:
+    """A PNG of raw rows: for the layouts that Pillow does not write, and for false headers.
+
+    `clear` is the content of its tRNS chunk: the colour that is transparent.
+    """
+    header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, interlace)
+    pixels = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    transparency = chunk(b"tRNS", clear) if clear else b""
+    parts = (chunk(b"IHDR", header), transparency, chunk(b"IDAT", pixels), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def sixteen_bit_png(values: np.ndarray, colour_type: int, clear: bytes = b"") -> bytes:
+    """A 16-bit PNG of uint16 [H, W, C]."""
+    height, width, _ = values.shape
+    return png(width, height, 16, colour_type, values.astype(">u2"), clear)
+
+
+class Good(NamedTuple):
     """A file, and the image it shows: [H, W, 3], 0 to 255, within so many levels."""
 
     data: bytes
@@ -55,8 +69,7 @@ class Good:
     levels: float = 0
 
 
-@dataclass(frozen=True)
-class Bad:
+class Bad(NamedTuple):
     """An unusable file, and its possible error codes."""
 
     data: bytes
@@ -84,9 +97,9 @@ def lossy(image: Image.Image, fmt: str, **options: object) -> Good:
     return as_pillow(saved(image, fmt, **options))
 
 
-def unseen(seed: int) -> Good:
+def unseen(seed: int, size: tuple[int, int] = (48, 32)) -> Good:
     """A different image each, because files with the same bytes are one row."""
-    image = photograph(seed=seed)
+    image = photograph(*size, seed)
     return Good(saved(image, "PNG"), np.array(image))
 
 
@@ -113,24 +126,17 @@ def few_bits(depth: int) -> Good:
     """A grey PNG of 1, 2 or 4 bits, two to eight pixels a byte."""
     most = (1 << depth) - 1
     values = GREY.astype(np.uint16) * most // 255
-    packed = np.zeros((len(values), values.shape[1] * depth // 8), np.uint8)
-    for i in range(8 // depth):
-        packed |= (values[:, i :: 8 // depth] << (8 - depth * (i + 1))).astype(np.uint8)
-    rows = [row.tobytes() for row in packed]
-    return Good(png(GREY.shape[1], GREY.shape[0], depth, 0, rows), grey(values * 255 // most))
+    bits = np.unpackbits(values.astype(np.uint8)[..., None], axis=2)[..., -depth:]
+    rows = np.packbits(bits.reshape(len(values), -1), axis=1)
+    return Good(png(48, 32, depth, 0, rows), grey(values * 255 // most))
 
 
 def interlaced() -> bytes:
     """A PNG in the seven passes of Adam7."""
     passes = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2)]
-    rows = [
-        b"\0" + row.tobytes()
-        for y, x, down, right in [*passes, (1, 0, 2, 1)]
-        for row in RGB[y::down, x::right]
-    ]
-    header = struct.pack(">IIBBBBB", RGB.shape[1], RGB.shape[0], 8, 2, 0, 0, 1)
-    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, data) for name, data in parts)
+    passes += [(1, 0, 2, 1)]
+    rows = [row for y, x, down, right in passes for row in RGB[y::down, x::right]]
+    return png(48, 32, 8, 2, rows, interlace=1)
 
 
 def keyed(mode: str) -> Good:
@@ -162,33 +168,18 @@ def sixteen_bits(colour_type: int, channels: int) -> Good:
     return Good(sixteen_bit_png(values, colour_type), shows, ROUNDED)
 
 
-def palette_with_clear() -> Good:
-    image = photograph().quantize(16)
-    index, colours = np.array(image), np.array(image.getpalette()[: 16 * 3]).reshape(-1, 3)
-    shows = colours[index].astype(np.uint8)
-    shows[index == 3] = 255
-    return Good(saved(image, "PNG", transparency=3), shows)
-
-
-def sixteen_bit_grey(fmt: str) -> Good:
-    return Good(saved(Image.fromarray(WIDE), fmt), np.repeat(WIDE[..., None] / 257, 3, 2), ROUNDED)
-
-
 def frames(fmt: str, **options: object) -> bytes:
     others = [photograph(seed=seed) for seed in (1, 2)]
     return saved(photograph(), fmt, save_all=True, append_images=others, **options)
 
 
+def half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
 def lie(data: bytes, old: bytes, new: bytes) -> bytes:
     assert data.count(old) == 1
     return data.replace(old, new)
-
-
-def png_header(width: int, height: int) -> bytes:
-    """The image's PNG with a different size in its header, checksum included."""
-    data = saved(photograph(), "PNG")
-    header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
-    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
 
 
 def rows_without_an_end() -> bytes:
@@ -211,7 +202,6 @@ LA = Image.fromarray(np.dstack([GREY, ALPHA]))
 BITS = np.array(photograph().convert("1"))
 WIDE = np.arange(32 * 48, dtype=np.uint16).reshape(32, 48) * 42
 PALETTE = photograph().quantize(64)
-STRIP = np.array(photograph(500, 1))
 JPEG = saved(photograph(), "JPEG")
 PNG = saved(photograph(), "PNG")
 OTHER_JPEGS = {
@@ -219,7 +209,9 @@ OTHER_JPEGS = {
     "grey": saved(photograph().convert("L"), "JPEG"),
     "cmyk": saved(photograph().convert("CMYK"), "JPEG"),
 }
-ROUNDED = 0.51
+WIDE_SHOWS = np.repeat(WIDE[..., None] / 257, 3, axis=2)
+ODD_NAMES = (" spaces  in it", "two\nlines", "наука 写真 😀 ñ n\u0303", "-rf", "<b>'\"&amp;$(x)")
+ODD_NAMES += ("%s%n ..\\..\t", "x" * 240)
 CUT = ("truncated",)
 BROKEN = ("truncated", "undecodable")
 NO_IMAGE = ("undecodable",)
@@ -232,7 +224,7 @@ FILES: dict[str, Good | Bad] = {
     "two bits.png": few_bits(2),
     "four bits.png": few_bits(4),
     "palette.png": Good(saved(PALETTE, "PNG"), np.array(PALETTE.convert("RGB"))),
-    "palette, clear.png": palette_with_clear(),
+    "palette, clear.png": keyed("P"),
     "colour key.png": keyed("RGB"),
     "grey key.png": keyed("L"),
     "alpha.png": on_white(saved(RGBA, "PNG"), RGB, ALPHA),
@@ -246,9 +238,9 @@ FILES: dict[str, Good | Bad] = {
     "much said.png": Good(text_chunk(), RGB),
     "animated.png": Good(frames("PNG"), RGB),
     "more behind its end.png": Good(PNG + b"more" * 1000, RGB),
-    "a png.jpg": Good(saved(photograph(seed=3), "PNG"), np.array(photograph(seed=3))),
-    "one pixel.png": Good(saved(photograph(1, 1), "PNG"), np.array(photograph(1, 1))),
-    "a strip.png": Good(saved(photograph(500, 1), "PNG"), STRIP),
+    "a png.jpg": unseen(3),
+    "one pixel.png": unseen(0, (1, 1)),
+    "a strip.png": unseen(0, (500, 1)),
     "plain.gif": Good(saved(PALETTE, "GIF", interlace=0), np.array(PALETTE.convert("RGB"))),
     "animated.gif": lossy(photograph(), "GIF", save_all=True, append_images=[photograph(seed=9)]),
     "plain.bmp": Good(saved(photograph(), "BMP"), RGB),
@@ -256,8 +248,8 @@ FILES: dict[str, Good | Bad] = {
     "pages.tiff": Good(frames("TIFF"), RGB),
     "one bit.tiff": lossy(photograph().convert("1"), "TIFF"),
     "alpha.tiff": on_white(saved(RGBA, "TIFF"), RGB, ALPHA),
-    "sixteen bits.tiff": sixteen_bit_grey("TIFF"),
-    "sixteen bits.pgm": sixteen_bit_grey("PPM"),
+    "sixteen bits.tiff": Good(saved(Image.fromarray(WIDE), "TIFF"), WIDE_SHOWS, ROUNDED),
+    "sixteen bits.pgm": Good(saved(Image.fromarray(WIDE), "PPM"), WIDE_SHOWS, ROUNDED),
     "cmyk.tiff": lossy(photograph().convert("CMYK"), "TIFF"),
     "plain.ppm": Good(saved(photograph(), "PPM"), RGB),
     "lossless.webp": Good(saved(photograph(), "WEBP", lossless=True), RGB),
@@ -274,19 +266,13 @@ FILES: dict[str, Good | Bad] = {
         for n in range(1, 9)
         for fmt in ("JPEG", "PNG", "WEBP", "TIFF")
     },
-    " spaces  in it .png": unseen(10),
-    "two\nlines.png": unseen(11),
-    "наука 写真 😀 ñ n\u0303.png": unseen(12),
-    "-rf.png": unseen(13),
-    "<b>'\"&amp;$(x).png": unseen(14),
-    "%s%n ..\\..\t.png": unseen(15),
-    "x" * 240 + ".png": unseen(16),
+    **{f"{name}.png": unseen(10 + n) for n, name in enumerate(ODD_NAMES)},
     "nothing.png": Bad(b"", ("empty",)),
     "zeros.jpg": Bad(bytes(5000), NO_IMAGE),
     "a page.jpg": Bad(b"<!doctype html><title>404</title>", NO_IMAGE),
     "signature.png": Bad(PNG[:8], BROKEN),
     "header.png": Bad(PNG[:33], BROKEN),
-    "half.png": Bad(PNG[: len(PNG) // 2], CUT),
+    "half.png": Bad(half(PNG), CUT),
     "nearly whole.png": Bad(PNG[: len(PNG) * 9 // 10], CUT),
     "no end.png": Bad(PNG[:-20], CUT),
     "signature.jpg": Bad(JPEG[:4], BROKEN),
@@ -295,30 +281,28 @@ FILES: dict[str, Good | Bad] = {
         for name, data in {"plain": JPEG, **OTHER_JPEGS}.items()
         for share in (0.5, 0.9)
     },
-    "half.gif": Bad(saved(PALETTE, "GIF")[:900], BROKEN),
-    "half.bmp": Bad(saved(photograph(), "BMP")[:2000], BROKEN),
-    "half.tiff": Bad(saved(photograph(), "TIFF")[:2000], BROKEN),
-    "half.webp": Bad(saved(photograph(), "WEBP", lossless=True)[:900], BROKEN),
-    "half.jp2": Bad(saved(photograph(), "JPEG2000")[:900], BROKEN),
-    "half.ppm": Bad(saved(photograph(), "PPM")[:900], BROKEN),
-    "header says more rows.png": Bad(png_header(48, 64), BROKEN),
+    **{
+        f"half a {fmt}.png": Bad(half(saved(photograph(), fmt)), BROKEN)
+        for fmt in ("GIF", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM")
+    },
+    "header says more rows.png": Bad(png(48, 64, 8, 2, RGB), BROKEN),
     "header says more rows of sixteen bits.png": Bad(
-        png(8, 64, 16, 2, [np.full((8, 3), 30_000, ">u2").tobytes()] * 4), BROKEN
+        png(8, 64, 16, 2, np.full((4, 8, 3), 30_000, ">u2")), BROKEN
     ),
     "rows of sixteen bits without an end.png": Bad(rows_without_an_end(), CUT),
     "a chunk that nobody knows.png": Bad(PNG[:33] + chunk(b"ABCD", b"x") + PNG[33:], NO_IMAGE),
-    "header says wider.png": Bad(png_header(64, 32), BROKEN),
-    "header says nothing.png": Bad(png_header(0, 32), NO_IMAGE),
-    "header says gigabytes.png": Bad(png_header(60_000, 60_000), ("too_many_pixels",)),
+    "header says wider.png": Bad(png(64, 32, 8, 2, RGB), BROKEN),
+    "header says nothing.png": Bad(png(0, 32, 8, 2, RGB), NO_IMAGE),
+    "header says gigabytes.png": Bad(png(60_000, 60_000, 8, 2, RGB), ("too_many_pixels",)),
     "header says no number.png": Bad(
-        png_header(2**32 - 1, 2**32 - 1), (*NO_IMAGE, "too_many_pixels")
+        png(2**32 - 1, 2**32 - 1, 8, 2, RGB), (*NO_IMAGE, "too_many_pixels")
     ),
     "header of a wrong sum.png": Bad(lie(PNG, PNG[29:33], b"\1\2\3\4"), NO_IMAGE),
-    "data that is no data.png": Bad(png(4, 4, 8, 2, [b""]), BROKEN),
-    "a depth of seven.png": Bad(png(8, 1, 7, 0, [b"\0"]), NO_IMAGE),
+    "data that is no data.png": Bad(png(4, 4, 8, 2, RGB[:1, :0]), BROKEN),
+    "a depth of seven.png": Bad(png(8, 1, 7, 0, GREY[:1, :1]), NO_IMAGE),
     "wider than gigabytes.bmp": Bad(
         lie(
-            saved(photograph(), "BMP"), struct.pack("<ii", 48, 32), struct.pack("<ii", 2**30, 2**30)
+            saved(photograph(), "BMP"), struct.pack("<ii", 48, 32), struct.pack("<ii", *[2**30] * 2)
         ),
         (*NO_IMAGE, "too_many_pixels"),
     ),
@@ -339,27 +323,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureSet:
+    """Of all files, and of four that are not what the manifest names."""
     out = tmp_path_factory.mktemp("features") / "set"
     entries = images_below(folder)
     assert len(entries) == len(FILES)
-    others = (folder / "gone.png", folder, folder / "plain.png", loop(folder))
+    (folder / "loop.png").symlink_to(folder / "loop.png")
+    others = (folder / "gone.png", folder, folder / "plain.png", folder / "loop.png")
     entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]
     settings = RunSettings(dtype="float32", max_failed=1, workers=0)
     encode(FeatureInputs("image", entries), EYE, out, settings)
     return FeatureSet.open(out)
 
 
-def loop(folder: Path) -> Path:
-    """A link to itself."""
-    path = folder / "loop.png"
-    path.symlink_to(path)
-    return path
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_readable_file_gives_the_row_of_its_picture_and_a_broken_one_its_error(
-    folder: Path, features: FeatureSet, name: str
-) -> None:
+    folder, features, name
+):
     file, key = FILES[name], key_of_file(folder / name)
     if isinstance(file, Bad):
         with pytest.raises(ImageError) as caught:
@@ -373,9 +352,33 @@ def test_a_readable_file_gives_the_row_of_its_picture_and_a_broken_one_its_error
     picture = decode_image(file.data)
     assert picture.dtype == torch.uint8
     assert np.abs(picture.permute(1, 2, 0).numpy() - file.shows.astype(float)).max() <= file.levels
-    assert torch.equal(torch.from_numpy(features.take([key])[0]), PREPROCESSING(picture).flatten())
+    assert torch.equal(torch.from_numpy(features.take([key])[0]), PIXELS(picture).flatten())
 
 
-def test_files_that_are_not_what_the_manifest_names(features: FeatureSet) -> None:
+def test_files_that_are_not_what_the_manifest_names(features):
     codes = [features.failed[bytes([n]) * 32] for n in (1, 2, 3, 4)]
     assert codes == ["missing", "missing", "changed", "missing"]
+
+
+def test_too_many_pixels_are_refused_before_any_is_decoded(monkeypatch):
+    def must_not_run(*_: object) -> None:
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr(decode, "_by_torchvision", must_not_run)
+    monkeypatch.setattr(decode, "_by_pillow", must_not_run)
+    # above the limit, above Pillow's, gigabytes
+    headers = [png(side, side, 8, 2, []) for side in (9_500, 13_400, 60_000)]
+    for data, limit in [*((header, MAX_PIXELS) for header in headers), (JPEG, 48 * 32 - 1)]:
+        with pytest.raises(ImageError, match="too_many_pixels"):
+            decode_image(data, limit)
+    monkeypatch.undo()
+    assert decode_image(JPEG, max_pixels=48 * 32).shape == (3, 32, 48)
+
+
+def test_pillow_reads_what_torchvision_cannot(monkeypatch):
+    def unsupported(*_: object) -> torch.Tensor:
+        raise RuntimeError("decode_jpeg, /x/decode_jpeg.cpp:1, not supported")
+
+    usual = decode_image(JPEG)
+    monkeypatch.setattr(decode, "_by_torchvision", unsupported)
+    assert torch.equal(decode_image(JPEG), usual)

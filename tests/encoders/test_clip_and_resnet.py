@@ -1,4 +1,4 @@
-"""open_clip's two towers: its own features, from a name or from a config file."""
+"""open_clip's two towers and torchvision's ResNets: their own features, and what was loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import open_clip
 import pytest
 import torch
+import torchvision
 from safetensors.torch import save_file
 from tiny_models import CLIP, clip_config
 
@@ -23,9 +24,18 @@ TEXTS = ["a red circle", "", "two blue squares beside a star " * 5, "猫"]
 
 
 def config(model: str, weights: str, **fields: object) -> EncoderConfig:
+    family = "torchvision" if model.startswith("resnet") else "open_clip"
     return EncoderConfig.model_validate(
-        {"family": "open_clip", "model": model, "weights": weights, **fields}
+        {"family": family, "model": model, "weights": weights, **fields}
     )
+
+
+def image_tower(model: str, weights: str, **fields: object):
+    return config(model, weights, **fields).build_image(CPU, "fp32")
+
+
+def resnet(weights: str, **fields: object):
+    return image_tower("resnet18", weights, **fields)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +50,24 @@ def trained(tmp_path_factory) -> tuple[str, Path, torch.nn.Module]:
 
 
 @pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> tuple[Path, torch.nn.Module]:
+    """A ResNet-18 with a different number of classes and non-trivial BatchNorm statistics."""
+    torch.manual_seed(1)
+    model = torchvision.models.resnet18(weights=None, num_classes=7)
+    model(torch.randn(8, 3, 32, 32))
+    path = tmp_path_factory.mktemp("weights") / "resnet.safetensors"
+    save_file(model.state_dict(), path)
+    return path, model.eval()
+
+
+@pytest.fixture(scope="module")
 def images() -> torch.Tensor:
     return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_towers_give_what_open_clip_gives(trained, images: torch.Tensor) -> None:
+def test_the_towers_give_what_open_clip_gives(trained, images):
     path, weights, model = trained
-    image = config(path, f"file:{weights}").build_image(CPU, "fp32")
+    image = image_tower(path, f"file:{weights}")
     text = config(path, f"file:{weights}").build_text(CPU, "fp32")
     tokens = open_clip.SimpleTokenizer(context_length=12)(TEXTS)
     with torch.inference_mode():
@@ -60,9 +81,9 @@ def test_the_towers_give_what_open_clip_gives(trained, images: torch.Tensor) -> 
         text.encode(TEXTS, 16)
 
 
-def test_both_towers_have_one_identity_and_its_preprocessing(trained) -> None:
+def test_both_towers_have_one_identity_and_its_preprocessing(trained):
     path, weights, _ = trained
-    image = config(path, f"file:{weights}").build_image(CPU, "fp32")
+    image = image_tower(path, f"file:{weights}")
     text = config(path, f"file:{weights}").build_text(CPU, "fp32")
     assert image.identity == text.identity
     assert image.identity.name.startswith("open_clip/clip@")
@@ -74,11 +95,11 @@ def test_both_towers_have_one_identity_and_its_preprocessing(trained) -> None:
     described = text.preprocessing
     assert json.loads(json.dumps(described)) == described
     assert described["context_length"] == 12
-    other = config(path, f"file:{weights}", interpolation="bicubic").build_image(CPU, "fp32")
+    other = image_tower(path, f"file:{weights}", interpolation="bicubic")
     assert other.preprocessing.interpolation == "bicubic"
 
 
-def test_only_the_tower_in_use_is_kept(tmp_path: Path, monkeypatch) -> None:
+def test_only_the_tower_in_use_is_kept(tmp_path, monkeypatch):
     path, kept = clip_config(tmp_path), []
 
     def freeze(model: torch.nn.Module, *arguments, **options) -> FrozenModel:
@@ -93,42 +114,41 @@ def test_only_the_tower_in_use_is_kept(tmp_path: Path, monkeypatch) -> None:
     assert "token_embedding" in text - image
 
 
-def test_random_weights_are_silent_and_repeatable(tmp_path: Path, monkeypatch, capfd) -> None:
-    path = clip_config(tmp_path)
+def test_random_weights_are_silent_and_repeatable(tmp_path, monkeypatch, capfd):
     # As in a program that never set logging up: its first message would install a handler.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first = config(path, "random:3").build_image(CPU, "fp32").identity
-    assert first.untrained
-    assert first == config(path, "random:3").build_image(CPU, "fp32").identity
-    other = config(path, "random:4").build_image(CPU, "fp32").identity
-    assert first.weights_sha256 != other.weights_sha256
+    for model in (clip_config(tmp_path), "resnet18"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            first = image_tower(model, "random:3").identity
+        assert first.untrained
+        assert first.source == "random:3"
+        assert first == image_tower(model, "random:3").identity
+        assert first.weights_sha256 != image_tower(model, "random:4").identity.weights_sha256
     assert capfd.readouterr().err == ""
     assert logging.getLogger().handlers == []
     assert logging.root.manager.disable == logging.NOTSET
 
 
-def test_another_architecture_is_another_name(tmp_path: Path) -> None:
-    first = config(clip_config(tmp_path), "random:3").build_image(CPU, "fp32").identity
+def test_another_architecture_is_another_name(tmp_path):
+    first = image_tower(clip_config(tmp_path), "random:3").identity
     heads = {**CLIP["vision_cfg"], "head_width": 8}  # the same weights, other features
-    path = clip_config(tmp_path, vision_cfg=heads)
-    second = config(path, "random:3").build_image(CPU, "fp32").identity
+    second = image_tower(clip_config(tmp_path, vision_cfg=heads), "random:3").identity
     assert first.weights_sha256 == second.weights_sha256
     assert first.name != second.name
 
 
-def test_vit_b_32_by_name() -> None:
-    encoder = config("ViT-B-32", "random:0").build_image(CPU, "fp32")
-    assert encoder.identity.name == "open_clip/ViT-B-32"
-    assert encoder.dim == 512
+def test_a_clip_by_its_name():
+    encoder = image_tower("ViT-S-32-alt", "random:0")
+    assert encoder.identity.name == "open_clip/ViT-S-32-alt"
+    assert encoder.dim == 256
     preprocessing = encoder.preprocessing
     assert (preprocessing.crop, preprocessing.interpolation) == ((224, 224), "bicubic")
     assert preprocessing.mean == open_clip.OPENAI_DATASET_MEAN
-    assert encoder.encode(torch.zeros(1, 3, 224, 224)).shape == (1, 512)
+    assert encoder.encode(torch.zeros(1, 3, 224, 224)).shape == (1, 256)
 
 
-def test_mistakes_are_one_error_each(tmp_path: Path, trained) -> None:
+def test_mistakes_of_a_clip_are_one_error_each(tmp_path, trained):
     path, weights, _ = trained
     wider = clip_config(tmp_path, embed_dim=25)
     broken = tmp_path / "broken.json"
@@ -154,10 +174,68 @@ def test_mistakes_are_one_error_each(tmp_path: Path, trained) -> None:
             config(model, spec).build_text(CPU, "fp32")
 
 
-def test_unavailable_published_weights(tmp_path: Path, monkeypatch) -> None:
+def test_features_of_a_resnet_are_its_global_average_pooling(checkpoint, images):
+    path, model = checkpoint
+    encoder = resnet(f"file:{path}")
+    assert encoder.identity.name == "torchvision/resnet18"
+    assert encoder.identity.source == "file:resnet.safetensors"
+    assert not encoder.identity.untrained
+    with torch.inference_mode():
+        x = model.maxpool(model.relu(model.bn1(model.conv1(images))))
+        x = model.layer4(model.layer3(model.layer2(model.layer1(x))))
+        expected = x.mean(dim=(2, 3))
+    features = encoder.encode(images)
+    assert encoder.dim == features.shape[1] == 512
+    assert features.dtype == torch.float32
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_preprocessing_of_a_resnet_defaults_to_the_papers():
+    for given, resize, crop, interpolation in (
+        ({}, 256, 224, "bilinear"),
+        ({"crop": 64, "interpolation": "bicubic"}, 64, 64, "bicubic"),
+        ({"resize": 288}, 288, 288, "bilinear"),
+    ):
+        found = resnet("random:0", **given).preprocessing
+        assert (found.resize, found.crop) == ((resize, resize), (crop, crop))
+        assert found.interpolation == interpolation
+    with pytest.raises(SightlineError, match="crop 65 is larger than resize 64"):
+        resnet("random:0", resize=64, crop=65)
+
+
+def test_weights_of_another_model_do_not_fit_a_resnet(tmp_path):
+    save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(SightlineError, match=r"x\.safetensors does not fit resnet18.*unexpected"):
+        resnet(f"file:{tmp_path / 'x.safetensors'}")
+
+
+@pytest.mark.parametrize(
+    ("model", "tag"), [("ViT-B-32", "laion2b_s34b_b79k"), ("resnet18", "IMAGENET1K_V1")]
+)
+def test_unavailable_published_weights(tmp_path, monkeypatch, capsys, model, tag):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens there
     with pytest.raises(SightlineError) as caught:
-        config("ViT-B-32", "pretrained:laion2b_s34b_b79k").build_image(CPU, "fp32")
+        image_tower(model, f"pretrained:{tag}")
     message = str(caught.value)
-    assert message.startswith("ViT-B-32: its weights 'laion2b_s34b_b79k' cannot be fetched")
+    assert message.startswith(f"{model}: its weights {tag!r} cannot be fetched: not cached here")
     assert "No substitute was loaded" in message
+    assert capsys.readouterr().out == ""  # which belongs to results
+
+
+def test_published_weights_of_a_resnet_from_the_cache(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    tag = torchvision.models.ResNet18_Weights.DEFAULT
+    cached = tmp_path / "hub" / "checkpoints" / Path(tag.url).name
+    cached.parent.mkdir(parents=True)
+    path, model = checkpoint
+    torch.save(model.state_dict(), cached)
+    identity = resnet("pretrained:DEFAULT").identity
+    assert identity.source == f"pretrained:{tag.name}"
+    assert identity.revision == cached.stem
+    assert not identity.untrained
+    # the same as in another kind of file
+    assert identity.weights_sha256 == resnet(f"file:{path}").identity.weights_sha256
+    with pytest.raises(SightlineError, match="has no weights 'V9'; use pretrained: with one of IM"):
+        resnet("pretrained:V9")

@@ -1,0 +1,188 @@
+"""Parameters of every kind, sentences, joined sets, and a prepared folder for its readers.
+
+That no file of others is replaced, also by a run that is killed, is tested in tests/outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from packed import column, load_all, texts
+from pydantic import ValidationError
+
+from pipeline.datasets.joined import JoinedSource, common_root
+from pipeline.datasets.kinds import KINDS, prepare, prepare_dataset, source_type
+from pipeline.datasets.sentences import SentencesSource
+from pipeline.datasets.source import DatasetError
+from sightline.cache.prepared import LICENCE_UNKNOWN, RECORD, PreparedDataset, dataset_facts
+from sightline.errors import SightlineError
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("flickr30k", {"captions": "c"}, r"give `splits` \(the lists of Flickr30k Entities\)"),
+        ("pairs", {"captions": "c", "splits": {"train": "t"}, "karpathy": "k"}, "but not both"),
+        ("pairs", {"splits": {"train": "t"}}, "`captions` is missing"),
+        ("pairs", {"images": None, "captions": "c"}, "no image folder is given"),
+        ("pairs", {"images": "", "captions": "c"}, "no image folder is given"),
+        ("coco", {}, "give `captions`"),
+        ("coco", {"captions": {"train": "a"}, "karpathy": "k"}, "but not both"),
+        ("coco", {"captions": {"train": "a"}, "restval": True}, "is a split of `karpathy`"),
+        ("huggingface", {"name": "a/b", "path": "x"}, "not both"),
+        ("huggingface", {"revision": "main"}, "give its `name`"),
+        ("huggingface", {"splits": {"train": "a"}, "split_column": "b"}, "not both"),
+        ("huggingface", {"splits": {"train": "a", "test": "a"}}, "takes 'a' for 2 splits"),
+        ("webdataset", {"splits": {"train": "a"}, "shards": "a"}, "but not both"),
+        *(("webdataset", {"shards": p}, "below the folder") for p in ("/d/*.tar", "../*.tar", ".")),
+        ("webdataset", {"splits": {"train": "x/../../y.tar"}}, "below the folder"),
+        ("joined", {"parts": {"one": "one"}}, r"found 1 data set\(s\), expected at least two"),
+        *((kind, {"no_such_parameter": 1}, "unknown key 'no_such_parameter'") for kind in KINDS),
+    ],
+)
+def test_contradicting_parameters_are_refused(kind, given, message):
+    model = source_type(kind)
+    images = {"images": "photos"} if "images" in model.model_fields and kind != "joined" else {}
+    with pytest.raises(ValidationError, match=message):
+        model.model_validate(images | given)
+
+
+def test_an_unknown_kind_lists_the_available_ones():
+    with pytest.raises(SightlineError, match=r"did you mean 'coco'\? \(available: coco, flickr"):
+        source_type("cocoo")
+
+
+def test_sentences_keep_order_and_duplicates(make_file, out):
+    path = make_file("s.txt", "\ufeff One \r\n\n  \nTwo\u2028x\nOne\n")
+    report = prepare("sentences", SentencesSource(path=path), out)
+    assert column(out, "text", "sentences") == ["One", "Two\u2028x", "One"]
+    assert report.counts == {
+        "sentences_trimmed": 1,
+        "sentences": 3,
+        "blank_lines": 2,
+        "distinct_sentences": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("\n \n", "no sentence"),
+        (b"ok\n\xff\n", "line 2: the byte 0xff"),
+        ("\u200b\n\u2060\n", "no sentence"),
+    ],
+)
+def test_sentences_refuse_an_empty_or_broken_file(make_file, out, content, message):
+    with pytest.raises(SightlineError, match=message):
+        prepare("sentences", SentencesSource(path=make_file("s.txt", content)), out)
+
+
+@pytest.fixture
+def pairs(make_images, make_file, tmp_path, monkeypatch):
+    """Prepares images, named by their number, with relative paths: ``NAME-photos`` → ``out``."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str, numbers: range, out: str | None = None) -> PreparedDataset:
+        folder = make_images([f"{n}.png" for n in range(max(numbers) + 1)], f"{name}-photos")
+        for path in folder.iterdir():
+            if int(path.stem) not in numbers:
+                path.unlink()
+        lines = [f"{n}.png,the {name} picture {n}" for n in numbers]
+        make_file(f"{name}.csv", "\n".join(["image,caption", *lines]))
+        images = folder.relative_to(tmp_path)
+        return prepare_dataset("pairs", out or name, images=images, captions=f"{name}.csv")
+
+    return run
+
+
+def test_the_record_says_where_the_images_are(pairs, tmp_path, monkeypatch):
+    assert pairs("mine", range(2), "data/mine").image_root == Path("mine-photos")
+    data = tmp_path / "data/mine"
+    assert json.loads((data / RECORD).read_text())["images"] == "../../mine-photos"
+    monkeypatch.chdir(data)
+    assert PreparedDataset.open(data).image_root == tmp_path / "mine-photos"
+
+
+def test_images_that_are_elsewhere_can_be_named(pairs, tmp_path):
+    data = pairs("mine", range(2)).folder
+    (tmp_path / "mine-photos").rename(tmp_path / "moved")
+    assert PreparedDataset.open(data).image_root is None
+    with pytest.raises(SightlineError, match=rf"{data}: its images are not here: .*mine-photos\. "):
+        PreparedDataset.open(data).require_images()
+    assert PreparedDataset.open(data, tmp_path / "moved").require_images() == tmp_path / "moved"
+
+
+def test_a_record_of_another_kind_is_one_clear_error(pairs):
+    data = pairs("mine", range(2)).folder
+    (data / RECORD).write_text(json.dumps({"schema": "sightline.dataset/0"}))
+    with pytest.raises(SightlineError, match=rf"{RECORD}: schema: found 'sightline.dataset/0'"):
+        PreparedDataset.open(data)
+    assert dataset_facts(data).licence.startswith("not known")
+
+
+def test_a_data_set_is_replaced_by_one_with_an_image_in_common_alone(pairs, make_file):
+    pairs("old", range(0, 5), "out")
+    before = pairs("new", range(4, 9), "out").images
+    assert before["image_id"].to_pylist()[-1] == "8.png"
+    with pytest.raises(DatasetError, match="different data set: none of its 5 images is among the"):
+        pairs("other", range(9, 11), "out")
+    sentences = make_file("s.txt", "some words\n")
+    with pytest.raises(DatasetError, match="of kind pairs, but this is one of kind sentences"):
+        prepare_dataset("sentences", "out", path=sentences)
+    assert PreparedDataset.open("out").images.equals(before)
+    prepare_dataset("sentences", "text", path=sentences)
+    with pytest.raises(DatasetError, match="none of its 1 sentences is among the 1 new ones"):
+        prepare_dataset("sentences", "text", path=make_file("t.txt", "others\n"))
+
+
+def joined(*names: str) -> JoinedSource:
+    return JoinedSource(
+        parts={name: Path(name) for name in names},
+        images={name: Path(f"{name}-photos") for name in names},
+    )
+
+
+def test_both_parts_are_included_with_distinct_names_and_their_licences(pairs, out):
+    for name, numbers in (("one", range(2)), ("two", range(2, 3))):
+        pairs(name, numbers)
+    source = joined("one", "two")
+    report = prepare("joined", source, out)
+    assert report.counts["images_of_one"] == 2
+    assert dataset_facts(out).licence == LICENCE_UNKNOWN  # named once
+    ids = ["one/0.png", "one/1.png", "two/2.png"]
+    assert column(out, "image_id") == column(out, "image_id", "captions") == ids
+    assert len(load_all(out)) == 3
+    assert list(texts(out)) == ["one/0.png#0", "one/1.png#0", "two/2.png#0"]
+    assert column(out, "text", "sentences") == list(texts(out).values())
+    for name, licence in (("one", "CC BY 4.0"), ("two", "Flickr")):
+        record = json.loads(Path(name, RECORD).read_text())
+        Path(name, RECORD).write_text(json.dumps(record | {"licence": licence}))
+    prepare("joined", source, out)
+    assert dataset_facts(out).licence == "CC BY 4.0; Flickr"
+
+
+def test_what_cannot_be_joined(pairs, make_file, out):
+    pairs("one", range(1, 3))
+    pairs("two", range(2, 4))
+    prepare_dataset("sentences", "text", path=make_file("lines.txt", "a sentence\n"))
+    Path("text-photos").mkdir()
+    shared = r"1 image\(s\) are in two .* one/2\.png and two/2\.png"
+    unpaired = JoinedSource(parts={"one": Path(), "two": Path()}, images={"one": Path()})
+    for source, message in (
+        (joined("one", "two"), shared),
+        (joined("one", "text"), "text: contains no captions"),
+        (joined("one", "absent"), r"absent.*images\.parquet: no such manifest"),
+        (unpaired, "part 'two': give both"),
+    ):
+        with pytest.raises(SightlineError, match=message):
+            prepare("joined", source, out)
+    assert not out.exists()
+
+
+def test_the_root_of_relative_folders_is_relative():
+    assert common_root([Path("data/raw/a/images"), Path("data/raw/b")]) == Path("data/raw")
+    assert common_root([Path("a"), Path("b")]) == Path()
+    assert common_root([Path("/x/a"), Path("/x/b/c")]) == Path("/x")
+    assert common_root([Path("/"), Path("b")]) == Path("/")
