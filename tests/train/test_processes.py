@@ -28,15 +28,15 @@ TRAIN = {"save_steps": 2, "logging_steps": 1}
 
 
 def gradient_specs(features: Features, folder: Path, pairs: int, **train: Any) -> list[RunSpec]:
-    """Runs over 16 batches of 6, of so many ``pairs``: with draws of terms, and with phrases."""
+    """Runs over 16 batches of 6, of so many ``pairs``: draws of terms, soft labels, phrases."""
     train = {"learning_rate": 1e-30, "max_grad_norm": 1e9, "eval_steps": 99, **train}
     train["max_steps"] = 16 // train.get("gradient_accumulation", 1)
     ties = [{"encoder": "ties", "weight": 1}]
-    cases = {
-        "dalr": case_of(features, "dalr", teachers=ties, pairs=pairs),
-        "mcseo": case_of(features, "mcseo", pairs=pairs),
-    }
-    return [case.spec(folder / name, **train) for name, case in cases.items()]
+    cases = [
+        case_of(features, "dalr", teachers=ties, pairs=pairs),
+        *(case_of(features, name, pairs=pairs) for name in ("kdmcse", "mcseo")),
+    ]
+    return [case.spec(folder / case.objective, **train) for case in cases]
 
 
 def rows_of(spec: RunSpec) -> set[tuple[str, int]]:
