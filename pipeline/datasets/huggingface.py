@@ -31,7 +31,7 @@ from pipeline.datasets.source import (
 from pipeline.datasets.tables import batches_of, readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
-from sightline.cache.prepared import HUB_DATASET, read_dataset_record
+from sightline.cache.prepared import HUB_DATASET
 
 WRITES = (*MANIFESTS, "images/00000.tar")
 
@@ -94,10 +94,8 @@ class HuggingFaceSource(Source):
         return inputs if self.images is None else [*inputs, self.images]
 
     def image_root(self, prepared: Path) -> Path:
-        """Where the images are: in the tars that `prepare` wrote, or where the rows name them."""
-        record = read_dataset_record(prepared)
-        written = record is not None and record.images is None
-        return prepared / "images" if written else _root(self, self.path)
+        """Where the rows name them; asked only if `prepare` wrote no images."""
+        return _root(self, self.path)
 
 
 def prepare(

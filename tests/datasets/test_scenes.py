@@ -35,6 +35,7 @@ from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
 ALL = frozenset(Thing._fields)
 RED_DISC = Thing("post", "red", "big", "plain")
 BLUE_BAR = Thing("bar", "blue", "small", "striped")
+COLOURS = {word: list(RGB[v.name]) for v in ATTRIBUTES["colour"] for word in v.words}
 SYNONYMS = [value.words for values in (*ATTRIBUTES.values(), RELATIONS) for value in values]
 seeds = st.integers(0, 10**6)
 
@@ -109,6 +110,8 @@ def test_similarity_follows_the_meaning_and_not_the_words():
     green, sizeless = told(RED_DISC._replace(colour="green")), told(RED_DISC, said=ALL - {"size"})
     assert similarity(told(RED_DISC), green) == pytest.approx(5 * (1 - WEIGHTS["colour"]))
     assert similarity(told(RED_DISC), told(BLUE_BAR)) == 0
+    other = told(BLUE_BAR._replace(colour="green"), RED_DISC, BLUE_BAR, where="left")
+    assert similarity(pair, other) == pytest.approx(5 * (0.9 * 2 / 3 + 0.1 / 2))
     assert similarity(told(RED_DISC), sizeless) == pytest.approx(5 * (1 - WEIGHTS["size"] / 2))
 
 
@@ -212,10 +215,13 @@ def test_manifests_agree_with_the_pictures(scenes):
 
 def test_phrases_agree_with_captions_and_masks(scenes):
     texts = {key_of_text(row["text"]): row["text"] for row in rows(scenes, "captions")}
+    files = {row["key"]: scenes / "images" / row["path"] for row in rows(scenes)}
     for row in rows(scenes, "phrases"):
         text = texts[row["caption_key"]]
         assert text[row["char_start"] : row["char_end"]] == row["phrase"]
         mask = decode_mask(**row["mask"])
+        (colour,) = (COLOURS[word] for word in row["phrase"].split() if word in COLOURS)
+        assert colour in np.array(Image.open(files[row["image_key"]]))[mask].tolist()
         assert row["box"] == box_of(mask)
         mask_code = row["mask"]["size"], row["mask"]["counts"]
         assert row["cutout_key"] == cutout_key(row["image_key"], *mask_code, CROP_RULE)
