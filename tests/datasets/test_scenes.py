@@ -20,7 +20,7 @@ from PIL import Image
 from tiny_scenes import TINY
 
 from pipeline.datasets.kinds import prepare, source_type
-from pipeline.datasets.scenes import build
+from pipeline.datasets.scenes import build, encoders
 from pipeline.datasets.scenes.captions import Description, Mention, describe, write
 from pipeline.datasets.scenes.draw import box_of, draw
 from pipeline.datasets.scenes.scene import Placed, Scene, Thing, random_scene, relation, stream
@@ -240,6 +240,7 @@ def test_no_sentence_is_in_two_similarity_sets_or_in_a_caption(scenes):
 
 
 def test_the_encoders_load_with_their_declared_identity(scenes):
+    assert {path.stat().st_mode & 0o777 for path in scenes.rglob("*.safetensors")} == {0o644}
     import open_clip
     import torch
     import torchvision
@@ -268,6 +269,10 @@ def test_the_encoders_load_with_their_declared_identity(scenes):
     assert notes["student"]["source"] == "random weights, seed 0"
     trained = "trained on the similarity pairs of scenes, seed 0, 1 steps"
     assert notes["teacher"]["source"] == trained
+
+
+def test_no_batch_has_one_row_since_one_has_no_negatives():
+    assert [len(rows) for rows in encoders._batches(5, 2, 4, 0)] == [2, 2, 2, 2]
 
 
 def test_nothing_names_a_folder_of_this_machine(scenes):
