@@ -67,8 +67,8 @@ def batch_of(shape, dtype=torch.float64):
         **{"labels": labels, "filters": 3 * filters, "wide": 300 * scores, "narrow": 1e-4 * scores},
     }
     numbers = {name: values.float().to(dtype) for name, values in numbers.items()}
-    # captions of 3, 1, 2, 0, and then 3 pairs each, in mixed order
-    owners = torch.tensor([0, 2, 0, 1, 2, 0, 4][:count])
+    # captions of 3, 1, 2, 0 and 1 pairs, some of them side by side
+    owners = torch.tensor([0, 2, 2, 0, 1, 0, 4][:count])
     return SimpleNamespace(**numbers, owners=owners)
 
 
@@ -257,6 +257,22 @@ def test_object_phrase_without_a_caption_of_two_pairs_is_zero_with_a_graph(owner
 
 
 # ---- gradients ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "inputs"),
+    [
+        ("info_nce", {"queries", "keys"}),
+        ("adaptive", {"queries", "keys", "labels"}),
+        ("consistency", {"queries", "keys", "others"}),
+        ("kl", {"cosines", "targets"}),
+        ("cross_modal", {"queries", "keys", "others"}),
+        ("list_mle", {"logits"}),
+        ("objects", {"queries", "keys"}),
+    ],
+)
+def test_every_input_has_a_gradient_but_the_teachers_order(loss, inputs):
+    assert gradients(LOSSES[loss], batch_of("random")).keys() == inputs
 
 
 @every_loss
