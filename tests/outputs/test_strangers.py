@@ -142,7 +142,7 @@ def test_a_file_of_ours_is_replaced_and_a_foreign_one_is_not(world, tmp_path, co
 def test_an_output_that_holds_or_is_an_input_is_refused(world, command):
     before = everything(world.made)
     inputs = [path for path in command.inputs(world.made) if path.is_file() == (command in FILES)]
-    for out in inputs or [world.made]:  # which holds all of them
+    for out in [world.made, *inputs]:  # the first holds all of them
         done = world.run(command, out)
         assert done.code in (1, 2), f"{out}: {done.said}"
         assert "Traceback" not in done.said
