@@ -238,3 +238,10 @@ def finished_run(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path
     out = tmp_path_factory.mktemp("finished") / "run"
     train_run(world.spec(out), say=silent)
     return out
+
+
+@pytest.fixture(scope="session")
+def trained(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunSummary]:
+    """A finished run of MCSE, six steps: its folder and its summary; only to be read."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    return out, train_run(world.spec(out, "mcse"), say=silent)

@@ -25,13 +25,6 @@ TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "s
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, world):
-    """The folder of a run, and its summary."""
-    out = tmp_path_factory.mktemp("card") / "run"
-    return out, train_run(world.spec(out, "mcse"), say=silent)
-
-
-@pytest.fixture(scope="module")
 def result(trained, world):
     tasks = Evaluation.load({"similarity": {"data": world.spec(trained[0]).dev}})
     return evaluate_model(EvaluatedModel.load(str(trained[0])), tasks)

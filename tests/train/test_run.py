@@ -32,14 +32,6 @@ from train.run_folder import RunFolder
 from train.schedule import Schedule
 from train.train_run import train_run
 
-
-@pytest.fixture(scope="module")
-def trained(world, tmp_path_factory):
-    """A finished run of MCSE, six steps: its folder and its summary."""
-    out = tmp_path_factory.mktemp("trained") / "run"
-    return out, train_run(world.spec(out, "mcse"), say=silent)
-
-
 # ---- resuming, and what is said and logged ------------------------------------------------------
 
 RESUMED = [
