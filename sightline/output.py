@@ -384,12 +384,11 @@ def run_folder_of(folder: Path) -> Path:
 
 
 @contextmanager
-def replacing_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> Iterator[Path]:
+def replacing_file(path: Path, mark: bytes, inputs: Iterable[Path] = ()) -> Iterator[Path]:
     """A path to write to; it replaces the file ``path`` if the block ends without an error.
 
     Args:
-        mark: bytes near the beginning of every such file that Sightline writes; None if the
-            format has no room for them, in which case no file is replaced.
+        mark: bytes near the beginning of every such file that Sightline writes.
         inputs: as for `Output`.
     """
     check_output_file(path, mark, inputs)
@@ -397,7 +396,7 @@ def replacing_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) 
         yield part
 
 
-def check_output_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = ()) -> None:
+def check_output_file(path: Path, mark: bytes, inputs: Iterable[Path] = ()) -> None:
     """Refuse what `replacing_file` would, for commands that work for a while before they write."""
     if path.is_dir():
         raise SightlineError(f"{path}: is a folder; name the file to write")
@@ -408,7 +407,7 @@ def check_output_file(path: Path, mark: bytes | None, inputs: Iterable[Path] = (
         return
     if path.is_file() and not path.stat().st_size:
         return  # such as `mktemp` creates
-    if mark is None or not path.is_file():
+    if not path.is_file():
         raise SightlineError(f"{path}: already exists; move it away, or name another file")
     with path.open("rb") as file:
         if mark not in file.read(_HEAD_BYTES):

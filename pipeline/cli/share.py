@@ -20,7 +20,6 @@ _EXPORT_TAKES = {
     "tar": (),
     "parquet": _FOR_HUBS,
     "npy": _FOR_HUBS,
-    "mcse": ("--data", "--texts", "--split"),
 }
 _IMPORT_TAKES = {
     _TAR: (),
@@ -49,25 +48,19 @@ def export_set(
     path: SET,
     out: Annotated[
         Path,
-        typer.Option("--out", help="File (tar, mcse) or folder to write.", show_default=False),
+        typer.Option("--out", help="File (tar) or folder to write.", show_default=False),
     ],
     form: Annotated[
-        Literal["tar", "parquet", "npy", "mcse"],
+        Literal["tar", "parquet", "npy"],
         typer.Option(
             "--format",
             help="tar: any set, one file. parquet, npy: features, a folder for other tools and "
-            "hubs. mcse: image features, an HDF5 file beside --texts.",
+            "hubs.",
         ),
     ] = "tar",
     data: Annotated[
         Path | None,
-        typer.Option(help="Prepared data set; it names the rows, or holds the captions for mcse."),
-    ] = None,
-    texts: Annotated[
-        Path | None, typer.Option(help="For mcse: file of captions to write, one per line.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="For mcse: split of the captions.", show_default="train")
+        typer.Option(help="Prepared data set; it names the rows."),
     ] = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Divide every row by its length.")
@@ -77,23 +70,17 @@ def export_set(
         typer.Option(help="Licence of the features for the card, such as cc-by-4.0."),
     ] = None,
 ) -> None:
-    """Write a set for others: as a tar, or features as Parquet, npy or in MCSE's format.
+    """Write a set for others: as a tar, or features as Parquet or npy.
 
     Example: sightline cache export data/features/scenes/image/clip --format parquet
     --out clip-of-scenes
     """
-    given = {"--data": data, "--texts": texts, "--split": split}
-    _only(form, _EXPORT_TAKES[form], given | {"--normalise": normalise, "--licence": licence})
+    given = {"--data": data, "--normalise": normalise, "--licence": licence}
+    _only(form, _EXPORT_TAKES[form], given)
     if form == "tar":
         from sightline.cache.archive import export_set as export
 
         print(f"{out}: {in_bytes(export(path, out))}")
-    elif form == "mcse":
-        from pipeline.interchange.papers import export_mcse
-
-        data, texts = _needed(data, "--data"), _needed(texts, "--texts")
-        rows = export_mcse(data, path, out, texts, split or "train")
-        print(f"{out}: {rows:,} rows and lines")
     else:
         from pipeline.interchange.export import export_features
         from pipeline.provenance import about, described

@@ -28,11 +28,9 @@ from pipeline.datasets.folder import building
 from pipeline.datasets.manifests import Rows, cleaned, write_captioned
 from pipeline.datasets.source import PrepareReport
 from pipeline.interchange.import_rows import foreign_spec, write_rows
-from sightline.cache import FeatureSet, FeatureSetRecord, key_of_bytes, keys_of_texts
+from sightline.cache import FeatureSetRecord, key_of_bytes, keys_of_texts
 from sightline.cache.keys import Keys
-from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError, first_lines
-from sightline.output import check_output_file, replacing_file
 from sightline.outside import read_lines
 
 _FEATURES = "features"
@@ -69,40 +67,6 @@ def import_mcse(
         pairs = ((images[key], text) for key, text in zip(keys, captions, strict=True))
         _write_manifests(folder, images.items(), pairs, report, features)
     return record, report
-
-
-def export_mcse(dataset: Path, features: Path, out: Path, texts: Path, split: str) -> int:
-    """Write every caption of a split and its image's row in MCSE's format; returns their number.
-
-    Skips captions whose image has no row (it failed, or was not extracted).
-
-    Raises:
-        SightlineError: no caption of this split has a row.
-    """
-    inputs = [dataset, features]
-    for path in (out, texts):
-        check_output_file(path, None, inputs)
-    feature_set, data = FeatureSet.open(features), PreparedDataset.open(dataset)
-    found = feature_set.find(data.image_keys).tolist()
-    row_of = dict(zip(data.images["image_id"].to_pylist(), found, strict=True))
-    wanted = [
-        (" ".join(caption["text"].split()), row_of[caption["image_id"]])
-        for caption in data.captions.to_pylist()
-        if caption["split"] == split and row_of.get(caption["image_id"], -1) >= 0
-    ]
-    if not wanted:
-        raise SightlineError(
-            f"{dataset}: no caption of split {split!r} has a row in {features}; "
-            "choose another split, or the feature set of this data set's images"
-        )
-    rows = np.array([row for _, row in wanted], dtype=np.int64)
-    with replacing_file(out, None, inputs) as part, h5py.File(part, "w") as file:
-        written = file.create_dataset(_FEATURES, (len(rows), feature_set.dim), dtype="<f4")
-        for start in range(0, len(rows), _BLOCK):
-            written[start : start + _BLOCK] = feature_set.gather(rows[start : start + _BLOCK])
-    with replacing_file(texts, None, inputs) as part:
-        part.write_bytes("".join(f"{text}\n" for text, _ in wanted).encode())
-    return len(wanted)
 
 
 @contextmanager

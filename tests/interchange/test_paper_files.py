@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from command_line import sightline
 
-from pipeline.interchange.papers import export_mcse, import_kdmcse, import_mcse, read_entries
+from pipeline.interchange.papers import import_kdmcse, import_mcse, read_entries
 from sightline.cache import (
     CAPTIONS,
     IMAGES,
@@ -51,7 +51,7 @@ def image_rows(dataset: Path, features: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_mcse_round_trips(mcse, tmp_path, compression):
+def test_mcse_becomes_a_data_set_and_its_features(mcse, tmp_path, compression):
     write_hdf5(mcse[0], compression, features=ROWS)
     record, _ = import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "a ResNet-50, unchecked")
     assert record.rows == 5
@@ -60,12 +60,6 @@ def test_mcse_round_trips(mcse, tmp_path, compression):
     found = image_rows(tmp_path / "data", tmp_path / "set")
     for text, row in zip(TEXTS, ROWS, strict=True):
         np.testing.assert_array_equal(found[text], row)
-    out, texts = tmp_path / "out.hdf5", tmp_path / "out.txt"
-    assert export_mcse(tmp_path / "data", tmp_path / "set", out, texts, "train") == 6
-    assert texts.read_text(encoding="utf-8").splitlines() == TEXTS
-    with h5py.File(out) as file:
-        assert list(file) == ["features"]
-        np.testing.assert_array_equal(file["features"][:], ROWS)
 
 
 def test_pictures_with_one_row_are_one_image_named_by_its_first_line(mcse, tmp_path, capsys):
@@ -118,7 +112,7 @@ def entries() -> dict[str, dict]:
     }
 
 
-def test_kdmcse_becomes_two_feature_sets_and_mcses_files(tmp_path):
+def test_kdmcse_becomes_a_data_set_and_two_feature_sets(tmp_path):
     source, body = tmp_path / "flickr.json", entries()
     body["2.jpg"]["captions"] = [f" {TEXTS[2]}\n", "two\nlines"]
     source.write_text(json.dumps(body, indent=3))
@@ -131,9 +125,8 @@ def test_kdmcse_becomes_two_feature_sets_and_mcses_files(tmp_path):
         np.testing.assert_array_equal(found[TEXTS[i]], ROWS[i])
     keys = [key_of_text(text) for text in TEXTS[:4]]
     np.testing.assert_array_equal(FeatureSet.open(tmp_path / "texts").take(keys), ROWS[:4] * 2)
-    out = tmp_path / "out.hdf5", tmp_path / "out.txt"
-    assert export_mcse(*places[:2], *out, "train") == 8
-    assert out[1].read_text("utf-8").splitlines()[4:6] == [TEXTS[2], "two lines"]
+    captions = read_manifest(tmp_path / "data/captions.parquet", CAPTIONS)["text"].to_pylist()
+    assert captions[4:6] == [TEXTS[2], "two\nlines"]
 
 
 def spoilt(**changes: object) -> str:

@@ -35,8 +35,7 @@ class Command:
 
     Attributes:
         line: the command line. ``@`` begins a path among the inputs; ``OUT`` is the output,
-            ``PLOT`` and ``TEXTS`` are it with another suffix. The stage `report` writes there
-            through a link.
+            ``PLOT`` is it with another suffix. The stage `report` writes there through a link.
         names: some of those it writes below its output; empty for a single file.
     """
 
@@ -50,7 +49,6 @@ class Command:
             word.replace("@", f"{made}/")
             .replace("OUT", str(out))
             .replace("PLOT", str(out if out.is_dir() else out.with_suffix(".png")))
-            .replace("TEXTS", str(out.with_suffix(".txt")))
             for word in self.line.split()
         ]
 
@@ -162,7 +160,6 @@ FILES = [
     Command("compare --out", f"{COMPARE} --format markdown --out OUT"),
     Command("compare --plot", f"{COMPARE} --plot PLOT"),
     Command("cache export", "cache export @features --out OUT"),
-    Command("cache export mcse", f"{EXPORT} mcse --texts TEXTS"),
 ]
 """Commands whose output is a file."""
 
