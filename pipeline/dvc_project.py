@@ -8,14 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sightline.errors import SaidElsewhere, SightlineError
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
-    from dvc.stage import PipelineStage, Stage
+    from dvc.stage import Stage
 
 DVC = (sys.executable, "-P", "-m", "dvc", "--wait-for-lock")
 """Waits where another DVC process holds the project's lock, as our own children do."""
@@ -86,7 +85,6 @@ class Project:
                 if options.pull:
                     with contextlib.suppress(RunCacheNotSupported):
                         self._repo.stage_cache.pull(None)
-        self._entries = {lock: _entries(lock) for lock in self._lock_files()}
 
     def _read(self, targets: Sequence[str]) -> None:
         from dvc.dvcfile import PROJECT_FILE
@@ -157,44 +155,10 @@ class Project:
                 paths.append(os.path.relpath((owners or [dep])[0].fs_path))
         return list(dict.fromkeys(paths))
 
-    def order_lock_files(self) -> None:
-        """Put new entries of dvc.lock into the order in which `dvc repro` makes them.
-
-        Stages that run side by side write theirs in the order in which they end.
-        """
-        from dvc.utils.serialize import modify_yaml
-
-        for lock, before in self._entries.items():
-            if (now := _entries(lock)) == before:
-                continue
-            folder = lock.parent
-            steps = [s.name for s in self._stages_with_command() if Path(s.path).parent == folder]
-            names = [*before, *(name for name in steps if name in now and name not in before)]
-            if now != names and set(now) == set(names):
-                with self._locked(), modify_yaml(str(lock)) as data:
-                    entries = data["stages"]
-                    for name in names:
-                        entries[name] = entries.pop(name)
-
-    def _lock_files(self) -> set[Path]:
-        return {Path(stage.path).with_suffix(".lock") for stage in self._stages_with_command()}
-
-    def _stages_with_command(self) -> list[PipelineStage]:
-        from dvc.stage import PipelineStage
-
-        return [stage for stage in self.stages.values() if isinstance(stage, PipelineStage)]
-
 
 def _patterns(targets: Sequence[str]) -> bool:
     """Whether some are patterns of names, as for `dvc repro --glob`."""
     return any(character in target for target in targets for character in "*?[")
-
-
-def _entries(lock: Path) -> list[str]:
-    """The names of the stages in a dvc.lock, in order."""
-    from dvc.utils.serialize import load_yaml
-
-    return list(load_yaml(str(lock)).get("stages", {})) if lock.is_file() else []
 
 
 @contextlib.contextmanager

@@ -126,8 +126,6 @@ class _Run:
                 if isinstance(error, Stopped):
                     error.add_note(self._kept())
                 raise
-        if self._ran:
-            self._project.order_lock_files()
         if self._failed:
             raise SightlineError(self._what_failed())
         count, same = self._ran, len(self._done) - self._ran
