@@ -20,7 +20,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> DiagnosedWorld:
 def diagnosis(world: DiagnosedWorld) -> Diagnosis:
     terms = Terms(0.35, 0.5)
     batches = {"batch_size": 16, "batches": 9, "seed": 3}
-    return look(world, **batches, thresholds=[0.2, 0.6], near=0.7, configured=terms, run="kdmcse")
+    return look(world, **batches, thresholds=[0.2, 0.6], configured=terms, run="kdmcse")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What one feature set holds: norms, columns, copies, neighbours, effective rank."""
+"""What one feature set holds: norms, rows that are zero or not finite, copies, the mean cosine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from torch import Tensor
 from sightline.cache import FeatureSet, FeatureSpec
 from sightline.cache.keys import Keys
 from sightline.cache.record import Provenance
-from train.diagnose.settings import Settings, Tell
-from train.evaluate.vectors import effective_rank
+from train.diagnose.settings import Tell
 
 CHUNK = 4096
 """Rows that are read, and scores per row that are held, at once."""
@@ -30,12 +29,7 @@ QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 _BINS = 60
 
 SHOWN = 10
-"""Rows, columns and pairs that a result names."""
-
-_SPECTRUM_ROWS = 50_000
-_WIDEST_GRAM = 4096  # a wider set is measured on this many rows
-_CONSTANT = 1e-6  # of the median column's range
-_ROUNDING = 1e-7  # singular values below this share of the largest are 0
+"""Rows that a result names."""
 
 Named = Callable[[Sequence[int]], list[str]]
 """Rows of a set → what they describe: paths of images, or texts."""
@@ -112,16 +106,12 @@ class Scan:
 
     Attributes:
         norms: float64 [n], not finite where a row is not.
-        low, high: float32 [d], the range of each column over the finite rows; inf and −inf if
-            there are none.
         total: float64 [d], the sum of the unit rows.
         twins: int64 [n], the number of the row's content: equal rows have equal numbers.
     """
 
     features: FeatureSet
     norms: NDArray[np.float64]
-    low: NDArray[np.float32]
-    high: NDArray[np.float32]
     total: NDArray[np.float64]
     twins: NDArray[np.int64]
 
@@ -166,7 +156,6 @@ def scan(features: FeatureSet, tell: Tell) -> Scan:
     """Read every row once."""
     count, dim = len(features), features.dim
     norms = np.empty(count)
-    low, high = np.full(dim, np.inf, np.float32), np.full(dim, -np.inf, np.float32)
     total = torch.zeros(dim, dtype=torch.float64)
     contents = np.empty((count, 2), np.uint64)
     for part in chunks(count):
@@ -175,8 +164,6 @@ def scan(features: FeatureSet, tell: Tell) -> Scan:
         norms[part] = lengths.numpy()
         finite = rows[torch.isfinite(lengths)]
         if len(finite):
-            low = np.minimum(low, finite.amin(dim=0).numpy())
-            high = np.maximum(high, finite.amax(dim=0).numpy())
             total += units(finite).sum(dim=0, dtype=torch.float64)
         contents[part] = [
             np.frombuffer(hashlib.blake2b(row.tobytes(), digest_size=16).digest(), np.uint64)
@@ -184,7 +171,7 @@ def scan(features: FeatureSet, tell: Tell) -> Scan:
         ]
         tell(f"read {features.path}", part.stop, count, "rows")
     _, twins = np.unique(contents, axis=0, return_inverse=True)
-    return Scan(features, norms, low, high, total.numpy(), twins.ravel())
+    return Scan(features, norms, total.numpy(), twins.ravel())
 
 
 def sample_size(wanted: int | None, rows: int, others: int, dim: int) -> int:
@@ -213,56 +200,6 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Near:
-    """Two rows and the cosine between them."""
-
-    cosine: float
-    one: str
-    other: str
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Each compared row and the most similar other row of the set.
-
-    Attributes:
-        compared: rows compared with all `of` others; fewer than `of` were drawn by the seed.
-        cosines: cosine of each compared row with its nearest other row.
-        bound: from this cosine on, two rows count as near-duplicates.
-        above: compared rows with a near-duplicate.
-        closest: the closest pairs, each once.
-    """
-
-    compared: int
-    of: int
-    cosines: Distribution
-    bound: float
-    above: int
-    closest: list[Near]
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """Singular values of the unit rows.
-
-    Attributes:
-        rows: of the matrix; fewer than the set's were drawn by the seed.
-        effective_rank: exp(−Σ p ln p), p = σ/Σσ (Roy and Vetterli 2007, eqs. 1–3): between 1, all
-            rows on one line, and the width, all directions used alike.
-        centred: the same after the mean row is subtracted, so that a direction which all rows
-            share does not count.
-        most: the largest rank that the shape allows.
-        shares: σ/Σσ of the centred rows, the largest first.
-    """
-
-    rows: int
-    effective_rank: float
-    centred: float
-    most: int
-    shares: list[float]
-
-
-@dataclass(frozen=True)
 class SetChecks:
     """What is known of one feature set.
 
@@ -272,13 +209,9 @@ class SetChecks:
         not_finite: rows that contain NaN or infinity; every other number leaves them out.
         zero: rows of length 0, which have no direction; cosines leave them out.
         norms: lengths of the finite rows as stored.
-        outlying: rows longer than `OUTLYING` medians.
-        constant: columns whose range over all finite rows is below a millionth of the median
-            column's, so that one value and rounding is all they hold; the first few by number.
         copies: rows that equal another row, of different images or texts.
         mean_cosine: mean over all pairs of different rows: 0 for directions spread evenly, 1 if
-            all rows point one way.
-        neighbours, spectrum, mean_cosine: None for fewer than two rows with a direction.
+            all rows point one way; None for fewer than two rows with a direction.
     """
 
     path: str
@@ -291,19 +224,11 @@ class SetChecks:
     not_finite: Rows
     zero: Rows
     norms: Distribution | None
-    outlying: Rows
-    constant: Rows
     copies: Rows
     mean_cosine: float | None
-    neighbours: Neighbours | None
-    spectrum: Spectrum | None
 
 
-OUTLYING = 10
-"""A row this many times longer than the median is named."""
-
-
-def check_set(scanned: Scan, named: Named, settings: Settings, tell: Tell) -> SetChecks:
+def check_set(scanned: Scan, named: Named) -> SetChecks:
     """Check a feature set, whose rows ``named`` names."""
     features, record = scanned.features, scanned.features.record
     finite = np.isfinite(scanned.norms)
@@ -314,12 +239,6 @@ def check_set(scanned: Scan, named: Named, settings: Settings, tell: Tell) -> Se
         return Rows(len(some), named(some[:SHOWN].tolist()))
 
     lengths = scanned.norms[finite]
-    middle = float(np.median(lengths)) if len(lengths) else 0.0
-    ranges = (
-        (scanned.high.astype(np.float64) - scanned.low) if len(lengths) else np.ones(features.dim)
-    )
-    same = np.flatnonzero(ranges <= _CONSTANT * np.median(ranges))
-    enough = len(usable) > 1
     return SetChecks(
         path=features.path.as_posix(),
         spec=record.spec,
@@ -331,12 +250,8 @@ def check_set(scanned: Scan, named: Named, settings: Settings, tell: Tell) -> Se
         not_finite=rows(~finite),
         zero=rows(scanned.norms == 0),
         norms=Distribution.of(lengths) if len(lengths) else None,
-        outlying=rows(finite & (scanned.norms > OUTLYING * middle) & (middle > 0)),
-        constant=Rows(len(same), [str(column) for column in same[:SHOWN]]),
         copies=_copies(scanned, named),
-        mean_cosine=_mean_cosine(scanned, len(usable)) if enough else None,
-        neighbours=_neighbours(features, usable, named, settings, tell) if enough else None,
-        spectrum=_spectrum(features, usable, settings.seed, tell) if enough else None,
+        mean_cosine=_mean_cosine(scanned, len(usable)) if len(usable) > 1 else None,
     )
 
 
@@ -351,91 +266,3 @@ def _copies(scanned: Scan, named: Named) -> Rows:
 def _mean_cosine(scanned: Scan, count: int) -> float:
     """Over all ordered pairs of different rows: (‖Σu‖² − n) / n(n − 1)."""
     return float((scanned.total @ scanned.total - count) / (count * (count - 1)))
-
-
-def _neighbours(
-    features: FeatureSet,
-    usable: NDArray[np.int64],
-    named: Named,
-    settings: Settings,
-    tell: Tell,
-) -> Neighbours:
-    count, bound = len(usable), settings.near
-    size = sample_size(settings.sample, count, count, features.dim)
-    chosen = draw(count, size, settings.seed, 0)
-    queries = read_units(features, usable[chosen])  # (q, d)
-    best = torch.full((len(chosen),), -torch.inf)
-    nearest = torch.zeros(len(chosen), dtype=torch.int64)
-    own = torch.from_numpy(chosen)
-    for part in chunks(count):
-        others = units(read(features, usable[part]))  # (m, d)
-        for some in chunks(len(chosen)):
-            scores = queries[some] @ others.T  # (≤ q, m)
-            where = own[some] - part.start
-            inside = torch.nonzero((where >= 0) & (where < len(others))).ravel()
-            scores[inside, where[inside]] = -torch.inf
-            highest, at = scores.max(dim=1)
-            better = highest > best[some]
-            best[some] = torch.where(better, highest, best[some])
-            nearest[some] = torch.where(better, at + part.start, nearest[some])
-        tell(f"neighbours in {features.path}", part.stop, count, "rows")
-    cosines = best.clamp(-1, 1).numpy()
-    return Neighbours(
-        compared=len(chosen),
-        of=count,
-        cosines=Distribution.of(cosines),
-        bound=bound,
-        above=int((cosines >= bound).sum()),
-        closest=_closest(cosines, usable[chosen], usable[nearest.numpy()], named),
-    )
-
-
-def _closest(
-    cosines: NDArray, one: NDArray[np.int64], other: NDArray[np.int64], named: Named
-) -> list[Near]:
-    pairs: dict[tuple[int, int], float] = {}
-    for row in np.argsort(-cosines, kind="stable"):
-        pair = int(min(one[row], other[row])), int(max(one[row], other[row]))
-        pairs.setdefault(pair, float(cosines[row]))
-        if len(pairs) == SHOWN:
-            break
-    names = named([row for pair in pairs for row in pair])
-    return [Near(cosine, names[2 * i], names[2 * i + 1]) for i, cosine in enumerate(pairs.values())]
-
-
-def _spectrum(features: FeatureSet, usable: NDArray[np.int64], seed: int, tell: Tell) -> Spectrum:
-    dim = features.dim
-    most = _SPECTRUM_ROWS if dim <= _WIDEST_GRAM else _WIDEST_GRAM
-    rows = usable[draw(len(usable), most, seed, 1)]
-    what = f"singular values of {features.path}"
-    if dim > len(rows):  # the smaller of the two Gram matrices
-        matrix = read_units(features, rows).double()
-        plain = torch.linalg.svdvals(matrix)
-        centred = torch.linalg.svdvals(matrix - matrix.mean(dim=0))
-        tell(what, len(rows), len(rows), "rows")
-    else:
-        gram = torch.zeros(dim, dim, dtype=torch.float64)
-        total = torch.zeros(dim, dtype=torch.float64)
-        for part in chunks(len(rows)):
-            some = units(read(features, rows[part])).double()
-            gram += some.T @ some
-            total += some.sum(dim=0)
-            tell(what, part.stop, len(rows), "rows")
-        plain = _roots(gram)
-        centred = _roots(gram - torch.outer(total, total) / len(rows))
-    # smaller ones are rounding, of the Gram matrix and of the mean
-    values = torch.where(centred < _ROUNDING * plain[0], 0.0, centred).numpy()
-    whole = values.sum()
-    return Spectrum(
-        rows=len(rows),
-        effective_rank=effective_rank(plain.numpy()),
-        centred=effective_rank(values),
-        most=min(len(rows) - 1, dim),
-        shares=(values / whole if whole > 0 else values).tolist(),
-    )
-
-
-def _roots(gram: torch.Tensor) -> torch.Tensor:
-    """Singular values of X from XᵀX, the largest first; what is rounding counts as 0."""
-    values = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0).sqrt()
-    return torch.where(values < _ROUNDING * values[0], 0.0, values)

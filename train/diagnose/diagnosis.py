@@ -26,7 +26,7 @@ from train.diagnose.pairs import (
 from train.diagnose.settings import Settings, Tell
 from train.diagnose.thresholds import Filter, check_filter
 
-SCHEMA = "sightline.diagnosis/2"
+SCHEMA = "sightline.diagnosis/3"
 _TEXTS = ("text", "teacher")
 
 
@@ -105,7 +105,7 @@ def diagnose(
         # before the slow checks, so that manifests of other data fail fast
         pairs = find_pairs(captions, images, image, text, "all", 0)
         trained = find_pairs(captions, images, image, text, settings.caption, settings.data_seed)
-    checks = tuple(check_set(each, names[each.features.path], settings, tell) for each in sets)
+    checks = tuple(check_set(each, names[each.features.path]) for each in sets)
     manifests = {"captions": captions, "images": images}
     said = {name: path.as_posix() for name, path in manifests.items() if path is not None}
     if pairs is None or trained is None or text is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from train.diagnose.checks import OUTLYING, Rows, SetChecks
+from train.diagnose.checks import Rows, SetChecks
 from train.diagnose.diagnosis import Diagnosis
 from train.diagnose.pairs import Cosines, CrossChecks
 from train.diagnose.thresholds import Filter, Removal
@@ -18,8 +18,6 @@ Said = tuple[Level, str]
 
 ONE_DIRECTION = 0.9
 """Mean cosine of random rows above which a set is reported as nearly one direction."""
-FEW_DIRECTIONS = 0.05
-"""Centred effective rank, as a share of what the shape allows, below which it is reported."""
 MUCH_REMOVED = 0.1
 """Share of the negatives above which a threshold is reported as removing many."""
 LITTLE_APART = 0.75
@@ -114,50 +112,17 @@ def _of_set(checks: SetChecks) -> Iterator[Said]:
             f"{_rows(checks.zero, checks.rows)} are all zeros and have no direction. Check what "
             "the encoder made of these inputs.",
         )
-    if checks.outlying.count and checks.norms is not None:
-        yield (
-            "notice",
-            f"{_rows(checks.outlying, checks.rows)} are longer than {OUTLYING} times the median "
-            f"norm ({checks.norms.median:.3g}). Cosines do not change, but heads see the raw rows.",
-        )
-    if checks.constant.count:
-        columns = ", ".join(checks.constant.examples)
-        more = ", …" if checks.constant.count > len(checks.constant.examples) else ""
-        yield (
-            "problem" if checks.constant.count == checks.spec.dim else "notice",
-            f"{checks.constant.count:,} of {checks.spec.dim:,} columns are constant "
-            f"({columns}{more}) and hold nothing. A few are harmless; many point to the encoder's "
-            "last layer, or to the file that the rows were imported from.",
-        )
-    yield from _of_directions(checks)
-
-
-def _of_directions(checks: SetChecks) -> Iterator[Said]:
-    spectrum, neighbours = checks.spectrum, checks.neighbours
     if checks.mean_cosine is not None and checks.mean_cosine > ONE_DIRECTION:
         yield (
             "problem",
             f"All rows point almost one way: the mean cosine of two rows is "
             f"{checks.mean_cosine:.3f}. Cosine thresholds cannot tell them apart.",
         )
-    if spectrum is not None and spectrum.centred < FEW_DIRECTIONS * spectrum.most:
-        yield (
-            "notice",
-            f"The rows use few directions: effective rank {spectrum.centred:.1f} of "
-            f"{spectrum.most:,} once the mean is subtracted.",
-        )
     if checks.copies.count:
         yield (
             "notice",
             f"{_rows(checks.copies, checks.rows)} equal another row exactly, although their inputs "
             "differ: as negatives of each other they cannot be told apart.",
-        )
-    if neighbours is not None and neighbours.above > checks.copies.count:
-        share = percent(neighbours.above / neighbours.compared)
-        yield (
-            "notice",
-            f"{neighbours.above:,} of {neighbours.compared:,} rows ({share}) have a "
-            f"near-duplicate: another row with a cosine of {neighbours.bound:g} or more.",
         )
 
 

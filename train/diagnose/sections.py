@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import matplotlib
@@ -62,11 +60,7 @@ _REMOVALS = (
     "Look for a threshold that removes negatives as similar as true pairs and few others: where "
     "the blue curve is flat, moving the threshold changes little."
 )
-_SETS = (
-    "Effective rank: the exponential of the entropy of the singular values of the rows, scaled to "
-    "length 1 (Roy and Vetterli 2007). Cosines leave out rows that are not finite or all zeros. "
-    "KDMCSE: Nguyen et al. 2024."
-)
+_SETS = "Cosines leave out rows that are not finite or all zeros. KDMCSE: Nguyen et al. 2024."
 
 
 def document_of(diagnosis: Diagnosis, *, page: bool = False) -> Document:
@@ -92,11 +86,8 @@ def document_of(diagnosis: Diagnosis, *, page: bool = False) -> Document:
         grids = tuple(_removals(each, diagnosis) for each in filters)
         notes = _about_thresholds(diagnosis)
         sections.append(Section(title, tuple(g for g in grids if g.rows), figure, notes))
-    grids = (_sets(diagnosis.sets), *(_closest(each) for each in diagnosis.sets))
-    figures = [drawing(each.path, "", partial(set_figure, each)) for each in diagnosis.sets]
     notes = (*map(_provenance, diagnosis.sets), _SETS)
-    drawings = tuple(itertools.chain.from_iterable(figures))
-    sections.append(Section("Sets", tuple(g for g in grids if g.rows), drawings, notes))
+    sections.append(Section("Sets", (_sets(diagnosis.sets),), notes=notes))
     title = "Features: " + " and ".join(each.path for each in diagnosis.sets)
     return Document(title, SCHEMA, tuple(sections), vars(diagnosis))
 
@@ -234,48 +225,20 @@ def _sets(sets: Sequence[SetChecks]) -> Grid:
             f"{values.mean:.4g} ± {values.sd:.3g}, from {values.least:.4g} to {values.greatest:.4g}"
         )
 
-    def rank(each: SetChecks) -> str:
-        spectrum = each.spectrum
-        if spectrum is None:
-            return ""
-        ranks = f"{spectrum.effective_rank:.1f}, centred {spectrum.centred:.1f}"
-        of = f" ({spectrum.rows:,} rows)" if spectrum.rows < each.rows else ""
-        return f"{ranks} of {spectrum.most:,}{of}"
-
-    def near(each: SetChecks) -> str:
-        neighbours = each.neighbours
-        if neighbours is None:
-            return ""
-        sample = f", a sample of {neighbours.of:,}" if neighbours.compared < neighbours.of else ""
-        return f"{neighbours.above:,} of {neighbours.compared:,} from {neighbours.bound:g}{sample}"
-
     rows = (
         row("rows × width", lambda each: f"{each.rows:,} × {each.spec.dim:,} {each.spec.dtype}"),
         row("norms: mean ± sd", norms),
-        row("rows above ten medians", lambda each: f"{each.outlying.count:,}"),
         row("not finite", lambda each: f"{each.not_finite.count:,}"),
         row("all zeros", lambda each: f"{each.zero.count:,}"),
-        row("constant columns", lambda each: f"{each.constant.count:,} of {each.spec.dim:,}"),
         row("failed inputs", lambda each: f"{sum(each.failed.values()):,}"),
         row("equal rows of different inputs", lambda each: f"{each.copies.count:,}"),
         row(
             "mean cosine of two rows (1: one direction)",
             lambda each: "" if each.mean_cosine is None else number(each.mean_cosine, ".3f"),
         ),
-        row("effective rank", rank),
-        row("near-duplicates", near),
     )
     header = ("", *(printable(each.path) for each in sets))
     return Grid("Sets", header, rows, left=len(header))
-
-
-def _closest(checks: SetChecks) -> Grid:
-    neighbours = checks.neighbours
-    rows = tuple(
-        GridRow(number(each.cosine, ".4f"), (text_cell(each.one), text_cell(each.other)))
-        for each in (neighbours.closest if neighbours else ())
-    )
-    return Grid(f"Closest rows of {checks.path}", ("cosine", "row", "other row"), rows, left=3)
 
 
 def _provenance(checks: SetChecks) -> str:
@@ -369,40 +332,6 @@ def removal_figure(filters: Sequence[Filter], whose: str) -> Figure | None:
     return figure
 
 
-def set_figure(checks: SetChecks) -> Figure:
-    """Norms, cosine to the nearest other row, and singular values of one set."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(_WIDTH, 2.7), layout="constrained")
-        norms, nearest, spectrum = figure.subplots(1, 3)
-        if checks.norms is not None:
-            _bars(norms, checks.norms)
-            norms.set_xlim(left=min(0.0, checks.norms.least))
-        norms.set_title("norms", loc="left", fontsize=10, fontweight="bold")
-        norms.set_xlabel("length of a row as stored")
-        if checks.neighbours is not None:
-            _bars(nearest, checks.neighbours.cosines)
-            if nearest.get_xlim()[1] > checks.neighbours.bound:
-                nearest.axvline(checks.neighbours.bound, color=INK, linewidth=1, linestyle="--")
-        nearest.set_title("nearest other row", loc="left", fontsize=10, fontweight="bold")
-        nearest.set_xlabel("cosine (dashed: near-duplicates from here)")
-        if checks.spectrum is not None and sum(checks.spectrum.shares) > 0:
-            shares = [share for share in checks.spectrum.shares if share > 0]
-            spectrum.plot(range(1, len(shares) + 1), shares, color=_MISMATCHED, linewidth=1.6)
-            spectrum.axvline(checks.spectrum.centred, color=INK, linewidth=1, linestyle="--")
-            spectrum.set_yscale("log")
-            spectrum.yaxis.set_major_formatter(_PERCENT)
-            spectrum.yaxis.set_minor_formatter(NullFormatter())
-        spectrum.set_title("singular values", loc="left", fontsize=10, fontweight="bold")
-        spectrum.set_xlabel("number (dashed: effective rank)")
-        spectrum.set_ylabel("share of the sum")
-        for axis in (norms, nearest):
-            axis.set_ylabel("rows")
-        for axis in (norms, nearest, spectrum):
-            axis.xaxis.label.set_fontsize(8.5)
-            clean(axis)
-    return figure
-
-
 def _removal_panel(axis: Axes, each: Filter) -> None:
     at = [removal.threshold for removal in each.removals]
     floor = _LEAST_SHARE
@@ -431,11 +360,6 @@ def _outline(axis: Axes, values: Distribution, colour: str, label: str) -> None:
     heights = np.array(values.counts) / max(values.counts)
     axis.stairs(heights, values.edges, color=colour, linewidth=1.4, fill=False, label=label)
     axis.stairs(heights, values.edges, color=colour, alpha=0.15, fill=True)
-
-
-def _bars(axis: Axes, values: Distribution) -> None:
-    axis.stairs(values.counts, values.edges, color=_MISMATCHED, alpha=0.85, fill=True)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def _mark_thresholds(axis: Axes, filters: Sequence[Filter], term: str, whose: str) -> None:

@@ -16,8 +16,6 @@ from train.run_spec import RunSpec
 if TYPE_CHECKING:
     from train.objectives.kdmcse import KDMCSEParams
 
-NEAR = 0.98
-"""Cosine from which two rows count as near-duplicates."""
 Tell = Callable[[str, int, int, str], None]
 """Takes what is being done, how many are done, how many there are, and their unit."""
 
@@ -54,9 +52,8 @@ class Settings(settings.Settings):
         data_seed: of that choice.
         seed: of the run whose batches are drawn, and of every sample.
         thresholds: to try; by default 0.1, 0.15 … 0.95.
-        sample: rows compared with all others, for ranks and neighbours; None: what 5e11
-            multiplications allow.
-        near: cosine from which two rows are near-duplicates.
+        sample: images and captions whose matches are ranked; None: what 5e11 multiplications
+            allow.
         configured: thresholds of the configuration.
         run: the run of params.yaml that batch size, captions and thresholds are from; None:
             defaults.
@@ -69,7 +66,6 @@ class Settings(settings.Settings):
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     thresholds: list[float] = []
     sample: int | None = Field(default=None, ge=2)
-    near: float = Field(default=NEAR, ge=0, le=1)
     configured: Terms = Terms()
     run: str | None = None
 

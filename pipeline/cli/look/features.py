@@ -46,7 +46,7 @@ def features(
     *,
     chosen: Settings,
 ) -> None:
-    """Look at features before training: matches, ranks, thresholds, duplicates, rank, columns.
+    """Look at features before training: matches, ranks, thresholds, rows without a direction.
 
     For sets below data/features, the data set follows from the path, and batch size and thresholds
     come from params.yaml; the options override them.
