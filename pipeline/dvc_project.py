@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sightline.errors import SaidElsewhere, SightlineError
+from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -52,16 +52,11 @@ class Commands(NamedTuple):
     instead: Sequence[Sequence[str]] | None = None
 
 
-def dry_run(targets: Sequence[str], options: Options) -> None:
-    """Print what `dvc repro --dry` prints.
-
-    Raises:
-        SaidElsewhere: DVC refuses, and says why.
-    """
+def dry_run(targets: Sequence[str], options: Options) -> bool:
+    """Print what `dvc repro --dry` prints; False if that is why DVC refuses."""
     flags = options.flags("force", "pull", "allow_missing")
     glob = ["--glob"] if _patterns(targets) else []
-    if subprocess.call([*DVC, "repro", "--dry", *flags, *glob, *targets]):
-        raise SaidElsewhere("dvc repro --dry")
+    return subprocess.call([*DVC, "repro", "--dry", *flags, *glob, *targets]) == 0
 
 
 class Project:

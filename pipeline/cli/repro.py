@@ -68,10 +68,10 @@ def repro(
     from pipeline.repro import repro as run_graph
 
     options = Options(force=force, pull=pull, allow_missing=allow_missing)
-    if dry:
-        dry_run(targets or [], options)
-    else:
+    if not dry:
         run_graph(targets or [], _jobs(params, jobs, devices), options)
+    elif not dry_run(targets or [], options):
+        raise typer.Exit(1)
 
 
 def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:

@@ -206,6 +206,28 @@ def test_a_graph_that_dvc_refuses_is_one_error(project):
         project.repro("other")
 
 
+def test_a_dry_run_is_what_dvc_prints_and_nothing_else(project):
+    project.graph(a=writing("a"))
+    project.write("params.yaml", demo_params_text())
+    command = [sys.executable, "-m", "pipeline.cli", "repro", "--dry"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def dry(target: str) -> subprocess.CompletedProcess[str]:
+        words = [*command, target]
+        return subprocess.run(
+            words, cwd=project.folder, env=environment, capture_output=True, text=True
+        )
+
+    runs = dry("a")
+    assert (runs.returncode, runs.stderr) == (0, "")
+    assert runs.stdout.startswith("Running stage 'a':\n")
+    assert not project.has("a")
+    refused = dry("other")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("ERROR: Stage 'other' not found")
+    assert "error: " not in refused.stderr
+
+
 SLOW = """
 import signal, subprocess, sys, time
 from pathlib import Path
