@@ -23,11 +23,8 @@ class MissingKeys(CacheError):
     """A set does not hold all requested keys."""
 
 
-class SaidElsewhere(SightlineError):
-    """Ends this process because of an error that another process of the same run reports.
-
-    The command line exits with 1 and prints nothing.
-    """
+class LostProcess(SightlineError):
+    """Another process of the same run ended, so what all take part in cannot continue."""
 
 
 def message_of(error: Exception) -> str | None:

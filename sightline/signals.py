@@ -6,12 +6,19 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Timer
 from types import FrameType
 
+from sightline.devices import is_first_process, of_several_processes
+from sightline.errors import LostProcess
+
 _AGAIN = 0.05  # seconds
+_OTHERS = 5.0  # seconds that a process other than 0 waits before it fails
+_LOST = 15.0  # seconds that one which lost another waits; launchers take less than one to end it
 
 
 class Stopped(BaseException):
@@ -85,6 +92,28 @@ def stop_on_signals() -> Heard:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background
             signal.signal(number, stop)
     return heard
+
+
+@contextmanager
+def one_of_several() -> Iterator[None]:
+    """The work of this process, if it is one of several that a launcher ends when one has failed.
+
+    All of them find the same mistake, and losing another process is none of its own: process 0
+    fails at once, the others if the launcher does not end them for `_OTHERS` seconds, and those
+    that lost another one last. So it is said once, by one that knows what happened.
+
+    Raises:
+        Stopped: the launcher has ended this process after an error of its own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if of_several_processes():
+            if isinstance(error, LostProcess):
+                time.sleep(_LOST)
+            elif not is_first_process():
+                time.sleep(_OTHERS)
+        raise
 
 
 def killed_by(number: int) -> str:

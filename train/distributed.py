@@ -2,7 +2,8 @@
 
 `torchrun` or `accelerate launch` starts them and passes each its number in environment variables.
 Objects and CPU tensors go over gloo, GPU tensors over NCCL. Only process 0 owns the run's folder.
-When a process is lost, the others end, and the same command resumes from the last checkpoint.
+When a process fails or is lost, the others end (`sightline.signals.one_of_several`), and the same
+command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sightline.devices import of_several_processes, pick_device, rank_and_count
-from sightline.errors import SaidElsewhere, SightlineError
+from sightline.errors import LostProcess, SightlineError
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +37,6 @@ _ALONE = 1 << 16  # numbers of a gradient that is added up by itself; smaller on
 _groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
 
 T = TypeVar("T")
-
-
-class LostProcess(SightlineError):
-    """Another process of the run ended, so what all take part in cannot continue."""
 
 
 class Processes:
@@ -112,43 +109,16 @@ class Processes:
         """What ``act``, without any exchange, returns in process 0, which alone calls it.
 
         Raises:
-            Exception: in process 0, what ``act`` raised.
-            SaidElsewhere: in the others, then.
+            Exception: in process 0, what ``act`` raised; the others lose it then.
         """
         if self.count == 1:
             return act()
         import torch.distributed as dist
 
-        results: list[Any] = [None]
-        with self.one_outcome():
-            if self.main:
-                results = [act()]
+        results: list[Any] = [act() if self.main else None]
         with _waiting():
             dist.broadcast_object_list(results, src=0)
         return results[0]
-
-    @contextmanager
-    def one_outcome(self) -> Iterator[None]:
-        """A block without any exchange, after which all processes go on, or none.
-
-        Raises:
-            Exception: what the block raised, in the first process where it failed.
-            SaidElsewhere: in the others.
-        """
-        if self.count == 1:
-            yield
-            return
-        error = None
-        try:
-            yield
-        except Exception as raised:
-            error = raised
-        messages = self.every(None if error is None else str(error) or type(error).__name__)
-        for rank, message in enumerate(messages):
-            if message is not None:
-                if error is not None and rank == self.rank:
-                    raise error
-                raise SaidElsewhere(f"process {rank} ended the run: {message}") from error
 
     # ---- tensors --------------------------------------------------------------------------------
 

@@ -220,8 +220,7 @@ class Loop:
         unseen, self._unseen = self._unseen, []
         bad = first_bad(unseen, norm_counts=self._norm_counts)
         if bad is not None:
-            with self._processes.one_outcome():
-                raise self._non_finite(*bad)
+            raise self._non_finite(*bad)
 
     def _pause(self) -> None:
         """Count the time since the first step after the last pause."""
@@ -259,12 +258,11 @@ class Loop:
         """Score the weights, keep them when they are a new best, and stop early if none came."""
         assert self._dev_score is not None
         state, score = self.state, self._processes.on_main(self._dev_score)
-        with self._processes.one_outcome():
-            if not math.isfinite(score):
-                raise SightlineError(
-                    f"the dev score of step {state.step} is {score}: all embeddings are equal or "
-                    "not finite; lower the learning rate"
-                )
+        if not math.isfinite(score):
+            raise SightlineError(
+                f"the dev score of step {state.step} is {score}: all embeddings are equal or "
+                "not finite; lower the learning rate"
+            )
         if state.best is None or score > state.best:
             state.best, state.best_step = score, state.step
             self._processes.on_main(self._save_best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.cache.prepared import hub_datasets
 from sightline.devices import device_name
 from sightline.digest import digest
-from sightline.errors import SightlineError
+from sightline.errors import LostProcess, SightlineError
 from sightline.hardware import cpu_warning, processor
 from sightline.progress import Say, to_stderr
 from train.data import first_paired
@@ -62,7 +63,6 @@ def train_run(
         BusyError: another run writes to the same folder.
         NonFiniteLoss: a loss or gradient became NaN or infinite.
         LostProcess: another process of the run ended; the last checkpoint is resumed from.
-        SaidElsewhere: in the other processes, whatever one of them raises.
     """
     with joined(spec.device) as processes, ExitStack() as stack:
         main = processes.main
@@ -70,13 +70,10 @@ def train_run(
         folder = RunFolder(spec.out, spec.inputs)
 
         # open the inputs
-        with processes.one_outcome():
-            inputs = RunInputs.open(spec, processes.count)
-            if folder.outdated(inputs.digest, inputs.code):
-                training_device(spec, processes)  # a finished run needs none, nor PyTorch's import
-        starts = processes.every((inputs.digest, inputs.code))
-        with processes.one_outcome():
-            _require_equal(starts)
+        inputs = RunInputs.open(spec, processes.count)
+        if folder.outdated(inputs.digest, inputs.code):
+            training_device(spec, processes)  # a finished run needs none, nor PyTorch's import
+        _require_equal(processes.every((inputs.digest, inputs.code)))
 
         def claim() -> RunSummary | None:
             stack.enter_context(folder.claimed())
@@ -94,9 +91,8 @@ def train_run(
         state = processes.on_main(lambda: to_resume(inputs, folder, tell)) or new_state(inputs)
         if state.processes[-1:] != [processes.count]:
             state.processes.append(processes.count)
-        with processes.one_outcome():
-            device = training_device(spec, processes)
-            model, tokenizer = build_model(inputs)
+        device = training_device(spec, processes)
+        model, tokenizer = build_model(inputs)
 
         def begin() -> None:
             _warn(inputs, device, _steps(inputs), tell)
@@ -131,11 +127,14 @@ def train_run(
             callbacks=[*shown, stop, *callbacks],
         )
         if state.step:
-            with processes.one_outcome():
-                loop.load(folder.tensors_of(state))
+            loop.load(folder.tensors_of(state))
         try:
             with stop:
                 loop.run()
+        except LostProcess:
+            if stop.asked is not None:  # by the launcher, because of the process that was lost
+                signal.raise_signal(stop.asked)
+            raise
         except BaseException as error:
             if stop.asked is not None and not isinstance(error, Exception):
                 error.add_note(_kept(inputs, folder))

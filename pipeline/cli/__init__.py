@@ -31,24 +31,21 @@ def main() -> None:
     import gc
     import os
 
-    from sightline.errors import SaidElsewhere, message_of
-    from sightline.signals import Stopped, stop_on_signals
+    from sightline.errors import message_of
+    from sightline.signals import Stopped, one_of_several, stop_on_signals
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
     # importing torch and transformers creates millions of objects, none of them garbage
     gc.set_threshold(100_000, 20, 50)
     heard = stop_on_signals()
     try:
-        from pipeline.cli.commands import app
+        with one_of_several():
+            from pipeline.cli.commands import app
 
-        app()
+            app()
     except Stopped as stop:
         _stopped(stop, stop)
-    except SaidElsewhere as error:
-        heard.ignored = True
-        _fail("", 1, error)
     except Exception as error:
-        # a launcher ends the other processes of the run, which fail on their own
         heard.ignored = True
         message = message_of(error)
         if message is None and heard.stop:  # a library caught it, and failed in its own way
@@ -59,9 +56,11 @@ def main() -> None:
 
 
 def _stopped(stop: Stopped, error: BaseException) -> None:
-    from sightline.devices import is_first_process
+    from sightline.devices import is_first_process, of_several_processes
 
-    _fail(str(stop) if is_first_process() else "", 128 + stop.number, error)
+    # of several processes, one that kept nothing is ended because of what others say
+    told = is_first_process() and (hasattr(stop, "__notes__") or not of_several_processes())
+    _fail(str(stop) if told else "", 128 + stop.number, error)
 
 
 def _unforeseen(error: Exception) -> str:

@@ -16,6 +16,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from sightline.errors import SightlineError
 from train.run_spec import RunSpec
 
 LIMIT = 300.0
@@ -35,7 +36,7 @@ _forks.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run, by rank: exit codes (minus a signal's number), and output."""
+    """The outcome of a run, by rank: exit codes (minus a killing signal's number), and output."""
 
     codes: list[int]
     said: list[str]
@@ -55,19 +56,20 @@ def run_processes(
     act: str = "",
     rank: int = 0,
     at: str = "",
-    launcher: float | None = None,
+    launcher: bool = True,
     limit: float = 60.0,
     gradients: bool = False,
 ) -> list[Outcome]:
-    """Train some runs, one after the other, in the same processes.
+    """Train some runs, one after the other, in the same processes, which end after a failure.
 
     Args:
         specs: one for all processes, or a tuple of one for each.
         started: which of ``count`` processes are started; None starts all.
-        act: what happens ``at`` a point in process ``rank``: ``kill``, ``terminate``, or "".
+        act: what happens ``at`` a point in process ``rank``: ``kill``, ``terminate``, ``fail``,
+            or "".
         at: ``terms K``, ``gather K`` or ``add K`` (of the Kth micro-batch), ``dev K`` (score).
-        launcher: seconds after the first end of a process after which the others get SIGTERM, as
-            from `torchrun`; None sends none.
+        launcher: ends the others with SIGTERM once one has failed, as `torchrun` does; without,
+            those that lost a process wait a second for it.
         limit: seconds that processes wait for those that have not started.
         gradients: compute in float64, and keep every step's gradients in ``<out>-<rank>.pt``.
     """
@@ -83,7 +85,8 @@ def run_processes(
             own = [each[number] if isinstance(each, tuple) else each for each in specs]
             environment = {**told, "RANK": str(number), "LOCAL_RANK": str(number)}
             breaks = (act, at) if number == rank else ("", "")
-            given = (number, own, file, environment, limit, breaks, gradients)
+            patience = None if launcher else 1.0
+            given = (number, own, file, environment, limit, patience, breaks, gradients)
             processes.append(_forks.Process(target=_train, args=given))
         for process in processes:
             process.start()
@@ -93,14 +96,16 @@ def run_processes(
     return [Outcome([code for _, code in run], [said for said, _ in run]) for run in of_runs]
 
 
-def _await(processes: Sequence[Any], launcher: float | None) -> None:
+def _await(processes: Sequence[Any], launcher: bool) -> None:
     """Wait for all to end, as the launcher would."""
-    wait([process.sentinel for process in processes], LIMIT)
-    if launcher is not None:
-        time.sleep(launcher)
-        for process in processes:
-            if process.is_alive():
+    end, left = time.monotonic() + LIMIT, list(processes)
+    while left and wait([process.sentinel for process in left], end - time.monotonic()):
+        left = [process for process in left if process.is_alive()]
+        if launcher and any(process.exitcode for process in processes):
+            time.sleep(0.1)
+            for process in left:
                 process.terminate()
+            break
     for process in processes:
         process.join(LIMIT)
         process.kill()
@@ -111,7 +116,7 @@ def _ends(file: Path, process: Any) -> list[tuple[str, int]]:
     """Output and exit code of every run of a process, also of one in which it was killed."""
     *ended, rest = re.split(r"^ended (\d+)\n", file.read_text(errors="replace"), flags=re.M)
     ends = [(said, int(code)) for said, code in zip(ended[::2], ended[1::2], strict=True)]
-    return ends + ([(rest, process.exitcode)] if process.exitcode else [])
+    return ends + ([(rest, process.exitcode)] if process.exitcode < 0 else [])
 
 
 # ---- in a process of a run ----------------------------------------------------------------------
@@ -123,6 +128,7 @@ def _train(
     said: Path,
     environment: dict[str, str],
     limit: float,
+    patience: float | None,
     breaks: tuple[str, str],
     gradients: bool,
 ) -> None:
@@ -131,6 +137,7 @@ def _train(
 
     from pipeline import cli
     from pipeline.cli import commands
+    from sightline import signals
     from train import distributed
     from train import train_run as training
 
@@ -140,7 +147,9 @@ def _train(
     os.environ.update(environment)
     torch.set_num_threads(1)
     distributed.ARRIVAL_LIMIT = limit
-    _break_at(*breaks)
+    if patience is not None:
+        signals._LOST = patience
+    break_at(*breaks)
     if gradients:
         features_in_double(pytest.MonkeyPatch())
     for spec in specs:
@@ -159,6 +168,8 @@ def _train(
             code = end.code
         print(f"ended {code}", flush=True)
         sys.stderr.flush()
+        if code:
+            sys.exit(code)
 
 
 def features_in_double(patch: Any) -> None:
@@ -195,7 +206,7 @@ def gradients_of(file: Path) -> Any:
     return Gradients()
 
 
-def _break_at(act: str, at: str) -> None:
+def break_at(act: str, at: str) -> None:
     """End or signal this process when it reaches the point."""
     from train import train_run as training
     from train.distributed import Processes
@@ -213,6 +224,8 @@ def _break_at(act: str, at: str) -> None:
     real, calls = getattr(owner, method), []
 
     def watching(*given: Any, **named: Any) -> Any:
+        if len(calls) == int(number) and act == "fail":
+            raise SightlineError("no space left")
         if len(calls) == int(number):
             os.kill(os.getpid(), signal.SIGKILL if act == "kill" else signal.SIGTERM)
         calls.append(number)

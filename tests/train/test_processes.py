@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +89,7 @@ def test_each_process_draws_its_own_dropout_in_every_micro_batch():
     assert len(set(seeds)) == len(seeds)
 
 
-# ---- runs and bad starts, one after the other in the same two processes --------------------------
+# ---- runs, one after the other in the same two processes -----------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +102,10 @@ def outcomes(world: World, root: Path) -> dict[str, Outcome]:
     """``unbroken`` has dropout, six steps and three dev scores."""
     unbroken = world.spec(root / "unbroken", "mcse", train=TRAIN)
     bf16 = {**TRAIN, "precision": "bf16", "max_steps": 2, "chunk": 2}
-    fine = world.spec(root / "refused")
-    missing = world.spec(root / "refused", dev=root / "nowhere.tsv")
     specs = {
         "unbroken": unbroken,
         "finished": unbroken,
         "bf16": world.spec(root / "bf16", "mcse", train=bf16),
-        "odd": world.spec(root / "refused", train={"batch_size": 7}),
-        "different": (fine, world.spec(root / "refused", train={"learning_rate": 2e-3})),
-        "missing in one": (fine, missing),
-        "missing in both": missing,
     }
     return dict(zip(specs, run_processes(list(specs.values())), strict=True))
 
@@ -132,31 +130,44 @@ def test_bf16_trains_in_two_processes(outcomes, root):
     assert {each.dtype for each in weights_of(root / "bf16").values()} == {torch.float32}
 
 
+# ---- processes that fail, end or never start -----------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("changes", "alone", "message"),
     [
-        ("odd", "batch_size is 7, which 2 processes cannot share evenly; give a multiple of 2"),
-        ("different", "process 1 was started with different parameters or inputs than process 0"),
-        ("missing in one", "nowhere.tsv: no such dev set"),
-        ("missing in both", "nowhere.tsv: no such dev set"),
+        ({"train": {"batch_size": 7}}, False, "batch_size is 7, which 2 processes cannot share"),
+        ({"train": {"learning_rate": 2e-3}}, True, "process 1 was started with different param"),
+        ({"dev": Path("nowhere.tsv")}, True, "nowhere.tsv: no such dev set"),
+        ({"dev": Path("nowhere.tsv")}, False, "nowhere.tsv: no such dev set"),
     ],
 )
-def test_a_bad_start_is_one_error(outcomes, root, name, message):
-    assert outcomes[name].codes == [1, 1], outcomes[name].said
-    (error,) = outcomes[name].errors
+def test_a_bad_start_of_one_process_or_both_is_one_error(world, tmp_path, changes, alone, message):
+    bad = world.spec(tmp_path / "run", **changes)
+    spec = (world.spec(tmp_path / "run"), bad) if alone else bad
+    (outcome,) = run_processes([spec])
+    assert sorted(outcome.codes) == [1, 143], outcome.said
+    (error,) = outcome.errors
     assert message in error
-    assert not (root / "refused").exists()
+    assert not (tmp_path / "run").exists()
 
 
-# ---- processes that end or never start -----------------------------------------------------------
+def test_a_loss_that_is_not_finite_in_all_processes_is_one_error(world, tmp_path):
+    spec = world.spec(tmp_path / "run", train={**TRAIN, "learning_rate": 1e30})
+    (outcome,) = run_processes([spec])
+    assert outcome.codes == [1, 143], outcome.said
+    (error,) = outcome.errors
+    assert "Nothing is saved after it" in error
+    assert (tmp_path / "run/failure.json").is_file()
+
 
 BREAKS = [
-    # what happens, to which process, where, when the launcher ends the rest, the step that is kept
-    ("kill", 1, "terms 0", None, 0),
-    ("kill", 0, "dev 1", None, 2),  # step 4 is done, and not scored yet
-    ("kill", 1, "gather 2", None, 4),
-    ("kill", 0, "add 1", 0.0, 4),
-    ("terminate", 1, "terms 0", None, 5),
+    # what happens, to which process, where, the step that is kept
+    ("kill", 1, "terms 0", 0),
+    ("kill", 0, "dev 1", 2),  # step 4 is done, and not scored yet
+    ("fail", 1, "gather 2", 4),
+    ("fail", 0, "add 1", 4),
+    ("terminate", 1, "terms 0", 5),
 ]
 
 
@@ -165,20 +176,17 @@ def test_a_run_that_is_broken_again_and_again_ends_as_an_unbroken_one(
 ):
     out, before = tmp_path / "run", 0
     spec = world.spec(out, "mcse", train=TRAIN)
-    for act, rank, at, launcher, step in BREAKS:
-        (broken,) = run_processes([spec], act=act, rank=rank, at=at, launcher=launcher)
+    for act, rank, at, step in BREAKS:
+        (broken,) = run_processes([spec], act=act, rank=rank, at=at)
         assert (f"resuming after step {before}" in broken.said[0]) == (before > 0)
         if act == "terminate":
             assert broken.codes == [143, 143], broken.said
             (line,) = broken.errors
             assert f"stopped by SIGTERM: mcse: step {step} of 6 is kept" in line
-        elif launcher is None or broken.codes[1 - rank] == 1:
-            assert (broken.codes[rank], broken.codes[1 - rank]) == (-9, 1), broken.said
-            (error,) = broken.errors
-            assert "another process of this run has ended" in error
-            assert "rerun the same command to resume from the last checkpoint" in error
-        else:  # the launcher's signal came first, and the launcher says what happened
-            assert (broken.codes[rank], broken.codes[1 - rank]) == (-9, 143), broken.said
+        else:  # the launcher says what was killed, and the other one nothing
+            code = -9 if act == "kill" else 1
+            assert (broken.codes[rank], broken.codes[1 - rank]) == (code, 143), broken.said
+            assert broken.errors == ["error: no space left"] * (act == "fail")
         assert kept_step(out) == step
         before = step
     (resumed,) = run_processes([spec])
@@ -190,16 +198,18 @@ def test_a_run_that_is_broken_again_and_again_ends_as_an_unbroken_one(
     assert curves_of(found) == curves_of(expected)
 
 
-def test_each_survivor_says_what_happened_and_one_process_resumes_the_run_of_three(
+def test_survivors_without_a_launcher_say_what_happened_and_one_process_resumes_the_run_of_three(
     features, tmp_path
 ):
     alone, out = tmp_path / "alone", tmp_path / "run"
     case = case_of(features, "mcseo")
     told = {"max_steps": 6, "learning_rate": 1e-3, "eval_steps": 99, "save_steps": 2}
-    (broken,) = run_processes([case.spec(out, **told)], 3, act="kill", rank=0, at="terms 3")
+    spec = case.spec(out, **told)
+    (broken,) = run_processes([spec], 3, act="kill", rank=0, at="terms 3", launcher=False)
     assert broken.codes == [-9, 1, 1], broken.said
     assert len(broken.errors) == 2
     assert all("another process of this run has ended" in error for error in broken.errors)
+    assert all("rerun the same command to resume from the" in error for error in broken.errors)
     assert kept_step(out) == 2
     found, expected = (train_run(case.spec(each, **told), say=silent) for each in (out, alone))
     assert (found.processes, expected.processes) == ((3, 1), (1,))
@@ -217,13 +227,11 @@ def test_processes_that_never_start_are_missed_by_those_that_did(
 ):
     spec = world.spec(tmp_path / "run")
     (outcome,) = run_processes([spec], count, started=started, limit=2.0)
-    assert outcome.codes == [1] * len(started)
-    assert len(outcome.errors) == len(started)  # each says so, once
-    assert "error: the processes of this run did not meet within 2 s" in outcome.errors[0]
-    assert message in outcome.errors[0]
-    assert f"start all {count} with torchrun" in outcome.errors[0]
-    if len(started) == 2:  # the others wait for process 0, which has given up
-        assert "another process of this run has ended" in outcome.errors[1]
+    assert outcome.codes == [1, 143][: len(started)]
+    (error,) = outcome.errors
+    assert "error: the processes of this run did not meet within 2 s" in error
+    assert message in error
+    assert f"start all {count} with torchrun" in error
     assert not (tmp_path / "run").exists()
 
 
@@ -244,3 +252,47 @@ def test_an_incomplete_launcher_environment_is_refused(
         monkeypatch.setenv(each, given)
     with pytest.raises(SightlineError, match=message):
         train_run(world.spec(tmp_path / "run"))
+
+
+# ---- the real launcher ---------------------------------------------------------------------------
+
+TORCHRUN = """
+import os, pickle, sys
+from pathlib import Path
+from pipeline import cli
+from pipeline.cli import commands
+from process_runs import break_at
+from train.train_run import train_run
+
+spec, act, rank = pickle.loads(Path(sys.argv[1]).read_bytes())
+if os.environ["RANK"] == str(rank):
+    break_at(act, "terms 3")
+commands.app = lambda: train_run(spec)
+cli.console()
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "rank"), [("fail", 1), pytest.param("kill", 0, marks=pytest.mark.slow)]
+)
+def test_under_torchrun_the_message_of_the_process_that_failed_is_our_last(
+    world, tmp_path, act, rank
+):
+    (tmp_path / "run.py").write_text(TORCHRUN)
+    spec = world.spec(tmp_path / "run", train=TRAIN)
+    (tmp_path / "spec").write_bytes(pickle.dumps((spec, act, rank)))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
+    ended = subprocess.run(
+        [*launcher, tmp_path / "run.py", tmp_path / "spec"],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 1
+    ours = [line for line in ended.stderr.splitlines() if line.startswith(("simcse: ", "error: "))]
+    assert ours[-1].startswith("error: no space left" if act == "fail" else "simcse: step ")
+    assert sum(line.startswith(("error: ", "stopped")) for line in ours) == (act == "fail")
+    assert kept_step(tmp_path / "run") == 2
