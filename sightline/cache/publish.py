@@ -21,7 +21,7 @@ from sightline.cache.record import (
     write_record,
 )
 from sightline.cache.rows import Rows, Shard, joined, rows_in
-from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, Format, shard_name
+from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, shard_name
 from sightline.errors import CacheError
 from sightline.output import Output
 
@@ -71,37 +71,16 @@ def _write(
             return there[name], rows.digests[found]
     values = rows.gather(found)
     digests = rows.format.digests(values)
-    name, computed = shard_name(keys, digests, suffix), merged(rows.computed(found))
-    record = _as_it_is(output, rows.format, name, keys, digests, computed)
-    if record is None:
-        data = rows.format.encode(keys, values)
-        output.write(name, data)
-        record = _record(name, data, len(keys), computed)
+    name, data = shard_name(keys, digests, suffix), rows.format.encode(keys, values)
+    output.write(name, data)
+    record = ShardRecord(
+        name=name,
+        blake3=blake3(data).hexdigest(),
+        bytes=len(data),
+        rows=len(keys),
+        computed=merged(rows.computed(found)),
+    )
     return record, digests
-
-
-def _as_it_is(
-    output: Output, format_: Format, name: str, keys: Keys, digests: Digests, computed: Computed
-) -> ShardRecord | None:
-    """The shard of this name, if it is there and holds these rows, whatever bytes it has.
-
-    Another version of a library may have written other bytes for the same rows.
-    """
-    path = output.folder / name
-    if not path.is_file() or path.is_symlink():
-        return None
-    record = _record(name, path.read_bytes(), len(keys), computed)
-    try:
-        there, rows = format_.open(output.folder, record)
-        same = (there == keys).all() and (format_.digests(rows) == digests).all()
-    except CacheError:
-        return None
-    return record if same else None
-
-
-def _record(name: str, data: bytes | memoryview, rows: int, computed: Computed) -> ShardRecord:
-    digest = blake3(data).hexdigest()
-    return ShardRecord(name=name, blake3=digest, bytes=len(data), rows=rows, computed=computed)
 
 
 def publish(

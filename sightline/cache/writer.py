@@ -348,7 +348,6 @@ class SetWriter:
             assert self._there.record is not None
             self._finish(kept_failed)
             return self._there.record
-        # else a file that holds the right rows among damaged bytes would stay
         self._output.remove(shard.name for shard in self._there.sound.dropped)
         own = len(kept) or any(self._there.owns(rows) for rows in self._copies)
         kept, small = self._split_small(kept)

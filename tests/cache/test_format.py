@@ -19,7 +19,6 @@ from stub_set import (
     KEYS,
     KINDS,
     SPECS,
-    Forger,
     every_kind,
     every_table,
     files,
@@ -30,7 +29,7 @@ from stub_set import (
 )
 from xxhash import xxh3_128
 
-from sightline.cache import CacheError, verify, write_tokens
+from sightline.cache import CacheError, write_tokens
 from sightline.cache.record import FILE_NAME, SCHEMA, read_record, refuse_other_kinds
 from sightline.cache.shards import format_of
 from sightline.cache.tables import SHARD_ROWS
@@ -44,31 +43,6 @@ def test_a_digest_does_not_depend_on_how_arrow_holds_the_values(world, kind):
     parts = [twice.slice(len(rows) + i, 1) for i in range(len(rows))]
     otherwise = pa.concat_tables([rows.slice(0, 0), *parts])
     np.testing.assert_array_equal(form.digests(otherwise), form.digests(rows))
-
-
-@every_table
-def test_rows_that_another_version_of_a_library_wrote_are_kept(world, kind):
-    """A shard is named by its rows: other bytes of the same rows are recorded as they are."""
-    folder = world / kind
-    record, shard = read_record(folder), Forger(folder).shard()
-    pq.write_table(pq.read_table(shard), shard, compression="none")
-    other = shard.read_bytes()
-    (folder / FILE_NAME).unlink()
-    make(folder, kind)
-    assert read_record(folder).content_digest == record.content_digest
-    assert shard.read_bytes() == other
-    assert verify(folder, rows=True) == []
-
-
-def test_another_shard_under_the_name_of_one_is_replaced(tmp_path):
-    """Only its own rows make a file the shard that its name says."""
-    folder, ids = tmp_path / "set", [[1, i] for i in range(40)]
-    write_tokens(folder, HEADER, KEYS[:40], ids)
-    before, shard = files(folder), Forger(folder).shard()
-    pq.write_table(pq.read_table(shard).take([1, 0, *range(2, 40)]), shard)
-    write_tokens(folder, HEADER, KEYS[:40], ids)
-    assert files(folder).items() >= before.items()
-    assert verify(folder, rows=True) == []
 
 
 def test_the_digest_of_tokens_does_not_depend_on_the_order_of_texts(world):
