@@ -12,7 +12,6 @@ An output that is a single file is replaced only if its first bytes show that we
 
 from __future__ import annotations
 
-import filecmp
 import json
 import os
 import re
@@ -204,27 +203,21 @@ class Output:
         self._list(names)
 
     def write(self, name: str, *pieces: bytes | memoryview) -> Path:
-        """Replace our file ``name`` with ``pieces``, durably and atomically.
-
-        A file that is not ours is adopted if it has exactly these bytes.
-        """
+        """Replace our file ``name`` with ``pieces``, durably and atomically."""
         path = self.folder / name
-        if not self._is_plain(name) or path.read_bytes() != b"".join(pieces):
-            self.check([name])
-            self._list({name} - self.owned)
+        self.check([name])
+        self._list({name} - self.owned)
         write_bytes(path, *pieces, via=self.unfinished)
-        self.owned.add(name)
         return path
 
     def move_in(self, made: Path) -> list[str]:
         """Move every file of ``made``, a folder of this run, into the output; returns their names.
 
-        A file that is not ours is adopted if it has exactly the bytes of the new one; if another
-        one has such a name, nothing is moved.
+        If a file that is not ours has such a name, nothing is moved.
         """
         _make_durable(made)
         files = {name: made / name for name in _files_below(made)}
-        self.check(name for name, path in files.items() if not self._holds(name, path))
+        self.check(files)
         self._list(files.keys() - self.owned)
         for name, path in files.items():
             target = self.folder / name
@@ -315,14 +308,6 @@ class Output:
             if path.is_symlink() or (path.exists() and not path.is_dir()):
                 return path
         return None
-
-    def _is_plain(self, name: str) -> bool:
-        path = self.folder / name
-        return self._detour(name) is None and path.is_file() and not path.is_symlink()
-
-    def _holds(self, name: str, path: Path) -> bool:
-        """Whether our folder holds a plain file ``name`` with the bytes of ``path``."""
-        return self._is_plain(name) and filecmp.cmp(path, self.folder / name, shallow=False)
 
     def _tidy(self) -> None:
         """Remove a run folder that contains only the lock."""

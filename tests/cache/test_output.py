@@ -78,6 +78,7 @@ NEXT = '{"schema": "sightline.next/1", "files": ["../precious"]}'
     ("name", "text", "fault"),
     [
         ("out/a", "mine", f"out/a: already exists, and {RECORD} does"),
+        ("out/a", "1", f"out/a: already exists, and {RECORD} does"),  # the very bytes of ours
         ("out/sub/c", "mine", f"out/sub/c: already exists, and {RECORD} does"),
         ("out/sub", "mine", "out/sub: is a file"),
         *((f"out/{RECORD}", text, FOREIGN) for text in ("{}", "[]", "no json", '{"files": ["a"]}')),
@@ -162,13 +163,6 @@ def test_the_next_record_makes_a_killed_run_s_files_ours(out):
     assert next_names(out, RECORD) == {"b", "c"}  # "d" may be somebody's from now on
     publish(out, a="3")
     assert [*content(out.parent)] == ["out/a", f"out/{RECORD}"]
-
-
-def test_a_file_with_the_same_bytes_is_adopted(out):
-    write(out / "a", "1")
-    publish(out, a="1")
-    publish(out, a="2")
-    assert (out / "a").read_text() == "2"
 
 
 def test_one_writer_at_a_time(tmp_path):
