@@ -49,7 +49,6 @@ class WriterLock:
 
     Attributes:
         alone: no other run or worker holds it.
-        found_empty: ``lock`` existed and was empty; it is left empty again.
         token: a random name, which runs keep for as long as the file is there: what has it in its
             own name is theirs.
 
@@ -62,7 +61,6 @@ class WriterLock:
     ) -> None:
         self.path = folder / "lock"
         self.alone = False
-        self.found_empty = False
         self.token = ""
         self._worker, self._join = worker, join
         self._patience = patience
@@ -72,10 +70,8 @@ class WriterLock:
     def __enter__(self) -> WriterLock:
         if fcntl is None:
             raise SightlineError(f"{self.path}: this system has no file locks; use Linux or macOS")
-        there = os.path.lexists(self.path)
         handle = self._opened_and_locked()
         found = os.pread(handle, 1 << 16, 0)
-        self.found_empty = there and not found
         if not _ours(found):
             os.close(handle)
             raise SightlineError(
@@ -97,8 +93,6 @@ class WriterLock:
     def __exit__(self, *error: Any) -> None:
         if self._handle is None:
             return
-        if self.alone and self.found_empty:
-            os.truncate(self._handle, 0)
         _held.discard(self._identity)
         os.close(self._handle)  # which releases it
         self._handle = None

@@ -140,8 +140,7 @@ class Output:
                 if lock.alone:
                     with suppress(OSError):
                         self.unfinished.rmdir()
-                    if not lock.found_empty:
-                        self._tidy()
+                    self._tidy()
 
     def check_place(self) -> None:
         """Run the checks of entering the folder, without taking the lock."""
