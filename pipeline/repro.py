@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import IO, Any
+from typing import IO
 
 from rich.console import Console
 from rich.live import Live
@@ -30,11 +30,11 @@ from rich.text import Text
 from pipeline.dvc_project import Commands, Options, Project
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
-from sightline.signals import Stopped
+from sightline.signals import Stopped, end_processes
 from sightline.wording import counted
 
 _LEAVE = 30.0  # seconds that stopped stages have for saving
-_POLL = 0.1  # seconds between two looks at the stages that are being stopped
+_LAST_LINES = 0.1  # seconds in which the last lines of stopped stages arrive
 _WHOLE = -1  # in place of a job's index: the whole machine
 _KEPT = 60  # last lines of a stage that are shown on a terminal if it fails
 _OF_DVC = re.compile(
@@ -213,19 +213,16 @@ class _Run:
         self._lines.failed(name, how)
 
     def _stop(self, number: int) -> None:
-        """Signal all running stages, and end what has not ended after half a minute."""
+        """Signal all processes of the running stages, so that each can save.
+
+        SIGTERM would end DVC at once, with its locks in place and its command running: DVC gets
+        SIGINT, on which it waits for its command.
+        """
         with self._starting:
             self._stopped = True
-        groups = [self._processes[name].pid for name in self._running if name in self._processes]
-        end = time.monotonic() + _LEAVE
-        for group in groups:
-            _signal_group(group, number)
-        while (left := [g for g in groups if _members(g)]) and time.monotonic() < end:
-            time.sleep(_POLL)
-        for group in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
-        time.sleep(_POLL)  # the last lines are on their way
+        stages = [self._processes[name].pid for name in self._running if name in self._processes]
+        end_processes(stages, number, _LEAVE, to_leaders=signal.SIGINT)
+        time.sleep(_LAST_LINES)
 
     def _kept(self) -> str:
         left = len(self._project.stages) - len(self._done)
@@ -242,30 +239,6 @@ class _Run:
 
 def _ending(status: int) -> str:
     return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-def _signal_group(group: int, number: int) -> None:
-    """Pass a signal on to a stage's processes, so that each can save.
-
-    SIGTERM would end DVC at once, with its locks in place and its command running: DVC gets SIGINT,
-    on which it waits for its command.
-    """
-    for process in _members(group):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGINT if process == group else number)
-
-
-def _members(group: int) -> list[int]:
-    """The living processes of a process group."""
-    import psutil
-
-    members = []
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(ProcessLookupError):
-            status: Any = process.info["status"]
-            if os.getpgid(process.pid) == group and status != psutil.STATUS_ZOMBIE:
-                members.append(process.pid)
-    return members
 
 
 def _path_with_sightline() -> str:

@@ -6,15 +6,14 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
 from sightline import hardware
 from sightline.errors import SightlineError, message_of
-from sightline.signals import Stopped, killed_by, stop_on_signals
+from sightline.signals import Stopped, end_processes, killed_by, stop_on_signals
 
 _ROOM = 2 << 30  # bytes of memory that a process with PyTorch and a small model takes
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -66,7 +65,11 @@ def side_by_side(calls: Mapping[str, Callable[[Send], None]]) -> Iterator[tuple[
                 else:
                     yield name, value
     except BaseException as error:
-        _end([process for _, process in running.values()], getattr(error, "number", signal.SIGTERM))
+        processes = [process for _, process in running.values()]
+        number = getattr(error, "number", signal.SIGTERM)
+        end_processes([process.pid for process in processes if process.pid], number, _LEAVE)
+        for process in processes:
+            process.join()
         raise
     if errors:
         raise SightlineError("\n".join(errors[name] for name in calls if name in errors))
@@ -92,17 +95,6 @@ def _end_with_the_parent() -> None:
     parent: Any = multiprocessing.parent_process()
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _end(processes: Sequence[ForkProcess], number: int) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid or 0, number)
-    for process in processes:
-        process.join(_LEAVE)
-        if process.is_alive():
-            process.kill()
-            process.join()
 
 
 def visible_gpus() -> list[str]:

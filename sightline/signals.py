@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a command with one line that says how to resume; commands end quickly."""
+"""SIGINT and SIGTERM end a command with one line that says how to resume, and what it started."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Timer
 from types import FrameType
@@ -17,6 +17,7 @@ from sightline.devices import is_first_process, of_several_processes
 from sightline.errors import LostProcess
 
 _AGAIN = 0.05  # seconds
+_POLL = 0.1  # seconds between two looks at processes that are to end
 _OTHERS = 5.0  # seconds that a process other than 0 waits before it fails
 _LOST = 15.0  # seconds that one which lost another waits; launchers take less than one to end it
 
@@ -114,6 +115,48 @@ def one_of_several() -> Iterator[None]:
             elif not is_first_process():
                 time.sleep(_OTHERS)
         raise
+
+
+def end_processes(
+    processes: Sequence[int], number: int, patience: float, *, to_leaders: int | None = None
+) -> None:
+    """Ask processes to end, wait until they have, and kill those that have not.
+
+    A process that leads a group stands for all of it. The caller then reaps its children.
+
+    Args:
+        processes: their ids.
+        number: of the signal that asks.
+        patience: seconds until they are killed.
+        to_leaders: another signal for the processes themselves; the rest of their groups get
+            ``number``.
+    """
+    end = time.monotonic() + patience
+    for leader in processes:
+        for process in _living(leader):
+            own = to_leaders if process == leader else None
+            with suppress(ProcessLookupError):
+                os.kill(process, own or number)
+    while (left := [p for p in processes if _living(p)]) and time.monotonic() < end:
+        time.sleep(_POLL)
+    for leader in left:
+        with suppress(ProcessLookupError):  # it leads no group
+            os.killpg(leader, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(leader, signal.SIGKILL)
+
+
+def _living(leader: int) -> list[int]:
+    """What has not ended of a process and the group that it leads."""
+    import psutil
+
+    living = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            belongs = leader in (process.pid, os.getpgid(process.pid))
+            if belongs and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process.pid)
+    return living
 
 
 def killed_by(number: int) -> str:

@@ -85,6 +85,19 @@ def test_the_processes_end_with_the_one_that_started_them(tmp_path, number):
     wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
 
 
+def test_a_call_that_ignores_the_signal_is_killed(monkeypatch):
+    def work(send: Send) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        send(os.getpid())
+        time.sleep(600)
+
+    monkeypatch.setattr("pipeline.side_by_side._LEAVE", 0.2)
+    calls = side_by_side({"work": work})
+    _, process = next(calls)
+    calls.close()
+    assert not alive(process)
+
+
 def alive(process: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()

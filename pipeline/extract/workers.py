@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +24,7 @@ from sightline.cache.writer import rows_done
 from sightline.devices import threads_here
 from sightline.errors import SightlineError
 from sightline.progress import SILENT, progress, to_stderr
-from sightline.signals import Stopped, killed_by
+from sightline.signals import Stopped, end_processes, killed_by
 
 DEATHS = 5
 """Times that a worker is started again after it was killed."""
@@ -262,17 +262,11 @@ class Child:
 
 
 def stop(children: Sequence[Child]) -> None:
-    """End the workers that still run, and wait until they have saved."""
-    processes = [child.process for child in children]
+    """End the workers that still run, and wait until they have saved; a kill loses their blocks."""
+    processes = [child.process for child in children if child.process.poll() is None]
+    end_processes([process.pid for process in processes], signal.SIGTERM, LEAVE)
     for process in processes:
-        process.terminate()  # which does nothing to one that has ended
-    end = time.monotonic() + LEAVE
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, end - time.monotonic()))
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # which loses its current block
-            process.wait()
+        process.wait()
 
 
 def _on_devices(
