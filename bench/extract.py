@@ -35,9 +35,10 @@ from torch.utils.data import DataLoader, Dataset
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.weights import seeded
 from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
-from pipeline.extract.encode_missing import encode
+from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import images_below, inputs_of
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import run
+from pipeline.extract.settings import ExtractSettings, Machine
 from sightline.cache import FeatureSet
 from sightline.devices import AUTOCAST, computing, using_threads
 
@@ -145,15 +146,16 @@ class Sides:
         np.save(self._scratch / "plain.npy", self.rows.astype(np.float16))
 
     def sightline(self) -> Path:
-        settings = RunSettings(
+        settings = ExtractSettings(
             batch_size=self._options.batch_size,
-            workers=self._options.workers,
-            threads=torch.get_num_threads(),
             precision=self._precision,  # pyright: ignore[reportArgumentType]
-        ).on(str(self._device))
+        )
+        machine = Machine.model_validate({"devices": str(self._device)})
         self._sets += 1
         out = self._scratch / f"{self._precision}-{self._sets}"
-        encode(inputs_of("image", self._paths[0].parent), self._encoder, out, settings)
+        inputs = inputs_of("image", self._paths[0].parent)
+        job = feature_job(inputs, self._encoder, out, settings, self._options.workers)
+        run(job, settings.max_failed, machine)
         return out
 
     def check(self) -> None:

@@ -29,10 +29,11 @@ from harness import Report, add_device, device_of, options_of, take_turns, timed
 from PIL import Image
 from sam2.sam2_image_predictor import SAM2ImagePredictor
 
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import run
+from pipeline.extract.settings import Machine
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
-from pipeline.grounding.ground import ground
+from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.grounding_model import LoadedModel
 from pipeline.grounding.protocols import Caption
 from pipeline.grounding.settings import Florence2Settings, Rules
@@ -128,8 +129,7 @@ def main() -> None:
     count = 4 if options.quick else options.images
     about = f"{precision}, models {'of full size' if full else 'small'}, {count} images"
     report = Report(options, about, device)
-    how = RunSettings(max_failed=0, batch_size=options.batch, workers=options.workers)
-    how, rules = how.on(str(device)), Rules(duplicate_iou=None)
+    machine = Machine.model_validate({"devices": str(device)})
     with tempfile.TemporaryDirectory() as folder, computing(device, "fp32"):
         scratch = Path(folder)
         units = captioned(photographs(scratch / "images", count))
@@ -143,6 +143,19 @@ def main() -> None:
         predictor._bb_feat_sizes = [(edge // n, edge // n) for n in (4, 8, 16)]
         recorded, outs, masks = Recorded(masker), list[Path](), list[int]()
 
+        def fill(out: Path, some: list[Unit]) -> None:
+            job = grounding_job(
+                some,
+                grounder,
+                recorded,
+                Rules(duplicate_iou=None),
+                out,
+                batch_size=options.batch,
+                block_images=256,
+                workers=options.workers,
+            )
+            run(job, 0, machine)
+
         def plain(some: list[Unit] = units) -> None:
             with computing(device, precision):
                 masks.append(plain_loop(some, model, processor, predictor, device))
@@ -151,7 +164,7 @@ def main() -> None:
             grounder.record()
             recorded.record()
             outs.append(scratch / f"out-{len(outs)}")
-            ground(some, grounder, recorded, rules, outs[-1], how)
+            fill(outs[-1], some)
 
         for side in (plain, ours):
             side(units[:WARM_UP])
@@ -162,7 +175,7 @@ def main() -> None:
         assert found + empty == masks[-1], "the two sides must find the same boxes"
         grounder.replay()
         recorded.replay()
-        alone = timed(lambda: ground(units, grounder, recorded, rules, scratch / "alone", how))
+        alone = timed(lambda: fill(scratch / "alone", units))
     rates = {side: count / cost.wall for side, cost in costs.items()}
     rates |= {"without_models": count / alone.wall, "boxes": masks[-1]}
     what = f"grounding, {'full size' if full else 'small'}, {precision} / one at a time"

@@ -20,9 +20,10 @@ from drawn import photographs
 from harness import Report, median, options_of, timed
 
 from pipeline.encoders.config import named_encoder
-from pipeline.extract.encode_missing import encode
+from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import inputs_of
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import run
+from pipeline.extract.settings import ExtractSettings
 
 SIZE = (256, 192)
 
@@ -36,15 +37,16 @@ def main() -> None:
     options = parser.parse_args()
     report = Report(options, f"{options.images:,} images, batches of {options.batch_size}")
     encoder = named_encoder("resnet18", "random:0").build_image(torch.device("cpu"), "fp32")
-    settings = RunSettings(batch_size=options.batch_size, workers=options.workers)
+    settings = ExtractSettings(batch_size=options.batch_size)
     more = options.images // 100
     nothing, added = [], []
     with tempfile.TemporaryDirectory() as scratch:
         images, out, kept = (Path(scratch) / name for name in ("images", "set", "kept"))
 
         def expecting(computed: int) -> None:
-            summary = encode(inputs_of("image", images), encoder, out, settings)
-            assert summary.computed == computed
+            inputs = inputs_of("image", images)
+            job = feature_job(inputs, encoder, out, settings, options.workers)
+            assert run(job, settings.max_failed).computed == computed
 
         photographs(images, options.images, size=SIZE)
         full = timed(lambda: expecting(options.images)).wall

@@ -86,9 +86,10 @@ def captions(folder: Path, keys: Keys) -> str:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     from pipeline.encoders.config import named_encoder
-    from pipeline.extract.encode_missing import encode
+    from pipeline.extract.encode_missing import feature_job
     from pipeline.extract.inputs import FeatureInputs
-    from pipeline.extract.settings import RunSettings
+    from pipeline.extract.runner import run
+    from pipeline.extract.settings import ExtractSettings, Machine
 
     letters, model = "abcdefghij", folder.parent / "model"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "and", "number", *letters]
@@ -103,8 +104,8 @@ def captions(folder: Path, keys: Keys) -> str:
     encoder = teacher.build_text(torch.device("cpu"), "fp32")
     digits = str.maketrans("0123456789", letters)
     texts = [f"a photo of {number} and of number".translate(digits) for number in range(len(keys))]
-    settings = RunSettings(dry_run=True, threads=1)
-    return str(encode(FeatureInputs("teacher", texts), encoder, folder, settings))
+    job = feature_job(FeatureInputs("teacher", texts), encoder, folder, ExtractSettings())
+    return str(run(job, 0, Machine(threads=1), dry_run=True))
 
 
 Step = Callable[[Path, Keys], str]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.extract.encode_missing import WEIGHTS_CAST, extract
 from pipeline.extract.inputs import FeatureInputs
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
@@ -68,9 +68,14 @@ class Checked:
 
 
 def check(
-    inputs: FeatureInputs, config: EncoderConfig, folder: Path, settings: RunSettings
+    inputs: FeatureInputs,
+    config: EncoderConfig,
+    folder: Path,
+    count: int,
+    settings: ExtractSettings,
+    machine: Machine,
 ) -> Checked:
-    """Encode ``settings.check`` rows of the set in ``folder`` again; that number also draws them.
+    """Encode ``count`` rows of the set in ``folder`` again; that number also draws them.
 
     Raises:
         SightlineError: the encoder cannot be built or does not match the record, or no input
@@ -80,10 +85,10 @@ def check(
     features = FeatureSet.open(folder)
     keys = [key.tobytes() for key in inputs.keys]
     by_key = dict(zip(keys, inputs.entries, strict=True))
-    rows = _drawn(folder, features, by_key, settings.check)
+    rows = _drawn(folder, features, by_key, count)
     with tempfile.TemporaryDirectory() as scratch:
         drawn = replace(inputs, entries=[by_key[key] for key in rows])
-        again = _encode(features, drawn, config, settings, Path(scratch) / "set")
+        again = _encode(features, drawn, config, Path(scratch) / "set", settings, machine)
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)
         old, new = features.take(rows), again.take(rows)
@@ -141,23 +146,24 @@ def _encode(
     features: FeatureSet,
     drawn: FeatureInputs,
     config: EncoderConfig,
-    settings: RunSettings,
     out: Path,
+    settings: ExtractSettings,
+    machine: Machine,
 ) -> FeatureSet:
     """Encode the same inputs with the precision, batch shape and threads of the record."""
     spec = features.record.spec
     foreign = spec.is_foreign
-    settings = settings.but(
-        batch_size=_recorded(features, "batch_size") or settings.batch_size,
-        threads=_recorded(features, "threads") or settings.threads,
-        max_failed=1.0,
-        dtype="float32" if foreign else spec.dtype,
-        precision="fp32" if foreign else spec.precision.removesuffix(WEIGHTS_CAST),
-        copy_from=None,
-        worker=None,
-    )
+    recorded = {
+        "batch_size": _recorded(features, "batch_size") or settings.batch_size,
+        "max_failed": 1.0,
+        "dtype": "float32" if foreign else spec.dtype,
+        "precision": "fp32" if foreign else spec.precision.removesuffix(WEIGHTS_CAST),
+    }
+    threads = _recorded(features, "threads") or machine.threads
+    settings = settings.model_copy(update=recorded)
+    machine = machine.model_copy(update={"threads": threads})
     try:
-        extract(drawn, config, out, settings)
+        extract(drawn, config, out, settings, machine)
     except SightlineError:
         if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
             raise

@@ -107,7 +107,6 @@ def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
         kind,
         prepared(dataset),
         phrases=grounding_folder(dataset),
-        rules=params.extract.cutouts,
         cutouts=stored if (stored / "set.json").is_file() else None,
     )
 

@@ -22,8 +22,7 @@ from pydantic import (
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
-from pipeline.extract.inputs import CutoutRules
-from pipeline.extract.settings import ComputeSettings, Machine
+from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
 from sightline import outside
 from sightline.cache.record import Kind
@@ -131,16 +130,6 @@ class Encoders(Settings):
     image: dict[str, EncoderConfig] = {}
     text: dict[str, EncoderConfig] = {}
     teacher: dict[str, EncoderConfig] = {}
-
-
-class Extract(ComputeSettings):
-    """What the rows of the frozen models depend on.
-
-    Attributes:
-        cutouts: preprocessing of objects for image encoders.
-    """
-
-    cutouts: CutoutRules = CutoutRules()
 
 
 class EvaluationTask(BaseModel):
@@ -264,7 +253,7 @@ class Params(Settings):
     joined: dict[str, Joined] = {}
     graph: Graph
     encoders: Encoders
-    extract: Extract = Extract()
+    extract: ExtractSettings = ExtractSettings()
     machine: Machine = Machine()
     grounding: GroundingSettings | None = None
     student: StudentConfig

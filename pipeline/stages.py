@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import graph
-from pipeline.extract.settings import Invocation, Machine, RunSettings
+from pipeline.extract.settings import Machine
 from pipeline.params import Dataset, Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
+from sightline.cache.plan import Worker
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import Kind
 from sightline.devices import compute_with
@@ -33,15 +35,13 @@ if TYPE_CHECKING:
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
 
 _WHO_COMPUTES = ("devices", "engine")
-AS_CONFIGURED = Invocation()
-"""A stage that runs as params.yaml says, as the only worker."""
 
 
-def load_here(how: Invocation = AS_CONFIGURED) -> Params:
+def load_here(options: Machine = Machine()) -> Params:  # noqa: B008  (frozen)
     """params.yaml of the DVC repository that this is the root of.
 
-    What the command says of the machine replaces what the file says; its devices or its engine
-    replace both. From here on this process computes with the threads that they ask for.
+    What the command's ``options`` say of the machine replaces what the file says; its devices or
+    its engine replace both. From here on this process computes with the threads that they ask for.
 
     Raises:
         ParamsError: there is no params.yaml, it is invalid, or this is no DVC repository.
@@ -54,10 +54,10 @@ def load_here(how: Invocation = AS_CONFIGURED) -> Params:
             "anywhere (`sightline --help`)."
         )
     machine = params.machine.among(visible_gpus()) if JOBS in os.environ else params.machine
-    said = {name: getattr(how, name) for name in how.model_fields_set & Machine.model_fields.keys()}
-    if said.keys() & set(_WHO_COMPUTES):
-        said |= {name: getattr(how, name) for name in _WHO_COMPUTES}
-    machine = machine.model_copy(update=said)
+    replaced = {*options.model_fields_set}
+    if replaced.intersection(_WHO_COMPUTES):
+        replaced.update(_WHO_COMPUTES)
+    machine = machine.model_copy(update={name: getattr(options, name) for name in replaced})
     compute_with(machine.threads)
     return params.model_copy(update={"machine": machine})
 
@@ -78,27 +78,62 @@ def prepare(params: Params, dataset: str) -> str:
 
 
 def features(
-    kind: Kind, params: Params, dataset: str, encoder: str, *, how: Invocation = AS_CONFIGURED
+    kind: Kind,
+    params: Params,
+    dataset: str,
+    encoder: str,
+    *,
+    worker: Worker | None = None,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    check: int = 0,
 ) -> SetSummary | Checked:
     """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few."""
-    from pipeline.check import check
+    from pipeline.check import check as encode_again
     from pipeline.extract.encode_missing import extract
 
     config = params.encoder(kind, encoder)
     inputs = graph.feature_inputs(params, dataset, kind)
-    out, settings = graph.features_folder(dataset, kind, encoder), settings_of(params, how)
-    return (check if how.check else extract)(inputs, config, out, settings)
+    out = graph.features_folder(dataset, kind, encoder)
+    if check:
+        return encode_again(inputs, config, out, check, params.extract, params.machine)
+    return extract(
+        inputs,
+        config,
+        out,
+        params.extract,
+        params.machine,
+        worker=worker,
+        retry_failed=retry_failed,
+        dry_run=dry_run,
+        copy_from=graph.FEATURES,
+    )
 
 
-def ground(params: Params, dataset: str, *, how: Invocation = AS_CONFIGURED) -> SetSummary:
+def ground(
+    params: Params,
+    dataset: str,
+    *,
+    worker: Worker | None = None,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.ground import ground_dataset
 
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
-    out, cutouts = graph.grounding_folder(dataset), graph.cutouts_folder(dataset)
-    data, settings = graph.prepared(dataset), settings_of(params, how)
-    return ground_dataset(data, params.grounding, out, cutouts, settings)
+    return ground_dataset(
+        graph.prepared(dataset),
+        params.grounding,
+        graph.grounding_folder(dataset),
+        graph.cutouts_folder(dataset),
+        params.extract,
+        params.machine,
+        worker=worker,
+        retry_failed=retry_failed,
+        dry_run=dry_run,
+    )
 
 
 def tokens(params: Params) -> str:
@@ -174,7 +209,7 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
 
 
 def train(
-    params: Params, run: str, seed: int | str, *, how: Invocation = AS_CONFIGURED
+    params: Params, run: str, seed: int | str, *, dry_run: bool = False
 ) -> RunSummary | StepsToDo:
     """Train one run, or only say what there is to do.
 
@@ -186,7 +221,7 @@ def train(
     if not str(seed).isdecimal():
         raise SightlineError(f"seed {seed!r}: expected a whole number, as in graph.seeds")
     spec = graph.run_spec(params, run, int(seed))
-    return steps_to_do(spec) if how.dry_run else train_run(spec)
+    return steps_to_do(spec) if dry_run else train_run(spec)
 
 
 def evaluation_data(params: Params, task: str) -> str:
@@ -329,32 +364,37 @@ def _photographs(
         return str(error)
 
 
-def settings_of(params: Params, how: Invocation = AS_CONFIGURED) -> RunSettings:
-    """How a stage fills a set: as params.yaml says, and before it the command."""
-    of_the_rows = params.extract.model_dump(exclude={"cutouts"})
-    said = {name: getattr(how, name) for name in how.model_fields_set}
-    return RunSettings(**{**of_the_rows, **dict(params.machine), **said}, copy_from=graph.FEATURES)
-
-
 class Stage(NamedTuple):
     """A stage of dvc.yaml.
 
     Attributes:
-        run: from parameters, words and, if there are ``options``, `Invocation` to what to say.
-        options: the fields of `Invocation` that it heeds.
-        sets: words → the sets that it fills, which its workers share; none of them: of other kinds.
+        run: from parameters and words to what to say. Its keyword arguments are options of the
+            command; a stage that has some takes those of `Machine` as well.
+        sets: words → the sets that it fills, which its workers share; None: it is of other kinds.
     """
 
     run: Callable[..., Any]
-    options: Collection[str] = ()
     sets: Callable[..., list[Path]] | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words that it takes."""
+        parameters = signature(self.run).parameters.values()
+        return [each.name for each in parameters if each.kind != each.KEYWORD_ONLY][1:]
+
+    @property
+    def options(self) -> set[str]:
+        """The options that it takes."""
+        parameters = signature(self.run).parameters.values()
+        own = {each.name for each in parameters if each.kind == each.KEYWORD_ONLY}
+        return own | Machine.model_fields.keys() if own else own
 
 
 def _features_stage(kind: Kind) -> Stage:
     def sets(dataset: str, encoder: str) -> list[Path]:
         return [graph.features_folder(dataset, kind, encoder)]
 
-    return Stage(partial(features, kind), Invocation.model_fields, sets)
+    return Stage(partial(features, kind), sets)
 
 
 def _sets_of_grounding(dataset: str) -> list[Path]:
@@ -363,7 +403,7 @@ def _sets_of_grounding(dataset: str) -> list[Path]:
 
 STAGES: dict[str, Stage] = {
     "prepare": Stage(prepare),
-    "ground": Stage(ground, Invocation.model_fields.keys() - {"check"}, _sets_of_grounding),
+    "ground": Stage(ground, _sets_of_grounding),
     "image-features": _features_stage("image"),
     "object-features": _features_stage("object"),
     "text-features": _features_stage("text"),
@@ -371,7 +411,7 @@ STAGES: dict[str, Stage] = {
     "tokens": Stage(tokens),
     "phrase-tokens": Stage(phrase_tokens),
     "code": Stage(code),
-    "train": Stage(train, {*Machine.model_fields, "dry_run"}),
+    "train": Stage(train),
     "evaluation-data": Stage(evaluation_data),
     "evaluate": Stage(evaluate),
     "report": Stage(report),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pipeline.datasets.kinds import prepare_dataset
     from pipeline.encoders.config import EncoderConfig, named_encoder
     from pipeline.extract.encode_missing import extract_features
-    from pipeline.extract.settings import Invocation
+    from pipeline.extract.settings import Machine
     from pipeline.extract.workers import run_workers
     from pipeline.grounding.ground import ground_captions
     from pipeline.interchange.export import to_dataset
@@ -36,7 +36,7 @@ _PLACES = {
     "EvaluatedModel": "train.evaluate.models",
     "Evaluation": "train.evaluate.evaluation",
     "FeatureSet": "sightline.cache",
-    "Invocation": "pipeline.extract.settings",
+    "Machine": "pipeline.extract.settings",
     "Objective": "train.objectives",
     "PreparedDataset": "sightline.cache.prepared",
     "RunResult": "train.evaluate.results",

@@ -198,9 +198,10 @@ def _child(request: Request, trace: int, counter: int) -> int:
 def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
     from pipeline.cli import commands
-    from pipeline.extract import encode_missing as run
+    from pipeline.extract.encode_missing import feature_job
     from pipeline.extract.inputs import FeatureInputs
-    from pipeline.extract.settings import RunSettings
+    from pipeline.extract.runner import run
+    from pipeline.extract.settings import ExtractSettings, Machine
     from sightline.cache import writer
     from sightline.cache.plan import Worker
 
@@ -217,17 +218,12 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 
     encoder = stub_encoder(counting)
     worker = Worker.parse(request.worker) if request.worker else None
-    settings = RunSettings(
-        worker=worker,
-        threads=request.threads,
-        batch_size=request.batch,
-        max_failed=0.2,
-        shard_rows=SHARD_ROWS,
-    )
+    settings, machine = ExtractSettings(batch_size=request.batch), Machine(threads=request.threads)
     texts = FeatureInputs("text", [f"text {i}" for i in range(request.texts)])
 
     def stage() -> None:
-        print(run.encode(texts, encoder, Path(request.out), settings))
+        job = feature_job(texts, encoder, Path(request.out), settings)
+        print(run(job, 0.2, machine, worker=worker, shard_rows=SHARD_ROWS))
 
     commands.app = stage
     try:

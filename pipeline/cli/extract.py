@@ -8,22 +8,24 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli.options import (
+    CHECK,
+    DRY_RUN,
     JSON,
     OUT,
+    RETRY_FAILED,
     SET,
-    computed_here,
+    WORKER,
+    launched_workers,
     print_check,
     print_summary,
     set_values,
     takes,
 )
-from pipeline.extract.inputs import CutoutRules
-from pipeline.extract.settings import RunSettings
-
-_INTERNAL = {"inputs", "max_pixels", "block_rows", "shard_rows"}
+from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 
 
-@takes("how", RunSettings, only=RunSettings.model_fields.keys() - _INTERNAL)
+@takes("machine", Machine)
+@takes("settings", ExtractSettings, only=ExtractSettings.model_fields.keys() - {"cutouts"})
 @takes("rules", CutoutRules)
 def extract(
     kind: Annotated[
@@ -45,7 +47,8 @@ def extract(
         ),
     ],
     out: OUT,
-    how: RunSettings,
+    machine: Machine,
+    settings: ExtractSettings,
     rules: CutoutRules,
     weights: Annotated[
         str | None,
@@ -63,6 +66,16 @@ def extract(
         typer.Option(help="Stored cut-outs; photographs are read only for those it lacks."),
     ] = None,
     as_json: JSON = False,
+    worker: WORKER = None,
+    retry_failed: RETRY_FAILED = False,
+    dry_run: DRY_RUN = False,
+    check: CHECK = 0,
+    copy_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of other feature sets; rows with the same fingerprint are copied."
+        ),
+    ] = None,
 ) -> None:
     """Run one frozen model and cache its features.
 
@@ -76,19 +89,31 @@ def extract(
     from pipeline.extract.encode_missing import extract as run
     from pipeline.extract.inputs import inputs_of
 
-    if how.copy_from is not None and not how.copy_from.is_dir():
-        raise typer.BadParameter(f"{how.copy_from}: no such folder", param_hint="--copy-from")
+    if copy_from is not None and not copy_from.is_dir():
+        raise typer.BadParameter(f"{copy_from}: no such folder", param_hint="--copy-from")
     if weights is None and kind != "teacher":
         raise typer.BadParameter("is missing; it has no default here", param_hint="--weights")
     named = "image" if kind == "object" else kind
     parameters = set_values(encoder_class(encoder, named), set_)
     config = named_encoder(encoder, weights or "pretrained", named, **parameters)
-    if not (how.check or computed_here(how, [out])):
+    if not (check or dry_run) and launched_workers(machine, worker, [out]):
         return
-    inputs = inputs_of(kind, data, phrases=phrases, rules=rules, cutouts=cutouts)
-    if how.check:
-        from pipeline.check import check
+    settings = settings.model_copy(update={"cutouts": rules})
+    inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
+    if check:
+        from pipeline.check import check as encode_again
 
-        print_check(check(inputs, config, out, how), out)
+        print_check(encode_again(inputs, config, out, check, settings, machine), out)
         return
-    print_summary(run(inputs, config, out, how), as_json)
+    summary = run(
+        inputs,
+        config,
+        out,
+        settings,
+        machine,
+        worker=worker,
+        retry_failed=retry_failed,
+        dry_run=dry_run,
+        copy_from=copy_from,
+    )
+    print_summary(summary, as_json)

@@ -9,30 +9,36 @@ import typer
 
 from pipeline.cli.options import (
     DATA,
+    DRY_RUN,
     JSON,
     OUT,
+    RETRY_FAILED,
     SET,
+    WORKER,
     checked,
-    computed_here,
+    launched_workers,
     print_summary,
     set_values,
     takes,
 )
-from pipeline.extract.settings import Invocation, RunSettings
-
-_OWN = Invocation.model_fields.keys() - {"check"} | {"precision", "max_failed"}
+from pipeline.extract.settings import ExtractSettings, Machine
 
 
-@takes("how", RunSettings, only=_OWN)
+@takes("machine", Machine)
+@takes("settings", ExtractSettings, only={"precision", "max_failed"})
 def ground(
     data: DATA,
     out: OUT,
-    how: RunSettings,
+    machine: Machine,
+    settings: ExtractSettings,
     set_: SET = [],  # noqa: B006
     cutouts: Annotated[
         Path | None, typer.Option(help="Folder for cut-outs; without it, none are made.")
     ] = None,
     as_json: JSON = False,
+    worker: WORKER = None,
+    retry_failed: RETRY_FAILED = False,
+    dry_run: DRY_RUN = False,
 ) -> None:
     """Find the phrases of captions, their boxes and masks.
 
@@ -48,9 +54,20 @@ def ground(
     from sightline.cache.groundings import grounding_counts
     from sightline.cache.prepared import PreparedDataset
 
-    settings = checked(GroundingSettings, set_values(GroundingSettings, set_))
-    if not computed_here(how, [out, *filter(None, [cutouts])]):
+    grounding = checked(GroundingSettings, set_values(GroundingSettings, set_))
+    sets = [out, *filter(None, [cutouts])]
+    if not dry_run and launched_workers(machine, worker, sets):
         return
-    summary = ground_dataset(PreparedDataset.open(data), settings, out, cutouts, how)
+    summary = ground_dataset(
+        PreparedDataset.open(data),
+        grounding,
+        out,
+        cutouts,
+        settings,
+        machine,
+        worker=worker,
+        retry_failed=retry_failed,
+        dry_run=dry_run,
+    )
     counts = grounding_counts(out) if summary.record is not None else {}
     print_summary(summary, as_json, counts=counts)

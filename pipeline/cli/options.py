@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,14 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from sightline.errors import SightlineError
 from sightline.settings import FamilySettings, explain, field_help
 
 if TYPE_CHECKING:
     from pipeline.check import Checked
     from pipeline.extract.runner import SetSummary
-    from pipeline.extract.settings import Invocation
+    from pipeline.extract.settings import Machine
+    from sightline.cache.plan import Worker
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -53,6 +56,42 @@ SET = Annotated[
         metavar="NAME=VALUE",
         help="A parameter of what is chosen by name, in YAML unless it is text; repeatable.",
         show_default=False,
+    ),
+]
+RETRY_FAILED = Annotated[bool, typer.Option("--retry-failed", help="Compute failed rows again.")]
+DRY_RUN = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Say which rows are there and which are to do; write nothing."),
+]
+CHECK = Annotated[
+    int,
+    typer.Option(
+        "--check",
+        min=0,
+        metavar="<int>",
+        help="Of features: encode this many rows of the set again, drawn at random, and compare.",
+        show_default=False,
+    ),
+]
+
+
+def _worker(text: str) -> Worker:
+    from sightline.cache.plan import Worker
+
+    try:
+        return Worker.of_environment(os.environ) if text == "env" else Worker.parse(text)
+    except SightlineError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+WORKER = Annotated[
+    Any,  # a `Worker` or None
+    typer.Option(
+        "--worker",
+        metavar="<str>",
+        parser=_worker,
+        help="Run as worker I (from 0) of N that fill one folder together, I/N; env: as srun or "
+        "torchrun numbers this process.",
     ),
 ]
 MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
@@ -257,18 +296,22 @@ def _metavar(arms: Sequence[Any]) -> str:
     return words.get(inner, "<str>")
 
 
-def computed_here(how: Invocation, sets: Sequence[Path]) -> bool:
-    """Whether this process computes; False if other workers have, and printed the result.
+def launched_workers(machine: Machine, worker: Worker | None, sets: Sequence[Path]) -> bool:
+    """Run this command as the workers that ``machine`` asks for, and print their result.
 
     Args:
+        worker: this process among others that were started in the same way.
         sets: the folders that this command fills.
+
+    Returns:
+        False, without doing anything, if this process itself is to compute.
     """
-    if not how.starts_workers or how.dry_run:
-        return True
+    if not machine.starts_workers:
+        return False
     from pipeline.extract.workers import run_workers
 
-    print(run_workers(sys.argv[1:], how, sets), end="")
-    return False
+    print(run_workers(sys.argv[1:], machine, sets, worker=worker), end="")
+    return True
 
 
 def print_summary(summary: SetSummary, as_json: bool, **more: Any) -> None:

@@ -15,7 +15,7 @@ from pipeline.cli.commands import app
 from pipeline.cli.options import types_of
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.encoders.config import EncoderConfig
-from pipeline.extract.inputs import CutoutRules
+from pipeline.extract.settings import CutoutRules
 from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
 from pipeline.params import Joined, Params, Run, System
 from sightline.settings import FamilySettings, field_help

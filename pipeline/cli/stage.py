@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import computed_here, print_check, takes
-from pipeline.extract.settings import Invocation
+from pipeline.cli.options import (
+    CHECK,
+    DRY_RUN,
+    RETRY_FAILED,
+    WORKER,
+    launched_workers,
+    print_check,
+    takes,
+)
+from pipeline.extract.settings import Machine
 
 
-@takes("how", Invocation)
+@takes("machine", Machine)
 def stage(
     name: Annotated[str, typer.Argument(help="As in dvc.yaml, such as image-features or train.")],
-    how: Invocation,
+    machine: Machine,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[WORD]...", help="What it is about: scenes clip, or mcse-clip 0."),
     ] = None,
+    worker: WORKER = None,
+    retry_failed: RETRY_FAILED = False,
+    dry_run: DRY_RUN = False,
+    check: CHECK = 0,
 ) -> None:
     """Run one stage of the graph, as `dvc repro` does.
 
@@ -32,18 +43,19 @@ def stage(
     if name not in stages.STAGES:
         raise typer.BadParameter(unknown(name, stages.STAGES, "stage"), param_hint="NAME")
     chosen, given = stages.STAGES[name], tuple(words or ())
-    expected = [e for e in inspect.signature(chosen.run).parameters if e not in ("params", "how")]
-    if len(given) != len(expected):
-        usage = " ".join([f"sightline stage {name}", *map(str.upper, expected)])
+    if len(given) != len(chosen.words):
+        usage = " ".join([f"sightline stage {name}", *map(str.upper, chosen.words)])
         raise typer.BadParameter(f"found {' '.join(given) or 'no word'}, expected: {usage}")
-    if odd := sorted(how.model_fields_set.difference(chosen.options)):
+    own = {"worker": worker, "retry_failed": retry_failed, "dry_run": dry_run, "check": check}
+    own = {option: value for option, value in own.items() if value}
+    if odd := sorted({*machine.model_fields_set, *own} - chosen.options):
         option = f"--{odd[0].replace('_', '-')}"
         raise typer.BadParameter(f"the stage {name} does not take it", param_hint=option)
-    params = stages.load_here(how)
+    params = stages.load_here(machine)
     sets = chosen.sets(*given) if chosen.sets else []
-    if sets and not (how.check or computed_here(stages.settings_of(params, how), sets)):
+    if sets and not (check or dry_run) and launched_workers(params.machine, worker, sets):
         return
-    done = chosen.run(params, *given, **{"how": how} if chosen.options else {})
+    done = chosen.run(params, *given, **own)
     if not is_first_process():
         return
     if hasattr(done, "faults"):

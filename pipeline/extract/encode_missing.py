@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import tee
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.extract.halving import HalvingCalls
-from pipeline.extract.inputs import CutoutRules, FeatureInputs, inputs_of
+from pipeline.extract.inputs import FeatureInputs, inputs_of
 from pipeline.extract.runner import Advance, Computed, Job, SetSummary, good_rows, run
-from pipeline.extract.settings import RunSettings
-from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec, SetWriter
+from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.keys import as_keys, find_keys, unique_sorted
-from sightline.cache.plan import Batch
+from sightline.cache.plan import Batch, Worker
 from sightline.cache.record import Kind, refuse_other_kinds, set_output
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
@@ -46,7 +47,8 @@ def extract_features(
     cutouts: Path | None = None,
     rules: CutoutRules | None = None,
     device: str = "auto",
-    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
+    workers: int = Machine().workers,
+    settings: ExtractSettings = ExtractSettings(),  # noqa: B008
 ) -> FeatureSet:
     """Make ``out`` hold one row for every image, object or caption of ``data``, and open it.
 
@@ -57,40 +59,70 @@ def extract_features(
         kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
         phrases: for objects: the records of a grounding, or a phrases manifest.
         cutouts: for objects: stored cut-outs, which stand in for the photographs.
-        rules: how objects become inputs; None: the defaults.
+        rules: how objects become inputs; None: as in ``settings``.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
-        settings: batch size, precision, storage type and so on; its device is set here.
+        workers: processes that decode images (0: none besides this one).
+        settings: batch size, precision, storage type and so on.
 
     Raises:
         SightlineError: the images are missing, or as `extract`.
     """
     data = Path(data) if isinstance(data, str) else data
-    inputs = inputs_of(kind, data, phrases=phrases, rules=rules, cutouts=cutouts)
-    extract(inputs, encoder, Path(out), settings.on(device))
+    inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
+    if rules is not None:
+        settings = settings.model_copy(update={"cutouts": rules})
+    machine = Machine.model_validate({"devices": device, "workers": workers})
+    extract(inputs, encoder, Path(out), settings, machine)
     return FeatureSet.open(out)
 
 
 def extract(
-    inputs: FeatureInputs, config: EncoderConfig, out: Path, settings: RunSettings
+    inputs: FeatureInputs,
+    config: EncoderConfig,
+    out: Path,
+    settings: ExtractSettings,
+    machine: Machine,
+    *,
+    worker: Worker | None = None,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    copy_from: Path | None = None,
 ) -> SetSummary:
-    """Build the encoder on ``settings.device``, and compute what the feature set ``out`` lacks.
+    """Build the encoder on the device of ``machine``, and compute what ``out`` lacks.
+
+    Args:
+        worker, retry_failed, dry_run, copy_from: see `run`.
 
     Raises:
-        SightlineError: the device is not available, the encoder cannot be built; or as `encode`.
+        SightlineError: the device is not available, the encoder cannot be built, nothing to
+            encode; or as `run`.
     """
-    named = model_paths(config.model, config.weights.removeprefix("file:"))
-    settings = settings.but(inputs=(*settings.inputs, *named, *inputs.paths))
+    models = model_paths(config.model, config.weights.removeprefix("file:"))
+    inputs = replace(inputs, paths=(*models, *inputs.paths))
     refuse_other_kinds(out, inputs.kind)
-    set_output(out, settings.inputs, str(settings.worker or "")).check_place()
+    set_output(out, inputs.paths, str(worker or "")).check_place()
     config.require_files()
-    device = pick_device(settings.device)
     build = config.build_text if inputs.are_texts else config.build_image
-    encoder = build(device, settings.precision)
-    return encode(inputs, encoder, out, settings.on(str(device)))
+    encoder = build(pick_device(machine.device), settings.precision)
+    return run(
+        feature_job(inputs, encoder, out, settings, machine.workers),
+        settings.max_failed,
+        machine,
+        worker=worker,
+        retry_failed=retry_failed,
+        dry_run=dry_run,
+        copy_from=copy_from,
+    )
 
 
-def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings) -> SetSummary:
-    """Encode what the feature set ``out`` lacks of ``inputs``.
+def feature_job(
+    inputs: FeatureInputs,
+    encoder: Any,
+    out: Path,
+    settings: ExtractSettings,
+    workers: int = 0,
+) -> Job:
+    """Encoding ``inputs`` into the feature set ``out``.
 
     Worker processes decode images, or cut objects out of them: an image with several is decoded
     once (twice where a batch ends between them). They are encoded in batches of fixed shape, and
@@ -99,10 +131,10 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
 
     Args:
         encoder: a `TextEncoder` for texts, else an `ImageEncoder`.
+        workers: processes that decode images (0: none besides this one).
 
     Raises:
-        SightlineError: nothing to encode, more failures than ``settings.max_failed`` (good rows
-            are published first), or no disk space.
+        SightlineError: nothing to encode.
     """
     unit = {"image": "images", "object": "objects"}.get(inputs.kind, "texts")
     if not len(inputs.entries):
@@ -122,9 +154,9 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
         rows_of = partial(_rows_of_texts, encoder, entries_of, calls)
         lengths = _lengths(encoder, entries)
     else:
-        read = _reader(inputs, encoder, settings.max_pixels)
+        read = _reader(inputs.kind, encoder, settings.cutouts)
         preprocessing = read.preprocessing.describe()
-        rows_of = partial(_rows_of_pictures, encoder, read, entries_of, calls, settings.workers)
+        rows_of = partial(_rows_of_pictures, encoder, read, entries_of, calls, workers)
     if inputs.kind == "object":
         groups = as_keys([entry.image_key for entry in entries])
     if groups is not None and inputs.stored is not None:  # what is stored is read shard by shard
@@ -138,8 +170,10 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
         dim=encoder.dim,
         dtype=settings.dtype,
     )
-    job = Job(
-        SetWriter(out, spec, settings.inputs, settings.worker),
+    return Job(
+        out,
+        spec,
+        inputs.paths,
         unit,
         keys,
         settings.batch_size,
@@ -150,7 +184,6 @@ def encode(inputs: FeatureInputs, encoder: Any, out: Path, settings: RunSettings
         calls=[calls],
         options=encoder.options,
     )
-    return run(job, settings)
 
 
 def _lengths(encoder: TextEncoder, texts: list[str]) -> np.ndarray:
@@ -184,14 +217,14 @@ def _rows_of_texts(
         advance(len(texts))
 
 
-def _reader(inputs: FeatureInputs, encoder: ImageEncoder, max_pixels: int) -> Reader:
+def _reader(kind: Kind, encoder: ImageEncoder, rules: CutoutRules) -> Reader:
     """What turns an entry into pixels of the encoder's input."""
     from pipeline.extract.batches import ImageReader
     from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
 
-    if inputs.kind == "image":
-        return ImageReader(encoder.preprocessing, max_pixels)
-    return ObjectReader(CutoutPreprocessing(encoder.preprocessing, inputs.rules), max_pixels)
+    if kind == "image":
+        return ImageReader(encoder.preprocessing)
+    return ObjectReader(CutoutPreprocessing(encoder.preprocessing, rules))
 
 
 def _rows_of_pictures(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
 from sightline.cache import Place, key_column, keys_of_texts, places_of
 from sightline.cache.groundings import read_phrases
@@ -21,25 +20,10 @@ from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
-from sightline.settings import Settings
 from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.extract.objects import StoredCutouts
-
-
-class CutoutRules(Settings):
-    """Options for turning a cut-out into an input.
-
-    Attributes:
-        margin: on every side, as a fraction of the longer side.
-        background: what transparent pixels are composited on: the encoder's ``mean`` colour
-            (which normalises to 0), ``white`` or ``black``. ``keep`` leaves the image's own
-            pixels in the box; only what lies outside the box is the mean colour.
-    """
-
-    margin: float = Field(default=0.1, ge=0, le=1)
-    background: Literal["mean", "white", "black", "keep"] = "mean"
 
 
 class ImageEntry(NamedTuple):
@@ -76,14 +60,12 @@ class FeatureInputs:
     Attributes:
         kind: kind of the feature set.
         entries: an `ImageEntry`, a `CutoutEntry` or a text each; those with one key count once.
-        rules: how objects become inputs of an encoder.
         stored: cut-outs that stand in for the images of their objects.
         paths: the files and folders that it is read from.
     """
 
     kind: Kind
     entries: Sequence[Any]
-    rules: CutoutRules = field(default_factory=CutoutRules)
     stored: StoredCutouts | None = None
     paths: tuple[Path, ...] = ()
 
@@ -105,7 +87,6 @@ def inputs_of(
     data: PreparedDataset | Path,
     *,
     phrases: Path | None = None,
-    rules: CutoutRules | None = None,
     cutouts: Path | None = None,
 ) -> FeatureInputs:
     """Read what a feature set of this kind is made of.
@@ -113,7 +94,6 @@ def inputs_of(
     Args:
         data: a prepared data set or its folder; a folder of images; or, for texts, as `texts_in`.
         phrases: of objects: phrases manifest, or the records of a grounding.
-        rules: of objects; None: the defaults.
         cutouts: of objects: folder of stored cut-outs, which stand in for the photographs.
 
     Raises:
@@ -143,7 +123,7 @@ def inputs_of(
         entries = objects_of_phrases(phrases, prepared, stored)
     root = prepared.image_root if prepared else None
     paths = tuple(filter(None, (place, root, phrases, cutouts)))
-    return FeatureInputs(kind, entries, rules or CutoutRules(), stored, paths)
+    return FeatureInputs(kind, entries, stored, paths)
 
 
 def images_below(folder: Path) -> list[ImageEntry]:

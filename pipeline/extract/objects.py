@@ -14,7 +14,8 @@ from PIL import Image
 
 from pipeline.encoders.preprocessing import KERNEL, MAX_PIXELS, ImagePreprocessing, resize
 from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.inputs import CutoutEntry, CutoutRules
+from pipeline.extract.inputs import CutoutEntry
+from pipeline.extract.settings import CutoutRules
 from sightline.cache import CacheError, Place
 from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import TableSpec

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.extract.halving import HalvingCalls
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.settings import Machine
 from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure
-from sightline.cache.plan import Batch
+from sightline.cache.plan import Batch, Worker
+from sightline.cache.publish import Spec
 from sightline.cache.record import FeatureSetRecord, SetRecord
 from sightline.cache.writer import SetWriter
 from sightline.devices import device_name, pick_device, threads_here, using_threads
@@ -60,7 +61,9 @@ class Job:
     """What a run computes.
 
     Attributes:
-        writer: writer of the set.
+        out: folder of the set.
+        spec: what determines its content.
+        inputs: files and folders that the rows are computed from; the set must not touch them.
         unit: name of the rows, in the plural.
         keys, batch_size, groups, lengths: as `SetWriter.plan` takes them.
         compute: computes batches.
@@ -70,7 +73,9 @@ class Job:
             and of the record.
     """
 
-    writer: SetWriter
+    out: Path
+    spec: Spec
+    inputs: Sequence[Path]
     unit: str
     keys: Keys
     batch_size: int
@@ -80,23 +85,6 @@ class Job:
     lengths: np.ndarray | None = None
     calls: Sequence[HalvingCalls] = ()
     options: Sequence[str] = ()
-
-    def plan(self, settings: RunSettings) -> list[Batch]:
-        """The batches left to compute."""
-        batches = self.writer.plan(
-            self.keys,
-            self.lengths,
-            groups=self.groups,
-            batch_size=self.batch_size,
-            shard_rows=settings.shard_rows,
-            retry_failed=settings.retry_failed,
-            copy_from=settings.copy_from,
-            threads=settings.threads or threads_here(),
-            code=", ".join([code_version(), *self.options]),
-        )
-        for calls in self.calls:
-            calls.begin(self.writer.shape.batch_size, (part.computed for part in self.writer.parts))
-        return batches
 
     @property
     def halved_to(self) -> dict[str, int]:
@@ -195,39 +183,74 @@ class SetSummary:
         return "\n".join([" · ".join(parts), *self.failures])
 
 
-def run(job: Job, settings: RunSettings) -> SetSummary:
+def run(
+    job: Job,
+    max_failed: float,
+    machine: Machine = Machine(),  # noqa: B008  (frozen)
+    *,
+    worker: Worker | None = None,
+    retry_failed: bool = False,
+    dry_run: bool = False,
+    copy_from: Path | None = None,
+    shard_rows: int | None = None,
+) -> SetSummary:
     """Compute what a set lacks, and publish it.
 
     A worker first computes blocks alongside the others. Then it tries to take over alone: the
     last active worker succeeds, computes what dead workers left, and publishes.
 
+    Args:
+        max_failed: fraction of the rows that may fail.
+        machine: the device that the models are on, and the CPU threads.
+        worker: this worker among those that fill the set together; None: the only one.
+        dry_run: only say which rows are there and which are to do; write nothing.
+        retry_failed, copy_from, shard_rows: as `SetWriter.plan` takes them.
+
     Raises:
-        SightlineError: more rows failed than ``settings.max_failed`` allows (good rows are
-            published first), no disk space, or workers with a different plan.
+        SightlineError: more rows failed than ``max_failed`` allows (good rows are published
+            first), no disk space, or workers with a different plan.
         BusyError: another run is writing there.
     """
-    if settings.dry_run:
-        return _to_do(job, settings)
+    writer = SetWriter(job.out, job.spec, job.inputs, worker)
+
+    def plan() -> list[Batch]:
+        batches = writer.plan(
+            job.keys,
+            job.lengths,
+            groups=job.groups,
+            batch_size=job.batch_size,
+            shard_rows=shard_rows,
+            retry_failed=retry_failed,
+            copy_from=copy_from,
+            threads=machine.threads or threads_here(),
+            code=", ".join([code_version(), *job.options]),
+        )
+        for calls in job.calls:
+            calls.begin(writer.shape.batch_size, (part.computed for part in writer.parts))
+        return batches
+
+    if dry_run:
+        with writer.looked_at():
+            return _to_do(job, writer, plan())
     start, beside = time.monotonic(), 0
-    writer = job.writer
-    with _saying_what_is_kept(job), ExitStack() as stack:
-        if settings.worker is not None:
+    with _saying_what_is_kept(writer, job.unit), ExitStack() as stack:
+        if worker is not None:
             with writer.joined():
-                beside = _compute(job, settings)
+                beside = _compute(job, writer, plan(), machine.device)
         try:
             stack.enter_context(writer)
         except BusyError:
-            if settings.worker is None:
+            if worker is None:
                 raise
             return SetSummary(
                 writer.folder,
                 job.unit,
-                holds=str(settings.worker),
+                holds=str(worker),
                 computed=beside,
                 seconds=time.monotonic() - start,
                 halved_to=job.halved_to,
             )
-        computed = beside + _compute(job, settings)
+        computed = beside + _compute(job, writer, plan(), machine.device)
         record = writer.publish()
     holds, *remarks = job.describe(record)
     summary = SetSummary(
@@ -244,43 +267,40 @@ def run(job: Job, settings: RunSettings) -> SetSummary:
         remarks=tuple(remarks),
         failures=_named(writer),
     )
-    _check_failures(summary, writer.wanted_rows, settings.max_failed)
+    _check_failures(summary, writer.wanted_rows, max_failed)
     return summary
 
 
-def _to_do(job: Job, settings: RunSettings) -> SetSummary:
-    """What a run would compute, beside any run that is writing there; writes nothing."""
-    writer = job.writer
-    with writer.looked_at():
-        left = sum(len(batch.keys) for batch in job.plan(settings))
-        new_bytes = writer.bytes_of(left + writer.copied_rows)
-        there = writer.wanted_rows - left - writer.copied_rows
-        remarks = [f"recomputing everything because {why}" for why in writer.replaces]
-        return SetSummary(
-            writer.folder,
-            job.unit,
-            holds=f"{there:,} {job.unit} there",
-            copied=writer.copied_rows,
-            remarks=(*remarks, *writer.repaired),
-            to_do=left,
-            bytes_to_write=new_bytes and new_bytes[0],
-        )
+def _to_do(job: Job, writer: SetWriter, batches: Sequence[Batch]) -> SetSummary:
+    """What a run would compute, beside any run that is writing there."""
+    left = sum(len(batch.keys) for batch in batches)
+    new_bytes = writer.bytes_of(left + writer.copied_rows)
+    there = writer.wanted_rows - left - writer.copied_rows
+    remarks = [f"recomputing everything because {why}" for why in writer.replaces]
+    return SetSummary(
+        writer.folder,
+        job.unit,
+        holds=f"{there:,} {job.unit} there",
+        copied=writer.copied_rows,
+        remarks=(*remarks, *writer.repaired),
+        to_do=left,
+        bytes_to_write=new_bytes and new_bytes[0],
+    )
 
 
-def _compute(job: Job, settings: RunSettings) -> int:
+def _compute(job: Job, writer: SetWriter, batches: Sequence[Batch], device: str) -> int:
     """Compute what is left, or a worker's part of it; returns the number of rows.
 
     Results are written by a separate thread, at most a few batches behind.
     """
-    writer, count = job.writer, 0
-    batches = job.plan(settings)
+    count = 0
     if writer.replaces:  # said before hours of work
         to_stderr(f"{writer.folder}: recomputing everything because")
     for line in [*writer.replaces, *writer.repaired]:
         to_stderr(f"  {line}")
     if not batches:
         return 0
-    device = str(pick_device(settings.device))
+    device = str(pick_device(device))
     if warning := cpu_warning(device):
         to_stderr(f"{writer.folder}: warning: {warning}")
     about = {**described(device), "threads": writer.shape.threads}
@@ -296,7 +316,7 @@ def _compute(job: Job, settings: RunSettings) -> int:
             job.unit,
             writer.resumed_rows,
             # how long it takes together with others is not known
-            str(about["device"]) if settings.worker is None else "",
+            str(about["device"]) if writer.worker is None else "",
         ) as advance,
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
@@ -363,15 +383,14 @@ def _check_failures(summary: SetSummary, total: int, max_failed: float) -> None:
 
 
 @contextmanager
-def _saying_what_is_kept(job: Job) -> Iterator[None]:
+def _saying_what_is_kept(writer: SetWriter, unit: str) -> Iterator[None]:
     """Report progress and how to resume when a signal or a disk error ends the run."""
-    writer = job.writer
 
     def kept() -> str:
         if not writer.planned_rows:
             return f"{writer.folder}: nothing was started"
         done = f"{writer.durable_rows:,} of {writer.planned_rows:,}"
-        return f"{writer.folder}: {done} {job.unit} are done and kept"
+        return f"{writer.folder}: {done} {unit} are done and kept"
 
     try:
         yield

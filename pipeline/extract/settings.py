@@ -1,20 +1,16 @@
-"""How the frozen models run: where, what their rows depend on, and what one command asks for.
+"""How the frozen models run: what their rows depend on, and where they compute.
 
-One object goes from params.yaml, a command or Python to the writer: `RunSettings`.
+These are the sections `extract` and `machine` of params.yaml.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pipeline.encoders.preprocessing import MAX_PIXELS
-from sightline.cache.plan import Worker
 from sightline.cache.record import DTypeName
 from sightline.errors import SightlineError
 from sightline.settings import Settings
@@ -22,6 +18,38 @@ from sightline.settings import Settings
 _ENGINE = re.compile(r"ray(?:@([^\s,]+))?(?:,([1-9]\d{0,5}))?")
 
 Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class CutoutRules(Settings):
+    """Options for turning a cut-out into an input.
+
+    Attributes:
+        margin: on every side, as a fraction of the longer side.
+        background: what transparent pixels are composited on: the encoder's ``mean`` colour
+            (which normalises to 0), ``white`` or ``black``. ``keep`` leaves the image's own
+            pixels in the box; only what lies outside the box is the mean colour.
+    """
+
+    margin: float = Field(default=0.1, ge=0, le=1)
+    background: Literal["mean", "white", "black", "keep"] = "mean"
+
+
+class ExtractSettings(Settings):
+    """What the rows of the frozen models depend on, besides the models.
+
+    Attributes:
+        precision: compute precision.
+        dtype: storage dtype.
+        batch_size: rows per batch of an encoder, which pads the last one; part of the plan.
+        max_failed: fraction of the rows that may fail before a run ends with an error.
+        cutouts: preprocessing of objects for image encoders.
+    """
+
+    precision: Precision = "fp32"
+    dtype: DTypeName = "float16"
+    batch_size: int = Field(default=64, ge=1, le=4096)
+    max_failed: float = Field(default=0.01, ge=0, le=1)
+    cutouts: CutoutRules = CutoutRules()
 
 
 class Machine(Settings):
@@ -137,72 +165,3 @@ class Machine(Settings):
         if self.on_cluster and len(self.devices) > 1:
             raise ValueError("devices: with Ray, ray,2 is for two workers; name one sort")
         return self
-
-
-class ComputeSettings(Settings):
-    """What the rows of a frozen model depend on, besides the model.
-
-    Attributes:
-        precision: compute precision.
-        dtype: storage dtype.
-        batch_size: rows per batch of an encoder, which pads the last one; part of the plan.
-        max_failed: fraction of the rows that may fail before a run ends with an error.
-    """
-
-    precision: Precision = "fp32"
-    dtype: DTypeName = "float16"
-    batch_size: int = Field(default=64, ge=1, le=4096)
-    max_failed: float = Field(default=0.01, ge=0, le=1)
-
-
-def _numbered(given: Any) -> Any:
-    try:
-        if given == "env":
-            return Worker.of_environment(os.environ)
-        return Worker.parse(given) if isinstance(given, str) else given
-    except SightlineError as error:
-        raise ValueError(str(error)) from error
-
-
-class Invocation(Machine):
-    """How one command runs: where, and its part of the work.
-
-    Attributes:
-        worker: run as worker I (from 0) of N that fill one folder together, ``I/N``; ``env``: as
-            srun or torchrun numbers this process.
-        retry_failed: compute failed rows again.
-        dry_run: say which rows are there and which are to do; write nothing.
-        check: of features: encode this many rows of the set again, drawn at random, and compare.
-    """
-
-    worker: Annotated[Worker | None, BeforeValidator(_numbered)] = None
-    retry_failed: bool = False
-    dry_run: bool = False
-    check: int = Field(default=0, ge=0)
-
-
-class RunSettings(Invocation, ComputeSettings):
-    """Everything about a run that is not its inputs and its model.
-
-    Attributes:
-        copy_from: folder of other feature sets; rows with the same fingerprint are copied.
-        inputs: files and folders that the run reads; its output must not touch them.
-        max_pixels: images that declare more are rejected.
-        block_rows: of a grounding and its cut-outs: rows that are finished together, of which a
-            kill loses at most so many; None: as many as usual.
-        shard_rows: rows per shard; None: as in `SetWriter`.
-    """
-
-    copy_from: Path | None = None
-    inputs: tuple[Path, ...] = ()
-    max_pixels: int = MAX_PIXELS
-    block_rows: int | None = None
-    shard_rows: int | None = None
-
-    def but(self, **changes: Any) -> Self:
-        """These settings with some of them replaced."""
-        return self.model_copy(update=changes)
-
-    def on(self, device: str) -> Self:
-        """These settings, on one device."""
-        return self.but(devices=(device,), engine="local")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pipeline.extract.settings import Invocation
+from pipeline.extract.settings import Machine
 from sightline.cache.plan import Worker
 from sightline.cache.writer import rows_done
 from sightline.devices import threads_here
@@ -67,17 +67,23 @@ class Ended:
 
 
 def run_workers(
-    words: Sequence[str], how: Invocation, sets: Sequence[Path], *, module: str = "pipeline.cli"
+    words: Sequence[str],
+    machine: Machine,
+    sets: Sequence[Path],
+    *,
+    worker: Worker | None = None,
+    module: str = "pipeline.cli",
 ) -> str:
-    """Run one command once for each worker that ``how`` asks for, all at the same time.
+    """Run one command once for each worker that ``machine`` asks for, all at the same time.
 
     A signal is passed on to all. A worker that is killed is started again.
 
     Args:
         words: of the `sightline` command, which takes `--worker`: ``["extract", "image", …]``.
-        how: the devices or the cluster, and the CPU threads of each worker; if this process itself
-            is worker i of n, its k are workers i·k to i·k + k − 1 of n·k.
+        machine: the devices or the cluster, and the CPU threads of each worker.
         sets: the folders that it fills, for the progress.
+        worker: if this process itself is worker i of n, its k are workers i·k to i·k + k − 1 of
+            n·k.
         module: which takes the words, if it is not `sightline`.
 
     Returns:
@@ -88,19 +94,19 @@ def run_workers(
             device is absent; the cluster does not answer.
         Stopped: by a signal, after the workers have saved.
     """
-    threads = how.threads or threads_here()
+    threads = machine.threads or threads_here()
     command = [module, *_without_options(words), "--threads", str(threads)]
-    if how.on_cluster and how.worker is not None:
+    if machine.on_cluster and worker is not None:
         raise SightlineError(
-            f"{how.worker}: Ray numbers its own workers; leave out --worker, or use --engine local"
+            f"{worker}: Ray numbers its own workers; leave out --worker, or use --engine local"
         )
     watch = Watch(sets)
-    if how.on_cluster:
+    if machine.on_cluster:
         from pipeline.extract.ray_cluster import on_ray
 
-        every = watch.until_all_ended(on_ray(command, how, threads, watch))
+        every = watch.until_all_ended(on_ray(command, machine, threads, watch))
     else:
-        ends = _on_devices(command, how.devices, how.worker or Worker(0, 1), watch)
+        ends = _on_devices(command, machine.devices, worker or Worker(0, 1), watch)
         every = watch.until_all_ended(ends)
     failed = list(dict.fromkeys(each.error for each in every if each.error))
     if not failed:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.halving import HalvingCalls
-from pipeline.extract.settings import RunSettings
 from pipeline.grounding.captioned_images import Unit
 from pipeline.grounding.matching import hull, select
 from pipeline.grounding.protocols import (
@@ -81,6 +80,8 @@ class BlockGrounder:
 
     Args:
         segmenter: None: use the masks that come with the grounder's boxes.
+        batch_size: captions, and images, per model call.
+        workers: threads that decode images.
 
     Attributes:
         calls: calls of the grounder and the segmenter.
@@ -91,16 +92,18 @@ class BlockGrounder:
         grounder: Grounder,
         segmenter: Segmenter | None,
         rules: Rules,
-        settings: RunSettings,
+        batch_size: int,
+        workers: int,
     ) -> None:
         self._grounder = grounder
         self._segmenter = segmenter
         self._rules = rules
-        self._settings = settings
-        name, most = segmenter.name if segmenter else "annotations", settings.batch_size
+        self._batch_size = batch_size
+        self._workers = max(workers, 1)
+        name = segmenter.name if segmenter else "annotations"
         self.calls = [
-            HalvingCalls(f"grounder {grounder.name}", "captions", "grounder", most),
-            HalvingCalls(f"segmenter {name}", "images", "segmenter", most),
+            HalvingCalls(f"grounder {grounder.name}", "captions", "grounder", batch_size),
+            HalvingCalls(f"segmenter {name}", "images", "segmenter", batch_size),
         ]
 
     def ground(
@@ -133,10 +136,10 @@ class BlockGrounder:
         for unit in units:
             if room <= 0:
                 batches.append([])
-                room = self._settings.batch_size
+                room = self._batch_size
             batches[-1].append(unit)
             room -= len(unit.captions)
-        with ThreadPoolExecutor(max_workers=max(self._settings.workers, 1)) as pool:
+        with ThreadPoolExecutor(max_workers=self._workers) as pool:
             ahead: deque[list[Future[_Image]]] = deque()
             for batch in batches:
                 ahead.append([pool.submit(self._load, unit) for unit in batch])
@@ -148,7 +151,7 @@ class BlockGrounder:
     def _load(self, unit: Unit) -> _Image:
         image = _Image(unit)
         try:
-            image.pixels = load_image(unit.place, unit.key, self._settings.max_pixels)
+            image.pixels = load_image(unit.place, unit.key)
         except ImageError as error:
             image.fail(error)
         return image

@@ -6,7 +6,7 @@ image encoder needs neither grounder nor segmenter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
@@ -17,8 +17,7 @@ import pyarrow as pa
 from pipeline.extract.decode import ImageError
 from pipeline.extract.inputs import CutoutEntry, cutout_entries
 from pipeline.extract.objects import SPEC, Cutter, to_png
-from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import Advance, Computed, Job
 from sightline.cache import Place
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import find_keys, unique_sorted
@@ -26,36 +25,36 @@ from sightline.cache.manifest import key_column
 from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
 from sightline.cache.tables import CUTOUTS
-from sightline.cache.writer import SetWriter
 from sightline.wording import counted
 
 _BLOCK = 512  # objects that are finished together
 
 
-def write_cutouts(
+def cutouts_job(
     records: Path,
     places: Mapping[bytes, Place],
     out: Path,
-    settings: RunSettings = RunSettings(),  # noqa: B008  (frozen)
-) -> SetSummary:
-    """Make ``out`` hold the cut-outs of exactly ``records``; existing ones are kept.
+    inputs: Sequence[Path] = (),
+    workers: int = 1,
+) -> Job:
+    """Cutting the objects of exactly ``records`` out of their images, into ``out``.
 
     Args:
         records: folder of a grounding.
         places: place of each image, by key.
         out: folder of the cut-outs; the run's own files go to ``<out>.run`` beside it.
+        inputs: files and folders of the data set.
+        workers: threads that decode images.
 
     Raises:
-        BusyError: another process is writing here.
-        SightlineError: no grounding, one of its images is not in ``places``, or more of them
-            failed than ``settings.max_failed`` allows (good cut-outs are published first).
+        SightlineError: no grounding. Of the run: one of its images is not in ``places``.
     """
     phrases = read_phrases(records).select(["image_key", "cutout_key", "mask"])
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
-        with ThreadPoolExecutor(max_workers=max(settings.workers, 1)) as pool:
+        with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
             for batch in batches:
                 objects = cutout_entries(records, phrases.take(find_keys(keys, batch.keys)), places)
                 images = [[*some] for _, some in groupby(objects, lambda each: each.image_key)]
@@ -69,7 +68,7 @@ def write_cutouts(
 
     def cut(objects: list[CutoutEntry]) -> tuple[list[dict[str, Any]], dict[bytes, Failure]]:
         """The rows of one image's objects, in order, and why others cannot be cut out."""
-        cutter = Cutter(settings.max_pixels)
+        cutter = Cutter()
         rows: list[dict[str, Any]] = []
         failed: dict[bytes, Failure] = {}
         for entry in objects:
@@ -82,13 +81,14 @@ def write_cutouts(
                 rows.append({"width": width, "height": height, "png": to_png(cutout)})
         return rows, failed
 
-    job = Job(
-        SetWriter(out, SPEC, settings.inputs, settings.worker),
+    return Job(
+        out,
+        SPEC,
+        inputs,
         "objects",
         keys,
-        settings.block_rows or _BLOCK,
+        _BLOCK,
         compute,
         lambda record: [counted(record.rows, "cut-out")],
         groups=key_column(phrases["image_key"]),
     )
-    return run(job, settings)

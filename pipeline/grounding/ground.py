@@ -12,43 +12,48 @@ import numpy as np
 from pydantic import ValidationError
 
 from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.protocols import Grounder, Segmenter
 from pipeline.grounding.settings import GroundingSettings, Rules
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import as_keys
-from sightline.cache.plan import Batch
+from sightline.cache.plan import Batch, Worker
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import TableSpec, refuse_other_kinds, set_output
 from sightline.cache.rle import CROP_RULE
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
-from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
 from sightline.files import check_apart
 from sightline.settings import explain
 from sightline.wording import counted
 
 _FORMAT = "grounding/1"
-_BLOCK = 256  # images that are finished together
 
 
 def ground_dataset(
     data: PreparedDataset,
-    settings: GroundingSettings,
+    grounding: GroundingSettings,
     out: Path,
-    cutouts: Path | None = None,
-    how: RunSettings = RunSettings(),  # noqa: B008  (frozen)
+    cutouts: Path | None,
+    settings: ExtractSettings,
+    machine: Machine,
+    *,
+    worker: Worker | None = None,
+    retry_failed: bool = False,
+    dry_run: bool = False,
 ) -> SetSummary:
     """Ground the captions of a data set and cut out their objects.
+
+    The worker that publishes the records continues with the cut-outs; workers that start then
+    share those.
 
     Args:
         out: folder of the records.
         cutouts: folder of the cut-outs; None: make none.
-        how: the device, precision and so on; its inputs and batches are set here.
-            The worker that publishes the records continues with the cut-outs; workers that start
-            then share those.
+        settings: the precision, and how many rows may fail.
+        worker, retry_failed, dry_run: as `pipeline.extract.runner.run` takes them.
 
     Raises:
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
@@ -62,30 +67,50 @@ def ground_dataset(
                 f"{cutouts}: is given for both the grounding and its cut-outs; they are two "
                 "sets, so give two folders"
             )
-    units = units_of(data, settings.captions)
+    units = units_of(data, grounding.captions)
     refuse_other_kinds(out, "grounding")
-    set_output(out, inputs, str(how.worker or "")).check_place()
-    settings.grounder.require_files()
-    settings.segmenter.require_files()
+    set_output(out, inputs, str(worker or "")).check_place()
+    grounding.grounder.require_files()
+    grounding.segmenter.require_files()
     from pipeline.extract.objects import SPEC
-    from pipeline.grounding.cutouts import write_cutouts
+    from pipeline.grounding.cutouts import cutouts_job
     from sightline.devices import computing, pick_device
 
-    device = pick_device(how.device)
-    grounder = settings.grounder.build(device, how.precision)
-    segmenter = settings.segmenter.build(device, how.precision)
-    how = how.on(str(device)).but(inputs=inputs, copy_from=None)
-    grounding = how.but(batch_size=settings.batch_size, block_rows=settings.block_images)
+    def fill(job: Job) -> SetSummary:
+        return run(
+            job,
+            settings.max_failed,
+            machine,
+            worker=worker,
+            retry_failed=retry_failed,
+            dry_run=dry_run,
+        )
+
+    device, workers = pick_device(machine.device), machine.workers
+    grounder = grounding.grounder.build(device, settings.precision)
+    segmenter = grounding.segmenter.build(device, settings.precision)
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(device, "fp32"):
-        summary = ground(units, grounder, segmenter, settings.rules, out, grounding)
+        job = grounding_job(
+            units,
+            grounder,
+            segmenter,
+            grounding.rules,
+            out,
+            inputs,
+            batch_size=grounding.batch_size,
+            block_images=grounding.block_images,
+            workers=workers,
+        )
+        summary = fill(job)
     if cutouts is None or (summary.record is None and summary.to_do != 0):
         return summary
-    if settings.cutouts:
-        cut = write_cutouts(out, {unit.key: unit.place for unit in units}, cutouts, how)
-        if how.dry_run:
+    if grounding.cutouts:
+        places = {unit.key: unit.place for unit in units}
+        cut = fill(cutouts_job(out, places, cutouts, inputs, workers))
+        if dry_run:
             summary = replace(summary, remarks=(*summary.remarks, f"{cutouts}: {cut}"))
-    elif not how.dry_run:
+    elif not dry_run:
         write_rows(cutouts, SPEC, as_keys([]), CUTOUTS.empty_table())
     return summary
 
@@ -117,30 +142,37 @@ def ground_captions(
         except ValidationError as error:
             raise SightlineError(f"grounding: {'; '.join(explain(error))}") from error
     folder = None if cutouts is None else Path(cutouts)
-    how = RunSettings.model_validate({"devices": device, "precision": precision})
-    ground_dataset(data, settings, Path(out), folder, how)
+    rows = ExtractSettings.model_validate({"precision": precision})
+    machine = Machine.model_validate({"devices": device})
+    ground_dataset(data, settings, Path(out), folder, rows, machine)
     return Path(out)
 
 
-def ground(
+def grounding_job(
     units: Sequence[Unit],
     grounder: Grounder,
     segmenter: Segmenter | None,
     rules: Rules,
     out: Path,
-    settings: RunSettings,
-) -> SetSummary:
-    """Make ``out`` hold the records of exactly ``units``; existing ones are kept.
+    inputs: Sequence[Path] = (),
+    *,
+    batch_size: int,
+    block_images: int,
+    workers: int,
+) -> Job:
+    """Grounding exactly ``units`` into ``out``.
 
     Args:
         units: images and captions, see `pipeline.grounding.captioned_images.units_of`.
         segmenter: None: use the masks that come with the grounder's boxes.
         out: folder of the records; the run's own files go to ``<out>.run`` beside it.
+        inputs: files and folders of the data set.
+        batch_size: captions, and images, per model call.
+        block_images: images that are finished together.
+        workers: threads that decode images.
 
     Raises:
-        BusyError: another process is writing here.
-        SightlineError: nothing to ground, or more images failed than ``settings.max_failed``
-            allows (good images are published first).
+        SightlineError: nothing to ground.
     """
     from pipeline.grounding.block_grounder import BlockGrounder
 
@@ -156,24 +188,25 @@ def ground(
     description = json.loads(json.dumps(description))  # tuples become lists, as when read back
     spec = TableSpec(kind="grounding", description=description)
     by_key = {unit.unit_key: unit for unit in units}
-    blocks = BlockGrounder(grounder, segmenter, rules, settings)
+    blocks = BlockGrounder(grounder, segmenter, rules, batch_size, workers)
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
         for batch in batches:
             block = [by_key[key.tobytes()] for key in batch.keys]
             yield Computed(batch, *blocks.ground(block, advance))
 
-    job = Job(
-        SetWriter(out, spec, settings.inputs, settings.worker),
+    return Job(
+        out,
+        spec,
+        inputs,
         "images",
         as_keys(list(by_key)),
-        settings.block_rows or _BLOCK,
+        block_images,
         compute,
         lambda _: _described(grounding_counts(out)),
         groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
         calls=blocks.calls,
     )
-    return run(job, settings)
 
 
 def _by_size(unit: Unit) -> list[int]:

@@ -19,9 +19,10 @@ from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode
 from pipeline.extract.decode import MAX_PIXELS, ImageError, decode_image
-from pipeline.extract.encode_missing import encode
+from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import FeatureInputs, ImageEntry, images_below
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import run
+from pipeline.extract.settings import ExtractSettings
 from sightline.cache import EncoderRecord, FeatureSet, Place, key_of_file
 
 PIXELS = ImagePreprocessing((8, 8), (8, 8), "bilinear", mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -330,8 +331,8 @@ def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureS
     (folder / "loop.png").symlink_to(folder / "loop.png")
     others = (folder / "gone.png", folder, folder / "plain.png", folder / "loop.png")
     entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]
-    settings = RunSettings(dtype="float32", max_failed=1, workers=0)
-    encode(FeatureInputs("image", entries), EYE, out, settings)
+    settings = ExtractSettings(dtype="float32")
+    run(feature_job(FeatureInputs("image", entries), EYE, out, settings), max_failed=1)
     return FeatureSet.open(out)
 
 

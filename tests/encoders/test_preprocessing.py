@@ -17,8 +17,8 @@ from pipeline.datasets.scenes.draw import draw
 from pipeline.datasets.scenes.scene import Placed, Scene, Thing
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.extract.decode import ImageError
-from pipeline.extract.inputs import CutoutRules
 from pipeline.extract.objects import CutoutPreprocessing, cut_out
+from pipeline.extract.settings import CutoutRules
 
 SIZES = [(500, 375), (375, 500), (333, 500), (40, 31), (224, 224), (1000, 60)]
 RESNET = ImagePreprocessing((256, 256), (224, 224), "bilinear", IMAGENET_MEAN, IMAGENET_STD)

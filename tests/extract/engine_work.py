@@ -21,12 +21,13 @@ from unittest.mock import patch
 from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 
 from pipeline.extract import runner
-from pipeline.extract.encode_missing import encode
+from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import SetSummary
-from pipeline.extract.settings import Invocation, RunSettings
+from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.extract.workers import run_workers
 from sightline.cache import writer
+from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 
 
@@ -56,12 +57,13 @@ class StubWork:
     log: Path | None = None
     meet: int = 0
 
-    def start(self, how: Invocation) -> str:
-        """Do it with the workers of ``how``; returns what the last of them printed."""
+    def start(self, machine: Machine, worker: Worker | None = None) -> str:
+        """Do it with the workers of ``machine``; returns what the last of them printed."""
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-        defaults = {"threads": how.threads or 1, "devices": how.devices or ("cpu",)}
-        how = how.model_copy(update=defaults)
-        return run_workers([repr(self)], how, [self.out], module="engine_work")
+        defaults = {"threads": machine.threads or 1, "devices": machine.devices or ("cpu",)}
+        machine = machine.model_copy(update=defaults)
+        words = [repr(self)]
+        return run_workers(words, machine, [self.out], worker=worker, module="engine_work")
 
     def command(self, *options: str) -> list[str]:
         """A command that does it as `sightline` does, alone or as an engine's ``options`` say."""
@@ -74,11 +76,11 @@ class StubWork:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(self.command(*options), env=environment, **pipes, **more)
 
-    def __call__(self, how: RunSettings) -> SetSummary:
+    def __call__(self, threads: int = 1, worker: Worker | None = None) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
-        settings = how.but(batch_size=self.batch, max_failed=0.2)
+        settings, machine = ExtractSettings(batch_size=self.batch), Machine(threads=threads)
         texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
-        broken = _Broken(self, how)
+        broken = _Broken(self, worker)
         # without PyTorch, which takes seconds to import
         with patch.multiple(
             runner,
@@ -87,13 +89,14 @@ class StubWork:
             described=lambda device: {"device": device},
             using_threads=broken.using_threads,
         ):
-            return encode(texts, stub_encoder(broken, self.weights), self.out, settings)
+            job = feature_job(texts, stub_encoder(broken, self.weights), self.out, settings)
+            return runner.run(job, 0.2, machine, worker=worker)
 
 
 class _Broken:
-    def __init__(self, work: StubWork, how: RunSettings) -> None:
+    def __init__(self, work: StubWork, worker: Worker | None) -> None:
         self._work, self._batches, self._threads = work, 0, 0
-        self._index = how.worker.index if how.worker else 0
+        self._index = worker.index if worker else 0
 
     def using_threads(self, count: int) -> AbstractContextManager[None]:
         self._threads = count
@@ -135,8 +138,13 @@ def main() -> None:
         parser.add_argument(name, default=argparse.SUPPRESS)
     given = vars(parser.parse_args())
     work = eval(given.pop("work"), {"StubWork": StubWork, "PosixPath": PosixPath})
-    how = RunSettings.model_validate({**given, "threads": int(given["threads"])})
-    commands.app = lambda: print(work.start(how) if how.starts_workers else work(how))
+    worker = Worker.parse(given.pop("worker")) if "worker" in given else None
+    machine = Machine.model_validate({**given, "threads": int(given["threads"])})
+    commands.app = lambda: print(
+        work.start(machine, worker)
+        if machine.starts_workers
+        else work(int(given["threads"]), worker)
+    )
     cli.console()
 
 

@@ -17,10 +17,11 @@ from pipeline.encoders.config import named_encoder
 from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.batches import Feed, ImageReader, decode_batch
-from pipeline.extract.encode_missing import encode
-from pipeline.extract.inputs import CutoutRules, FeatureInputs, ImageEntry
+from pipeline.extract.encode_missing import feature_job
+from pipeline.extract.inputs import FeatureInputs, ImageEntry
 from pipeline.extract.objects import CutoutPreprocessing
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import run
+from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.cache import EncoderRecord, FeatureSet, Place, SetWriter, keys_of_texts, verify
 from sightline.errors import SightlineError
 
@@ -49,10 +50,11 @@ def encoder():
     return named_encoder("resnet18", "random:0").build_image(CPU, "fp32")
 
 
-def settings(workers=0, device="cpu"):
-    return RunSettings(
-        batch_size=4, workers=workers, threads=1, max_failed=0.5, dtype="float32", devices=device
-    )
+def encode(entries, encoder, out, workers=0, device="cpu"):
+    """Encode images with one thread."""
+    settings = ExtractSettings(batch_size=4, dtype="float32")
+    job = feature_job(FeatureInputs("image", entries), encoder, out, settings, workers)
+    run(job, 0.5, Machine(threads=1, devices=device))
 
 
 def test_normalising_a_batch_gives_the_bytes_of_one_image():
@@ -89,7 +91,7 @@ def test_options_are_part_of_plan_and_record(entries, tmp_path, monkeypatch):
     monkeypatch.setattr(SetWriter, "plan", plan)
     for compiled, said in ((False, "channels last"), (True, "channels last, compiled")):
         config, out = named_encoder("resnet18", "random:0", compile=compiled), tmp_path / said
-        encode(FeatureInputs("image", entries), config.build_image(CPU, "fp32"), out, settings())
+        encode(entries, config.build_image(CPU, "fp32"), out)
         options = [shard.computed["options"] for shard in FeatureSet.open(out).record.shards]
         assert options == [said]
     assert plans[0] + ", compiled" == plans[1]
@@ -101,10 +103,9 @@ def test_a_gpu_gives_the_rows_of_the_cpu(encoder, entries, tmp_path, precision):
     device = torch.device("cuda", 0)
     there = named_encoder("resnet18", "random:0").build_image(device, precision)
     assert Feed(there, ImageReader(there.preprocessing)).on_gpu
-    encode(FeatureInputs("image", entries), encoder, tmp_path / "host", settings())
+    encode(entries, encoder, tmp_path / "host")
     for workers in (0, 2):
-        given = settings(workers, "cuda:0")
-        encode(FeatureInputs("image", entries), there, tmp_path / str(workers), given)
+        encode(entries, there, tmp_path / str(workers), workers, "cuda:0")
     sets = {name: FeatureSet.open(tmp_path / name) for name in ("host", "0", "2")}
     assert sets["0"].record.content_digest == sets["2"].record.content_digest
     keys = sorted({entry.key for entry in entries})
@@ -163,7 +164,8 @@ def encode_all(call, out):
     """Encode all texts with an encoder that makes this ``call`` for each batch."""
     source = EncoderRecord(name="limited", source="random:0", weights_sha256="0" * 64)
     encoder = TextEncoder(source, 16, {}, lengths=lambda texts: [1] * len(texts), encode=call)
-    encode(FeatureInputs("text", TEXTS), encoder, out, RunSettings(batch_size=8, dtype="float32"))
+    settings = ExtractSettings(batch_size=8, dtype="float32")
+    run(feature_job(FeatureInputs("text", TEXTS), encoder, out, settings), settings.max_failed)
 
 
 def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path, capsys):

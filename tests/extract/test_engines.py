@@ -19,13 +19,12 @@ from interrupted import files, wait_until
 from ray_nodes import RayNodes
 
 from pipeline.extract import runner, workers
-from pipeline.extract.settings import Invocation, Machine, RunSettings
+from pipeline.extract.settings import Machine
 from sightline.cache import verify
 from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
 
-ONE = RunSettings(threads=1)
-TWO = Invocation(devices=("cpu", "cpu"))
+TWO = Machine(devices=("cpu", "cpu"))
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 
 
@@ -33,7 +32,7 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")
 def expected(tmp_path_factory):
     """The files of one process."""
     out = tmp_path_factory.mktemp("one") / "set"
-    assert StubWork(out)(ONE).computed == 240
+    assert StubWork(out)().computed == 240
     assert verify(out) == []
     return files(out)
 
@@ -129,7 +128,7 @@ def test_half_a_launcher_is_refused(given, said):
 
 def test_a_launcher_is_not_read_unless_asked(tmp_path, monkeypatch, expected):
     monkeypatch.setenv("RANK", "1")
-    assert StubWork(tmp_path / "set")(ONE).record is not None
+    assert StubWork(tmp_path / "set")().record is not None
     assert files(tmp_path / "set") == expected
 
 
@@ -223,7 +222,7 @@ def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected
         assert re.search(line, said, re.M)
     assert "Traceback" not in said
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in computing(log)))
-    assert 0 < StubWork(work.out)(ONE).computed < 240
+    assert 0 < StubWork(work.out)().computed < 240
     assert files(work.out) == expected
 
 
@@ -235,7 +234,7 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(tmp_path, log, monk
     def refused(stranger, named, threads=1):
         said = f"with a different plan than worker 2/3:\n  {named}"
         with pytest.raises(SightlineError, match=said):
-            stranger(RunSettings(threads=threads, worker=Worker(2, 3)))
+            stranger(threads, Worker(2, 3))
 
     refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
     refused(StubWork(work.out, weights="1"), "fingerprint: ")
@@ -278,12 +277,12 @@ def ask_a_head_that_does_not_answer(folder):
     work = StubWork(folder / "set")
     for wrong in ("ray://x:1", "head"):
         with pytest.raises(SightlineError, match="expected the head's host:port"):
-            work.start(Invocation(engine=f"ray@{wrong}"))
+            work.start(Machine(engine=f"ray@{wrong}"))
     with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}: no connection"):
-        work.start(Invocation(engine=f"ray@{address}"))
+        work.start(Machine(engine=f"ray@{address}"))
     os.environ["RAY_ADDRESS"] = address
     with pytest.raises(SightlineError, match=f"no Ray cluster answers at {address}"):
-        work.start(Invocation(engine="ray"))
+        work.start(Machine(engine="ray"))
 
 
 @needs_ray
@@ -300,7 +299,7 @@ def work_on_ray(work):
     import ray
 
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    work.start(Invocation(engine="ray,2"))
+    work.start(Machine(engine="ray,2"))
     assert not ray.is_initialized()
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
@@ -309,8 +308,8 @@ def work_on_ray(work):
 @pytest.mark.slow
 @pytest.mark.parametrize(("node", "pause"), [(2, 0.1), (0, 0.5)], ids=["a node", "the head"])
 def test_a_cluster_that_loses_a_node_or_its_head_loses_no_row(tmp_path, log, node, pause):
-    alone, how = StubWork(tmp_path / "alone", texts=960), RunSettings(threads=2)
-    alone(how)
+    alone = StubWork(tmp_path / "alone", texts=960)
+    alone(threads=2)
     work = StubWork(tmp_path / "set", texts=960, pause=pause, log=log)
     with closing(RayNodes()) as nodes:
         run = work.process("--engine", f"ray@{nodes.address}", "--threads", "2")
@@ -324,6 +323,6 @@ def test_a_cluster_that_loses_a_node_or_its_head_loses_no_row(tmp_path, log, nod
             assert {threads for _, threads in found} == {2}
         else:  # Ray ends the command after a minute; its workers may be done before
             wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in computing(log)))
-            StubWork(work.out, texts=960)(how)
+            StubWork(work.out, texts=960)(threads=2)
     assert verify(work.out) == []
     assert files(work.out) == files(alone.out)

@@ -19,7 +19,6 @@ import pytest
 from engine_work import StubWork
 from interrupted import AFTER, KILLED, boundaries, files, image_words
 
-from pipeline.extract.settings import RunSettings
 from sightline.cache import verify
 
 PROGRESS = (" expected", " left")  # the ends of its lines, which a busy machine has time for
@@ -122,7 +121,7 @@ def test_a_limit_on_the_size_of_files(tmp_path):
     assert "of 3,000 texts are done and kept" in line
     assert not (tmp_path / "set" / "set.json").exists()
     for each in (work, whole):
-        each(RunSettings(threads=1))
+        each()
     assert files(work.out) == files(whole.out)
 
 

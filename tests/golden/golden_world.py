@@ -32,8 +32,7 @@ from transformers import (
     GroundingDinoForObjectDetection,
 )
 
-from pipeline.extract.inputs import CutoutRules
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.settings import CutoutRules, ExtractSettings
 from pipeline.tokenize_phrases import tokenize_phrases
 from sightline import (
     EncoderConfig,
@@ -206,7 +205,8 @@ class World:
             phrases=self.root / "grounding" / ANNOTATED,
             rules=CutoutRules(**rules or {}),
             device="cpu",
-            settings=RunSettings(**{"workers": 0, "batch_size": 4, **settings}),
+            workers=0,
+            settings=ExtractSettings(**{"batch_size": 4, **settings}),
         )
 
     def keys(self, kind: str) -> Any:

@@ -15,10 +15,9 @@ from PIL import Image
 from prepared_data import as_prepared
 from torch import Tensor
 
-from pipeline.extract.runner import SetSummary
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import SetSummary, run
 from pipeline.grounding.captioned_images import Unit, units_of
-from pipeline.grounding.ground import ground
+from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.segmenters.box import BoxSegmenter
 from pipeline.grounding.settings import CaptionChoice, Rules
@@ -26,7 +25,7 @@ from sightline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, write_manife
 from sightline.cache.groundings import read_phrases
 from sightline.cache.prepared import PreparedDataset
 
-SETTINGS = RunSettings(batch_size=4, workers=2, block_rows=3, shard_rows=3, max_failed=1.0)
+BATCH, BLOCK = 4, 3
 
 
 class DataSet:
@@ -130,18 +129,24 @@ def run_ground(
     segmenter: BoxSegmenter | None = None,
     *,
     choice: CaptionChoice = "all",
-    settings: RunSettings = SETTINGS,
     rules: Rules | None = None,
+    batch_size: int = BATCH,
+    workers: int = 2,
+    max_failed: float = 1.0,
+    retry_failed: bool = False,
 ) -> SetSummary:
-    """`ground` on the current data set."""
-    return ground(
+    """Ground the current data set."""
+    job = grounding_job(
         data.units(choice),
         grounder or WordGrounder(),
         segmenter or BoxSegmenter(),
         rules or Rules(duplicate_iou=None),
         out,
-        settings,
+        batch_size=batch_size,
+        block_images=BLOCK,
+        workers=workers,
     )
+    return run(job, max_failed, retry_failed=retry_failed, shard_rows=3)
 
 
 def write_phrases(data: DataSet, path: Path) -> Path:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import io
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from flat_tables import flat, rows_with_keys
-from ground_data import SETTINGS, DataSet, HookedBoxes, WordGrounder, files_of, run_ground
+from ground_data import BATCH, BLOCK, DataSet, HookedBoxes, WordGrounder, files_of, run_ground
 from PIL import Image
 
-from pipeline.extract.runner import SetSummary
-from pipeline.extract.settings import RunSettings
-from pipeline.grounding.cutouts import write_cutouts
-from pipeline.grounding.ground import ground
+from pipeline.extract.objects import Cutter
+from pipeline.extract.runner import SetSummary, run
+from pipeline.grounding import cutouts
+from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.settings import Rules
 from sightline.cache import key_of_text
@@ -126,12 +127,12 @@ def test_only_what_is_missing_is_grounded(data, tmp_path):
 
 def test_batch_size_and_workers_change_no_byte_of_a_table(data, tmp_path):
     run_ground(data, tmp_path / "a")
-    run_ground(data, tmp_path / "b", settings=SETTINGS.but(batch_size=1, workers=1))
+    run_ground(data, tmp_path / "b", batch_size=1, workers=1)
     a, b = files_of(tmp_path / "a"), files_of(tmp_path / "b")
     before, after = json.loads(a.pop(FILE_NAME)), json.loads(b.pop(FILE_NAME))
     assert a == b
     assert before["fingerprint"] == after["fingerprint"]
-    assert {each["computed"]["batch_size"] for each in before["shards"]} == {SETTINGS.batch_size}
+    assert {each["computed"]["batch_size"] for each in before["shards"]} == {BATCH}
     assert {each["computed"]["batch_size"] for each in after["shards"]} == {1}
 
 
@@ -154,7 +155,7 @@ def test_batches_are_halved_until_they_fit_and_a_resumed_run_starts_with_those(
     assert not out.exists()
     again = WordGrounder()
     summary = run_ground(data, out, again)
-    assert summary.resumed == SETTINGS.block_rows
+    assert summary.resumed == BLOCK
     assert max(again.calls) == 2
     assert summary.halved_to == halved
     assert "batches halved for memory: grounder 2, segmenter 1" in str(summary)
@@ -164,7 +165,7 @@ def test_batches_are_halved_until_they_fit_and_a_resumed_run_starts_with_those(
     commits = [read_tables_record(tmp_path / name, "grounding") for name in ("out", "clean")]
     for shard in commits[0].shards:
         assert shard.computed["halved_to"] == halved
-        assert shard.computed["batch_size"] == SETTINGS.batch_size
+        assert shard.computed["batch_size"] == BATCH
         assert shard.computed["device"] == "cpu"
     assert all("halved_to" not in shard.computed for shard in commits[1].shards)
     assert commits[0].fingerprint == commits[1].fingerprint
@@ -199,7 +200,7 @@ def test_failed_images_cost_their_own_rows_and_are_reground_only_on_request(data
     assert "3 failed" in str(run_ground(data, out, idle))
     assert (idle.calls, failures.read_text()) == ([], listed)
     mended = WordGrounder()
-    summary = run_ground(data, out, mended, settings=SETTINGS.but(retry_failed=True))
+    summary = run_ground(data, out, mended, retry_failed=True)
     assert sum(mended.calls) == 2 * 2  # two captions each
     assert (summary.computed, summary.failed) == (3, 1)
     assert len(failures.read_text().splitlines()) == 1
@@ -207,7 +208,7 @@ def test_failed_images_cost_their_own_rows_and_are_reground_only_on_request(data
     assert rows(out) == rows(tmp_path / "whole")
     failures.unlink()  # as where the records were pulled
     with pytest.raises(SightlineError, match=r"1 of 9 images failed"):
-        run_ground(data, out, settings=SETTINGS.but(max_failed=0.1))
+        run_ground(data, out, max_failed=0.1)
 
 
 def test_masks_of_the_wrong_size_or_number_cost_their_own_rows(data, tmp_path):
@@ -229,18 +230,17 @@ def test_what_is_no_fault_of_an_image_ends_the_run(data, tmp_path):
     def refuse(captions):
         raise GroundingError(b"x" * 32, "bad_annotation", "of another image")
 
-    out, strict = tmp_path / "out", SETTINGS.but(max_failed=0.0)
+    out, batches = tmp_path / "out", {"batch_size": BATCH, "block_images": BLOCK, "workers": 2}
     with pytest.raises(GroundingError, match="of another image"):
         run_ground(data, out, WordGrounder(refuse))
+    maskless = grounding_job(data.units(), WordGrounder(), None, Rules(), out, **batches)
     with pytest.raises(SightlineError, match="choose a segmenter"):
-        ground(data.units(), WordGrounder(), None, Rules(), out, strict)
+        run(maskless, 0)
     with pytest.raises(SightlineError, match="no captions to ground"):
-        ground([], WordGrounder(), None, Rules(), out, strict)
+        grounding_job([], WordGrounder(), None, Rules(), out, **batches)
 
 
 # -- cut-outs ------------------------------------------------------------------------------------
-
-SMALL = RunSettings(block_rows=12, shard_rows=20)
 
 
 @pytest.fixture
@@ -253,7 +253,13 @@ def five(tmp_path):
 
 def cut(data: DataSet, records: Path, out: Path, **changes: object) -> SetSummary:
     places = {unit.key: unit.place for unit in data.units()}
-    return write_cutouts(records, places, out, SMALL.but(**changes))
+    return write_cutouts(records, places, out, **changes)
+
+
+def write_cutouts(records, places, out, max_failed=0.01, **options) -> SetSummary:
+    """Fill a set in small blocks and shards."""
+    job = replace(cutouts.cutouts_job(records, places, out, workers=2), batch_size=12)
+    return run(job, max_failed, shard_rows=20, **options)
 
 
 def test_a_cutout_is_the_box_of_its_image_with_the_mask_as_alpha(five, tmp_path):
@@ -285,21 +291,23 @@ def test_recreated_cutouts_have_the_same_bytes_and_only_new_ones_are_made(five, 
     cut(five, tmp_path / "out", tmp_path / "again")
     assert files_of(tmp_path / "again") == before
     (five.folder / "images").rename(tmp_path / "away")
-    write_cutouts(tmp_path / "out", {}, tmp_path / "cut", SMALL)  # what stands is not made again
+    write_cutouts(tmp_path / "out", {}, tmp_path / "cut")  # what stands is not made again
     assert files_of(tmp_path / "cut") == before
 
 
-def test_a_photograph_that_cannot_be_read_costs_its_own_cutouts(five, tmp_path):
+def test_a_photograph_that_cannot_be_read_costs_its_own_cutouts(five, tmp_path, monkeypatch):
     out, data = tmp_path / "out", five.folder / "images"
-    with pytest.raises(SightlineError, match="24 pixels; at most 1 are decoded"):
-        cut(five, out, tmp_path / "huge", max_pixels=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(cutouts, "Cutter", lambda: Cutter(1))
+        with pytest.raises(SightlineError, match="24 pixels; at most 1 are decoded"):
+            cut(five, out, tmp_path / "huge")
     with pytest.raises(SightlineError, match="images that the data set does not have"):
-        write_cutouts(out, {}, tmp_path / "strange", SMALL)
+        write_cutouts(out, {}, tmp_path / "strange")
     places = {unit.key: unit.place for unit in five.units()}
     (data / "0.png").rename(tmp_path / "away.png")
 
     def made(**changes: object) -> SetSummary:
-        return write_cutouts(out, places, tmp_path / "cut", SMALL.but(**changes))
+        return write_cutouts(out, places, tmp_path / "cut", **changes)
 
     with pytest.raises(SightlineError, match=r"6 of \d+ objects failed(.|\n)*0\.png: no such file"):
         made()

@@ -14,7 +14,6 @@ from flat_tables import rows_with_keys
 from ground_data import DataSet, annotated, files_of, write_phrases
 
 from pipeline import graph, stages
-from pipeline.extract.settings import Invocation
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.params import Params, load_params
 from sightline.cache.groundings import read_phrases
@@ -148,7 +147,7 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(data)
 
 def test_two_devices_ground_like_one(data):
     settings = settings_of(data, block_images=1)
-    stages.ground(params_of(data, settings), "mine", how=Invocation(threads=1))
+    stages.ground(params_of(data, settings, machine={"threads": 1}), "mine")
     sets = [graph.grounding_folder("mine"), graph.cutouts_folder("mine")]
     alone = [files_of(each) for each in sets]
     for each in sets:

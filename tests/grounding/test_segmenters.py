@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pipeline.datasets.kinds import prepare
 from pipeline.datasets.pairs import PairsSource
-from pipeline.extract.settings import RunSettings
+from pipeline.extract.runner import run
 from pipeline.grounding.captioned_images import units_of
-from pipeline.grounding.ground import ground
+from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.segmenters.prompted import BOXES
 from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
 from sightline.cache import key_of_text
@@ -234,8 +234,8 @@ def parts(family: str, folder: Path) -> tuple[Any, Any]:
 @pytest.mark.parametrize("family", ["florence2", "grounding-dino", "sam2", "sam2-hf"])
 def test_photographs_without_a_failure(photographs, family, tmp_path, count):
     units = units_of(photographs, "longest")[:count]
-    how = RunSettings(batch_size=16, max_failed=0)
-    ground(units, *parts(family, tmp_path), Rules(duplicate_iou=None), tmp_path / "out", how)
+    models, rules, out = parts(family, tmp_path), Rules(duplicate_iou=None), tmp_path / "out"
+    run(grounding_job(units, *models, rules, out, batch_size=16, block_images=256, workers=2), 0)
     counts = grounding_counts(tmp_path / "out")
     assert (counts["images"], counts["captions"], counts["failed"]) == (count, count, 0)
     if family == "florence2":  # which writes no phrase with random weights

@@ -297,9 +297,9 @@ def test_rows_are_encoded_again_with_the_threads_and_batches_of_the_record(
     says(*extracting("image", "own", "--batch-size", 4))  # with one thread
     used, extract = [], check.extract
 
-    def noted(inputs, config, out, settings):
-        used.append((settings.threads, settings.batch_size))
-        return extract(inputs, config, out, settings)
+    def noted(inputs, config, out, settings, machine):
+        used.append((machine.threads, settings.batch_size))
+        return extract(inputs, config, out, settings, machine)
 
     monkeypatch.setattr(check, "extract", noted)
     says(*extracting("image", "own", "--check", 2, "--threads", 2, "--batch-size", 8))

@@ -17,9 +17,11 @@ from pipeline.encoders.config import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import objects
 from pipeline.extract.decode import ImageError
-from pipeline.extract.inputs import CutoutEntry, CutoutRules, objects_of_phrases
+from pipeline.extract.inputs import CutoutEntry, objects_of_phrases
 from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
-from pipeline.grounding.cutouts import write_cutouts
+from pipeline.extract.runner import run
+from pipeline.extract.settings import CutoutRules
+from pipeline.grounding.cutouts import cutouts_job
 from sightline.cache import (
     IMAGES,
     PHRASES,
@@ -83,7 +85,7 @@ class Photos:
         self.write_phrases()
         paths = [self.images / path for path in self.paths]
         places = {key_of_file(path): Place(path) for path in paths}
-        write_cutouts(self.phrases, places, self.folder / "cutouts")
+        run(cutouts_job(self.phrases, places, self.folder / "cutouts"), max_failed=0)
         return self.folder / "cutouts"
 
     def run(self, out: str, options: dict) -> tuple[int, str, str]:

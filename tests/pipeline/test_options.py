@@ -15,9 +15,9 @@ from pipeline.cli.commands import COMMANDS, load
 from pipeline.cli.options import from_words, set_values
 from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_encoder
-from pipeline.extract.settings import ComputeSettings, Machine, RunSettings
+from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
-from pipeline.params import CutoutRules, Params
+from pipeline.params import Params
 from sightline.settings import field_help
 from train.evaluate.task import TASKS, task_class
 from train.objectives import OBJECTIVES, objective_class
@@ -83,7 +83,7 @@ def test_every_parameter_can_be_given_on_a_command_line():
     where = {
         "datasets": lambda: [set_takes(source_type(kind)) for kind in KINDS],
         "encoders": lambda: [set_takes(families.subclass(f, EncoderConfig)) for f in families],
-        "extract": lambda: [flags(ComputeSettings) | flags(CutoutRules) <= extract],
+        "extract": lambda: [flags(ExtractSettings, "cutouts") | flags(CutoutRules) <= extract],
         "machine": lambda: [flags(Machine) <= extract & set(options_of("ground"))],
         "grounding": lambda: [set_takes(GroundingSettings)],
         "student": lambda: [flags(StudentConfig, "name", "model") | {"student"} <= train],
@@ -146,11 +146,11 @@ def test_what_is_no_setting_is_refused(given, fault):
 
 
 def test_options_are_checked_by_their_model():
-    how = from_words(RunSettings, {"devices": "0,1", "batch_size": "8", "worker": "1/2"})
-    assert (how.devices, how.batch_size, str(how.worker)) == (("cuda:0", "cuda:1"), 8, "worker 1/2")
-    assert how.model_fields_set == {"devices", "batch_size", "worker"}
+    machine = from_words(Machine, {"devices": "0,1", "workers": "8"})
+    assert (machine.devices, machine.workers) == (("cuda:0", "cuda:1"), 8)
+    assert machine.model_fields_set == {"devices", "workers"}
     with pytest.raises(typer.BadParameter, match=r"--batch-size: .* found '0'"):
-        from_words(RunSettings, {"batch_size": "0"})
+        from_words(ExtractSettings, {"batch_size": "0"})
     with pytest.raises(typer.BadParameter, match=r"--student: "):
         from_words(StudentConfig, {"model": ""}, {"model": "student"})
 

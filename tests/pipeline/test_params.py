@@ -10,7 +10,7 @@ import yaml
 from demo_params import demo_params
 
 from pipeline import stages
-from pipeline.extract.settings import Invocation, Machine
+from pipeline.extract.settings import Machine
 from pipeline.graph import run_spec
 from pipeline.params import Params, ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
@@ -168,10 +168,10 @@ def test_devices_or_an_engine_of_the_command_replace_those_of_the_file(tmp_path,
     (tmp_path / ".dvc").mkdir()
     ours = changed("machine: {engine: ray@head:1, threads: 1, workers: 3}")
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(ours))
-    here = stages.load_here(Invocation(devices="cpu,cpu")).machine
+    here = stages.load_here(Machine(devices="cpu,cpu")).machine
     assert here == Machine(devices=("cpu", "cpu"), threads=1, workers=3)
-    assert stages.load_here(Invocation(engine="ray,2")).machine.ray == ("", 2)
-    assert stages.load_here(Invocation(workers=0)).machine.ray == ("head:1", None)
+    assert stages.load_here(Machine(engine="ray,2")).machine.ray == ("", 2)
+    assert stages.load_here(Machine(workers=0)).machine.ray == ("head:1", None)
 
 
 @pytest.mark.parametrize("text", ["[" * 250_000, "[" * 11_000 + "]" * 11_000, "- " * 11_000])
