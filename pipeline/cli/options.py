@@ -108,7 +108,8 @@ def takes(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command one option for each field of ``model``; its ``parameter`` is the model.
 
-    A wrong value is misuse (exit code 2), in the words of the model.
+    A wrong value is misuse (exit code 2), in the words of the model. The command's attribute
+    `models` tells which options come from which model: parameter → model.
 
     Args:
         only: these fields; None: all.
@@ -136,6 +137,8 @@ def takes(
         call.__signature__ = own.replace(parameters=[*kept, *added])  # pyright: ignore
         call.__annotations__ = {each.name: each.annotation for each in [*kept, *added]}
         del call.__wrapped__  # pyright: ignore
+        models = getattr(command, "models", {}) | {each.name: model for each in added}
+        call.models = models  # pyright: ignore
         return call
 
     return decorate

@@ -93,8 +93,10 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield from ["    " + " ".join(example.split()), ""]
     options: list[str] = []
     of_sections: dict[str, list[str]] = {}
+    models = getattr(command.callback, "models", {})
+    section_of: dict[Any, str] = {model: section for section, model in KEYS.items()}
     for param in command.params:
-        section = _section_of(param)
+        section = section_of.get(models.get(param.name))
         flag = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
         if param.name != "help":
             of_sections.setdefault(section, []).append(flag) if section else options.append(flag)
@@ -102,20 +104,6 @@ def _command(name: str, command: Any) -> Iterator[str]:
         whole = len(flags) == len(KEYS[section].model_fields)
         options += [f"[every key of {section}](#{section})"] if whole else flags
     yield from ["Takes " + ", ".join(o if "(" in o else f"`{o}`" for o in options) + ".", ""]
-
-
-def _section_of(param: Any) -> str | None:
-    """The section of params.yaml that has an option as a key, if one does."""
-    if param.opts[0].startswith("--"):
-        for section, model in KEYS.items():
-            about = field_help(model).get(param.opts[0][2:].replace("-", "_"))
-            if about and _plain(about) == _plain(param.help or ""):
-                return section
-    return None
-
-
-def _plain(about: str) -> str:
-    return about.replace("None:", "default:").rstrip(".").removesuffix("; repeatable").lower()
 
 
 # -- keys ----------------------------------------------------------------------------------------
