@@ -42,7 +42,7 @@ _TAKE_4D = {"bert", "roberta", "xlm-roberta"}
 
 
 class GroundedModel(nn.Module):
-    """A student encoder with the heads of one objective; its forward pass gives the loss terms.
+    """A student encoder with the heads of one objective: embeddings of a batch, and loss terms.
 
     Precision is that of the encoder, whose weights stay float32. Under ``bf16`` they are rounded
     once per forward pass, which then runs in bfloat16 throughout: gradients reach the float32
@@ -79,13 +79,8 @@ class GroundedModel(nn.Module):
         self.precision: Precision = precision
         self._embed = _compiled(self._embedded) if compiled else self._embedded
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
-        (first, second), phrases = self.encode(batch.sentences)
-        return self.terms(batch, Views(first, second, phrases))
-
     def terms(self, batch: Batch, views: Views) -> dict[str, Tensor]:
-        """The result of the forward pass, from the two views of ``batch``."""
+        """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
         terms = self.objective.terms(batch, views, self.heads)
         return {**terms, TOTAL: self.objective.total(terms)}
 

@@ -27,6 +27,7 @@ from train.batch import Batch
 from train.data import TrainingData
 from train.model import GroundedModel, load_student
 from train.objectives import make_objective
+from train.objectives.objective import Views
 from train.run_spec import RunSpec
 
 Rows = Mapping[bytes, np.ndarray]
@@ -194,6 +195,12 @@ class Case:
         torch.manual_seed(1)
         encoder, _ = load_student(self.spec().student)
         return GroundedModel(encoder, objective, "cls", data.dims).train(), data
+
+
+def terms_of(model: GroundedModel, batch: Batch) -> dict[str, Tensor]:
+    """The loss terms of ``batch``, and their total."""
+    (first, second), phrases = model.encode(batch.sentences)
+    return model.terms(batch, Views(first, second, phrases))
 
 
 def case_of(features: Features, objective: str, **parameters: Any) -> Case:

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from cases import FIVE, case_of, paired
+from cases import FIVE, case_of, paired, terms_of
 from conftest import KillAfter, Killed, assert_alike, assert_equal, silent, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,7 +61,7 @@ def test_length_groups_do_not_change_embeddings_loss_and_gradients(model_and_bat
         model.group_overhead = overhead
         views, phrases = model.encode(batch.sentences)
         model.zero_grad()
-        loss = model(batch)["total"]
+        loss = terms_of(model, batch)["total"]
         loss.backward()
         gradient = model.encoder.get_input_embeddings().weight.grad
         found.append((views, phrases, loss, gradient.clone()))
@@ -259,9 +259,9 @@ def test_a_pooling_that_cannot_be_exported_is_refused(world, pooling):
 def test_bf16_rounds_the_weights_of_the_encoder_once_and_nothing_else(features, name):
     model, data = case_of(features, name).build()
     batch = paired(data)
-    exact, terms = model.encode(batch.sentences)[0], model(batch)
+    exact, terms = model.encode(batch.sentences)[0], terms_of(model, batch)
     model.precision = "bf16"
-    rounded, found = model.encode(batch.sentences)[0], model(batch)
+    rounded, found = model.encode(batch.sentences)[0], terms_of(model, batch)
     assert rounded.dtype == torch.float32
     assert torch.equal(rounded, rounded.bfloat16().float())
     assert not torch.equal(rounded, exact)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import FIVE, TEACHERS, case_of, paired
+from cases import FIVE, TEACHERS, case_of, paired, terms_of
 from conftest import MAX_LENGTH, silent
 from torch.nn.functional import cosine_similarity
 
@@ -194,7 +194,7 @@ def test_a_term_that_is_off_has_no_head_and_reads_no_features(
     model, data = case_of(features, name, **parameters).build()
     assert set(model.heads) == heads
     assert set(data.dims) == sets
-    terms = model(paired(data))
+    terms = terms_of(model, paired(data))
     assert terms.keys() == {"total", *model.objective.weights}
     terms["total"].backward()
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
@@ -333,7 +333,7 @@ def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(feature
         phrases=Phrases(none, none, none, np.zeros_like(batch.phrases.counts)),
         features={**batch.features, "object-clip": batch.features["object-clip"][:0]},
     )
-    terms = model(empty)
+    terms = terms_of(model, empty)
     assert terms["object"].item() == 0
     terms["total"].backward()
     assert all(torch.isfinite(w.grad).all() for w in model.parameters() if w.grad is not None)
