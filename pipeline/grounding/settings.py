@@ -228,8 +228,7 @@ class Sam2Settings(SegmenterSettings):
     Attributes:
         model: ``sam2-hiera-{tiny,small,base-plus,large}``, the same with ``sam2.1``, or the path of
             a configuration (YAML) of that package.
-        weights: ``pretrained`` or ``pretrained:REVISION`` (Meta's, from the hub), ``file:PATH``
-            or ``random:SEED``.
+        weights: ``pretrained``, ``pretrained:REVISION``, ``file:PATH`` or ``random:SEED``.
     """
 
     family: Literal["sam2"] = "sam2"
@@ -242,18 +241,15 @@ class Sam2Settings(SegmenterSettings):
         return sam2.build(self, device, precision)
 
 
-class Sam2HfSettings(SegmenterSettings):
-    """SAM 2 with transformers' Sam2Model.
+class Sam2HfSettings(Sam2Settings):
+    """SAM 2 with transformers' Sam2Model, with the parameters of `Sam2Settings`.
 
     Attributes:
-        model: folder, or hub name.
-        weights: ``pretrained``, ``pretrained:REVISION``, ``file:PATH`` (its configuration is the
-            model's) or ``random:SEED``.
+        model: folder, or hub name; weights of a file have its configuration.
     """
 
-    family: Literal["sam2-hf"]
+    family: Literal["sam2-hf"] = "sam2-hf"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: str = Field(default="facebook/sam2.1-hiera-large", min_length=1)
-    weights: Weights = "pretrained"
 
     def build(self, device: torch.device, precision: str) -> Segmenter:
         from pipeline.grounding.segmenters import sam2_hf
