@@ -38,15 +38,13 @@ class ImageReader:
 
     Args:
         preprocessing: the encoder's preprocessing.
-        max_pixels: largest width × height, of the file and after resizing.
     """
 
     channels = 3
 
-    def __init__(self, preprocessing: ImagePreprocessing, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, preprocessing: ImagePreprocessing) -> None:
         self.preprocessing = preprocessing
         self.size = preprocessing.crop
-        self._max_pixels = max_pixels
 
     def __call__(self, entry: ImageEntry) -> Tensor:
         """The pixels of an image's input: uint8 [3, h, w].
@@ -54,15 +52,15 @@ class ImageReader:
         Raises:
             ImageError: the codes of `load_image`; ``too_many_pixels`` also once resized.
         """
-        image = load_image(entry.place, entry.key, self._max_pixels)
+        image = load_image(entry.place, entry.key)
         height, width = image.shape[1:]
         resized = self.preprocessing.resized(height, width)
-        if resized[0] * resized[1] > self._max_pixels:
+        if resized[0] * resized[1] > MAX_PIXELS:
             # A one-pixel-wide strip grows to billions of pixels when its short side is scaled up.
             raise ImageError(
                 "too_many_pixels",
                 f"{width} × {height} pixels would be resized to {resized[1]} × {resized[0]}; at "
-                f"most {self._max_pixels:,} are allowed",
+                f"most {MAX_PIXELS:,} are allowed",
             )
         return self.preprocessing.fitted(image)
 

@@ -55,7 +55,7 @@ class ImageError(SightlineError):
         return {"code": self.code, "path": str(place), "reason": self.reason}
 
 
-def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
+def decode_image(data: bytes) -> Tensor:
     """Decode one image file to RGB by its content, regardless of its name.
 
     torchvision decodes JPEG (grey or colour) and 16-bit PNG; Pillow decodes everything else,
@@ -72,22 +72,20 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
 
     Args:
         data: the whole file.
-        max_pixels: largest width × height, read from the header before any pixel is decoded.
-            Pillow rejects more than twice `MAX_PIXELS` regardless of this value.
 
     Returns:
         uint8 [3, H, W].
 
     Raises:
         ImageError: ``empty``, ``undecodable``, ``truncated`` (a truncated file never yields half
-            an image) or ``too_many_pixels``.
+            an image) or ``too_many_pixels`` (by its header, before any pixel is decoded).
     """
     import torch
 
-    return torch.from_numpy(_decoded(data, max_pixels))
+    return torch.from_numpy(_decoded(data))
 
 
-def _decoded(data: bytes, max_pixels: int, torchvision: bool = True) -> NDArray[np.uint8]:
+def _decoded(data: bytes, torchvision: bool = True) -> NDArray[np.uint8]:
     """As `decode_image`; without ``torchvision``, Pillow decodes everything."""
     if not data:
         raise ImageError("empty", "the file has 0 bytes")
@@ -96,9 +94,9 @@ def _decoded(data: bytes, max_pixels: int, torchvision: bool = True) -> NDArray[
         warnings.simplefilter("ignore")
         image = _open(data)
         width, height = image.size
-        if width * height > max_pixels:
+        if width * height > MAX_PIXELS:
             raise ImageError(
-                "too_many_pixels", f"{width} × {height} pixels; at most {max_pixels:,} are decoded"
+                "too_many_pixels", f"{width} × {height} pixels; at most {MAX_PIXELS:,} are decoded"
             )
         try:
             pixels = _pixels(data, image, torchvision)
@@ -113,7 +111,7 @@ def _decoded(data: bytes, max_pixels: int, torchvision: bool = True) -> NDArray[
     return pixels if pixels.shape[0] == 3 else np.repeat(pixels, 3, axis=0)
 
 
-def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor:
+def load_image(place: Place, key: bytes) -> Tensor:
     """Read, check and decode one image of a manifest: uint8 [3, H, W].
 
     Args:
@@ -124,7 +122,7 @@ def load_image(place: Place, key: bytes, max_pixels: int = MAX_PIXELS) -> Tensor
         ImageError: as `decode_image`; ``missing`` if the file cannot be read, ``outside`` if the
             file ends before the place does, ``changed`` if the digest differs.
     """
-    return decode_image(_checked(place, key), max_pixels)
+    return decode_image(_checked(place, key))
 
 
 def load_picture(place: Place, key: bytes) -> NDArray[np.uint8]:
@@ -135,7 +133,7 @@ def load_picture(place: Place, key: bytes) -> NDArray[np.uint8]:
     Raises:
         ImageError: as `load_image`.
     """
-    return _decoded(_checked(place, key), MAX_PIXELS, torchvision=False).transpose(1, 2, 0)
+    return _decoded(_checked(place, key), torchvision=False).transpose(1, 2, 0)
 
 
 def _checked(place: Place, key: bytes) -> bytes:

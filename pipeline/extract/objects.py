@@ -78,13 +78,9 @@ class Cutter:
 
     Keeps the last decoded image, or why it cannot be, so that an image with many objects is read
     once: a plan keeps them together.
-
-    Args:
-        max_pixels: largest width × height of an image.
     """
 
-    def __init__(self, max_pixels: int = MAX_PIXELS) -> None:
-        self._max_pixels = max_pixels
+    def __init__(self) -> None:
         self._place: tuple[Place, bytes] | None = None
         self._image: Tensor | ImageError
 
@@ -107,7 +103,7 @@ class Cutter:
         if self._place != place:
             self._place = place
             try:
-                self._image = load_image(*place, self._max_pixels)
+                self._image = load_image(*place)
             except ImageError as error:
                 self._image = error
         if isinstance(self._image, ImageError):
@@ -220,16 +216,14 @@ class ObjectReader:
 
     Args:
         preprocessing: preprocessing of cut-outs, for one encoder.
-        max_pixels: largest width × height, of an image and of a padded cut-out.
     """
 
     channels = 4
 
-    def __init__(self, preprocessing: CutoutPreprocessing, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, preprocessing: CutoutPreprocessing) -> None:
         self.preprocessing = preprocessing
         self.size = preprocessing.size
-        self._max_pixels = max_pixels
-        self._cut = Cutter(max_pixels)
+        self._cut = Cutter()
 
     def __call__(self, entry: CutoutEntry) -> Tensor:
         """The pixels of an object's input: uint8 [4, h, w], premultiplied.
@@ -239,11 +233,11 @@ class ObjectReader:
         """
         cutout = self._cut(entry) if entry.png is None else from_png(entry.png)
         edge = self.preprocessing.edge(*cutout.shape[1:])
-        if edge**2 > self._max_pixels:
+        if edge**2 > MAX_PIXELS:
             raise ImageError(
                 "too_many_pixels",
                 f"an object of {cutout.shape[2]} × {cutout.shape[1]} pixels would be padded to "
-                f"{edge} × {edge}; at most {self._max_pixels:,} are allowed",
+                f"{edge} × {edge}; at most {MAX_PIXELS:,} are allowed",
             )
         return self.preprocessing.fitted(cutout)
 

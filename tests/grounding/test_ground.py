@@ -20,7 +20,7 @@ from flat_tables import flat, rows_with_keys
 from ground_data import BATCH, BLOCK, DataSet, HookedBoxes, WordGrounder, files_of, run_ground
 from PIL import Image
 
-from pipeline.extract.objects import Cutter
+from pipeline.extract import decode
 from pipeline.extract.runner import SetSummary, run
 from pipeline.grounding import cutouts
 from pipeline.grounding.ground import grounding_job
@@ -298,7 +298,7 @@ def test_recreated_cutouts_have_the_same_bytes_and_only_new_ones_are_made(five, 
 def test_a_photograph_that_cannot_be_read_costs_its_own_cutouts(five, tmp_path, monkeypatch):
     out, data = tmp_path / "out", five.folder / "images"
     with monkeypatch.context() as patched:
-        patched.setattr(cutouts, "Cutter", lambda: Cutter(1))
+        patched.setattr(decode, "MAX_PIXELS", 1)
         with pytest.raises(SightlineError, match="24 pixels; at most 1 are decoded"):
             cut(five, out, tmp_path / "huge")
     with pytest.raises(SightlineError, match="images that the data set does not have"):

@@ -263,14 +263,15 @@ def test_an_object_that_cannot_be_cut_out_costs_only_its_row(photos):
     assert CROP_RULE in reasons["changed"]
 
 
-def test_a_huge_object_is_refused(photos):
+def test_a_huge_object_is_refused(photos, monkeypatch):
     Image.new("RGB", (400, 1)).save(photos.images / "strip.png")
     photos.paths.append("strip.png")
     photos.write_images()
     strip = photos.name(5, encode_mask(np.ones((1, 400), dtype=bool)))
     photos.extract()
     image = ImagePreprocessing((8, 8), (8, 8), "bilinear", (0.5,) * 3, (0.5,) * 3)
-    read = ObjectReader(CutoutPreprocessing(image, CutoutRules()), max_pixels=480**2 - 1)
+    monkeypatch.setattr(objects, "MAX_PIXELS", 480**2 - 1)
+    read = ObjectReader(CutoutPreprocessing(image, CutoutRules()))
     (entry,) = [entry for entry in photos.entries() if entry.key == strip]
     with pytest.raises(ImageError, match="padded to 480 × 480") as caught:
         read(entry)
