@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sightline.errors import SightlineError
 
@@ -40,18 +40,6 @@ class Options:
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
 
 
-class Commands(NamedTuple):
-    """What brings a stage up to date; none: it is.
-
-    Attributes:
-        first: one command after another.
-        instead: what to run if one of these fails; None: then the stage has failed.
-    """
-
-    first: Sequence[Sequence[str]] = ()
-    instead: Sequence[Sequence[str]] | None = None
-
-
 def dry_run(targets: Sequence[str], options: Options) -> bool:
     """Print what `dvc repro --dry` prints; False if that is why DVC refuses."""
     flags = options.flags("force", "pull", "allow_missing")
@@ -70,16 +58,12 @@ class Project:
 
     def __init__(self, targets: Sequence[str], options: Options) -> None:
         from dvc.repo import Repo
-        from dvc.stage.cache import RunCacheNotSupported
 
         self._options = options
         with _said_by_dvc():
             self._repo: Repo = Repo()
             with self._locked():
                 self._read(targets)
-                if options.pull:
-                    with contextlib.suppress(RunCacheNotSupported):
-                        self._repo.stage_cache.pull(None)
 
     def _read(self, targets: Sequence[str]) -> None:
         from dvc.dvcfile import PROJECT_FILE
@@ -110,44 +94,40 @@ class Project:
         finally:
             self._repo.lock.unlock()
 
-    def commands(self, name: str) -> Commands:
-        """What brings a stage up to date that needs nothing more.
+    def commands(self, name: str) -> list[list[str]]:
+        """What brings a stage up to date that needs nothing more, in order; empty: it is.
 
-        DVC decides alike in `Stage.reproduce`, with the stages before it in view, which a
-        `--single-item` does not have.
+        A `--single-item` does not look at the stages before it. So what a stage needs is fetched
+        beforehand if they have made it anew: DVC would take missing data for unchanged data.
         """
         stage, options = self.stages[name], self._options
         upstream = [self.stages[other] for other in self.needs[name]]
         with _said_by_dvc(), self._locked():
-            if options.force:
-                return Commands(self._run(stage, options))
-            changed = stage.changed(options.allow_missing, upstream)
-            if changed:
-                fetch = options.pull and not stage.changed(True, upstream)
-            else:
-                fetch = options.pull and name in self.targets and stage.changed_outs()
-            if fetch:  # what the remote lacks is computed
-                computing = replace(options, allow_missing=False)
-                return Commands([[*DVC, "pull", name]], self._run(stage, computing))
-            return Commands(self._run(stage, options)) if changed else Commands()
-
-    def _run(self, stage: Stage, options: Options) -> list[list[str]]:
-        flags = options.flags("force", "allow_missing")
-        run = [[*DVC, "repro", "--single-item", *flags, stage.addressing]]
-        absent = self._absent(stage) if options.pull else []
-        return [[*DVC, "pull", *absent], *run] if absent else run
+            due = (
+                options.force
+                or stage.changed(options.allow_missing, upstream)
+                or (options.pull and name in self.targets and stage.changed_outs())
+            )
+            if not due:
+                return []
+            run = [*DVC, "repro", "--single-item", *options.flags("force", "pull"), name]
+            runs_anew = options.force or stage.changed(True, upstream)
+            absent = self._absent(stage) if options.pull and runs_anew else []
+            return [[*DVC, "pull", *absent], run] if absent else [run]
 
     def _absent(self, stage: Stage) -> list[str]:
-        """What a stage needs and is not here; of a folder that has only a part, the whole folder.
+        """The outputs of other stages that a stage needs and that are not here, or not whole.
 
         Part of a folder would be a changed folder to DVC.
         """
         outs = [out for other in self.needs[stage.addressing] for out in self.stages[other].outs]
-        paths = []
-        for dep in stage.deps:
-            if not dep.exists:
-                owners = [out for out in outs if dep.fs.isin_or_eq(dep.fs_path, out.fs_path)]
-                paths.append(os.path.relpath((owners or [dep])[0].fs_path))
+        paths = [
+            os.path.relpath(out.fs_path)
+            for dep in stage.deps
+            if not dep.exists
+            for out in outs
+            if dep.fs.isin_or_eq(dep.fs_path, out.fs_path)
+        ]
         return list(dict.fromkeys(paths))
 
 

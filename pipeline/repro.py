@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.dvc_project import Commands, Options, Project
+from pipeline.dvc_project import Options, Project
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
 from sightline.signals import Stopped, end_processes
@@ -94,7 +94,7 @@ class _Run:
     def __init__(self, project: Project, jobs: Jobs) -> None:
         self._project, self._jobs = project, jobs
         self._waiting = self._by_length()
-        self._ready: list[tuple[str, Commands]] = []
+        self._ready: list[tuple[str, list[list[str]]]] = []
         self._running: dict[str, int] = {}  # name → index of its job
         self._done: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -143,7 +143,7 @@ class _Run:
                 except SightlineError as error:  # such as: another DVC process runs this stage
                     self._fail(name, str(error))
                     continue
-                if commands.first:
+                if commands:
                     self._ready.append((name, commands))
                 else:
                     self._done.add(name)
@@ -165,12 +165,12 @@ class _Run:
         free = set(range(len(self._jobs.slots))) - used
         return None if _WHOLE in used else min(free, default=None)
 
-    def _bring(self, name: str, commands: Commands, variables: Mapping[str, str]) -> None:
+    def _bring(
+        self, name: str, commands: Sequence[Sequence[str]], variables: Mapping[str, str]
+    ) -> None:
         """Bring a stage up to date, in a thread of its own; the main thread hears how it ended."""
         began = time.monotonic()
-        status = self._call_each(name, commands.first, variables)
-        if status and commands.instead:
-            status = self._call_each(name, commands.instead, variables)
+        status = self._call_each(name, commands, variables)
         self._ended.put((name, status, time.monotonic() - began))
 
     def _call_each(

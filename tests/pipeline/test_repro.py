@@ -362,6 +362,38 @@ def test_a_changed_stage_gets_what_it_needs_and_only_that(shared):
     assert (shared.has("small"), shared.has("big")) == (True, False)
 
 
+def test_what_others_ran_with_these_inputs_is_fetched_though_the_lock_does_not_name_it(shared):
+    locked = shared.text("dvc.lock")
+    shared.write("input", "2")
+    shared.repro("big")
+    Repo(str(shared.folder)).push(run_cache=True)
+    shared.write("dvc.lock", locked)
+    forget(shared, "big", "calls")
+    shared.repro("big", pull=True)
+    assert shared.text("big") == "big\n"
+    assert shared.calls() == []
+
+
+FOLDER = "mkdir -p folder && touch folder/one folder/other"
+
+
+def test_of_a_folder_with_what_a_changed_stage_needs_all_is_fetched(project, tmp_path):
+    """DVC fetches the one file that is needed, and then finds a changed folder."""
+    remote = f"remote = team\n['remote \"team\"']\nurl = {tmp_path / 'remote'}\n"
+    project.write(".dvc/config", project.text(".dvc/config") + remote)
+    folder = {"cmd": FOLDER, "deps": ["input"], "outs": [{"folder": {"persist": True}}]}
+    project.graph(folder=folder, user=writing("user", "folder/one"))
+    project.write("input", "1")
+    project.repro()
+    Repo(str(project.folder)).push()
+    shutil.rmtree(project.folder / "folder")
+    (project.folder / "input").unlink()
+    project.graph(folder=folder, user=writing("user", "folder/one", first="echo edited"))
+    project.repro("user", pull=True, allow_missing=True)
+    assert project.has("folder/other")
+    assert "2 stages up to date" in project.repro("user", pull=True, allow_missing=True)
+
+
 def test_a_stage_runs_again_if_others_pushed_new_inputs_that_are_not_here(shared):
     """DVC sees it by the stages before it, which a `--single-item` does not look at."""
     old = yaml.safe_load(shared.text("dvc.lock"))["stages"]
