@@ -21,10 +21,11 @@ from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
 from sightline.cache.keys import as_keys, find_keys
 from sightline.cache.record import (
+    FEATURE_KINDS,
     FILE_NAME,
     Provenance,
     Recheck,
-    read_features,
+    read_record,
     set_output,
     write_record,
 )
@@ -119,7 +120,7 @@ def check(
 def _noted(folder: Path, found: Recheck) -> Provenance:
     """Keep the result for an imported set in its record; what this now says."""
     with set_output(folder) as output:
-        record = read_features(folder)
+        record = read_record(folder, FEATURE_KINDS)
         provenance = record.provenance.checked(found)
         if provenance != record.provenance:
             write_record(output, record.model_copy(update={"provenance": provenance}))

@@ -20,7 +20,7 @@ from sightline.cache import (
     write_phrase_tokens,
 )
 from sightline.cache.groundings import read_phrases
-from sightline.cache.record import refuse_other_kinds, set_output
+from sightline.cache.record import set_output
 from sightline.errors import SightlineError
 from sightline.files import model_paths
 from sightline.progress import progress
@@ -50,8 +50,7 @@ def tokenize_phrases(
             be written to (`sightline.output`).
     """
     inputs = [phrases, captions, *model_paths(student)]
-    refuse_other_kinds(out, "phrase-tokens")
-    set_output(out, inputs).check_place()
+    set_output(out, inputs, kind="phrase-tokens").check_place()
     table = read_phrases(phrases)
     texts = _texts_of(table.column("caption_key").to_pylist(), captions, phrases)
     spans = list(zip(table["char_start"].to_pylist(), table["char_end"].to_pylist(), strict=True))

@@ -10,7 +10,7 @@ from pipeline.extract.inputs import texts_in
 from sightline.cache import TokenHeader, keys_of_texts, write_tokens
 from sightline.cache.keys import key_of_file
 from sightline.cache.prepared import RECORD, PreparedDataset
-from sightline.cache.record import refuse_other_kinds, set_output
+from sightline.cache.record import set_output
 from sightline.errors import SightlineError
 from sightline.files import model_paths
 from sightline.progress import progress
@@ -51,8 +51,7 @@ def tokenize(
             written to (`sightline.output`).
     """
     student, out = str(student), Path(out)
-    refuse_other_kinds(out, "tokens")
-    set_output(out, [*inputs, *model_paths(student)]).check_place()
+    set_output(out, [*inputs, *model_paths(student)], kind="tokens").check_place()
     from sightline.encoder_folder import (
         load_tokenizer,
         read_recipe,

@@ -19,7 +19,7 @@ from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.keys import as_keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch, Worker
-from sightline.cache.record import Kind, refuse_other_kinds, set_output
+from sightline.cache.record import Kind, set_output
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
 from sightline.files import model_paths
@@ -99,8 +99,7 @@ def extract(
     """
     models = model_paths(config.model, config.weights.removeprefix("file:"))
     inputs = replace(inputs, paths=(*models, *inputs.paths))
-    refuse_other_kinds(out, inputs.kind)
-    set_output(out, inputs.paths, str(worker or "")).check_place()
+    set_output(out, inputs.paths, str(worker or ""), inputs.kind).check_place()
     config.require_files()
     build = config.build_text if inputs.are_texts else config.build_image
     encoder = build(pick_device(machine.device), settings.precision)

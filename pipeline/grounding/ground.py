@@ -20,7 +20,7 @@ from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import as_keys
 from sightline.cache.plan import Batch, Worker
 from sightline.cache.prepared import PreparedDataset
-from sightline.cache.record import TableSpec, refuse_other_kinds, set_output
+from sightline.cache.record import TableSpec, set_output
 from sightline.cache.rle import CROP_RULE
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
@@ -68,8 +68,7 @@ def ground_dataset(
                 "sets, so give two folders"
             )
     units = units_of(data, grounding.captions)
-    refuse_other_kinds(out, "grounding")
-    set_output(out, inputs, str(worker or "")).check_place()
+    set_output(out, inputs, str(worker or ""), "grounding").check_place()
     grounding.grounder.require_files()
     grounding.segmenter.require_files()
     from pipeline.extract.objects import SPEC

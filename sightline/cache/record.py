@@ -6,9 +6,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -265,9 +265,6 @@ class TableSetRecord(SetRecord):
     spec: TableSpec
 
 
-R = TypeVar("R", bound=SetRecord)
-
-
 def _flat(value: object, prefix: str = "") -> dict[str, object]:
     if isinstance(value, dict):
         return {
@@ -278,9 +275,32 @@ def _flat(value: object, prefix: str = "") -> dict[str, object]:
     return {prefix.rstrip("."): value}
 
 
-def set_output(folder: Path, inputs: Iterable[Path] = (), worker: str = "") -> Output:
-    """A set's folder as a command's output; ``inputs`` and ``worker`` as in `Output`."""
+def set_output(
+    folder: Path, inputs: Iterable[Path] = (), worker: str = "", kind: str | None = None
+) -> Output:
+    """A set's folder as a command's output; ``inputs`` and ``worker`` as in `Output`.
+
+    Args:
+        kind: of the set that will be written; None: of the one that is there.
+
+    Raises:
+        CacheError: the folder holds a set of another kind.
+    """
+    if kind is not None:
+        _refuse_another_kind(folder, kind)
     return Output(folder, FILE_NAME, _listed, inputs, worker)
+
+
+def _refuse_another_kind(folder: Path, kind: str) -> None:
+    try:
+        held = read_record(folder).spec.kind
+    except CacheError:
+        return  # none, or a damaged one, which `Output` checks
+    if held != kind:
+        raise CacheError(
+            f"{folder}: holds {NAMES[held]} of kind {held}, but this is {NAMES[kind]} of kind "
+            f"{kind}; choose another folder, or remove that one first"
+        )
 
 
 def _listed(data: bytes) -> set[str]:
@@ -308,53 +328,31 @@ def to_bytes(record: SetRecord) -> bytes:
     return (text + "\n").encode()
 
 
-def read_features(folder: Path) -> FeatureSetRecord:
-    """The record of the feature set in ``folder``; raises as `read_record`."""
-    return _of_type(folder, FeatureSetRecord, "a feature set")
-
-
-def read_tables_record(folder: Path, kind: str) -> TableSetRecord:
-    """The record of a set of tables of this kind; raises as `read_record`."""
-    record = _of_type(folder, TableSetRecord, NAMES[kind])
-    if record.spec.kind != kind:
-        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {NAMES[kind]}")
-    return record
-
-
-def refuse_other_kinds(folder: Path, kind: str) -> None:
-    """Refuse to replace a set of a different kind; one of the same kind may be replaced.
-
-    Raises:
-        CacheError: the folder holds one.
-    """
-    try:
-        found = read_record(folder).spec.kind
-    except CacheError:
-        return  # none, or a damaged one, which `Output` checks
-    if found != kind:
-        raise CacheError(
-            f"{folder}: holds {NAMES[found]} of kind {found}, but this is {NAMES[kind]} of kind "
-            f"{kind}; choose another folder, or remove that one first"
-        )
-
-
-def _of_type(folder: Path, expected: type[R], name: str) -> R:
-    record = read_record(folder, name.removeprefix("a "))
-    if not isinstance(record, expected):
-        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {name}")
-    return record
-
-
-def read_record(folder: Path, expected: str = "set") -> SetRecord:
-    """Read and check ``folder/set.json`` of any kind of set.
+@overload
+def read_record(folder: Path) -> SetRecord: ...
+@overload
+def read_record(folder: Path, kinds: Sequence[Kind]) -> FeatureSetRecord: ...
+@overload
+def read_record(folder: Path, kinds: Sequence[TableKind]) -> TableSetRecord: ...
+def read_record(folder: Path, kinds: Sequence[str] = ()) -> SetRecord:
+    """Read and check ``folder/set.json``.
 
     Args:
-        expected: what to call the set in the error if there is none.
+        kinds: those of the sets that will do; empty: all.
 
     Raises:
         CacheError: no such file, or a link; not JSON, another schema version, an unknown, missing
-            or invalid field, a wrong digest.
+            or invalid field, a wrong digest; a set of another kind.
     """
+    expected = " or ".join(dict.fromkeys(NAMES[kind] for kind in kinds)) or "a set"
+    record = _checked_record(folder, expected.removeprefix("a "))
+    if kinds and record.spec.kind not in kinds:
+        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {expected}")
+    return record
+
+
+def _checked_record(folder: Path, expected: str) -> SetRecord:
+    """The record in ``folder``; ``expected`` names the set if there is none."""
     path = folder / FILE_NAME
     if path.is_symlink():
         raise CacheError(f"{path}: is a link; a set contains no links")

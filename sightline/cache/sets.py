@@ -26,14 +26,13 @@ from sightline.cache.keys import (
 from sightline.cache.manifest import key_array, key_column
 from sightline.cache.publish import publish, write_shards
 from sightline.cache.record import (
+    FEATURE_KINDS,
     FeatureSetRecord,
     Provenance,
     TableKind,
     TableSetRecord,
     TableSpec,
-    read_features,
-    read_tables_record,
-    refuse_other_kinds,
+    read_record,
     set_output,
 )
 from sightline.cache.rows import Rows, rows_of_no_file
@@ -76,7 +75,7 @@ class FeatureSet:
                 invalid layout, or a fingerprint other than the one requested.
         """
         path = Path(path)
-        record = read_features(path)
+        record = read_record(path, FEATURE_KINDS)
         if fingerprint is not None and record.fingerprint != fingerprint:
             raise CacheError(
                 f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: its "
@@ -157,7 +156,7 @@ def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Rows, di
     Raises:
         CacheError: missing, damaged, or of a different kind or version.
     """
-    record = read_tables_record(folder, kind)
+    record = read_record(folder, [kind])
     require_sound(folder, record)
     return record, *read_index(folder, record)
 
@@ -176,10 +175,9 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
         CacheError: ``folder`` holds a set of a different kind.
         SightlineError: as in `sightline.output.Output`.
     """
-    refuse_other_kinds(folder, spec.kind)
     first = unique_sorted(keys)
     every = rows_of_no_file(spec, keys[first], rows.take(pa.array(first)))
-    with set_output(folder) as output:
+    with set_output(folder, kind=spec.kind) as output:
         made = write_shards(output, every.keys, every.format.shard_rows, every)
         return publish(output, [made], {}, Provenance()).rows
 

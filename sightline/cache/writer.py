@@ -28,7 +28,6 @@ from sightline.cache.publish import Spec, publish, write_shards
 from sightline.cache.record import (
     Provenance,
     SetRecord,
-    refuse_other_kinds,
     set_output,
 )
 from sightline.cache.rows import Rows, Shard, joined, rows_in
@@ -88,7 +87,7 @@ class SetWriter:
         failures: code, path and reason of failed rows, by key, as far as they are known here.
 
     Raises:
-        CacheError: on entering, the folder holds a set of a different kind.
+        CacheError: the folder holds a set of a different kind.
         SightlineError: on entering, as in `sightline.output.Output`.
         BusyError: on entering, another process is writing here.
     """
@@ -103,7 +102,7 @@ class SetWriter:
         self.folder, self.spec, self.worker = folder, spec, worker
         self.format = format_of(spec)
         self.ahead = 4 if isinstance(self.format, Numbers) else 0  # a table's result is a block
-        self._output = set_output(folder, inputs, str(worker or ""))
+        self._output = set_output(folder, inputs, str(worker or ""), spec.kind)
         self.run_folder = self._output.run_folder
         self.replaces: list[str] = []
         self.repaired: list[str] = []
@@ -122,7 +121,6 @@ class SetWriter:
         self._buffered_computed: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        refuse_other_kinds(self.folder, self.spec.kind)
         with ExitStack() as entering:
             entering.enter_context(self._output)
             entering.enter_context(self._at_work())
@@ -139,7 +137,6 @@ class SetWriter:
         Raises:
             as on entering the writer itself; BusyError: a run that does not share is active.
         """
-        refuse_other_kinds(self.folder, self.spec.kind)
         with self._output.joined() as self._shared:
             try:
                 with self._at_work():
@@ -154,7 +151,6 @@ class SetWriter:
         Raises:
             CacheError, SightlineError: as on entering the writer.
         """
-        refuse_other_kinds(self.folder, self.spec.kind)
         self._output.check_place()
         self._looks = True
         try:

@@ -30,7 +30,7 @@ from stub_set import (
 from xxhash import xxh3_128
 
 from sightline.cache import CacheError, write_tokens
-from sightline.cache.record import FILE_NAME, SCHEMA, read_record, refuse_other_kinds
+from sightline.cache.record import FILE_NAME, SCHEMA, read_record, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.tables import SHARD_ROWS
 
@@ -60,8 +60,8 @@ def test_the_digest_of_tokens_does_not_depend_on_the_order_of_texts(world):
 
 @every_kind
 def test_a_set_is_replaced_only_by_its_own_kind(world, kind):
-    refuse_other_kinds(world / kind, kind)
-    refuse_other_kinds(world / "nothing", kind)
+    for name in (kind, "nothing"):
+        set_output(world / name, kind=kind)
     for other in {*KINDS} - {kind}:
         before = files(world / other)
         fault = f"of kind {other}, but this is .* of kind {kind}; choose another"

@@ -28,7 +28,7 @@ from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.settings import Rules
 from sightline.cache import key_of_text
 from sightline.cache.groundings import grounding_counts, read_grounding, read_phrases
-from sightline.cache.record import FILE_NAME, read_tables_record
+from sightline.cache.record import FILE_NAME, read_record
 from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
 from sightline.errors import SightlineError
 from sightline.signals import Stopped
@@ -162,7 +162,7 @@ def test_batches_are_halved_until_they_fit_and_a_resumed_run_starts_with_those(
     run_ground(data, tmp_path / "whole", WordGrounder(small), HookedBoxes(at_most(1)))
     assert files_of(out) == files_of(tmp_path / "whole")
     run_ground(data, tmp_path / "clean")
-    commits = [read_tables_record(tmp_path / name, "grounding") for name in ("out", "clean")]
+    commits = [read_record(tmp_path / name) for name in ("out", "clean")]
     for shard in commits[0].shards:
         assert shard.computed["halved_to"] == halved
         assert shard.computed["batch_size"] == BATCH

@@ -21,7 +21,7 @@ from pipeline.interchange.export import names_in
 from pipeline.interchange.import_rows import Imported, ImportOptions, import_rows
 from sightline.cache import FeatureSet, key_of_file, key_of_text, verify
 from sightline.cache.prepared import PreparedDataset
-from sightline.cache.record import FILE_NAME, read_features
+from sightline.cache.record import FILE_NAME, read_record
 from sightline.errors import SightlineError
 
 
@@ -373,11 +373,11 @@ def by_our_export(world: Path, tmp_path: Path, *more: str) -> Path:
 )
 def test_equal_rows_are_recorded(world, tmp_path, capsys, said, source, more):
     folder = source(world, tmp_path, *more)
-    before = read_features(folder)
+    before = read_record(folder)
     assert before.provenance.doubt == "imported, not checked"
     assert extract(world, folder, "--check", 5) == 0
     assert "largest difference" in capsys.readouterr().out
-    after = read_features(folder)
+    after = read_record(folder)
     check = after.provenance.check
     assert check is not None
     assert (check.rows, check.differing, after.provenance.doubt) == (5, 0, "")
@@ -398,7 +398,7 @@ def test_rows_that_differ_are_recorded_and_no_later_sample_hides_them(
 ):
     folder = by_clip_retrieval(world, tmp_path, change)
     assert extract(world, folder, "--check", 5, seed=seed) == 1
-    provenance = read_features(folder).provenance
+    provenance = read_record(folder).provenance
     assert (provenance.recomputed, provenance.doubt) == (0, "imported, differs when recomputed")
     assert "of 5 recomputed rows differ" in str(provenance)
     assert provenance.check is not None
@@ -408,7 +408,7 @@ def test_rows_that_differ_are_recorded_and_no_later_sample_hides_them(
     assert provenance.checked(other).doubt == ""  # another encoder is another question
     if seed:
         assert extract(world, folder, "--check", 5) == 0
-        assert read_features(folder).provenance.doubt == ""
+        assert read_record(folder).provenance.doubt == ""
 
 
 def test_imported_rows_are_not_passed_off_as_computed_here(world, tmp_path):
@@ -420,10 +420,10 @@ def test_imported_rows_are_not_passed_off_as_computed_here(world, tmp_path):
     Image.new("RGB", (64, 64), "teal").save(some / "new.png")
     more = ["--data", some, "--copy-from", tmp_path / "features"]
     assert extract(world, tmp_path / "mine", *more) == 0
-    mine = read_features(tmp_path / "mine")
+    mine = read_record(tmp_path / "mine")
     assert not mine.provenance.imported
     assert extract(world, folder, *more) == 0
-    replaced = read_features(folder)
+    replaced = read_record(folder)
     assert (replaced.rows, replaced.provenance.imported) == (4, False)
     shards = [*mine.shards, *replaced.shards]
     assert all("imported_from" not in shard.computed for shard in shards)
