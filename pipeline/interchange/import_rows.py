@@ -31,7 +31,7 @@ from sightline.cache import (
     key_of_text,
 )
 from sightline.cache.keys import KEY_BYTES, Keys, unique_sorted
-from sightline.cache.prepared import PreparedDataset, read_dataset_record
+from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
 from sightline.progress import progress
@@ -224,7 +224,7 @@ class _ImageKeys:
             )
         self._root = data
         self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
-        if read_dataset_record(data) is not None:
+        if (data / RECORD).is_file():
             table = PreparedDataset.open(data).images
             self._paths = table["image_id"].to_pylist()
             self._keys = dict(enumerate(table["key"].to_pylist()))

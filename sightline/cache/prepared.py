@@ -37,31 +37,26 @@ class DatasetRecord(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     written_as: Literal["sightline.dataset/1"] = Field(alias="schema")
-    kind: str = ""
     licence: str = LICENCE_UNKNOWN
     hub_dataset: str = ""
     images: str | None = None
 
 
-def read_dataset_record(folder: Path) -> DatasetRecord | None:
-    """The record of the data set in ``folder``; None if there is none.
-
-    Raises:
-        SightlineError: it is not such a record.
-    """
-    path = folder / RECORD
-    if not path.is_file():
-        return None
-    return read_json(path, TypeAdapter(DatasetRecord), "the record of a prepared data set")
-
-
 def dataset_facts(folder: Path) -> DatasetRecord:
     """What is recorded of the data in ``folder``; the defaults for manifests from elsewhere."""
     try:
-        record = read_dataset_record(folder)
+        return _read_record(folder)
     except SightlineError:
-        record = None
-    return record or DatasetRecord(schema=SCHEMA)
+        return DatasetRecord(schema=SCHEMA)
+
+
+def _read_record(folder: Path) -> DatasetRecord:
+    path = folder / RECORD
+    if not path.is_file():
+        raise SightlineError(
+            f"{folder}: no prepared data set here (no {RECORD}); `sightline prepare` makes one"
+        )
+    return read_json(path, TypeAdapter(DatasetRecord), "the record of a prepared data set")
 
 
 def hub_datasets(folders: Iterable[Path]) -> tuple[str, ...]:
@@ -94,11 +89,7 @@ class PreparedDataset:
             SightlineError: no data set was prepared there, or there is no such image folder.
         """
         folder = Path(folder)
-        record = read_dataset_record(folder)
-        if record is None:
-            raise SightlineError(
-                f"{folder}: no prepared data set here (no {RECORD}); `sightline prepare` makes one"
-            )
+        _read_record(folder)  # it is there, and sound
         if images is not None and not Path(images).is_dir():
             raise SightlineError(f"{images}: no such image folder; check the path")
         if images is not None:

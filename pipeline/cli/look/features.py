@@ -83,12 +83,12 @@ def features(
 def _dataset_of(sets: list[Path]) -> PreparedDataset | None:
     """The data set that all ``sets`` below data/features belong to, if it is one."""
     from pipeline import graph
-    from sightline.cache.prepared import PreparedDataset, read_dataset_record
+    from sightline.cache.prepared import RECORD, PreparedDataset
 
     places = [graph.below_features(path) for path in sets]
     names = {place[0] if len(place) == 3 else "" for place in places}
     folder = graph.dataset_folder(names.pop()) if len(names) == 1 and all(names) else None
-    if folder is None or read_dataset_record(folder) is None:
+    if folder is None or not (folder / RECORD).is_file():
         return None
     return PreparedDataset.open(folder)
 
