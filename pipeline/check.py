@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.extract.encode_missing import WEIGHTS_CAST, extract
+from pipeline.extract.encode_missing import WEIGHTS_CAST, extract_job
 from pipeline.extract.inputs import FeatureInputs
+from pipeline.extract.runner import run
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
@@ -156,7 +157,6 @@ def _encode(
     foreign = spec.is_foreign
     recorded = {
         "batch_size": _recorded(features, "batch_size") or settings.batch_size,
-        "max_failed": 1.0,
         "dtype": "float32" if foreign else spec.dtype,
         "precision": "fp32" if foreign else spec.precision.removesuffix(WEIGHTS_CAST),
     }
@@ -164,7 +164,7 @@ def _encode(
     settings = settings.model_copy(update=recorded)
     machine = machine.model_copy(update={"threads": threads})
     try:
-        extract(drawn, config, out, settings, machine)
+        run(extract_job(drawn, config, out, settings, machine), 1.0, machine)
     except SightlineError:
         if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
             raise

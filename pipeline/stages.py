@@ -90,18 +90,17 @@ def features(
 ) -> SetSummary | Checked:
     """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few."""
     from pipeline.check import check as encode_again
-    from pipeline.extract.encode_missing import extract
+    from pipeline.extract.encode_missing import extract_job
+    from pipeline.extract.runner import run
 
     config = params.encoder(kind, encoder)
     inputs = graph.feature_inputs(params, dataset, kind)
     out = graph.features_folder(dataset, kind, encoder)
     if check:
         return encode_again(inputs, config, out, check, params.extract, params.machine)
-    return extract(
-        inputs,
-        config,
-        out,
-        params.extract,
+    return run(
+        extract_job(inputs, config, out, params.extract, params.machine),
+        params.extract.max_failed,
         params.machine,
         worker=worker,
         retry_failed=retry_failed,

@@ -86,8 +86,9 @@ def extract(
     --out features/resnet50
     """
     from pipeline.encoders.config import encoder_class, named_encoder
-    from pipeline.extract.encode_missing import extract as run
+    from pipeline.extract.encode_missing import extract_job
     from pipeline.extract.inputs import inputs_of
+    from pipeline.extract.runner import run
 
     if copy_from is not None and not copy_from.is_dir():
         raise typer.BadParameter(f"{copy_from}: no such folder", param_hint="--copy-from")
@@ -106,10 +107,8 @@ def extract(
         print_check(encode_again(inputs, config, out, check, settings, machine), out)
         return
     summary = run(
-        inputs,
-        config,
-        out,
-        settings,
+        extract_job(inputs, config, out, settings, machine),
+        settings.max_failed,
         machine,
         worker=worker,
         retry_failed=retry_failed,

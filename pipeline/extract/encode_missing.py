@@ -14,11 +14,11 @@ import numpy as np
 
 from pipeline.extract.halving import HalvingCalls
 from pipeline.extract.inputs import FeatureInputs, inputs_of
-from pipeline.extract.runner import Advance, Computed, Job, SetSummary, good_rows, run
+from pipeline.extract.runner import Advance, Computed, Job, good_rows, run
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.keys import as_keys, find_keys, unique_sorted
-from sightline.cache.plan import Batch, Worker
+from sightline.cache.plan import Batch
 from sightline.cache.record import Kind, set_output
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
@@ -65,53 +65,37 @@ def extract_features(
         settings: batch size, precision, storage type and so on.
 
     Raises:
-        SightlineError: the images are missing, or as `extract`.
+        SightlineError: the images are missing, or as `extract_job` and `run`.
     """
     data = Path(data) if isinstance(data, str) else data
     inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
     if rules is not None:
         settings = settings.model_copy(update={"cutouts": rules})
     machine = Machine.model_validate({"devices": device, "workers": workers})
-    extract(inputs, encoder, Path(out), settings, machine)
+    run(extract_job(inputs, encoder, Path(out), settings, machine), settings.max_failed, machine)
     return FeatureSet.open(out)
 
 
-def extract(
+def extract_job(
     inputs: FeatureInputs,
     config: EncoderConfig,
     out: Path,
     settings: ExtractSettings,
     machine: Machine,
-    *,
-    worker: Worker | None = None,
-    retry_failed: bool = False,
-    dry_run: bool = False,
-    copy_from: Path | None = None,
-) -> SetSummary:
-    """Build the encoder on the device of ``machine``, and compute what ``out`` lacks.
-
-    Args:
-        worker, retry_failed, dry_run, copy_from: see `run`.
+) -> Job:
+    """Encoding ``inputs`` into the feature set ``out``, with an encoder built for ``machine``.
 
     Raises:
-        SightlineError: the device is not available, the encoder cannot be built, nothing to
-            encode; or as `run`.
+        SightlineError: the device is not available, the encoder cannot be built, ``out`` is not
+            the place for it, or there is nothing to encode.
     """
     models = model_paths(config.model, config.weights.removeprefix("file:"))
     inputs = replace(inputs, paths=(*models, *inputs.paths))
-    set_output(out, inputs.paths, str(worker or ""), inputs.kind).check_place()
+    set_output(out, inputs.paths, kind=inputs.kind).check_place()
     config.require_files()
     build = config.build_text if inputs.are_texts else config.build_image
     encoder = build(pick_device(machine.device), settings.precision)
-    return run(
-        feature_job(inputs, encoder, out, settings, machine.workers),
-        settings.max_failed,
-        machine,
-        worker=worker,
-        retry_failed=retry_failed,
-        dry_run=dry_run,
-        copy_from=copy_from,
-    )
+    return feature_job(inputs, encoder, out, settings, machine.workers)
 
 
 def feature_job(

@@ -68,7 +68,7 @@ def ground_dataset(
                 "sets, so give two folders"
             )
     units = units_of(data, grounding.captions)
-    set_output(out, inputs, str(worker or ""), "grounding").check_place()
+    set_output(out, inputs, kind="grounding").check_place()
     grounding.grounder.require_files()
     grounding.segmenter.require_files()
     from pipeline.extract.objects import SPEC

@@ -295,13 +295,13 @@ def test_rows_are_encoded_again_with_the_threads_and_batches_of_the_record(
     says, world, monkeypatch
 ):
     says(*extracting("image", "own", "--batch-size", 4))  # with one thread
-    used, extract = [], check.extract
+    used, extract_job = [], check.extract_job
 
     def noted(inputs, config, out, settings, machine):
         used.append((machine.threads, settings.batch_size))
-        return extract(inputs, config, out, settings, machine)
+        return extract_job(inputs, config, out, settings, machine)
 
-    monkeypatch.setattr(check, "extract", noted)
+    monkeypatch.setattr(check, "extract_job", noted)
     says(*extracting("image", "own", "--check", 2, "--threads", 2, "--batch-size", 8))
     assert used == [(1, 4)]
 
