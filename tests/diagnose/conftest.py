@@ -8,7 +8,6 @@ import pytest
 from diagnosed_world import DiagnosedWorld, look
 
 from train.diagnose.diagnosis import Diagnosis
-from train.diagnose.settings import Terms
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +17,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> DiagnosedWorld:
 
 @pytest.fixture(scope="session")
 def diagnosis(world: DiagnosedWorld) -> Diagnosis:
-    terms = Terms(0.35, 0.5)
+    terms = {"image": 0.35, "teacher_text": 0.5}
     batches = {"batch_size": 16, "batches": 9, "seed": 3}
     return look(world, **batches, thresholds=[0.2, 0.6], configured=terms, run="kdmcse")
 

@@ -15,7 +15,7 @@ from sightline import cache
 from sightline.cache.index import read_index
 from sightline.cache.record import FILE_NAME, to_bytes
 from train.diagnose.diagnosis import Diagnosis, diagnose
-from train.diagnose.settings import Settings
+from train.diagnose.settings import DiagnosisSettings
 
 DIM = 12
 IMAGES_COUNT, CAPTIONS_EACH = 30, 3
@@ -98,7 +98,7 @@ class DiagnosedWorld:
 
 def look(world: DiagnosedWorld, **settings: object) -> Diagnosis:
     """Both sets, in few batches unless `settings` say otherwise."""
-    chosen = Settings.model_validate({"batches": 2, **settings})
+    chosen = DiagnosisSettings.model_validate({"batches": 2, **settings})
     sets = [world.text_set, world.image_set]  # the order does not matter
     return diagnose(sets, world.captions_manifest, world.images_manifest, chosen)
 

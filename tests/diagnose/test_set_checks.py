@@ -10,17 +10,17 @@ import pytest
 from diagnosed_world import poison, stored_units, write_set
 
 from sightline.cache import key_of_text
-from train.diagnose.checks import Rows
+from train.diagnose.checks import NamedRows
 from train.diagnose.diagnosis import diagnose
 from train.diagnose.findings import findings
 from train.diagnose.sections import document_of
-from train.diagnose.settings import Settings
+from train.diagnose.settings import DiagnosisSettings
 from train.report.render import to_text
 
 
 def of_texts(world, **settings):
     """The captions' set alone, with names for its rows."""
-    return diagnose([world.text_set], world.captions_manifest, None, Settings(**settings))
+    return diagnose([world.text_set], world.captions_manifest, None, DiagnosisSettings(**settings))
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +42,22 @@ def said(diagnosis, level):
     return "\n".join(each.text for each in findings(diagnosis) if each.level == level)
 
 
-def test_norms_and_the_mean_cosine_equal_brute_force(world, checks, cosines):
-    rows = np.array(list(world.text_rows.values())).astype(np.float32).astype(np.float64)
-    lengths = np.linalg.norm(rows, axis=1)
-    assert checks.norms.mean == pytest.approx(lengths.mean())
-    assert checks.norms.sd == pytest.approx(lengths.std(ddof=1))
-    assert (checks.norms.least, checks.norms.greatest) == (lengths.min(), lengths.max())
-    assert sum(checks.norms.counts) == len(rows)
+def test_the_mean_cosine_equals_brute_force(world, checks, cosines):
     assert checks.mean_cosine == pytest.approx(cosines[np.isfinite(cosines)].mean(), abs=1e-7)
 
 
 def test_planted_faults_are_found_and_named(own):
     keys, texts = own.text_keys, [text for _, text in own.captions]
     own.text_rows[keys[2]][:] = 0
-    own.text_rows[keys[4]] = own.text_rows[keys[5]].copy()
     own.write()
     poison(own.text_set, keys[1], np.nan)
     diagnosis = of_texts(own)
     checks = diagnosis.sets[0]
     assert (checks.not_finite.count, checks.not_finite.examples) == (1, [texts[1]])
-    assert checks.copies.count == 2
-    assert set(checks.copies.examples) == {texts[4], texts[5]}
     assert (checks.zero.count, checks.zero.examples) == (1, [texts[2]])
-    problems, notices = said(diagnosis, "problem"), said(diagnosis, "notice")
-    assert f"1 of {len(keys)} rows (“{texts[1]}”) contain NaN" in problems
-    assert f"1 of {len(keys)} rows (“{texts[2]}”) are all zeros" in problems
-    assert re.search(f"2 of {len(keys)} rows .*“{texts[4]}”.* equal another row exactly", notices)
+    problems = said(diagnosis, "problem")
+    assert f"Of {len(keys)} rows, NaN or infinity is in 1 (“{texts[1]}”)" in problems
+    assert f"Of {len(keys)} rows, only zeros are in 1 (“{texts[2]}”)" in problems
     assert np.isfinite(checks.mean_cosine)
 
 
@@ -76,7 +66,6 @@ def test_rows_that_are_all_alike_are_a_problem(own):
     own.text_rows = dict.fromkeys(own.text_rows, first)
     diagnosis = of_texts(own.write())
     checks = diagnosis.sets[0]
-    assert checks.copies.count == len(own.captions)
     assert checks.mean_cosine == pytest.approx(1)
     assert "All rows point almost one way" in said(diagnosis, "problem")
 
@@ -84,10 +73,9 @@ def test_rows_that_are_all_alike_are_a_problem(own):
 def test_one_row_has_no_mean_cosine_and_untrained_weights_are_a_problem(tmp_path):
     rows = {key_of_text("x"): np.arange(1.0, 5)}
     write_set(tmp_path / "one", "object", rows, untrained=True, source="random:0")
-    diagnosis = diagnose([tmp_path / "one"], None, None, Settings())
+    diagnosis = diagnose([tmp_path / "one"], None, None, DiagnosisSettings())
     (checks,) = diagnosis.sets
     assert checks.mean_cosine is None
-    assert checks.norms.count == 1
     assert "The weights are untrained (random:0)" in said(diagnosis, "problem")
 
 
@@ -112,11 +100,10 @@ def test_a_finding_has_a_bound(diagnosis, changes, text, expected):
     ("share", "level", "text"),
     [
         (0.0, "notice", "removes no negative in 9 batches"),
-        (0.09, "fine", "removes 9 % of the negatives in batches of 16"),
         (0.11, "notice", "removes 11 % of the negatives in batches of 16"),
     ],
 )
-def test_a_threshold_removes_nothing_some_or_much(diagnosis, share, level, text):
+def test_a_threshold_removes_nothing_or_much(diagnosis, share, level, text):
     (removal,) = [each for each in diagnosis.filters[0].removals if each.configured]
     filters = (replace(diagnosis.filters[0], removals=[replace(removal, share=share)]),)
     (line,) = [
@@ -126,14 +113,13 @@ def test_a_threshold_removes_nothing_some_or_much(diagnosis, share, level, text)
     ]
     assert line.level == level
     assert text in line.text
-    assert ("many of them are likely to be true negatives" in line.text) == (share > 0.1)
 
 
 def test_problems_come_first_then_notices_and_none_is_said_to_be_none(diagnosis):
-    levels = [each.level for each in findings(with_set(diagnosis, zero=Rows(1, ["a.jpg"])))]
+    levels = [each.level for each in findings(with_set(diagnosis, zero=NamedRows(1, ["a.jpg"])))]
     assert levels[0] == "problem"
     assert levels == sorted(levels, key=["problem", "notice", "fine"].index)
-    assert set(levels) >= {"problem", "fine"}
+    assert set(levels) >= {"problem", "notice"}
     fine = replace(diagnosis, sets=())
     assert [each.text for each in findings(fine) if each.about == "all"] == ["No problem found."]
 
@@ -145,5 +131,4 @@ def test_a_cosine_that_rounds_to_zero_has_no_minus(diagnosis):
     filters = tuple(replace(each, highest=-1e-5) for each in diagnosis.filters)
     near = replace(diagnosis, captions=captions, filters=filters)
     text = to_text(document_of(with_set(near, mean_cosine=-1e-5)), "terminal")
-    assert "of different images 0.00" in text
     assert not re.search(r"-0\.0+(?!\d)", text)

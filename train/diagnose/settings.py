@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from sightline import settings
 from sightline.cache.caption_choice import CaptionPolicy
+from sightline.settings import Settings
 from train.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -20,28 +19,7 @@ Tell = Callable[[str, int, int, str], None]
 """Takes what is being done, how many are done, how many there are, and their unit."""
 
 
-@dataclass(frozen=True)
-class Terms:
-    """The configured threshold of each term; None where it has none.
-
-    Attributes:
-        released: both are compared with products, as in `variant: released`.
-    """
-
-    image: float | None = None
-    teacher_text: float | None = None
-    released: bool = False
-
-    def of(self, term: str) -> list[float]:
-        """Thresholds that the configuration compares with the scores of `Filter.term`."""
-        if term == "released":
-            given = (self.image, self.teacher_text) if self.released else ()
-        else:
-            given = () if self.released else (getattr(self, term),)
-        return [threshold for threshold in given if threshold is not None]
-
-
-class Settings(settings.Settings):
+class DiagnosisSettings(Settings):
     """How to look at the sets.
 
     Attributes:
@@ -51,10 +29,9 @@ class Settings(settings.Settings):
             all, or as configured.
         data_seed: of that choice.
         seed: of the run whose batches are drawn, and of every sample.
-        thresholds: to try; by default 0.1, 0.15 … 0.95.
-        sample: images and captions whose matches are ranked; None: what 5e11 multiplications
-            allow.
-        configured: thresholds of the configuration.
+        thresholds: to try; by default 0.1, 0.2 … 0.8, 0.85, 0.9 and 0.95.
+        sample: images whose cosines and ranks are computed, drawn at random.
+        configured: term of KDMCSE → threshold of the configuration.
         run: the run of params.yaml that batch size, captions and thresholds are from; None:
             defaults.
     """
@@ -65,8 +42,8 @@ class Settings(settings.Settings):
     data_seed: int = 0
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     thresholds: list[float] = []
-    sample: int | None = Field(default=None, ge=2)
-    configured: Terms = Terms()
+    sample: int = Field(default=2000, ge=2)
+    configured: dict[str, float] = {}
     run: str | None = None
 
     @property
@@ -74,19 +51,33 @@ class Settings(settings.Settings):
         """Of the thresholds in `configured`: a run's, or KDMCSE's own."""
         return "default" if self.run is None else "configured"
 
+    def configured_of(self, term: str) -> list[float]:
+        """The configured threshold of a term, if it has one."""
+        return [self.configured[term]] if term in self.configured else []
 
-def kdmcse_settings(params: KDMCSEParams | None = None) -> Settings:
-    """Captions and thresholds as KDMCSE has them, by its defaults or with ``params``."""
+
+def kdmcse_settings(params: KDMCSEParams | None = None) -> DiagnosisSettings:
+    """Captions and thresholds as KDMCSE has them, by its defaults or with ``params``.
+
+    Thresholds of `variant: released` are of products, which have a scale of their own: none.
+    """
     from train.objectives.kdmcse import KDMCSEParams  # imports torch
 
-    own = params or KDMCSEParams(weight=0)  # reads no encoder, so that none has to be named
-    terms = Terms(own.image_threshold, own.teacher_text_threshold, own.variant == "released")
-    return Settings(configured=terms, caption=own.caption, data_seed=own.data_seed)
+    params = params or KDMCSEParams(weight=0)  # reads no encoder, so that none has to be named
+    terms = {"image": params.image_threshold, "teacher_text": params.teacher_text_threshold}
+    configured = {
+        term: threshold
+        for term, threshold in terms.items()
+        if threshold is not None and params.variant == "paper"
+    }
+    return DiagnosisSettings(
+        configured=configured, caption=params.caption, data_seed=params.data_seed
+    )
 
 
 def settings_of_runs(
     sets: Sequence[Path], objectives: Mapping[str, str], spec_of: Callable[[str], RunSpec]
-) -> Settings | None:
+) -> DiagnosisSettings | None:
     """Batch size, captions and thresholds of the first run of KDMCSE that reads ``sets``.
 
     Args:
@@ -102,6 +93,6 @@ def settings_of_runs(
     for run in (name for name, objective in objectives.items() if objective == "kdmcse"):
         spec = spec_of(run)
         if wanted <= {path.resolve() for path in spec.features.values()}:
-            own = kdmcse_settings(KDMCSEParams.model_validate(spec.parameters))
-            return own.model_copy(update={"batch_size": spec.train.batch_size, "run": run})
+            settings = kdmcse_settings(KDMCSEParams.model_validate(spec.parameters))
+            return settings.model_copy(update={"batch_size": spec.train.batch_size, "run": run})
     return None

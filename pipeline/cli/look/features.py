@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.options import JSON, takes
-from train.diagnose.settings import Settings
+from train.diagnose.settings import DiagnosisSettings
 
 if TYPE_CHECKING:
     from sightline.cache.prepared import PreparedDataset
@@ -19,8 +19,8 @@ _PARAMS = Path("params.yaml")
 
 @takes(
     "chosen",
-    Settings,
-    only=Settings.model_fields.keys() - {"data_seed", "configured", "run"},
+    DiagnosisSettings,
+    only=DiagnosisSettings.model_fields.keys() - {"data_seed", "configured", "run"},
     names={"thresholds": "threshold"},
 )
 def features(
@@ -44,7 +44,7 @@ def features(
     ] = None,
     as_json: JSON = False,
     *,
-    chosen: Settings,
+    chosen: DiagnosisSettings,
 ) -> None:
     """Look at features before training: matches, ranks, thresholds, rows without a direction.
 
@@ -55,7 +55,6 @@ def features(
     --out features.html
     """
     from sightline.cache.prepared import PreparedDataset
-    from sightline.extras import require
     from sightline.output import check_output_file
     from sightline.progress import PhaseProgress
     from train.diagnose.diagnosis import SCHEMA, diagnose
@@ -71,12 +70,12 @@ def features(
     settings = _configured(sets).model_copy(update=given)
     inputs = [*sets, *(path for path in (captions, images) if path is not None)]
     if out is not None:
-        require("matplotlib", "a page with charts")
         check_output_file(out, SCHEMA.encode(), inputs)
     diagnosis = diagnose(sets, captions, images, settings, PhaseProgress())
-    show(document_of(diagnosis), "json" if as_json else "terminal")
+    document = document_of(diagnosis)
+    show(document, "json" if as_json else "terminal")
     if out is not None:
-        show(document_of(diagnosis, page=True), "html", out, inputs)
+        show(document, "html", out, inputs)
         print(f"{out}: written", file=sys.stderr)
 
 
@@ -93,7 +92,7 @@ def _dataset_of(sets: list[Path]) -> PreparedDataset | None:
     return PreparedDataset.open(folder)
 
 
-def _configured(sets: list[Path]) -> Settings:
+def _configured(sets: list[Path]) -> DiagnosisSettings:
     """As the runs of params.yaml read ``sets``; the defaults where there is no such file."""
     from pipeline import graph
     from pipeline.params import load_params
