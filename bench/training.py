@@ -37,6 +37,7 @@ from training_data import FEATURES, LONGEST, World
 from transformers import BertConfig, BertModel
 
 from sightline.cache import keys_of_texts
+from sightline.devices import Precision
 from train.batch import Batch
 from train.data import TrainingData
 from train.distributed import Processes
@@ -47,7 +48,7 @@ from train.objectives import make_objective
 from train.objectives.objective import Views
 from train.records import DEV, RunState
 from train.run_folder import RunFolder
-from train.run_spec import Precision, RunSpec, TrainConfig
+from train.run_spec import RunSpec, TrainConfig
 from train.schedule import Stream
 from train.train_run import train_run
 

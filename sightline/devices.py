@@ -8,7 +8,7 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from sightline.errors import SightlineError
 
@@ -85,9 +85,10 @@ def using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS = get_args(Precision)
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 """Precision below fp32 → PyTorch's name for the dtype of autocast."""
-PRECISIONS = ("fp32", *AUTOCAST)
 
 
 def pick_device(name: str) -> torch.device:

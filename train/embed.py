@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.devices import AUTOCAST, check_precision, pick_device
+from sightline.devices import AUTOCAST, Precision, check_precision, pick_device
 from sightline.encoder_folder import (
     load_model,
     load_tokenizer,
@@ -19,7 +19,6 @@ from sightline.encoder_folder import (
 )
 from sightline.errors import SightlineError
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
-from train.run_spec import Precision
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline import devices
-from sightline.devices import to_device
+from sightline.devices import Precision, to_device
 from sightline.encoder_folder import (
     fit_pooler,
     load_model,
@@ -25,7 +25,7 @@ from sightline.errors import SightlineError
 from sightline.pooling import pool
 from train.batch import Batch, Phrases, Sentences
 from train.objectives.objective import Objective, Views
-from train.run_spec import Precision, StudentConfig, TrainedPooling
+from train.run_spec import StudentConfig, TrainedPooling
 
 Embed = Callable[..., tuple[Tensor, Tensor]]
 TOTAL = "total"

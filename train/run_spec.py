@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from sightline.devices import Precision
 from sightline.errors import SightlineError
 from sightline.files import model_paths
 from sightline.settings import Settings, explain
 
-Precision = Literal["fp32", "bf16", "fp16"]
 TrainedPooling = Literal["cls", "mean"]
 """The poolings that a folder of sentence-transformers can express."""
 

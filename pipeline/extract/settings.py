@@ -12,12 +12,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sightline.cache.record import DTypeName
+from sightline.devices import Precision
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 
 _ENGINE = re.compile(r"ray(?:@([^\s,]+))?(?:,([1-9]\d{0,5}))?")
-
-Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class CutoutRules(Settings):
