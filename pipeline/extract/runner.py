@@ -19,8 +19,7 @@ from pipeline.extract.settings import Machine
 from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure
 from sightline.cache.plan import Batch, Worker
-from sightline.cache.publish import Spec
-from sightline.cache.record import FeatureSetRecord, SetRecord
+from sightline.cache.record import FeatureSetRecord, SetRecord, Spec
 from sightline.cache.writer import SetWriter
 from sightline.devices import device_name, pick_device, threads_here, using_threads
 from sightline.errors import BusyError, SightlineError

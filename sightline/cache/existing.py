@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from sightline.cache.checks import file_fault, remembered_faults
 from sightline.cache.keys import Keys, as_keys, find_keys
-from sightline.cache.publish import Spec
-from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, read_record
+from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, Spec, read_record
 from sightline.cache.rows import Rows, rows_in
 from sightline.cache.verify import Sound, sound_part
 from sightline.errors import CacheError

@@ -13,7 +13,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from sightline.cache.keys import KEY_BYTES, as_keys, increasing, picked, sort_order
-from sightline.cache.manifest import key_array, key_column, read_batches, read_schema
+from sightline.cache.manifest import KEY, key_array, key_column, read_batches, read_schema
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.cache.rows import Rows, Shard
 from sightline.cache.shards import DIGEST_BYTES
@@ -25,7 +25,7 @@ _ROWS = 1 << 16  # at once
 _AGAIN = "pull the set again, or rerun its stage"
 _SCHEMA = pa.schema(
     [
-        ("key", pa.binary(KEY_BYTES)),
+        ("key", KEY),
         ("shard", pa.int32()),  # position in the record's list; -1 for a row without values
         ("row", pa.int32()),
         ("digest", pa.binary(DIGEST_BYTES)),  # zeros for a row without values

@@ -20,7 +20,8 @@ from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError
 from sightline.files import replacing
 
-_KEY = pa.binary(32)
+KEY = pa.binary(KEY_BYTES)
+"""Type of a column of keys."""
 
 IMAGES = pa.schema(
     [
@@ -28,7 +29,7 @@ IMAGES = pa.schema(
         ("path", pa.string()),  # POSIX, relative to the data set's image root
         ("offset", pa.int64()),  # start of the image in that file, in bytes
         ("length", pa.int64()),  # in bytes; both null if the file is the image
-        ("key", _KEY),  # SHA-256 of the image's bytes
+        ("key", KEY),  # SHA-256 of the image's bytes
         ("width", pa.int32()),  # pixels; 0 where the header could not be read
         ("height", pa.int32()),
         ("split", pa.string()),  # train, dev, test, or empty
@@ -56,8 +57,8 @@ SENTENCES = pa.schema([("text", pa.string())], metadata={"sightline": "sentences
 
 PHRASES = pa.schema(
     [
-        ("image_key", _KEY),
-        ("caption_key", _KEY),
+        ("image_key", KEY),
+        ("caption_key", KEY),
         ("phrase", pa.string()),
         ("char_start", pa.int32()),  # span of the phrase in the caption, in characters
         ("char_end", pa.int32()),
@@ -65,7 +66,7 @@ PHRASES = pa.schema(
         ("score", pa.float32()),
         # COCO run-length code: size is (height, width), counts the compressed string
         ("mask", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.string())])),
-        ("cutout_key", _KEY),  # SHA-256 of image key + canonical mask + crop rule
+        ("cutout_key", KEY),  # SHA-256 of image key + canonical mask + crop rule
     ],
     metadata={"sightline": "phrases/1"},
 )

@@ -15,7 +15,7 @@ import numpy as np
 from blake3 import blake3
 
 from sightline.cache.keys import Keys, as_keys
-from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
+from sightline.cache.record import ShardRecord, Spec
 from sightline.cache.shards import Computed, format_of, note_in
 from sightline.errors import CacheError
 from sightline.files import write_bytes
@@ -62,9 +62,7 @@ class Parts:
         damaged: names of damaged files.
     """
 
-    def __init__(
-        self, run_folder: Path, spec: FeatureSpec | TableSpec, unfinished: Path | None = None
-    ) -> None:
+    def __init__(self, run_folder: Path, spec: Spec, unfinished: Path | None = None) -> None:
         self.folder = run_folder / FOLDER
         self.parts: list[Part] = []
         self.damaged: list[str] = []

@@ -17,15 +17,12 @@ from sightline.cache.record import (
     SetRecord,
     ShardRecord,
     TableSetRecord,
-    TableSpec,
     write_record,
 )
 from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, shard_name
 from sightline.errors import CacheError
 from sightline.output import Output
-
-Spec = FeatureSpec | TableSpec
 
 
 def write_shards(

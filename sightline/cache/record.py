@@ -135,6 +135,10 @@ class TableSpec(_Spec):
         return digest({"schema": _TABLE_FORMAT, "kind": self.kind, "description": self.description})
 
 
+Spec = FeatureSpec | TableSpec
+"""What determines the rows of a set."""
+
+
 class FileRecord(_Strict):
     """One file of the set: its name inside the folder, its BLAKE3 and its size in bytes."""
 
@@ -233,7 +237,7 @@ class SetRecord(_Strict):
     """
 
     schema_: Annotated[str, Field(alias="schema")] = SCHEMA
-    spec: FeatureSpec | TableSpec
+    spec: Spec
     fingerprint: _Digest
     content_digest: _Digest
     provenance: Provenance = Provenance()

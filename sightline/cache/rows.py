@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.keys import KEY_BYTES, Keys, find_keys, picked, unique_sorted
-from sightline.cache.record import FeatureSpec, ShardRecord, TableSpec
+from sightline.cache.record import ShardRecord, Spec
 from sightline.cache.shards import Computed, Digests, format_of
 
 _OPEN_TABLES = 4
@@ -38,7 +38,7 @@ class Rows:
 
     def __init__(
         self,
-        spec: FeatureSpec | TableSpec,
+        spec: Spec,
         files: Sequence[Shard] = (),
         keys: Keys | None = None,
         shards: NDArray[np.int32] | None = None,
@@ -105,7 +105,7 @@ class Rows:
         )
 
 
-def rows_of_no_file(spec: FeatureSpec | TableSpec, keys: Keys, values: Any) -> Rows:
+def rows_of_no_file(spec: Spec, keys: Keys, values: Any) -> Rows:
     """Rows that are yet to be written.
 
     Args:
@@ -118,7 +118,7 @@ def rows_of_no_file(spec: FeatureSpec | TableSpec, keys: Keys, values: Any) -> R
 
 
 def rows_in(
-    spec: FeatureSpec | TableSpec,
+    spec: Spec,
     files: Sequence[Shard],
     wanted: Sequence[NDArray] | None = None,
     keys: Sequence[Keys] | None = None,
@@ -143,7 +143,7 @@ def rows_in(
     return _sorted(spec, files, taken, shards, numbers, None)
 
 
-def joined(spec: FeatureSpec | TableSpec, sources: Sequence[Rows]) -> Rows:
+def joined(spec: Spec, sources: Sequence[Rows]) -> Rows:
     """The rows of all sources; of equal keys the first source's."""
     sources = [rows for rows in sources if len(rows)]
     if len(sources) == 1:
@@ -162,7 +162,7 @@ def joined(spec: FeatureSpec | TableSpec, sources: Sequence[Rows]) -> Rows:
 
 
 def _sorted(
-    spec: FeatureSpec | TableSpec,
+    spec: Spec,
     files: Sequence[Shard],
     keys: list[Keys],
     shards: list[NDArray[np.int32]],

@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from sightline.cache.keys import KEY_BYTES, Keys
-from sightline.cache.manifest import key_array, key_column, read_manifest
+from sightline.cache.manifest import KEY, key_array, key_column, read_manifest
 from sightline.cache.record import (
     REMEDY,
     FeatureSpec,
     ShardRecord,
+    Spec,
     TableKind,
-    TableSpec,
     check_file,
 )
 from sightline.cache.tables import ROWS_OF, SHARD_ROWS
@@ -171,7 +171,7 @@ class Tables:
 
     @cached_property
     def _stored(self) -> pa.Schema:
-        return self.schema.insert(0, pa.field("key", pa.binary(KEY_BYTES)))
+        return self.schema.insert(0, pa.field("key", KEY))
 
     def encode(self, keys: Keys, rows: pa.Table, note: bytes = b"") -> memoryview:
         """The bytes of a shard with these rows; ``note`` as that of `Numbers`."""
@@ -226,7 +226,7 @@ Format = Numbers | Tables
 """How the rows of a set are stored; both have the same methods."""
 
 
-def format_of(spec: FeatureSpec | TableSpec) -> Format:
+def format_of(spec: Spec) -> Format:
     """How rows with this description are stored."""
     if isinstance(spec, FeatureSpec):
         return Numbers(spec.dim, np.dtype(spec.dtype).newbyteorder("<"))

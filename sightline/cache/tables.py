@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sightline.cache.manifest import PHRASES
+from sightline.cache.manifest import KEY, PHRASES
 from sightline.cache.record import TableKind
-
-_KEY = pa.binary(32)
 
 DROPS = pa.schema(
     [
-        ("image_key", _KEY),
-        ("caption_key", _KEY),
+        ("image_key", KEY),
+        ("caption_key", KEY),
         ("phrase", pa.string()),  # as written in the caption or by the grounder; may be empty
         ("reason", pa.string()),  # one of `pipeline.grounding.protocols.Reason`
         ("detail", pa.string()),
@@ -28,7 +26,7 @@ DROPS = pa.schema(
 
 GROUNDED = pa.schema(
     [
-        ("image_key", _KEY),
+        ("image_key", KEY),
         ("captions", pa.int32()),  # number grounded
         ("phrases", pa.list_(pa.struct(list(PHRASES)[1:]))),  # without the image's key
         ("drops", pa.list_(pa.struct(list(DROPS)[1:]))),
@@ -57,7 +55,7 @@ PHRASE_TOKENS = pa.schema(
                     [
                         ("token_start", pa.int32()),  # span of the phrase in the caption's tokens
                         ("token_end", pa.int32()),
-                        ("cutout_key", _KEY),
+                        ("cutout_key", KEY),
                     ]
                 )
             ),

@@ -20,6 +20,7 @@ from sightline.cache.record import (
     FileRecord,
     SetRecord,
     ShardRecord,
+    Spec,
     TableSpec,
     check_file,
     read_record,
@@ -27,7 +28,7 @@ from sightline.cache.record import (
     to_bytes,
 )
 from sightline.cache.rows import Rows, Shard, rows_in
-from sightline.cache.shards import format_of
+from sightline.cache.shards import DIGEST_BYTES, format_of
 from sightline.errors import CacheError
 
 
@@ -217,7 +218,7 @@ def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Ro
     rows = rows_in(record.spec, sound)
     parts = [rows.format.digests(rows.shard(number)[1]) for number in range(len(sound))]
     starts = np.cumsum([0, *(len(part) for part in parts)])
-    every = np.concatenate(parts) if parts else np.empty((0, 16), dtype=np.uint8)
+    every = np.concatenate(parts) if parts else np.empty((0, DIGEST_BYTES), dtype=np.uint8)
     rows.digests = every[starts[rows.shards] + rows.numbers]
     return rows
 
@@ -261,7 +262,7 @@ def _row_faults(every: Rows, number: int, here: NDArray, *, look: bool) -> list[
     return faults
 
 
-def _layout_fault(folder: Path, shard: ShardRecord, spec: FeatureSpec | TableSpec) -> str | None:
+def _layout_fault(folder: Path, shard: ShardRecord, spec: Spec) -> str | None:
     """Why a shard of numbers cannot be mapped; its values are not read."""
     if isinstance(spec, FeatureSpec):
         try:

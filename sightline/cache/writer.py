@@ -24,10 +24,11 @@ from sightline.cache.parts import (
     write_failures,
 )
 from sightline.cache.plan import FILE, Batch, Plan, Shape, StoredPlan, Worker
-from sightline.cache.publish import Spec, publish, write_shards
+from sightline.cache.publish import publish, write_shards
 from sightline.cache.record import (
     Provenance,
     SetRecord,
+    Spec,
     set_output,
 )
 from sightline.cache.rows import Rows, Shard, joined, rows_in

@@ -37,7 +37,7 @@ from sightline.cache import (
     write_tokens,
 )
 from sightline.cache.compact import compact
-from sightline.cache.record import TableSpec, read_record
+from sightline.cache.record import Spec, TableSpec, read_record
 from sightline.cache.rle import CROP_RULE, encode_mask
 from sightline.cache.tables import ROWS_OF
 from sightline.cache.verify import repair
@@ -91,7 +91,7 @@ def feature_spec(kind: Any, dtype: Any = "float16", dim: int = DIM) -> FeatureSp
 
 def fill(
     folder: Path,
-    spec: FeatureSpec | TableSpec,
+    spec: Spec,
     rows: Mapping[bytes, Any],
     failed: Mapping[bytes, str] | None = None,
     *,
