@@ -26,13 +26,11 @@ class Batch:
     """Rows that are computed together.
 
     Attributes:
-        number: position of the batch in its plan.
         block: its block in the plan: the unit of durability and of work sharing.
         keys: uint8 [≤ batch_size, 32].
         length: length to which the rows are padded.
     """
 
-    number: int
     block: int
     keys: Keys
     length: int
@@ -166,7 +164,7 @@ class Plan:
         for first, end in pairwise([0, *edges.tolist(), len(self.keys)]):
             for start in range(first, end, size):
                 keys = self.keys[start : min(start + size, end)]
-                batches.append(Batch(len(batches), block, keys, int(self.lengths[start])))
+                batches.append(Batch(block, keys, int(self.lengths[start])))
                 rows += len(keys)
                 if rows >= self.stored.shape.block_rows:
                     block, rows = block + 1, 0
