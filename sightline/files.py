@@ -92,8 +92,8 @@ def _rename(part: Path, path: Path) -> None:
         ) from error
 
 
-def write_bytes(path: Path, *pieces: bytes | memoryview, via: Path | None = None) -> None:
-    """Replace ``path`` with ``pieces``, one after the other, durably and atomically.
+def write_bytes(path: Path, data: bytes | memoryview, via: Path | None = None) -> None:
+    """Replace ``path`` with ``data``, durably and atomically.
 
     Args:
         via: as in `replacing`.
@@ -101,12 +101,10 @@ def write_bytes(path: Path, *pieces: bytes | memoryview, via: Path | None = None
     with replacing(path, via) as part:
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            offset = 0
-            for piece in map(memoryview, pieces):
-                left = piece.cast("B") if piece.nbytes else b""
-                while left:  # the system may accept it in several pieces
-                    count = os.pwrite(handle, left, offset)
-                    left, offset = left[count:], offset + count
+            left, offset = memoryview(data), 0
+            while left:  # the system may accept it in several pieces
+                count = os.pwrite(handle, left, offset)
+                left, offset = left[count:], offset + count
         finally:
             os.close(handle)
 

@@ -201,13 +201,11 @@ class Output:
         self.check(names)
         self._list(names)
 
-    def write(self, name: str, *pieces: bytes | memoryview) -> Path:
-        """Replace our file ``name`` with ``pieces``, durably and atomically."""
-        path = self.folder / name
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Replace our file ``name`` with ``data``, durably and atomically."""
         self.check([name])
         self._list({name} - self.owned)
-        write_bytes(path, *pieces, via=self.unfinished)
-        return path
+        write_bytes(self.folder / name, data, via=self.unfinished)
 
     def move_in(self, made: Path) -> list[str]:
         """Move every file of ``made``, a folder of this run, into the output; returns their names.
