@@ -9,6 +9,7 @@ from invented_runs import UNTRAINED
 from made_results import made_result
 
 from train.evaluate.results import TaskResult
+from train.report.charts import FAINT, INK, PLAIN, PUBLISHED
 from train.report.differences import Comparison
 from train.report.write import write_report
 
@@ -206,6 +207,12 @@ def test_figures_and_text_are_light_in_the_dark(page):
     page.prefer("dark")
     assert (page.run(ink), page.run(paper)) == ("rgb(230, 234, 238)", "rgb(20, 24, 28)")
     assert light == ("rgb(31, 41, 51)", "rgb(255, 255, 255)")
+    drawn = "[...document.querySelectorAll('figure svg *')].map(e => getComputedStyle(e))"
+    colours = set(page.run(f"{drawn}.flatMap(style => [style.fill, style.stroke])"))
+    light_only = {INK, FAINT, PLAIN, PUBLISHED, "#ffffff"}
+    assert not colours & {
+        f"rgb{tuple(int(c[i : i + 2], 16) for i in (1, 3, 5))}" for c in light_only
+    }
 
 
 def test_a_narrow_window_scrolls_tables_and_not_the_page(page):

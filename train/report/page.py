@@ -12,17 +12,6 @@ from sightline.html_pages import html_templates, source_digest
 from train.report.grid import SIGN, Document, Drawing, printable
 
 _HERE = Path(__file__).parent
-_THEMED = {
-    "#1f2933": "--ink",
-    "#5b6770": "--soft",
-    "#9aa5b1": "--faint",
-    "#cbd2d9": "--faint",
-    "#e4e7eb": "--line",
-    "#ffffff": "--paper",
-    "white": "--paper",
-    "#000000": "--ink",
-}
-"""Colour of a drawing → variable of page.css, which is another one in the dark."""
 
 
 def to_page(document: Document) -> str:
@@ -59,21 +48,10 @@ def _code(text: str) -> Markup:
 def _inline_svg(drawing: Drawing) -> Markup:
     """A drawing for use inside a page.
 
-    Matplotlib's style element, which a page's policy does not allow, is in page.css.
+    Matplotlib's style element, which a page's policy does not allow, is in page.css, with what its
+    ink and paper become in the dark.
     """
     if drawing.foreign:
         data = base64.b64encode(drawing.svg.encode()).decode()
         return Markup(f'<img alt="" src="data:image/svg+xml;base64,{data}">')
-    svg = re.sub(r"<style[^>]*>.*?</style>", "", drawing.svg, flags=re.S)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    if drawing.themed:
-        svg = re.sub(r'style="[^"]*"', _in_theme, svg)
-    return Markup(svg)
-
-
-def _in_theme(style: re.Match[str]) -> str:
-    def variable(colour: re.Match[str]) -> str:
-        name = _THEMED.get(colour[0])
-        return f"var({name})" if name else colour[0]
-
-    return re.sub(r"#[0-9a-f]{6}|white", variable, style[0])
+    return Markup(re.sub(r"<(style|metadata)\b.*?</\1>", "", drawing.svg, flags=re.S))
