@@ -1,19 +1,16 @@
-"""What produces a table or figure of a paper: configurations, commands, data missing here.
+"""What produces a table or figure of a paper: configurations and commands.
 
 `python -m pipeline.papers > docs/papers.md` writes that page.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import graph
 from pipeline.configure import CONFIGS, GRAPH_FILE, configuration
 from pipeline.params import Params, validate_params
-from sightline.errors import SightlineError
 from train.report.papers import Entry, PaperRow, every_row, load_papers
 
 if TYPE_CHECKING:
@@ -23,7 +20,6 @@ APART = (
     "Configurations share names of runs: give each a clone of its own, and name all their results: "
     "`sightline compare --paper mcse:1 one/results other/results`."
 )
-_MTEB = "mteb"
 _PAGE = Path(__file__).with_suffix(".md")
 """The prose of docs/papers.md, with {{rows}} and {{entries}} where the tables go."""
 
@@ -39,7 +35,6 @@ class Recipes:
         root = Path() if here else Path(__file__).parents[1]
         self._configs, self._graph_file = root / CONFIGS, root / GRAPH_FILE
         self._params: dict[str, Params] = {}
-        self._states: dict[str, str] = {}
 
     def params(self, name: str) -> Params:
         """A configuration of this folder, or else of the clone that Sightline runs from."""
@@ -71,7 +66,6 @@ class Recipes:
             "configurations": self.configurations(entry),
             "commands": self.commands(entry),
             "reason": entry.reason or None,
-            "missing": self.missing(entry),
         }
 
     def lines(self, entry: Entry, short: bool = False) -> list[str]:
@@ -89,8 +83,6 @@ class Recipes:
             lines.append("sightline configure NAME && sightline repro --pull, for each of them")
             commands = commands[2 * len(trained) :]
         lines += commands
-        if missing := self.missing(entry):
-            lines.append(f"missing here: {', '.join(missing)}")
         if not short and trained and len(names) > 1:
             lines.append(APART)
         return lines
@@ -113,51 +105,6 @@ class Recipes:
         if not row.configuration:
             return row.command
         return f"train-{self.params(row.configuration).run(row.run).system}@{row.run}-*"
-
-    def missing(self, entry: Entry) -> list[str]:
-        """Files and folders that the entry needs and that are not here."""
-        missing: list[str] = []
-        trained = _trained(entry)
-        for name in self.configurations(entry) if entry.kind != "settings" else ():
-            params = self.params(name)
-            for data in _data_sets(params) if name in trained else entry.needs:
-                if data in params.datasets:
-                    missing += _absent(params.dataset(data).source.inputs())
-            if name in trained:
-                missing += self._missing_of_tasks(params)
-        if any("data/senteval" in command for command in self.commands(entry)):
-            missing += _absent([Path("data/senteval/downstream")])
-        if _MTEB in entry.needs and self._without_mteb():
-            missing.append("MTEB's data sets (docs/evaluation.md)")
-        return list(dict.fromkeys(missing))
-
-    def _without_mteb(self) -> bool:
-        """Whether MTEB's data cannot be read here; importing mteb takes seconds."""
-        from train.evaluate.mteb import datasets_cache
-
-        return not datasets_cache().is_dir() or bool(self._missing_of_task(_MTEB, {}))
-
-    def _missing_of_tasks(self, params: Params) -> Iterator[str]:
-        yield from _absent([params.evaluation.dev])
-        for name, task in params.evaluation.tasks.items():
-            if not task.data.is_relative_to("data/datasets"):  # which the graph makes
-                yield from self._missing_of_task(task.task or name, task.settings)
-
-    def _missing_of_task(self, name: str, settings: Mapping[str, Any]) -> list[str]:
-        """The data of a task, or why it cannot be evaluated here."""
-        from train.evaluate.task import make_task
-
-        data = settings.get("data")
-        if data is not None and not Path(data).exists():
-            return [str(data)]
-        key = f"{name} {sorted(settings.items(), key=str)}"
-        if key not in self._states:
-            try:
-                make_task(name, settings)
-                self._states[key] = ""
-            except SightlineError as error:
-                self._states[key] = f"{name}: {str(error).splitlines()[0]}"
-        return [self._states[key]] if self._states[key] else []
 
 
 def page() -> str:
@@ -207,26 +154,6 @@ def _trained(entry: Entry) -> list[str]:
     if entry.kind == "settings":
         return []
     return list(dict.fromkeys(name for name, _ in entry.trainings))
-
-
-def _data_sets(params: Params) -> list[str]:
-    """Data sets that a configuration reads from outside."""
-    wanted, names = [params.graph.pairs, params.graph.text], []
-    while wanted:
-        name = wanted.pop(0)
-        if name in params.joined:
-            wanted += [params.joined[name].first, params.joined[name].second]
-        else:
-            names.append(name)
-    return names
-
-
-def _absent(paths: Sequence[Path]) -> list[str]:
-    """Those that are not there; of several below a folder that is not there, the folder."""
-    gone = [path for path in paths if not path.exists()]
-    if len(gone) > 1 and not (above := Path(os.path.commonpath(gone))).exists():
-        return [above.as_posix()]
-    return [path.as_posix() for path in gone]
 
 
 if __name__ == "__main__":

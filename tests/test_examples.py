@@ -11,16 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from captioned import write_captioned
 from PIL import Image
+from prepared_data import as_prepared
 from shown_commands import ROOT
 from tiny_encoder import make_encoder
 
-from sightline import OBJECTIVES, FeatureSet, RunSummary
+from sightline import OBJECTIVES, Embedder, FeatureSet, RunSummary
+from sightline.cache import CAPTIONS, write_manifest
+from train.evaluate.similarity import evaluate_pairs, load_pairs, pair_cosines
+from train.export import export_model
 
 EXAMPLES = ROOT / "examples"
-SCRIPTS = {"own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"}
+SCRIPTS = {
+    *("own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"),
+    "embedding_map.py",
+}
 Run = Callable[..., None]
 
 
@@ -104,6 +113,94 @@ def test_a_classifier_reads_the_features_of_a_folder(run, tmp_path, capsys):
     run("classifier.py", "photos", "resnet18", "random:0")
     assert "18 photographs, 3 classes: accuracy 1.00" in capsys.readouterr().out
     assert len(FeatureSet.open(tmp_path / "classifier/features")) == 18
+
+
+GROUPS = ("small", "blue", "dog", "near")
+
+
+@pytest.fixture
+def map_inputs(tmp_path) -> Path:
+    """A model, graded pairs, and a data set whose test captions are of four groups of twelve."""
+    export_model(tmp_path / "model", *make_encoder(), "mean", "A card.\n")
+    texts = [" ".join([word] * count) for word in GROUPS for count in range(8, 20)]
+    rows = [{"text": text, "split": "test"} for text in (*texts, texts[0])]
+    rows.append({"text": "a big dog", "split": "train"})
+    rows = [{"caption_id": f"c{i}", "image_id": "a.png", **row} for i, row in enumerate(rows)]
+    (tmp_path / "data").mkdir()
+    write_manifest(as_prepared(tmp_path / "data") / "captions.parquet", captions_of(rows), CAPTIONS)
+    random = np.random.default_rng(0)
+    lines = [
+        f"{gold}\t{' '.join(random.choice(GROUPS, 3))}\t{' '.join(random.choice(GROUPS, 3))}"
+        for gold in np.linspace(0, 5, 40)
+    ]
+    (tmp_path / "pairs.tsv").write_text("\n".join(["score\tsentence1\tsentence2", *lines]) + "\n")
+    return tmp_path
+
+
+def captions_of(rows: list[dict[str, str]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, CAPTIONS)
+
+
+def dots(picture: str, number: int) -> list[tuple[float, float, str]]:
+    """(x, y, colour) of the dots in the scatter plot ``number``, in their order."""
+    part = picture.split(f'<g id="PathCollection_{number}">')[1].partition('<g id="')[0]
+    uses = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style=".*stroke: (#\w+)', part)
+    return [(float(x), float(y), colour) for x, y, colour in uses]
+
+
+def test_a_map_has_the_clusters_of_the_embeddings_and_the_cosines_of_pairs(run, map_inputs, capsys):
+    words = ("--captions", "data", "--pairs", "pairs.tsv", "--clusters", "4")
+    run("embedding_map.py", *words, "--out", "new/map.svg", "model", "model")
+    first, second, *again = capsys.readouterr().out.splitlines()
+    assert again == [first, second]  # the same model twice
+    assert float(re.fullmatch(r"model: silhouette (0\.\d{3})", first)[1]) > 0.5
+
+    picture = (map_inputs / "new/map.svg").read_text()
+    captions = dots(picture, 1)
+    places = np.array([dot[:2] for dot in captions])
+    assert len(np.unique(places, axis=0)) == 48
+    colours = np.array([colour for *_, colour in captions])
+    assert np.unique(colours, return_counts=True)[1].tolist() == [12] * 4
+    distances = np.linalg.norm(places[:, None] - places, axis=2) + np.diag(np.full(48, np.inf))
+    assert (colours[distances.argmin(axis=1)] == colours).all()
+
+    encode, pairs = Embedder.load(map_inputs / "model").encode, load_pairs(map_inputs / "pairs.tsv")
+    (cosines,) = pair_cosines(encode, [pairs])
+    means = [round(float(part.mean()), 3) for part in np.split(cosines, 5)]
+    spearman = evaluate_pairs(encode, pairs).spearman
+    assert second == f"model: Spearman × 100 {spearman:.2f}, mean cosines {means}"
+    x, y, _ = zip(*dots(picture, 3), strict=True)
+    assert np.corrcoef(x, pairs.gold)[0, 1] == pytest.approx(1)
+    assert np.corrcoef(y, cosines)[0, 1] == pytest.approx(-1)  # downwards
+
+
+def test_a_map_of_captions_alone_is_a_picture(run, map_inputs):
+    words = ("--captions", "data", "--clusters", "4", "--out", "map.png")
+    run("embedding_map.py", *words, "model")
+    with Image.open(map_inputs / "map.png") as picture:
+        assert picture.size == (630, 630)
+        assert len(set(picture.convert("RGB").getdata())) > 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--out a.png model", "expected --captions, --pairs or both"),
+        ("--captions data --out a.gif model", "a --out of .png, .svg or .pdf"),
+        ("--captions no --out a.png model", "no: no prepared data set here"),
+        ("--captions captioned --out a.png model", "captioned: 2 captions in the split test"),
+        ("--captions data --out a.png model", "48 captions in the split test; expected more than"),
+        ("--captions data --clusters 4 --out a.png no", "no"),
+        ("--pairs no.tsv --out a.png model", "no.tsv: no such"),
+        ("--pairs data --out a.png model", "STS/STSBenchmark"),
+    ],
+)
+def test_wrong_input_of_a_map_is_one_clear_error(run, map_inputs, capsys, words, message):
+    write_captioned(map_inputs / "captioned")
+    with pytest.raises(SystemExit) as ended:
+        run("embedding_map.py", *words.split())
+    assert message in f"{ended.value.code} {capsys.readouterr().err}"
+    assert not (map_inputs / "a.png").exists()
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ COMMANDS = {
     "train": Entry("train:train", "Fine-tune a student on cached features."),
     "evaluate": Entry("evaluate:evaluate", "Score models on tasks."),
     "compare": Entry("compare:compare", "Compare runs with each other and with the papers."),
-    "look": Entry("look:app", "Look at groundings, features, neighbours and embedding spaces."),
+    "look": Entry("look:app", "Look at groundings, features and neighbours."),
     "cache": Entry("cache:app", "List, verify, repair and share the sets of the cache."),
     "accept": Entry("accept:accept", "Keep finished runs after an edit that changes no numbers."),
     "repro": Entry("repro:repro", "Run the stages that changed, side by side."),

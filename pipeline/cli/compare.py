@@ -53,12 +53,6 @@ def compare(
         str | None, typer.Option(help="Score of --curve; default: the average or the first.")
     ] = None,
     format_: FORMAT = "terminal",
-    space: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False, help="Folder of sightline look space; its figures, for --format html."
-        ),
-    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -79,13 +73,13 @@ def compare(
 
     Mean and standard deviation over seeds, t-tests, differences per subset. With --paper, what a
     paper printed beside what was measured; the list has the configurations and commands of each
-    table and figure, and the data that is missing here.
+    table and figure.
 
     Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
     """
     if paper is not None:
         others = {"--baseline": baseline, "--published": published, "--curve": curve}
-        others |= {"--metric": metric, "--space": space, "--data": data, "--plot": plot}
+        others |= {"--metric": metric, "--data": data, "--plot": plot}
         if hint := " and ".join(option for option, value in others.items() if value):
             raise typer.BadParameter("not with --paper", param_hint=hint)
         if ":" in paper:
@@ -112,23 +106,22 @@ def compare(
     if curve is not None and published:
         raise typer.BadParameter("a curve has no published rows", param_hint="--published")
     page = format_ == "html"
-    for option, value in (("--space", space), ("--data", data)):
-        if value is not None and (curve is not None or not page):
-            raise typer.BadParameter("only the page of a comparison has it", param_hint=option)
+    if data is not None and (curve is not None or not page):
+        raise typer.BadParameter("only the page of a comparison has it", param_hint="--data")
     if page or plot is not None:
         require("matplotlib", "a chart")
     rows = select_published(published)
     found, reference = find_runs(runs, graph.RESULTS, baseline)
     if curve is None:
         shown = compare_runs(found, reference, rows)
-        included = _included(shown.results, space, data) if page else ()
+        included = _neighbours(shown.results, data) if page else ()
         charts = charts_of(shown) if page else None
         document = document_of(shown, included=included, charts=charts)
     else:
         shown = curve_of(found, curve, metric, reference if baseline else None)
         document = document_of_curve(shown, page=page)
     drawn = None if plot is None else _drawn(shown, plot.suffix)
-    show(document, format_, out, [path for path in (space, data) if path is not None])
+    show(document, format_, out, [] if data is None else [data])
     if plot is not None and drawn is not None:
         from sightline.output import write_file
         from train.report.charts import MARK
@@ -155,25 +148,18 @@ def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:
     return to_png(figure) if suffix == ".png" else to_svg(figure).encode()
 
 
-def _included(
-    results: Sequence[RunResult], space: Path | None, data: Path | None
-) -> tuple[Section, ...]:
-    """What stands on the page besides scores: figures of the folder `space`, and neighbours."""
+def _neighbours(results: Sequence[RunResult], data: Path | None) -> tuple[Section, ...]:
+    """Neighbours of sentences, with photographs of the data set ``data``."""
     from pipeline.grounding.pictures import photographs
     from sightline.cache.prepared import PreparedDataset
     from train.report.neighbours import neighbours_in
-    from train.report.space_page import geometry_section
 
-    figures = () if space is None else (geometry_section(space),)
     if data is None:
-        return (*figures, *neighbours_in(results))
+        return neighbours_in(results)
     dataset = PreparedDataset.open(data)
     manifest, root = dataset.images_manifest, dataset.require_images()
-    return (
-        *figures,
-        *neighbours_in(
-            results, lambda _, image_ids, keys: photographs(manifest, root, image_ids, keys)
-        ),
+    return neighbours_in(
+        results, lambda _, image_ids, keys: photographs(manifest, root, image_ids, keys)
     )
 
 

@@ -34,7 +34,6 @@ PAGES = {
     "look grounding": "grounding.md#looking-at-it",
     "look features": "evaluation.md#features-before-training",
     "look neighbours": "evaluation.md#nearest-neighbours",
-    "look space": "evaluation.md#the-embedding-space",
     "cache": "cache.md#checking-and-repairing",
     "cache export": "cache.md#features-for-other-tools",
     "cache import": "cache.md#features-that-others-made",

@@ -23,8 +23,8 @@ LIBRARIES = [
     *("pipeline.interchange.papers", "pipeline.tokenize_texts"),
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
-    *("train.report.space_page", "train.report.neighbours", "train.evaluate.models"),
-    *("train.report.charts", "train.evaluate.space", "train.evaluate.neighbours", "scipy.stats"),
+    *("train.report.neighbours", "train.evaluate.models"),
+    *("train.report.charts", "train.evaluate.neighbours", "scipy.stats"),
     *("transformers.models.bert.modeling_bert", "outputs.frozen_heap"),
 ]
 
@@ -69,7 +69,6 @@ EXPORT = "cache export @features --data @scenes --out OUT --format"
 GROUND = "ground --data @scenes --set block_images=5 --set segmenter.family=annotations --set"
 GROUNDER = "grounder.family=annotations --set grounder.path=@scenes/phrases.parquet"
 TRAIN = f"train simcse {STUDENT} --tokens @tokens --text @scenes --dev @scenes/similarity/dev.tsv"
-SPACE = f"look space {MODEL} --pairs @scenes/similarity/dev.tsv --limit 12"
 DATASET = "dataset.json images.parquet captions.parquet"
 
 FOLDERS = [
@@ -136,11 +135,6 @@ FOLDERS = [
     ),
     Command(
         "stage report", "stage report", "report.json report.html report.md report.txt scores.png"
-    ),
-    Command(
-        "look space",
-        f"{SPACE} --clusters 2 --perplexity 3 --out OUT",
-        "geometry.json geometry.html plane.svg map.png",
     ),
 ]
 """Commands whose output is a folder."""

@@ -227,7 +227,6 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     assert "-0.16 within" in out
     assert "-0.72 within" in out
     assert "sightline configure flickr30k studies/terms\n" in out
-    assert "missing here: data/raw/flickr30k" in out
     assert said(*words, "--format", "latex", "--out", "a.tex") == (0, "", "")
     assert Path("a.tex").read_text().startswith("% sightline.paper/2\n")
     Path("empty").mkdir()  # a folder that is named counts instead

@@ -1,4 +1,4 @@
-"""Geometry of embeddings: directions, cosines, nearest rows, ranks, the spectrum of a space."""
+"""Geometry of embeddings: directions, cosines, nearest rows, ranks of matches."""
 
 from __future__ import annotations
 
@@ -107,21 +107,6 @@ def _largest(row: np.ndarray, k: int) -> np.ndarray:
     return np.argsort(-row, kind="stable")
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """Singular values of n directions in d dimensions.
-
-    Attributes:
-        singular_values: float64 [min(n, d)], descending, of the matrix of directions divided by
-            √n: their squares sum to 1.
-        effective_rank: exp of the entropy of the singular values divided by their sum, from 1 (a
-            line) to min(n, d) (Roy and Vetterli 2007).
-    """
-
-    singular_values: np.ndarray
-    effective_rank: float
-
-
 def norms_of(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
     """Norms of [n, d]: float64 [n, 1].
 
@@ -175,44 +160,3 @@ def ranks_of_matches(
                 row[left_out[query]] = -np.inf
             ranks[query] = 1 + np.count_nonzero(row >= best)
     return ranks
-
-
-def mean_cosine(embeddings: np.ndarray) -> float:
-    """Mean cosine of all pairs of different rows of [n, d], exact: (‖Σx‖² − n) / (n (n − 1)).
-
-    0 for directions that point everywhere; near 1 for an anisotropic space, in which all point one
-    way (Ethayarajh 2019).
-
-    Raises:
-        SightlineError: fewer than two rows, or one without a direction.
-    """
-    points = unit_rows(embeddings)
-    n = len(points)
-    if n < 2:
-        raise SightlineError(f"a mean cosine needs two distinct sentences; found {n}")
-    total = points.sum(axis=0)
-    return float((total @ total - n) / (n * (n - 1)))
-
-
-def spectrum(embeddings: np.ndarray) -> Spectrum:
-    """Singular values of the directions of [n, d], without centring; see `Spectrum`.
-
-    Raises:
-        SightlineError: a row without a direction.
-    """
-    points = unit_rows(embeddings)
-    values = np.linalg.svd(points / np.sqrt(len(points)), compute_uv=False)
-    return Spectrum(values, effective_rank(values))
-
-
-def effective_rank(singular_values: np.ndarray) -> float:
-    """exp of the entropy of ``singular_values``/Σ, all at least 0; 0 if all are 0.
-
-    Roy and Vetterli 2007.
-    """
-    total = singular_values.sum()
-    if total <= 0:
-        return 0.0
-    shares = singular_values / total
-    shares = shares[shares > 0]
-    return float(np.exp(-(shares * np.log(shares)).sum()))

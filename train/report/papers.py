@@ -104,9 +104,8 @@ class Entry(_Strict):
         shows: in a phrase.
         seeds: of every row; None if the paper does not say.
         configurations, runs: what is trained for it, if it has no rows; without runs, the data
-            sets of the configurations are enough, and `needs` names them.
+            sets of the configurations are enough.
         commands: besides training and scoring its rows.
-        needs: data sets and evaluation tasks besides those of trainings.
         reason: why Sightline does not produce it.
         printed: what the paper says in words or captions.
         notes: what is doubtful or not stated.
@@ -121,7 +120,6 @@ class Entry(_Strict):
     configurations: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
     reason: str = ""
     printed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
