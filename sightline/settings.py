@@ -17,6 +17,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sightline.errors import SightlineError
 from sightline.outside import short
+from sightline.removed import removed
 
 T = TypeVar("T")
 
@@ -34,6 +35,8 @@ def explain(error: ValidationError, where: str = "") -> list[str]:
 
 def unknown(name: str, known: Iterable[object], what: str) -> str:
     """``unknown key 'batchsize'; did you mean 'batch_size'? (available: …)``."""
+    if message := removed(f"{what} {name}"):
+        return message
     there = sorted(str(each) for each in known)
     near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,18 @@
+"""What went before 0.1.0 is tagged, and what stands in its place: an error for whoever uses it."""
+
+from __future__ import annotations
+
+REMOVED = {
+    "sightline look space": "examples/embedding_map.py draws the maps, and "
+    "`sightline evaluate geometry` has alignment and uniformity",
+    "sightline compare --space": "examples/embedding_map.py draws the maps; the page draws "
+    "alignment and uniformity by itself",
+    "evaluation task mteb": "give the run's model/ to mteb itself (docs/evaluation.md)",
+    "sightline cache export --format mcse": "export parquet or npy; MCSE's files are only read",
+}
+"""What it was (a command, an option, a Python name, or a kind and a name) → what to do now."""
+
+
+def removed(what: str) -> str:
+    """The error for something that Sightline had; empty if it never had it."""
+    return f"{what} was removed: {REMOVED[what]}" if what in REMOVED else ""
