@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from pipeline.params import ParamsError, read_yaml, validate_params
+from pipeline.params import Params, ParamsError, read_yaml, validate_params
 from sightline.errors import SightlineError
-from sightline.settings import unknown
+from sightline.settings import field_help, unknown
 
 CONFIGS = Path("configs")
 GRAPH_FILE = Path("dvc.yaml")
@@ -25,22 +25,6 @@ _EXTENDS, _REMOVE = "extends", "remove"
 _PARTS = "parts"  # folder of what changes a configuration and is none alone
 _MACHINE = "machine"
 _STAGE = "train-"  # prefix of the systems' stages
-
-_SECTIONS = {
-    "datasets": "name → kind, where it comes from, and the parameters of its kind",
-    "joined": "pairs of data sets that are used as one",
-    "graph": "the data sets and frozen models that are used, and the seeds",
-    "encoders": "frozen models, by the names that folders and runs use",
-    "extract": "what the rows of the frozen models depend on, besides the models",
-    "machine": "where stages compute; changing it reruns none (docs/scale.md)",
-    "grounding": "which words of a caption name which pixels (docs/grounding.md)",
-    "student": "the encoder to train",
-    "train": "settings for every run; `train` of a system or a run overrides them",
-    "evaluation": "`dev` picks the best checkpoint; `sightline evaluate list` shows the tasks",
-    "systems": "a system is an objective with its encoders: a stage of dvc.yaml; a run is a line",
-    "report": "what the report compares",
-}
-"""Sections of params.yaml in order, with the comment above each."""
 
 
 def configurations(folder: Path = CONFIGS) -> dict[str, Path]:
@@ -103,7 +87,7 @@ def to_yaml(params: Mapping[str, Any], names: Sequence[str]) -> str:
         f"# Everything that `dvc repro` reads, as `{command}` wrote it. Edit it,\n"
         "# or choose another configuration; configs/ holds what differs between them.\n"
     ]
-    for section, about in _SECTIONS.items():
+    for section, about in field_help(Params).items():
         if section not in params:
             continue
         value = params[section]
@@ -183,8 +167,8 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _remove(params: dict[str, Any], dotted: str, file: Path) -> None:
     """Remove a key such as ``systems.dalr.runs`` where it is there."""
     *above, last = dotted.split(".")
-    if (section := [*above, last][0]) not in _SECTIONS:
-        raise ParamsError(f"{file}: {_REMOVE}: {unknown(section, _SECTIONS, 'section')}")
+    if (section := [*above, last][0]) not in Params.model_fields:
+        raise ParamsError(f"{file}: {_REMOVE}: {unknown(section, Params.model_fields, 'section')}")
     place: Any = params
     for key in above:
         place = place.get(key) if isinstance(place, Mapping) else None

@@ -242,11 +242,21 @@ class Report(Settings):
 
 
 class Params(Settings):
-    """The whole of params.yaml.
+    """The whole of params.yaml, section by section.
 
     Attributes:
-        datasets: name → data set; in the file `kind`, `source` and the parameters of its kind.
-        machine: where stages compute; none of them depends on it.
+        datasets: name → kind, where it comes from, and the parameters of its kind
+        joined: pairs of data sets that are used as one
+        graph: the data sets and frozen models that are used, and the seeds
+        encoders: frozen models, by the names that folders and runs use
+        extract: what the rows of the frozen models depend on, besides the models
+        machine: where stages compute; changing it reruns none (docs/scale.md)
+        grounding: which words of a caption name which pixels (docs/grounding.md)
+        student: the encoder to train
+        train: settings for every run, which those of a system or a run override
+        evaluation: the data that picks the best checkpoint, and the tasks (sightline evaluate list)
+        systems: a system is an objective with its encoders: a stage of dvc.yaml; a run is a line
+        report: what the report compares
     """
 
     datasets: dict[str, Annotated[Dataset, BeforeValidator(_dataset)]]

@@ -31,6 +31,7 @@ DEATHS = 5
 _LONG = 600.0  # seconds; a worker that lived longer counts as new
 LEAVE = 60.0
 """Seconds that stopped workers have for saving."""
+_MODULE = "pipeline.cli"  # takes the words of a command
 _POLL = 0.5  # seconds
 _GRACE = 10.0  # seconds in which workers that fail for one reason do so
 _OWN = ("--worker", "--devices", "--engine", "--threads")
@@ -72,7 +73,6 @@ def run_workers(
     sets: Sequence[Path],
     *,
     worker: Worker | None = None,
-    module: str = "pipeline.cli",
 ) -> str:
     """Run one command once for each worker that ``machine`` asks for, all at the same time.
 
@@ -84,7 +84,6 @@ def run_workers(
         sets: the folders that it fills, for the progress.
         worker: if this process itself is worker i of n, its k are workers i·k to i·k + k − 1 of
             n·k.
-        module: which takes the words, if it is not `sightline`.
 
     Returns:
         What the worker that was the last to print did: it has published the set.
@@ -95,7 +94,7 @@ def run_workers(
         Stopped: by a signal, after the workers have saved.
     """
     threads = machine.threads or threads_here()
-    command = [module, *_without_options(words), "--threads", str(threads)]
+    command = [_MODULE, *_without_options(words), "--threads", str(threads)]
     if machine.on_cluster and worker is not None:
         raise SightlineError(
             f"{worker}: Ray numbers its own workers; leave out --worker, or use --engine local"

@@ -20,12 +20,11 @@ from unittest.mock import patch
 
 from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 
-from pipeline.extract import runner
+from pipeline.extract import runner, workers
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import ExtractSettings, Machine
-from pipeline.extract.workers import run_workers
 from sightline.cache import writer
 from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
@@ -62,8 +61,8 @@ class StubWork:
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
         defaults = {"threads": machine.threads or 1, "devices": machine.devices or ("cpu",)}
         machine = machine.model_copy(update=defaults)
-        words = [repr(self)]
-        return run_workers(words, machine, [self.out], worker=worker, module="engine_work")
+        with patch.object(workers, "_MODULE", "engine_work"):
+            return workers.run_workers([repr(self)], machine, [self.out], worker=worker)
 
     def command(self, *options: str) -> list[str]:
         """A command that does it as `sightline` does, alone or as an engine's ``options`` say."""
