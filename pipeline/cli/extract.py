@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -22,6 +22,7 @@ from pipeline.cli.options import (
     takes,
 )
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from sightline.cache.record import Kind
 
 
 @takes("machine", Machine)
@@ -29,7 +30,7 @@ from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 @takes("rules", CutoutRules)
 def extract(
     kind: Annotated[
-        Literal["image", "object", "text", "teacher"],
+        Kind,
         typer.Argument(help="image, object (what phrases name), text (CLIP) or teacher."),
     ],
     data: Annotated[

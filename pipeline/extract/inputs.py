@@ -17,7 +17,7 @@ from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import Keys, as_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
-from sightline.cache.record import Kind
+from sightline.cache.record import TEXT_KINDS, Kind
 from sightline.errors import SightlineError
 from sightline.outside import read_lines
 from sightline.wording import counted
@@ -72,7 +72,7 @@ class FeatureInputs:
     @property
     def are_texts(self) -> bool:
         """Whether a text encoder reads them."""
-        return self.kind in ("text", "teacher")
+        return self.kind in TEXT_KINDS
 
     @cached_property
     def keys(self) -> Keys:
@@ -106,7 +106,7 @@ def inputs_of(
     place = data.folder if isinstance(data, PreparedDataset) else data
     entries: Sequence[Any]
     stored = None
-    if kind in ("text", "teacher"):
+    if kind in TEXT_KINDS:
         entries = texts_in(prepared.captions_manifest if prepared else place)
     elif kind == "image":
         entries = image_entries_of(prepared) if prepared else images_below(place)

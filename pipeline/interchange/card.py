@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.interchange.rows import KEY, TEXT_KINDS
+from pipeline.interchange.rows import KEY
 from sightline.cache import FeatureSpec
+from sightline.cache.record import TEXT_KINDS
 
 _TEMPLATE = """\
 ---

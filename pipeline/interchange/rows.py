@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sightline.cache import FeatureSet
+from sightline.cache.record import TEXT_KINDS
 
 FEATURES, KEY = "features", "key"
 """Names of the column of rows, and of the column of keys (SHA-256, hexadecimal)."""
-TEXT_KINDS = ("text", "teacher")
 FILE_BYTES = 400_000_000
 """Of the rows in a file: hubs ask for less than 500 MB a file."""
 _CHUNK_BYTES = 16 << 20

@@ -40,6 +40,8 @@ DTypeName = Literal["float16", "float32"]
 Kind = Literal["image", "text", "teacher", "object"]
 TableKind = Literal["grounding", "cutouts", "tokens", "phrase-tokens"]
 FEATURE_KINDS: tuple[Kind, ...] = get_args(Kind)
+TEXT_KINDS: tuple[Kind, ...] = ("text", "teacher")
+"""Kinds of features whose rows are of texts; the others are of images."""
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
 
 NAMES = {
