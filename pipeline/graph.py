@@ -134,7 +134,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     needs = objective.features
     _require_features_of_the_system(params, run, {_feature_set(need) for need in needs})
     pairs, student = params.graph.pairs, params.student.name
-    has_pairs = pairs in params.joined or params.dataset(pairs).source.has_pairs
+    has_pairs = pairs in params.joined or params.dataset(pairs).has_pairs
     reads_sentences = objective.trains_on_text and config.train.text_stream
     of_objects = any(need.kind == "object" for need in needs)
     return make_spec(

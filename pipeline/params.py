@@ -12,14 +12,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 
-from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.settings import ExtractSettings, Machine
@@ -60,38 +58,6 @@ def _of_train(values: dict[str, Any]) -> dict[str, Any]:
 Names = Annotated[list[str], AfterValidator(_distinct)]
 Overrides = Annotated[dict[str, Any], AfterValidator(_of_train)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """One entry of `datasets`.
-
-    Attributes:
-        kind: name in the registry of `pipeline.datasets.kinds`.
-        source: its parameters, with resolved paths.
-    """
-
-    kind: str
-    source: Source
-
-
-def _dataset(given: Any) -> Dataset:
-    if not isinstance(given, dict):
-        raise ValueError(f"found {type(given).__name__}, expected a mapping")
-    rest = dict(given)
-    kind, source = rest.pop("kind", None), rest.pop("source", None)
-    if kind is None:
-        raise ValueError(f"kind: is missing; choose one of {', '.join(KINDS)}")
-    if kind not in KINDS:
-        raise ValueError(f"kind: {unknown(str(kind), KINDS, KINDS.what)}")
-    if not isinstance(source, str) or not source:
-        raise ValueError(
-            f"source: found {source!r}, expected the folder (or file) that it comes from"
-        )
-    try:
-        return Dataset(kind, source_type(kind).model_validate(rest).below(Path(source)))
-    except ValidationError as error:
-        raise ValueError("; ".join(explain(error))) from error
 
 
 class Joined(Settings):
@@ -259,7 +225,7 @@ class Params(Settings):
         report: what the report compares
     """
 
-    datasets: dict[str, Annotated[Dataset, BeforeValidator(_dataset)]]
+    datasets: dict[str, Source]
     joined: dict[str, Joined] = {}
     graph: Graph
     encoders: Encoders
@@ -279,6 +245,12 @@ class Params(Settings):
             raise ValueError(f"joined.{min(both)}: is also a name under `datasets`; choose another")
         for name in self.joined:
             self._parts(name)
+        for name, dataset in self.datasets.items():
+            if dataset.source == Path():
+                raise ValueError(
+                    f"datasets.{name}.source: found nothing, expected the folder (or file) that it "
+                    "comes from, which DVC watches"
+                )
         for where, wanted, known in [
             ("graph.pairs", [graph.pairs], datasets),
             ("graph.text", [graph.text], datasets),
@@ -349,8 +321,8 @@ class Params(Settings):
             )
         return first | second
 
-    def dataset(self, name: str) -> Dataset:
-        """Kind and source of a data set that is not joined."""
+    def dataset(self, name: str) -> Source:
+        """The source of a data set that is not joined."""
         return _named(self.datasets, name, "datasets", "data set", self.joined)
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import graph
 from pipeline.extract.settings import Machine
-from pipeline.params import Dataset, Params, ParamsError, load_params
+from pipeline.params import Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
 from sightline.cache.plan import Worker
 from sightline.cache.prepared import PreparedDataset
@@ -64,17 +64,17 @@ def load_here(options: Machine = Machine()) -> Params:  # noqa: B008  (frozen)
 
 def prepare(params: Params, dataset: str) -> str:
     """Write the manifests of one data set; returns a one-line summary."""
-    from pipeline.datasets.kinds import prepare as prepare_source
+    from pipeline.datasets.folder import prepare as prepare_source
 
     if pair := params.joined.get(dataset):
         from pipeline.datasets.joined import JoinedSource
 
         parts = {part: graph.dataset_folder(part) for part in (pair.first, pair.second)}
-        data = Dataset("joined", JoinedSource(parts=parts))
+        source = JoinedSource(parts=parts)
     else:
-        data = params.dataset(dataset)
+        source = params.dataset(dataset)
     out = graph.dataset_folder(dataset)
-    return prepare_source(data.kind, data.source, out, PhaseProgress()).summary()
+    return prepare_source(source, out, PhaseProgress()).summary()
 
 
 def features(

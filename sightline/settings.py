@@ -72,7 +72,10 @@ class Settings(BaseModel):
 
 
 def field_help(model: type[BaseModel]) -> dict[str, str]:
-    """Field → what it means: its description, or its lines under "Attributes" in a docstring."""
+    """Field → what it means: its description, or its lines under "Attributes" in a docstring.
+
+    The field that chooses a class of settings is left out.
+    """
     found: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         _, _, section = (inspect.cleandoc(cls.__doc__ or "")).partition("\nAttributes:\n")
@@ -89,6 +92,7 @@ def field_help(model: type[BaseModel]) -> dict[str, str]:
     return {
         name: (field.description or found.get(name, "")).replace("`", "")
         for name, field in model.model_fields.items()
+        if name != getattr(model, "chosen_by", None)
     }
 
 
@@ -146,30 +150,25 @@ class Registry:
         """The subclass of ``base`` registered as ``name``.
 
         Raises:
-            SightlineError: there is none, another package's cannot be imported, or it is not such
-                a subclass.
+            SightlineError: there is none, another package's cannot be imported, it is not such a
+                subclass, or it lacks a method.
         """
-        found = self.load(name)
-        if not (isinstance(found, type) and issubclass(found, base)):
+        registered = self._load(name)
+        if not (isinstance(registered, type) and issubclass(registered, base)):
             raise SightlineError(
-                f"{self._whose(name)}: found {found!r}, expected a subclass of "
+                f"{self._whose(name)}: found {registered!r}, expected a subclass of "
                 f"{base.__module__}.{base.__name__}; see docs/extending.md"
             )
-        return found
+        if missing := getattr(registered, "__abstractmethods__", None):
+            raise SightlineError(
+                f"{self._whose(name)}: lacks {', '.join(sorted(missing))}; see docs/extending.md"
+            )
+        return registered
 
-    def load(self, name: str, attribute: str = "", default: Any = None) -> Any:
-        """What is registered as ``name``.
-
-        Args:
-            attribute: load this attribute of its module instead.
-            default: taken where the module has no such attribute; None makes that an error.
-
-        Raises:
-            SightlineError: there is none, or another package's cannot be imported.
-        """
-        module, _, own = self.place(name).partition(":")
+    def _load(self, name: str) -> Any:
+        module, _, attribute = self.place(name).partition(":")
         try:
-            found = getattr(importlib.import_module(module), attribute or own, default)
+            registered = getattr(importlib.import_module(module), attribute, None)
         except Exception as error:
             if name in self.own:
                 raise
@@ -177,12 +176,12 @@ class Registry:
                 f"{self._whose(name)}: {module} cannot be imported: {type(error).__name__}: "
                 f"{error}. Fix that package, or uninstall it"
             ) from error
-        if found is None:
+        if registered is None:
             raise SightlineError(
-                f"{self._whose(name)}: its module {module} has no {attribute or own!r}; add it, or "
+                f"{self._whose(name)}: its module {module} has no {attribute!r}; add it, or "
                 "correct the entry"
             )
-        return found
+        return registered
 
     def _whose(self, name: str) -> str:
         return f"{self.what} {name!r} ({self.places[name]}, entry point of {self.group})"
@@ -196,12 +195,12 @@ class FamilySettings(Settings):
     ``EncoderConfig.model_validate({"family": "open_clip", …})`` is an `OpenClipConfig`.
 
     Attributes:
-        family: name in the registry.
+        families: the registry.
+        chosen_by: the field with the name in the registry, which an extension point has.
     """
 
     families: ClassVar[Registry]
-
-    family: str
+    chosen_by: ClassVar[str] = "family"
 
     @model_validator(mode="wrap")
     @classmethod
@@ -209,10 +208,12 @@ class FamilySettings(Settings):
         if "families" not in vars(cls) or isinstance(given, cls):
             return handler(given)
         if not isinstance(given, dict):
-            raise ValueError(f"found {type(given).__name__}, expected a mapping with a `family`")
-        family, families = given.get("family"), cls.families
+            raise ValueError(
+                f"found {type(given).__name__}, expected a mapping with a `{cls.chosen_by}`"
+            )
+        family, families = given.get(cls.chosen_by), cls.families
         if family is None:
-            raise ValueError(f"family is missing; there are {', '.join(families)}")
+            raise ValueError(f"{cls.chosen_by} is missing; there are {', '.join(families)}")
         if family not in families:
             raise ValueError(unknown(str(family), families, families.what))
         return families.subclass(family, cls).model_validate(given)

@@ -23,7 +23,7 @@ from shown_commands import ROOT, shown_commands
 from tiny_encoder import make_encoder
 
 from pipeline import graph
-from pipeline.datasets.kinds import KINDS
+from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from pipeline.params import load_params
@@ -41,7 +41,7 @@ COMMANDS = [command for command in shown_commands(PAGE) if command.startswith("s
 REGISTRIES = {
     registry.group: registry
     for registry in (
-        KINDS,
+        Source.families,
         EncoderConfig.families,
         GrounderSettings.families,
         SegmenterSettings.families,
@@ -301,7 +301,7 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, capsys):
         (("family: thumbnail", "family: thumbnial"), "'thumbnial'; did you mean 'thumbnail'?"),
         (
             ("kind: sidecar", "kind: sidecars"),
-            "album: kind: unknown kind of data set 'sidecars'; d",
+            "album: unknown kind of data set 'sidecars'; d",
         ),
         (("scale: 0.5", "scale: 2"), "grounding.segmenter.scale: input should be less than or eq"),
         (("odd-one-out:", "odd-one-in:"), "tasks.odd-one-in: unknown evaluation task 'odd-one-in'"),
@@ -384,3 +384,21 @@ def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, capsys, na
     assert message in said
     # an entry point that is not used is not imported and does no harm
     assert "4 images" in ran(capsys, "stage", "prepare", "album")
+
+
+UNFINISHED = """
+from pipeline.datasets.source import Source
+
+class Unfinished(Source):
+    pass
+"""
+
+
+def test_a_class_without_its_method_is_one_error(site, clone, capsys):
+    (site / "unfinished.py").write_text(UNFINISHED)
+    install(site, "other", {"sightline.datasets": {"unfinished": "unfinished:Unfinished"}})
+    forget(REGISTRIES)
+    said = refused(capsys, "prepare", "unfinished", "--out", "out")
+    assert (
+        "'unfinished' (unfinished:Unfinished, entry point of sightline.datasets): lacks pre" in said
+    )

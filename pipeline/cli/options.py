@@ -220,9 +220,10 @@ def set_values(model: type[BaseModel], given: Sequence[str]) -> dict[str, Any]:
 
 def typed(model: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, Any]:
     """Field → value, of the texts in ``tree``; within another model, a tree of its own."""
-    families = vars(model).get("families")
-    if families is not None and tree.get("family") in families:
-        model = families.subclass(tree["family"], FamilySettings)
+    if issubclass(model, FamilySettings) and "families" in vars(model):
+        family = tree.get(model.chosen_by, "")
+        if family in model.families:
+            model = model.families.subclass(family, FamilySettings)
     fields = model.model_fields
     arms = {name: types_of(fields[name].annotation) if name in fields else [] for name in tree}
     return {name: _value(arms[name], name, value) for name, value in tree.items()}

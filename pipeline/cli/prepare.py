@@ -18,7 +18,6 @@ from pipeline.cli.options import (
     set_values,
     settings_help,
 )
-from pipeline.datasets.kinds import KINDS, source_type
 from pipeline.datasets.source import Source
 from sightline.errors import SightlineError
 from sightline.settings import unknown
@@ -28,19 +27,20 @@ class _Kinds(TyperGroup):
     """Every kind of data set, those of other packages included."""
 
     def list_commands(self, ctx: typer.Context | None) -> list[str]:
-        return list(KINDS)
+        return list(Source.families)
 
     def get_command(self, ctx: typer.Context | None, cmd_name: str) -> Any:
         try:
             return _command(cmd_name)
-        except SightlineError as error:
-            if ctx is None or ctx.args[:1] == [cmd_name]:
-                raise
-            return TyperCommand(cmd_name, help=str(error))  # the others can still be used
+        except SightlineError as error:  # the others can still be used
+            return TyperCommand(cmd_name, help=str(error))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in KINDS:
-            raise typer.BadParameter(unknown(args[0], KINDS, KINDS.what))
+        kinds = Source.families
+        if args and not args[0].startswith("-"):
+            if args[0] not in kinds:
+                raise typer.BadParameter(unknown(args[0], kinds, kinds.what))
+            kinds.subclass(args[0], Source)
         return super().resolve_command(ctx, args)
 
 
@@ -56,28 +56,29 @@ def _group() -> None:
 
 def _command(kind: str) -> Any:
     """The command that prepares data sets of ``kind``; its help lists the kind's fields."""
-    source_of_kind = source_type(kind)
+    settings = Source.families.subclass(kind, Source)
 
     def prepare(
         out: OUT,
         set_: SET = [],  # noqa: B006
         as_json: JSON = False,
     ) -> None:
-        _prepare(kind, checked(source_of_kind, set_values(source_of_kind, set_)), out, as_json)
+        given = {"kind": kind, **set_values(settings, set_)}
+        _prepare(checked(settings, given), out, as_json)
 
-    about = (source_of_kind.__doc__ or "").strip().partition("\n")[0]
-    example = source_of_kind.example or f"sightline prepare {kind} --out data/{kind}"
-    prepare.__doc__ = f"{about}\n\n{settings_help(source_of_kind)}\n\nExample: {example}"
+    about = (settings.__doc__ or "").strip().partition("\n")[0]
+    example = settings.example or f"sightline prepare {kind} --out data/{kind}"
+    prepare.__doc__ = f"{about}\n\n{settings_help(settings)}\n\nExample: {example}"
     alone = typer.Typer(add_completion=False)
     alone.command(kind)(prepare)
     return get_command(alone)
 
 
-def _prepare(kind: str, source: Source, out: Path, as_json: bool) -> None:
-    from pipeline.datasets.kinds import prepare
+def _prepare(source: Source, out: Path, as_json: bool) -> None:
+    from pipeline.datasets.folder import prepare
     from sightline.progress import PhaseProgress
 
-    report = prepare(kind, source, out, PhaseProgress())
+    report = prepare(source, out, PhaseProgress())
     if as_json:
         counts = {"counts": report.counts, "problem_counts": report.problem_counts}
         print_json({**counts, "shards": report.shards} if report.shards else counts)

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from pipeline.cli.commands import app
 from pipeline.cli.options import types_of
-from pipeline.datasets.kinds import KINDS, source_type
+from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.settings import CutoutRules
 from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
@@ -85,7 +85,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
     text, _, example = (command.help or "").partition("Example:")
     about = " ".join(text.partition("\n\n")[0].split())
     if name.endswith(" KIND"):
-        kinds = ", ".join(f"`{kind}`" for kind in KINDS.own)
+        kinds = ", ".join(f"`{kind}`" for kind in Source.families.own)
         about = f"Turn a data set into manifests. KIND, with [its keys](#datasets): {kinds}."
     page = PAGES.get(name) or PAGES[name.split()[0]]
     yield from [f"### [`sightline {name}`]({page})", "", about, ""]
@@ -123,11 +123,7 @@ def _sections() -> Iterator[str]:
 def _below(section: str) -> Iterator[str]:
     """What is below a section's own keys: models by name, or chosen by a name."""
     if section == "datasets":
-        yield from [
-            "`source`: the folder or file that it comes from; paths are relative to it.",
-            "",
-        ]
-        yield from _group({kind: source_type(kind) for kind in KINDS.own})
+        yield from _families(Source)
     elif section == "joined":
         yield from [*_fields(Joined), ""]
     elif section == "encoders":
@@ -169,12 +165,11 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
     """The keys of a model; neighbours of one meaning share an entry."""
     about = field_help(model)
     entries: list[tuple[list[str], str]] = []
-    for name, field in model.model_fields.items():
-        if name == "family":
-            continue
+    for name, text in about.items():
+        field = model.model_fields[name]
         rest = f"({_type(field.annotation)}, {_default(field)})"
-        rest += f": {_sentence(about[name])}" if about[name] else ""
-        if entries and about[name] and entries[-1][1] == rest:
+        rest += f": {_sentence(text)}" if text else ""
+        if entries and text and entries[-1][1] == rest:
             entries[-1][0].append(name)
         else:
             entries.append(([name], rest))

@@ -1,21 +1,62 @@
-"""The output folder of `prepare`: manifests, and the record of files that Sightline wrote."""
+"""`prepare`: a data source becomes manifests in a folder, with a record of what Sightline wrote."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from pipeline.datasets.source import DatasetError, PrepareReport
+from pydantic import ValidationError
+
+from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, Source
 from sightline.cache.manifest import IMAGES, SENTENCES, read_manifest
-from sightline.cache.prepared import RECORD, SCHEMA
+from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
 from sightline.errors import CacheError
 from sightline.output import Output, json_record
+from sightline.settings import explain
 
-MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
-"""The files of every data set; a data set of sentences has no rows in the first two."""
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
+
+
+def prepare(source: Source, out: Path, progress: Progress | None = None) -> PrepareReport:
+    """Turn ``source`` into manifests in the folder ``out``.
+
+    Raises:
+        DatasetError: the source cannot be used, or ``out`` holds a different data set.
+        SightlineError: ``out`` holds foreign files with the names of manifests, or contains an
+            input.
+    """
+    with building(source.kind, Path(out), source.inputs(), source.writes) as (folder, report):
+        report.facts[LICENCE] = source.licence
+        source.prepare(folder, report, progress)
+        if source.has_pairs and not (folder / "images").is_dir():
+            report.facts[IMAGE_ROOT] = os.path.relpath(source.image_root(folder), out)
+    return report
+
+
+def prepare_dataset(
+    kind: str, out: Path | str, *, progress: Progress | None = None, **parameters: Any
+) -> PreparedDataset:
+    """Turn a data set into manifests in the folder ``out``.
+
+    Args:
+        kind: `pairs`, `flickr30k`, `coco`, `webdataset`, `huggingface`, `sentences`, `joined`,
+            `scenes`, or a kind of another package.
+        parameters: as under `datasets` in params.yaml, such as ``images`` and ``captions``.
+
+    Raises:
+        DatasetError: an unknown kind, an unknown or invalid parameter, or data that cannot be used.
+        SightlineError: ``out`` may not be written to.
+    """
+    try:
+        source = Source.model_validate({"kind": kind, **parameters})
+    except ValidationError as error:
+        raise DatasetError(f"{kind}: {'; '.join(explain(error))}") from error
+    prepare(source, Path(out), progress)
+    return PreparedDataset.open(out)
 
 
 @contextmanager

@@ -11,17 +11,17 @@ import os
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.datasets.folder import MANIFESTS
 from pipeline.datasets.hub_files import fetch, files_by_split, missing_numbers
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
 from pipeline.datasets.manifests import Rows, write_files
 from pipeline.datasets.source import (
+    MANIFESTS,
     DatasetError,
     PrepareReport,
     Progress,
@@ -33,8 +33,6 @@ from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
 
-WRITES = (*MANIFESTS, "images/00000.tar")
-
 _COMMIT = "commit"
 _ROWS = 64  # a batch of photographs, a few megabytes
 _TEXT, _BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
@@ -44,8 +42,8 @@ class HuggingFaceSource(Source):
     """A Hugging Face data set with a column of images and one of captions.
 
     Attributes:
-        path: folder of `save_to_disk`, folder of Parquet or Arrow files, or one such file; in
-            `params.yaml` by default `source` itself.
+        path: folder of `save_to_disk`, folder of Parquet or Arrow files, or one such file; by
+            default `source` itself.
         name: instead of ``path``: a data set on the hub, which is fetched unless it is cached.
         revision: branch, tag or commit of the named data set.
         config: one of several configurations of a data set.
@@ -61,7 +59,9 @@ class HuggingFaceSource(Source):
         "sightline prepare huggingface --set path=flickr30k --set caption=captions "
         "--out data/flickr30k"
     )
+    writes: ClassVar[tuple[str, ...]] = (*MANIFESTS, "images/00000.tar")
 
+    kind: Literal["huggingface"] = "huggingface"
     path: Path = Path()
     name: str | None = Field(default=None, min_length=1)
     revision: str | None = Field(default=None, min_length=1)
@@ -97,48 +97,47 @@ class HuggingFaceSource(Source):
         """Where the rows name them; asked only if `prepare` wrote no images."""
         return _root(self, self.path)
 
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        """Write the manifests of the data set into ``folder`` and fill ``report``.
 
-def prepare(
-    source: HuggingFaceSource, folder: Path, report: PrepareReport, progress: Progress | None = None
-) -> None:
-    """Write the manifests of ``source`` into ``folder`` and fill ``report``.
+        Images that rows hold are written to tar files below ``images``. Rows of one split with the
+        same image are one image with several captions.
 
-    Images that rows hold are written to tar files below ``images``. Rows of one split with the same
-    image are one image with several captions.
-
-    Raises:
-        SightlineError: the data set is missing, damaged or cannot be fetched, a column or split is
-            missing or has another type, or there are no images with captions.
-    """
-    path, where = source.path, source.name or str(source.path)
-    if source.name is not None:
-        path = fetch(source.name, source.revision)
-        report.facts |= {_COMMIT: path.name, HUB_DATASET: source.name}
-    splits = _chosen(source, where, files_by_split(path, source.config))
-    files = [(theirs, file) for theirs in splits for file in splits[theirs][1]]
-    report.warn("missing_files", missing_numbers(file for _, file in files))
-    with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
-        reader = _Reader(source, _root(source, path), tars)
-        names = (
-            file.relative_to(path).as_posix() if file.is_relative_to(path) else file.name
-            for _, file in files
+        Raises:
+            SightlineError: the data set is missing, damaged or cannot be fetched, a column or split
+                is missing or has another type, or there are no images with captions.
+        """
+        path, where = self.path, self.name or str(self.path)
+        if self.name is not None:
+            path = fetch(self.name, self.revision)
+            report.facts |= {_COMMIT: path.name, HUB_DATASET: self.name}
+        splits = _chosen(self, where, files_by_split(path, self.config))
+        files = [(theirs, file) for theirs in splits for file in splits[theirs][1]]
+        report.warn("missing_files", missing_numbers(file for _, file in files))
+        with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
+            reader = _Reader(self, _root(self, path), tars)
+            names = (
+                file.relative_to(path).as_posix() if file.is_relative_to(path) else file.name
+                for _, file in files
+            )
+            rows = (reader.read(file, theirs, splits[theirs][0]) for theirs, file in files)
+            write_files(
+                folder,
+                zip(names, rows, strict=True),
+                report,
+                count=len(files),
+                what="files",
+                where=where,
+                strict=self.strict,
+                progress=progress,
+            )
+        report.notes.append(
+            f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
+            if tars.count
+            else f"the images stay in {reader.root}: use it as --root"
         )
-        rows = (reader.read(file, theirs, splits[theirs][0]) for theirs, file in files)
-        write_files(
-            folder,
-            zip(names, rows, strict=True),
-            report,
-            count=len(files),
-            what="files",
-            where=where,
-            strict=source.strict,
-            progress=progress,
-        )
-    report.notes.append(
-        f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
-        if tars.count
-        else f"the images stay in {reader.root}: use it as --root"
-    )
 
 
 def _root(source: HuggingFaceSource, path: Path) -> Path:

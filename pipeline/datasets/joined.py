@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +40,7 @@ class JoinedSource(Source):
         "--out data/flickr30k-coco"
     )
 
+    kind: Literal["joined"] = "joined"
     parts: dict[str, Path]
     images: dict[str, Path] = {}
 
@@ -63,6 +64,41 @@ class JoinedSource(Source):
     def image_root(self, prepared: Path) -> Path:
         return common_root(self.image_folders.values())
 
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        """Write the manifests of all parts as one; paths are relative to `common_root`.
+
+        Raises:
+            DatasetError: a part has no captions or no image folder, or two parts hold the same
+                image.
+        """
+        folders = self.image_folders
+        if odd := sorted(self.parts.keys() ^ folders.keys()):
+            raise DatasetError(f"part {odd[0]!r}: give both its manifests and its image folder")
+        root = common_root(folders.values())
+        images, captions = [], []
+        for name, part in self.parts.items():
+            pictures = read_manifest(part / "images.parquet", IMAGES)
+            said = read_manifest(part / "captions.parquet", CAPTIONS)
+            if not len(said):
+                raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
+            below = PurePosixPath(os.path.relpath(folders[name], root)).as_posix()
+            below = "" if below == "." else f"{below}/"
+            images.append(_prefixed(pictures, image_id=f"{name}/", path=below))
+            captions.append(_prefixed(said, image_id=f"{name}/", caption_id=f"{name}/"))
+            report.counts[f"images_of_{name}"] = len(pictures)
+            report.counts[f"captions_of_{name}"] = len(said)
+        every, said = pa.concat_tables(images), pa.concat_tables(captions)
+        _refuse_shared_images(every, list(self.parts))
+        licences = [dataset_facts(part).licence for part in self.parts.values()]
+        report.facts[LICENCE] = "; ".join(dict.fromkeys(licences))
+        if on_hub := hub_datasets(self.parts.values()):
+            report.facts[HUB_DATASET] = ",".join(on_hub)
+        write_captioned(folder, every, said, report, where=", ".join(map(str, self.parts.values())))
+        if progress is not None:
+            progress("joining", len(every), len(every), "images")
+
 
 def common_root(folders: Iterable[Path]) -> Path:
     """The common parent of all ``folders``; relative if all of them are."""
@@ -70,41 +106,6 @@ def common_root(folders: Iterable[Path]) -> Path:
     if any(path.is_absolute() for path in paths):
         paths = [path.absolute() for path in paths]
     return Path(os.path.commonpath([os.path.normpath(path) for path in paths]) or ".")
-
-
-def prepare(
-    source: JoinedSource, folder: Path, report: PrepareReport, progress: Progress | None = None
-) -> None:
-    """Write the manifests of all parts as one; paths are relative to `common_root`.
-
-    Raises:
-        DatasetError: a part has no captions or no image folder, or two parts hold the same image.
-    """
-    folders = source.image_folders
-    if odd := sorted(source.parts.keys() ^ folders.keys()):
-        raise DatasetError(f"part {odd[0]!r}: give both its manifests and its image folder")
-    root = common_root(folders.values())
-    images, captions = [], []
-    for name, part in source.parts.items():
-        pictures = read_manifest(part / "images.parquet", IMAGES)
-        said = read_manifest(part / "captions.parquet", CAPTIONS)
-        if not len(said):
-            raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
-        below = PurePosixPath(os.path.relpath(folders[name], root)).as_posix()
-        below = "" if below == "." else f"{below}/"
-        images.append(_prefixed(pictures, image_id=f"{name}/", path=below))
-        captions.append(_prefixed(said, image_id=f"{name}/", caption_id=f"{name}/"))
-        report.counts[f"images_of_{name}"] = len(pictures)
-        report.counts[f"captions_of_{name}"] = len(said)
-    every, said = pa.concat_tables(images), pa.concat_tables(captions)
-    _refuse_shared_images(every, list(source.parts))
-    licences = [dataset_facts(part).licence for part in source.parts.values()]
-    report.facts[LICENCE] = "; ".join(dict.fromkeys(licences))
-    if on_hub := hub_datasets(source.parts.values()):
-        report.facts[HUB_DATASET] = ",".join(on_hub)
-    write_captioned(folder, every, said, report, where=", ".join(map(str, source.parts.values())))
-    if progress is not None:
-        progress("joining", len(every), len(every), "images")
 
 
 def _prefixed(table: pa.Table, **prefixes: str) -> pa.Table:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -35,6 +36,7 @@ class PairsSource(Source):
         "sightline prepare pairs --set images=photos --set captions=captions.csv --out data/mine"
     )
 
+    kind: Literal["pairs"] = "pairs"
     images: ImageFolder
     captions: Path | None = None
     splits: dict[str, Path] | None = None
@@ -65,6 +67,11 @@ class PairsSource(Source):
             )
         return captions
 
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        _write_manifests(self, ["."], folder, report, progress)
+
 
 class Flickr30kSource(PairsSource):
     """Flickr30k as it is distributed: `pairs` with its licence, which must have splits.
@@ -81,6 +88,8 @@ class Flickr30kSource(PairsSource):
         "Flickr30k: photographs under the terms of Flickr and their authors, for "
         "non-commercial research and education only; do not pass on the photographs"
     )
+
+    kind: Literal["flickr30k"] = "flickr30k"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @model_validator(mode="after")
     def _some_split(self) -> Self:
@@ -113,6 +122,7 @@ class CocoSource(Source):
         "MS COCO: annotations under CC BY 4.0; photographs under the terms of Flickr"
     )
 
+    kind: Literal["coco"] = "coco"
     images: ImageFolder
     captions: dict[str, Path] = {}
     karpathy: Path | None = None
@@ -137,25 +147,25 @@ class CocoSource(Source):
             return read_karpathy(self.karpathy, "train" if self.restval else None)
         return read_coco(self.captions)
 
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        _write_manifests(self, self.folders or ["."], folder, report, progress)
 
-def prepare(
+
+def _write_manifests(
     source: PairsSource | CocoSource,
+    subfolders: Sequence[str],
     folder: Path,
     report: PrepareReport,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> None:
-    """Write the manifests of ``source`` into ``folder`` and fill ``report``.
-
-    Raises:
-        DatasetError: the images or the captions cannot be used; the message explains why.
-    """
     captions = source.read()
     if not captions.texts:
         raise DatasetError(
             f"{captions.where}: contains no captions; give the file that holds them as `captions`"
         )
-    folders = source.folders if isinstance(source, CocoSource) else None
-    images = scan_images(source.images, report, folders or ["."], progress, captions.left_out)
+    images = scan_images(source.images, report, subfolders, progress, captions.left_out)
     names = ImageNames(images.paths)
     splits = None
     if captions.listed is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pipeline.datasets.manifests import write_sentences
 from pipeline.datasets.source import PrepareReport, Progress, Source
@@ -22,20 +22,21 @@ class SentencesSource(Source):
     )
     has_pairs: ClassVar[bool] = False
 
+    kind: Literal["sentences"] = "sentences"
     path: Path = Path()
 
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        """Write ``sentences.parquet``: every non-blank line, in order, duplicates kept.
 
-def prepare(
-    source: SentencesSource, folder: Path, report: PrepareReport, progress: Progress | None = None
-) -> None:
-    """Write ``sentences.parquet``: every non-blank line, in order, duplicates kept.
+        ``images.parquet`` and ``captions.parquet`` are written without rows, for stages that read
+        them.
 
-    ``images.parquet`` and ``captions.parquet`` are written without rows, for stages that read them.
-
-    Raises:
-        SightlineError: as `sightline.outside.read_lines`, or the file has no sentences.
-    """
-    lines = read_lines(source.path)
-    write_sentences(folder, lines, report, where=source.path)
-    if progress is not None:
-        progress("reading", len(lines), len(lines), "sentences")
+        Raises:
+            SightlineError: as `sightline.outside.read_lines`, or the file has no sentences.
+        """
+        lines = read_lines(self.path)
+        write_sentences(folder, lines, report, where=self.path)
+        if progress is not None:
+            progress("reading", len(lines), len(lines), "sentences")

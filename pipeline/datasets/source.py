@@ -1,18 +1,21 @@
-"""Common to all data sources: parameters, report and problems."""
+"""A data source: its parameters, how it is prepared, and the report of that."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
-from sightline.settings import Settings
+from sightline.settings import FamilySettings, Registry
 
+MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
+"""The files of every data set; a data set of sentences has no rows in the first two."""
 MOST_LISTED = 1000  # per problem; counts are always exact
 MOST_SHOWN = 6  # of one kind on the terminal; dataset.json has all
 
@@ -29,21 +32,67 @@ class DatasetError(SightlineError):
     """A source cannot be turned into manifests."""
 
 
-class Source(Settings):
-    """Where a data set comes from: the base of every source's parameters.
+class Source(FamilySettings):
+    """Where a data set comes from; a kind is a subclass with its parameters.
 
     A field ``images`` is the base folder of the image paths; a source without one puts its images
-    into the folder ``images`` beside the manifests.
+    into the folder ``images`` beside the manifests. Relative paths in all fields start from
+    ``source``.
 
     Attributes:
         has_pairs: whether it has images with captions; a source of plain sentences has none.
         example: a command that prepares such a data set, for its help.
         licence: what is known about the data's licence; shown by `sightline cache info`.
+        writes: files that `prepare` writes, so that a clash is found before the work starts.
+        kind: name in the registry.
+        source: folder (or file) that the data set comes from; its other paths are relative to it.
     """
 
+    model_config = ConfigDict(validate_default=True)
+
+    families: ClassVar[Registry] = Registry(
+        "kind of data set",
+        "sightline.datasets",
+        {
+            "scenes": "pipeline.datasets.scenes:ScenesSource",
+            "pairs": "pipeline.datasets.pairs:PairsSource",
+            "flickr30k": "pipeline.datasets.pairs:Flickr30kSource",
+            "coco": "pipeline.datasets.pairs:CocoSource",
+            "webdataset": "pipeline.datasets.webdataset:WebDatasetSource",
+            "huggingface": "pipeline.datasets.huggingface:HuggingFaceSource",
+            "sentences": "pipeline.datasets.sentences:SentencesSource",
+            "joined": "pipeline.datasets.joined:JoinedSource",
+        },
+    )
+    chosen_by: ClassVar[str] = "kind"
     has_pairs: ClassVar[bool] = True
     example: ClassVar[str] = ""
     licence: ClassVar[str] = LICENCE_UNKNOWN
+    writes: ClassVar[tuple[str, ...]] = MANIFESTS
+
+    kind: str
+    source: Path = Path()
+
+    @field_validator("*")
+    @classmethod
+    def _starts_from_the_source(cls, value: Any, info: ValidationInfo) -> Any:
+        source = info.data.get("source", Path())  # of the fields before it, none
+        if isinstance(value, dict):
+            return {
+                name: source / path if isinstance(path, Path) else path
+                for name, path in value.items()
+            }
+        return source / value if isinstance(value, Path) else value
+
+    @abstractmethod
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        """Write the manifests into ``folder`` and fill ``report``.
+
+        Raises:
+            SightlineError: the data cannot be used; the message explains why.
+        """
 
     def image_root(self, prepared: Path) -> Path:
         """Base folder of the paths in the images manifest that was prepared in ``prepared``."""
@@ -52,21 +101,9 @@ class Source(Settings):
 
     def inputs(self) -> list[Path]:
         """The input files and folders of the data set."""
-        values = [getattr(self, name) for name in type(self).model_fields]
+        values = [getattr(self, name) for name in type(self).model_fields if name != "source"]
         nested = [list(v.values()) if isinstance(v, dict) else [v] for v in values]
         return [path for some in nested for path in some if isinstance(path, Path)]
-
-    def below(self, folder: Path) -> Self:
-        """The same source with relative paths resolved against ``folder``."""
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: moved(each) for name, each in value.items()}
-            return folder / value if isinstance(value, Path) else value
-
-        return self.model_copy(
-            update={name: moved(getattr(self, name)) for name in type(self).model_fields}
-        )
 
 
 def _an_image_folder(value: Any) -> Any:
@@ -87,7 +124,7 @@ class PrepareReport:
     """What `prepare` found and wrote, as in ``dataset.json``.
 
     Attributes:
-        kind: kind of the data set, as in `pipeline.datasets.kinds`.
+        kind: kind of the data set.
         counts: numbers of items read and kept, by name.
         problems: for each type of problem, the names it concerns (at most `MOST_LISTED`).
         problem_counts: for each type of problem, their number.

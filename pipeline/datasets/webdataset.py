@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, ClassVar, Self
+from typing import IO, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
@@ -40,7 +40,7 @@ class WebDatasetSource(Source):
     The members of a tar file belong together by the part of their name before the first dot.
 
     Attributes:
-        images: folder of the shards; in `params.yaml` by default `source` itself.
+        images: folder of the shards; by default `source` itself.
         shards: which files below it, as in ``cc12m/{00000..01242}.tar``, where every number of the
             range must be there; default: ``*.tar``.
         splits: instead of ``shards``: for each split, its shards.
@@ -59,6 +59,7 @@ class WebDatasetSource(Source):
         "set that lists them apply"
     )
 
+    kind: Literal["webdataset"] = "webdataset"
     images: Path = Path()
     shards: str | None = Field(default=None, min_length=1)
     splits: dict[str, str] | None = None
@@ -83,39 +84,38 @@ class WebDatasetSource(Source):
             raise ValueError("give `shards` or `splits`, but not both")
         return self
 
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        """Write the manifests of the data set into ``folder`` and fill ``report``.
 
-def prepare(
-    source: WebDatasetSource, folder: Path, report: PrepareReport, progress: Progress | None = None
-) -> None:
-    """Write the manifests of ``source`` into ``folder`` and fill ``report``.
+        An image's place in the manifest is its shard, offset and length. A shard that ends early
+        costs the samples that are not whole, and is reported.
 
-    An image's place in the manifest is its shard, offset and length. A shard that ends early costs
-    the samples that are not whole, and is reported.
-
-    Raises:
-        DatasetError: a pattern matches no file, a file is no uncompressed tar, or there are no
-            images with captions.
-    """
-    shards = [
-        (path, split_name(split, "splits") if split else "")
-        for split, pattern in (source.splits or {"": source.shards or _EVERY}).items()
-        for path in find_shards(source.images, pattern)
-    ]
-    if len({path for path, _ in shards}) < len(shards):
-        raise DatasetError(f"{source.images}: a shard is in several of `splits`; use it once")
-    write_files(
-        folder,
-        zip((path.as_posix() for path, _ in shards), _read_all(source, shards), strict=False),
-        report,
-        count=len(shards),
-        what="shards",
-        where=str(source.images),
-        strict=source.strict,
-        limit=source.limit or sys.maxsize,
-        progress=progress,
-    )
-    if report.counts["images"] < (source.limit or 0):
-        report.notes.append(f"warning: limit is {source.limit:,}, but there are fewer images")
+        Raises:
+            DatasetError: a pattern matches no file, a file is no uncompressed tar, or there are no
+                images with captions.
+        """
+        shards = [
+            (path, split_name(split, "splits") if split else "")
+            for split, pattern in (self.splits or {"": self.shards or _EVERY}).items()
+            for path in find_shards(self.images, pattern)
+        ]
+        if len({path for path, _ in shards}) < len(shards):
+            raise DatasetError(f"{self.images}: a shard is in several of `splits`; use it once")
+        write_files(
+            folder,
+            zip((path.as_posix() for path, _ in shards), _read_all(self, shards), strict=False),
+            report,
+            count=len(shards),
+            what="shards",
+            where=str(self.images),
+            strict=self.strict,
+            limit=self.limit or sys.maxsize,
+            progress=progress,
+        )
+        if report.counts["images"] < (self.limit or 0):
+            report.notes.append(f"warning: limit is {self.limit:,}, but there are fewer images")
 
 
 def find_shards(root: Path, pattern: str) -> list[Path]:

@@ -84,6 +84,7 @@ class EncoderConfig(FamilySettings):
     configuration does not need torch.
 
     Attributes:
+        family: name in the registry.
         model: name within the family.
         weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
     """
@@ -98,6 +99,7 @@ class EncoderConfig(FamilySettings):
         },
     )
 
+    family: str
     model: str = Field(min_length=1)
     weights: Weights
 

@@ -43,7 +43,11 @@ class Rules(Settings):
 
 
 class GrounderSettings(FamilySettings):
-    """One grounder; a family is a subclass with its parameters."""
+    """One grounder; a family is a subclass with its parameters.
+
+    Attributes:
+        family: name in the registry.
+    """
 
     families: ClassVar[Registry] = Registry(
         "grounder",
@@ -56,6 +60,8 @@ class GrounderSettings(FamilySettings):
             "annotations": "pipeline.grounding.settings:AnnotationSettings",
         },
     )
+
+    family: str
 
     @abstractmethod
     def build(self, device: torch.device, precision: str) -> Grounder:
@@ -177,7 +183,11 @@ class AnnotationSettings(GrounderSettings):
 
 
 class SegmenterSettings(FamilySettings):
-    """One segmenter; a family is a subclass with its parameters."""
+    """One segmenter; a family is a subclass with its parameters.
+
+    Attributes:
+        family: name in the registry.
+    """
 
     families: ClassVar[Registry] = Registry(
         "segmenter",
@@ -189,6 +199,8 @@ class SegmenterSettings(FamilySettings):
             "sam2-hf": "pipeline.grounding.settings:Sam2HfSettings",
         },
     )
+
+    family: str
 
     @abstractmethod
     def build(self, device: torch.device, precision: str) -> Segmenter | None:

@@ -15,9 +15,9 @@ from demo_params import demo_params
 from packed import column, load_all, picture, rows, samples, texts, write_tar
 
 from pipeline import graph, stages
+from pipeline.datasets.folder import prepare as prepare_source
 from pipeline.datasets.hub_files import fetch
 from pipeline.datasets.huggingface import HuggingFaceSource
-from pipeline.datasets.kinds import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 from pipeline.extract.decode import load_image
 from pipeline.params import validate_params
@@ -74,7 +74,7 @@ def saved(folder: Path) -> Path:
 
 
 def prepare(path, out, **given):
-    return prepare_source("huggingface", HuggingFaceSource(path=path, **given), out)
+    return prepare_source(HuggingFaceSource(path=path, **given), out)
 
 
 def test_the_images_of_a_saved_dataset_are_written_once(saved, out):
@@ -351,7 +351,7 @@ def hub(tmp_path, monkeypatch) -> Path:
 
 def test_a_dataset_of_the_hub_is_read_from_its_cache(hub, out):
     source = HuggingFaceSource(name="owner/name")
-    report = prepare_source("huggingface", source, out)
+    report = prepare_source(source, out)
     assert report.counts["images_train"] == 3
     record = json.loads((out / "dataset.json").read_text())
     assert (record["commit"], record.get("images")) == (COMMIT, None)
@@ -370,7 +370,7 @@ def test_a_dataset_of_the_hub_is_read_from_its_cache(hub, out):
 )
 def test_what_cannot_be_had_is_one_error(hub, out, given, message):
     with pytest.raises(SightlineError, match=message):
-        prepare_source("huggingface", HuggingFaceSource(**given), out)
+        prepare_source(HuggingFaceSource(**given), out)
     assert not out.exists()
 
 

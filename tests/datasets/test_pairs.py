@@ -12,7 +12,7 @@ from command_line import sightline
 from packed import column, rows
 from PIL import Image
 
-from pipeline.datasets.kinds import prepare as prepare_source
+from pipeline.datasets.folder import prepare as prepare_source
 from pipeline.datasets.pairs import CocoSource, Flickr30kSource, PairsSource
 from pipeline.datasets.source import DatasetError
 
@@ -31,7 +31,7 @@ def prepare(make_file, out):
         if "splits" in given:
             lists = given["splits"].items()
             given["splits"] = {name: make_file(f"{name}.txt", text) for name, text in lists}
-        return prepare_source("pairs", PairsSource(images=images, **given), out)
+        return prepare_source(PairsSource(images=images, **given), out)
 
     return run
 
@@ -236,12 +236,12 @@ def test_flickr30k_has_its_splits_from_lists_or_with_its_captions_from_karpathy(
     lists = {name: make_file(name, f"{n}\n") for name, n in (("train", 11), ("val", 22))}
     captions = make_file("c.token", "".join(f"{n}.jpg#0\ta caption\n" for n in (11, 22, 33)))
     source = Flickr30kSource(images=images, captions=captions, splits=lists)
-    assert not prepare_source("flickr30k", source, out).problems
+    assert not prepare_source(source, out).problems
     assert column(out, "split") == ["train", "dev", ""]
     entries = [("11.jpg", "test", "Eins."), ("22.jpg", "val", "Zwei.")]
     listed = [{"filename": n, "split": s, "sentences": [{"raw": t}]} for n, s, t in entries]
     karpathy = make_file("k.json", json.dumps({"images": listed}))
-    report = prepare_source("flickr30k", Flickr30kSource(images=images, karpathy=karpathy), out)
+    report = prepare_source(Flickr30kSource(images=images, karpathy=karpathy), out)
     assert column(out, "split") == ["test", "dev", ""]
     assert column(out, "text", "captions") == ["Eins.", "Zwei."]
     assert report.problems == {"images_without_caption": ["33.jpg"]}
@@ -258,7 +258,7 @@ def test_coco_takes_one_file_per_split(make_images, make_file, out):
     second = make_file("b.json", coco({3: "33.jpg"}, (9, 3, " c\n")))
     given = {"images": images, "folders": ["train", "val"]}
     source = CocoSource(captions={"train": first, "val": second}, **given)
-    report = prepare_source("coco", source, out)
+    report = prepare_source(source, out)
     assert column(out, "caption_id", "captions") == ["train/11.jpg#5", "val/33.jpg#9"]
     assert column(out, "split", "captions") == ["train", "dev"]
     assert column(out, "text", "captions") == ["a", "c"]
@@ -269,7 +269,7 @@ def test_coco_takes_one_file_per_split(make_images, make_file, out):
     }
     twice = make_file("c.json", coco({1: "11.jpg"}, (1, 1, "a"), (1, 1, "b")))
     with pytest.raises(DatasetError, match=r"1 duplicate caption ids, the first is '.*#1'; give"):
-        prepare_source("coco", CocoSource(captions={"train": twice}, **given), out)
+        prepare_source(CocoSource(captions={"train": twice}, **given), out)
 
 
 COCO = {"train": "11.jpg", "restval": "22.jpg", "val": "33.jpg", "test": "44.jpg"}
@@ -284,7 +284,7 @@ def test_coco_takes_karpathys_splits(make_images, make_file, out, restval):
     ]
     path = make_file("dataset_coco.json", json.dumps({"images": entries}))
     source = CocoSource(images=images, karpathy=path, restval=restval, strict=True)
-    report = prepare_source("coco", source, out)
+    report = prepare_source(source, out)
     expected = {"val2014/11.jpg": "train", "val2014/33.jpg": "dev", "val2014/44.jpg": "test"}
     expected |= {"val2014/22.jpg": "train"} if restval else {}
     assert {row["image_id"]: row["split"] for row in rows(out)} == expected
@@ -308,7 +308,7 @@ def test_the_manifests_of_flickr8k_are_as_they_always_were(shared_data, out):
     source = PairsSource(
         images=folder / "images_224", captions=folder / "Flickr8k.token.txt", splits=lists
     )
-    assert prepare_source("pairs", source, out).problems == {}
+    assert prepare_source(source, out).problems == {}
     digests = {}
     for name in FLICKR8K:
         digest = hashlib.sha256()

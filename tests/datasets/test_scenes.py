@@ -19,8 +19,8 @@ from packed import rows
 from PIL import Image
 from tiny_scenes import TINY
 
-from pipeline.datasets.kinds import prepare, source_type
-from pipeline.datasets.scenes import build, encoders
+from pipeline.datasets.folder import prepare
+from pipeline.datasets.scenes import ScenesSource, build, encoders
 from pipeline.datasets.scenes.captions import Description, Mention, describe, write
 from pipeline.datasets.scenes.draw import box_of, draw
 from pipeline.datasets.scenes.scene import Placed, Scene, Thing, random_scene, relation, stream
@@ -158,9 +158,10 @@ DRAW = """
 import sys
 from pathlib import Path
 from tiny_scenes import TINY
-from pipeline.datasets.kinds import prepare, source_type
+from pipeline.datasets.folder import prepare
+from pipeline.datasets.scenes import ScenesSource
 for out in sys.argv[1:]:
-    prepare("scenes", source_type("scenes").model_validate(TINY), Path(out))
+    prepare(ScenesSource.model_validate(TINY), Path(out))
 """
 
 
@@ -192,8 +193,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(drawn, tmp_path
     one, again = map(digests, drawn)
     assert one == again
     monkeypatch.setattr("pipeline.datasets.scenes.build.write_models", lambda *arguments: None)
-    source = source_type("scenes").model_validate({**TINY, "seed": 1})
-    prepare("scenes", source, tmp_path / "other")
+    source = ScenesSource.model_validate({**TINY, "seed": 1})
+    prepare(source, tmp_path / "other")
     other = digests(tmp_path / "other")
     assert {name for name in one if not name.startswith(("encoders/", "student/"))} == {*other}
     assert one["images/000000.png"] != other["images/000000.png"]
@@ -288,5 +289,5 @@ def test_plain_sentences_are_of_things_of_the_training_images(monkeypatch):
         return describe(scene, random)
 
     monkeypatch.setattr(build, "describe", noted)
-    build._sentences(source_type("scenes").model_validate({**TINY, "sentences": 50}))
+    build._sentences(ScenesSource.model_validate({**TINY, "sentences": 50}))
     assert splits == ["train"] * 50

@@ -12,10 +12,10 @@ import pytest
 from packed import column, load_all, texts
 from pydantic import ValidationError
 
+from pipeline.datasets.folder import prepare, prepare_dataset
 from pipeline.datasets.joined import JoinedSource, common_root
-from pipeline.datasets.kinds import KINDS, prepare, prepare_dataset, source_type
 from pipeline.datasets.sentences import SentencesSource
-from pipeline.datasets.source import DatasetError
+from pipeline.datasets.source import DatasetError, Source
 from sightline.cache.prepared import LICENCE_UNKNOWN, RECORD, PreparedDataset, dataset_facts
 from sightline.errors import SightlineError
 
@@ -39,24 +39,37 @@ from sightline.errors import SightlineError
         *(("webdataset", {"shards": p}, "below the folder") for p in ("/d/*.tar", "../*.tar", ".")),
         ("webdataset", {"splits": {"train": "x/../../y.tar"}}, "below the folder"),
         ("joined", {"parts": {"one": "one"}}, r"found 1 data set\(s\), expected at least two"),
-        *((kind, {"no_such_parameter": 1}, "unknown key 'no_such_parameter'") for kind in KINDS),
+        *(
+            (kind, {"no_such_parameter": 1}, "unknown key 'no_such_parameter'")
+            for kind in Source.families
+        ),
     ],
 )
 def test_contradicting_parameters_are_refused(kind, given, message):
-    model = source_type(kind)
-    images = {"images": "photos"} if "images" in model.model_fields and kind != "joined" else {}
+    fields = Source.families.subclass(kind, Source).model_fields
+    images = {"images": "photos"} if "images" in fields and kind != "joined" else {}
     with pytest.raises(ValidationError, match=message):
-        model.model_validate(images | given)
+        Source.model_validate({"kind": kind, **images, **given})
 
 
 def test_an_unknown_kind_lists_the_available_ones():
-    with pytest.raises(SightlineError, match=r"did you mean 'coco'\? \(available: coco, flickr"):
-        source_type("cocoo")
+    with pytest.raises(ValidationError, match=r"did you mean 'coco'\? \(available: coco, flickr"):
+        Source.model_validate({"kind": "cocoo"})
+
+
+def test_paths_start_from_the_source_which_is_no_input_itself():
+    lists = {"train": "lists/train.txt", "test": "/lists/test.txt"}
+    given = {"kind": "pairs", "source": "raw", "images": "photos", "captions": "c.csv"}
+    source = Source.model_validate({**given, "splits": lists})
+    paths = [Path(name) for name in ("raw/photos", "raw/c.csv", "raw/lists/train.txt")]
+    assert source.inputs() == [*paths, Path("/lists/test.txt")]
+    shards = Source.model_validate({"kind": "webdataset", "source": "raw"})
+    assert shards.inputs() == [shards.image_root(Path("out"))] == [Path("raw")]
 
 
 def test_sentences_keep_order_and_duplicates(make_file, out):
     path = make_file("s.txt", "\ufeff One \r\n\n  \nTwo\u2028x\nOne\n")
-    report = prepare("sentences", SentencesSource(path=path), out)
+    report = prepare(SentencesSource(path=path), out)
     assert column(out, "text", "sentences") == ["One", "Two\u2028x", "One"]
     assert report.counts == {
         "sentences_trimmed": 1,
@@ -76,7 +89,7 @@ def test_sentences_keep_order_and_duplicates(make_file, out):
 )
 def test_sentences_refuse_an_empty_or_broken_file(make_file, out, content, message):
     with pytest.raises(SightlineError, match=message):
-        prepare("sentences", SentencesSource(path=make_file("s.txt", content)), out)
+        prepare(SentencesSource(path=make_file("s.txt", content)), out)
 
 
 @pytest.fixture
@@ -148,7 +161,7 @@ def test_both_parts_are_included_with_distinct_names_and_their_licences(pairs, o
     for name, numbers in (("one", range(2)), ("two", range(2, 3))):
         pairs(name, numbers)
     source = joined("one", "two")
-    report = prepare("joined", source, out)
+    report = prepare(source, out)
     assert report.counts["images_of_one"] == 2
     assert dataset_facts(out).licence == LICENCE_UNKNOWN  # named once
     ids = ["one/0.png", "one/1.png", "two/2.png"]
@@ -159,7 +172,7 @@ def test_both_parts_are_included_with_distinct_names_and_their_licences(pairs, o
     for name, licence in (("one", "CC BY 4.0"), ("two", "Flickr")):
         record = json.loads(Path(name, RECORD).read_text())
         Path(name, RECORD).write_text(json.dumps(record | {"licence": licence}))
-    prepare("joined", source, out)
+    prepare(source, out)
     assert dataset_facts(out).licence == "CC BY 4.0; Flickr"
 
 
@@ -177,7 +190,7 @@ def test_what_cannot_be_joined(pairs, make_file, out):
         (unpaired, "part 'two': give both"),
     ):
         with pytest.raises(SightlineError, match=message):
-            prepare("joined", source, out)
+            prepare(source, out)
     assert not out.exists()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packed import column, load_all, picture, rows, sample, samples, texts, write_tar
 
-from pipeline.datasets.kinds import prepare as prepare_source
+from pipeline.datasets.folder import prepare as prepare_source
 from pipeline.datasets.source import DatasetError, PrepareReport
 from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.extract.decode import ImageError
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def prepare(root: Path, out: Path) -> Callable[..., PrepareReport]:
     def run(**given) -> PrepareReport:
-        return prepare_source("webdataset", WebDatasetSource(images=root, **given), out)
+        return prepare_source(WebDatasetSource(images=root, **given), out)
 
     return run
 

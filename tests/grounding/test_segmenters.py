@@ -16,7 +16,7 @@ from tiny_grounders import pictures, save_dino, save_florence
 from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
 from torch import Tensor
 
-from pipeline.datasets.kinds import prepare
+from pipeline.datasets.folder import prepare
 from pipeline.datasets.pairs import PairsSource
 from pipeline.extract.runner import run
 from pipeline.grounding.captioned_images import units_of
@@ -208,7 +208,7 @@ def test_names_without_a_model_or_weights(folder, monkeypatch, tmp_path):
 def photographs(shared_data, tmp_path_factory):
     source, folder = shared_data / "flickr8k", tmp_path_factory.mktemp("photographs") / "flickr8k"
     images = source / "images_full"
-    prepare("pairs", PairsSource(images=images, captions=source / "Flickr8k.token.txt"), folder)
+    prepare(PairsSource(images=images, captions=source / "Flickr8k.token.txt"), folder)
     return PreparedDataset(folder, images)
 
 

@@ -13,7 +13,9 @@ from shown_commands import leaves
 
 from pipeline.cli.commands import COMMANDS, load
 from pipeline.cli.options import from_words, set_values
-from pipeline.datasets.kinds import KINDS, source_type
+from pipeline.datasets.pairs import CocoSource, PairsSource
+from pipeline.datasets.source import Source
+from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_encoder
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
@@ -77,12 +79,14 @@ def test_every_parameter_can_be_given_on_a_command_line():
     def flags(model, *without):
         return {name.replace("_", "-") for name in model.model_fields.keys() - set(without)}
 
+    def every_family(base):
+        return [set_takes(base.families.subclass(name, base)) for name in base.families]
+
     extract, train = set(options_of("extract")), set(options_of("train"))
-    families = EncoderConfig.families
     without_dvc = Params.model_fields.keys() - {"graph", "systems", "report", "joined"}
     where = {
-        "datasets": lambda: [set_takes(source_type(kind)) for kind in KINDS],
-        "encoders": lambda: [set_takes(families.subclass(f, EncoderConfig)) for f in families],
+        "datasets": lambda: every_family(Source),
+        "encoders": lambda: every_family(EncoderConfig),
         "extract": lambda: [flags(ExtractSettings, "cutouts") | flags(CutoutRules) <= extract],
         "machine": lambda: [flags(Machine) <= extract & set(options_of("ground"))],
         "grounding": lambda: [set_takes(GroundingSettings)],
@@ -100,7 +104,7 @@ def set_takes(model: type) -> bool:
     """Whether ``--set`` reads a text for every field of ``model``, and help says what each is."""
     for name in model.model_fields:
         assert name in set_values(model, [f"{name}=1"])
-        assert name == "family" or field_help(model)[name], (model, name)
+        assert name == getattr(model, "chosen_by", None) or field_help(model)[name], (model, name)
     return True
 
 
@@ -109,11 +113,11 @@ def set_takes(model: type) -> bool:
     [
         (objective_class("dalr").Params, "teachers=[{encoder: clip}]", [{"encoder": "clip"}]),
         (task_class("sts").Settings, "data=2024", "2024"),
-        (source_type("pairs"), "splits.train=1.txt", {"train": "1.txt"}),
-        (source_type("pairs"), "captions=null", None),
-        (source_type("coco"), "folders=[2014, x]", [2014, "x"]),
-        (source_type("webdataset"), "shards={00..11}.tar", "{00..11}.tar"),
-        (source_type("webdataset"), "limit=5", 5),
+        (PairsSource, "splits.train=1.txt", {"train": "1.txt"}),
+        (PairsSource, "captions=null", None),
+        (CocoSource, "folders=[2014, x]", [2014, "x"]),
+        (WebDatasetSource, "shards={00..11}.tar", "{00..11}.tar"),
+        (WebDatasetSource, "limit=5", 5),
         (GroundingSettings, "rules.min_score=0.5", {"min_score": 0.5}),
         (objective_class("mcse").Params, "weight=1e-1", "1e-1"),
         (objective_class("mcse").Params, "image=007", "007"),
@@ -142,7 +146,7 @@ def test_the_family_says_what_its_fields_are():
 )
 def test_what_is_no_setting_is_refused(given, fault):
     with pytest.raises(typer.BadParameter, match=fault):
-        set_values(source_type("pairs"), given)
+        set_values(PairsSource, given)
 
 
 def test_options_are_checked_by_their_model():

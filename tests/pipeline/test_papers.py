@@ -162,7 +162,7 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, recipes):
 
 
 def test_data_and_teachers_are_those_of_the_papers(recipes):
-    source = recipes.params("coco").dataset("coco").source.model_dump(mode="json")
+    source = recipes.params("coco").dataset("coco").model_dump(mode="json")
     assert source["folders"] == ["train2014", "val2014"]
     assert source["karpathy"] == "data/raw/coco/dataset_coco.json"
     assert not source["restval"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pipeline.datasets.folder import MANIFESTS
-from pipeline.datasets.source import PrepareReport, Progress, Source
+from pipeline.datasets.source import MANIFESTS, PrepareReport, Progress, Source
 
-WRITES = (*MANIFESTS, "phrases.parquet", "similarity/test.tsv", "student/config.json")
 Count = Annotated[int, Field(ge=1)]
 Steps = Annotated[int, Field(ge=0)]
 
@@ -37,7 +35,12 @@ class ScenesSource(Source):
 
     example: ClassVar[str] = "sightline prepare scenes --set scenes=200 --out data/scenes"
     licence: ClassVar[str] = "drawn by Sightline itself; no rights of others"
+    writes: ClassVar[tuple[str, ...]] = (
+        *MANIFESTS,
+        *("phrases.parquet", "similarity/test.tsv", "student/config.json"),
+    )
 
+    kind: Literal["scenes"] = "scenes"
     scenes: Annotated[int, Field(ge=20)] = 3000  # fewer may leave a split empty
     sentences: Count = 6000
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
@@ -51,11 +54,10 @@ class ScenesSource(Source):
     student_layers: Count = 2
     student_hidden: Annotated[int, Field(ge=32, multiple_of=4)] = 128
 
+    def prepare(
+        self, folder: Path, report: PrepareReport, progress: Progress | None = None
+    ) -> None:
+        """Draw and write everything into ``folder``; see `scenes.build`."""
+        from pipeline.datasets.scenes.build import build
 
-def prepare(
-    source: ScenesSource, folder: Path, report: PrepareReport, progress: Progress | None = None
-) -> None:
-    """Draw and write everything into ``folder``; see `scenes.build`."""
-    from pipeline.datasets.scenes.build import build
-
-    build(source, folder, report, progress)
+        build(self, folder, report, progress)
