@@ -169,33 +169,29 @@ class _Run:
         self, name: str, commands: Sequence[Sequence[str]], variables: Mapping[str, str]
     ) -> None:
         """Bring a stage up to date, in a thread of its own; the main thread hears how it ended."""
-        began = time.monotonic()
-        status = self._call_each(name, commands, variables)
+        began, status = time.monotonic(), 0
+        for command in commands:
+            if status := self._call(name, command, variables):
+                break
         self._ended.put((name, status, time.monotonic() - began))
 
-    def _call_each(
-        self, name: str, commands: Sequence[Sequence[str]], variables: Mapping[str, str]
-    ) -> int:
-        """Run commands one after another until one fails; the last exit status."""
-        status = 0
-        for command in commands:
-            with self._starting:
-                if self._stopped:
-                    return 1
-                process = self._processes[name] = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **variables, "PATH": _path_with_sightline()},
-                    process_group=0,
-                )
-            read = Thread(target=self._lines.read, args=(name, process.stdout), daemon=True)
-            read.start()
-            status = process.wait()
-            read.join(1.0)  # a process that outlives its stage may hold the pipe open
-            if status:
-                break
+    def _call(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> int:
+        """Run one command; its exit status."""
+        with self._starting:
+            if self._stopped:
+                return 1
+            process = self._processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables, "PATH": _path_with_sightline()},
+                process_group=0,
+            )
+        read = Thread(target=self._lines.read, args=(name, process.stdout), daemon=True)
+        read.start()
+        status = process.wait()
+        read.join(1.0)  # a process that outlives its stage may hold the pipe open
         return status
 
     def _take(self, name: str, status: int, seconds: float) -> None:

@@ -63,8 +63,8 @@ def _command(kind: str) -> Any:
         set_: SET = [],  # noqa: B006
         as_json: JSON = False,
     ) -> None:
-        given = {"kind": kind, **set_values(settings, set_)}
-        _prepare(checked(settings, given), out, as_json)
+        values = {"kind": kind, **set_values(settings, set_)}
+        _prepare(checked(settings, values), out, as_json)
 
     about = (settings.__doc__ or "").strip().partition("\n")[0]
     example = settings.example or f"sightline prepare {kind} --out data/{kind}"
