@@ -100,7 +100,7 @@ bench-gpu: ## Measure all that needs a GPU, in under 8 minutes, with PYTHON=pyth
 
 docs: $(READY) ## Regenerate docs/reference.md and docs/papers.md
 	$(BIN)/python -m pipeline.cli.reference > docs/reference.md
-	$(BIN)/python -m pipeline.papers > docs/papers.md
+	$(BIN)/python -m pipeline.paper_recipes > docs/papers.md
 
 lock: ## Regenerate requirements.lock (without index URLs)
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --output-file requirements.lock pyproject.toml

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.weights import seeded
-from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
+from pipeline.extract.decode_batches import ImageReader, decode_batch, decoded_batches
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import images_below, inputs_of
 from pipeline.extract.runner import run

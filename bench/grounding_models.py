@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pipeline.grounding.chunker import noun_phrases
+from pipeline.grounding.noun_phrases import noun_phrases
 from pipeline.grounding.segmenters import sam2
 from pipeline.grounding.segmenters.prompted import PromptedSegmenter
 from pipeline.grounding.settings import Sam2Settings

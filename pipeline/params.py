@@ -22,7 +22,7 @@ from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
-from sightline import outside
+from sightline import user_files
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.settings import Settings, explain, unknown
@@ -392,7 +392,7 @@ def validate_params(given: dict[str, Any], where: str) -> Params:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in ``path``."""
-    found = outside.read_yaml(path)
+    found = user_files.read_yaml(path)
     if not isinstance(found, dict):
         raise ParamsError(f"{path}: found {type(found).__name__}, expected a mapping of sections")
     return found

@@ -24,7 +24,7 @@ from sightline.progress import PhaseProgress
 from sightline.settings import unknown
 
 if TYPE_CHECKING:
-    from pipeline.check import Checked
+    from pipeline.encode_again import Checked
     from pipeline.extract.runner import SetSummary
     from sightline.html_pages import Thumbnail
     from train.evaluate.evaluation import Evaluation
@@ -64,7 +64,7 @@ def load_here(options: Machine = Machine()) -> Params:  # noqa: B008  (frozen)
 
 def prepare(params: Params, dataset: str) -> str:
     """Write the manifests of one data set; returns a one-line summary."""
-    from pipeline.datasets.folder import prepare as prepare_source
+    from pipeline.datasets.prepared_output import prepare as prepare_source
 
     if pair := params.joined.get(dataset):
         from pipeline.datasets.joined import JoinedSource
@@ -89,7 +89,7 @@ def features(
     check: int = 0,
 ) -> SetSummary | Checked:
     """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few."""
-    from pipeline.check import check as encode_again
+    from pipeline.encode_again import check as encode_again
     from pipeline.extract.encode_missing import extract_job
     from pipeline.extract.runner import run
 
@@ -323,7 +323,7 @@ def report(params: Params) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
     from train.evaluate.results import load_result
     from train.report.differences import Comparison
-    from train.report.neighbours import neighbours_in
+    from train.report.neighbour_tables import neighbours_in
     from train.report.write import write_report
 
     about, runs, out = params.report, params.runs, graph.REPORT
@@ -352,7 +352,7 @@ def _photographs(
     params: Params, task: str, image_ids: Sequence[str], keys: Mapping[str, bytes]
 ) -> Mapping[str, Thumbnail] | str:
     """Photographs of the data set that an evaluation task reads, or why there are none."""
-    from pipeline.grounding.pictures import photographs
+    from pipeline.grounding.page_pictures import photographs
 
     if task not in params.evaluation.tasks:
         return f"params.yaml has no evaluation task {task!r} any more"

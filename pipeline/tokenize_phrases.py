@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sightline.atomic_files import model_paths
 from sightline.cache import (
     CAPTIONS,
     PhraseTokenHeader,
@@ -22,7 +23,6 @@ from sightline.cache import (
 from sightline.cache.groundings import read_phrases
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
-from sightline.files import model_paths
 from sightline.progress import progress
 
 TRUNCATED = "truncated"
@@ -62,7 +62,7 @@ def tokenize_phrases(
                 f"{text[:60]!r}, which has {len(text)}; recreate the phrases of these captions"
             )
         rows_of.setdefault(text, []).append(row)
-    from sightline.encoder_folder import load_tokenizer, read_recipe, tokenizer_sha256
+    from sightline.sentence_transformers_folder import load_tokenizer, read_recipe, tokenizer_sha256
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     if not tokenizer.is_fast:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.extract.inputs import texts_in
+from sightline.atomic_files import model_paths
 from sightline.cache import TokenHeader, keys_of_texts, write_tokens
 from sightline.cache.keys import key_of_file
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
-from sightline.files import model_paths
 from sightline.progress import progress
 
 _CHUNK = 10_000
@@ -52,7 +52,7 @@ def tokenize(
     """
     student, out = str(student), Path(out)
     set_output(out, [*inputs, *model_paths(student)], kind="tokens").check_place()
-    from sightline.encoder_folder import (
+    from sightline.sentence_transformers_folder import (
         load_tokenizer,
         read_recipe,
         token_ids,
@@ -83,12 +83,12 @@ def tokenize(
 
 def weights_identity(student: str) -> str:
     """The student's initial weights: SHA-256 of its folder's files, or a hub commit."""
-    from sightline.encoder_folder import files_of
+    from sightline.sentence_transformers_folder import files_of
 
     folder = Path(student)
     if folder.is_dir():
         files = files_of(folder)
         return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
-    from sightline.loading import Pretrained
+    from sightline.pretrained import Pretrained
 
     return f"hub:{getattr(Pretrained(student).config(), '_commit_hash', None)}"

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sightline.atomic_files import options_of
 from sightline.errors import BusyError, SightlineError
-from sightline.files import options_of
 
 try:
     import fcntl

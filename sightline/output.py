@@ -22,14 +22,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sightline.errors import SightlineError
-from sightline.files import (
+from sightline.atomic_files import (
     check_apart,
     fsync,
     is_mount_point,
     replacing,
     write_bytes,
 )
+from sightline.errors import SightlineError
 from sightline.lock import WriterLock
 
 RECORDS = {

@@ -16,8 +16,8 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sightline.errors import SightlineError
-from sightline.outside import short
 from sightline.removed import removed
+from sightline.user_files import short
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.configure import configurations, parts
-from train.report.papers import every_entry
+from train.report.published import every_entry
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 STUDIES = ("margin", "pairs", "temperature", "terms")

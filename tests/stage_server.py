@@ -237,9 +237,9 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 def _watch_batches(reached: Any) -> None:
     """Make points of the batches that a real image encoder is given and that workers decode."""
     from pipeline.encoders.frozen_model import FrozenModel
-    from pipeline.extract import batches
+    from pipeline.extract import decode_batches
 
-    encode, decode = FrozenModel.__call__, batches.decode_batch
+    encode, decode = FrozenModel.__call__, decode_batches.decode_batch
     encoded: list[int] = []
 
     def encoding(self: Any, images: Any) -> Any:
@@ -255,7 +255,7 @@ def _watch_batches(reached: Any) -> None:
         return decode(*arguments)
 
     FrozenModel.__call__ = encoding
-    batches.decode_batch = decoding
+    decode_batches.decode_batch = decoding
 
 
 def _break(request: Request, stage: int) -> None:
@@ -319,7 +319,7 @@ LIBRARIES += [
     "pipeline.encoders.encoder",
     "pipeline.extract.encode_missing",
 ]
-WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.clip"]
+WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.open_clip_towers"]
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ from tiny_sam2 import hf_config
 
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
-from sightline.encoder_folder import load_model, read_recipe
 from sightline.errors import SightlineError
-from sightline.loading import Pretrained
+from sightline.pretrained import Pretrained
+from sightline.sentence_transformers_folder import load_model, read_recipe
 from train.model import load_student
 from train.run_spec import StudentConfig
 

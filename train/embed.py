@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sightline.devices import AUTOCAST, Precision, check_precision, pick_device
-from sightline.encoder_folder import (
+from sightline.errors import SightlineError
+from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
+from sightline.sentence_transformers_folder import (
     load_model,
     load_tokenizer,
     own_max_length,
     read_recipe,
     token_ids,
 )
-from sightline.errors import SightlineError
-from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 
 if TYPE_CHECKING:
     from torch import Tensor

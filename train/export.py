@@ -34,7 +34,7 @@ def export_model(
 
     The maximum length is the encoder's own, never that of training (METHODS §8).
     """
-    from sightline.encoder_folder import own_max_length
+    from sightline.sentence_transformers_folder import own_max_length
 
     max_length = own_max_length(tokenizer, encoder.config)
     folder.mkdir(parents=True, exist_ok=True)

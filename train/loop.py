@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from sightline import devices
+from sightline.atomic_files import write_bytes
 from sightline.devices import peak_memory
 from sightline.errors import SightlineError
-from sightline.files import write_bytes
 from train.batch import Batch
 from train.data import TrainingData, make_feed
 from train.distributed import Processes

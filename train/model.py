@@ -14,15 +14,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline import devices
 from sightline.devices import Precision, to_device
-from sightline.encoder_folder import (
+from sightline.errors import SightlineError
+from sightline.pooling import pool
+from sightline.sentence_transformers_folder import (
     fit_pooler,
     load_model,
     load_tokenizer,
     positions,
     read_recipe,
 )
-from sightline.errors import SightlineError
-from sightline.pooling import pool
 from train.batch import Batch, Phrases, Sentences
 from train.objectives.objective import Objective, Views
 from train.run_spec import StudentConfig, TrainedPooling

@@ -9,8 +9,8 @@ from typing import Any
 
 from sightline.cache.keys import key_of_file
 from sightline.digest import digest
-from sightline.encoder_folder import files_of
 from sightline.errors import SightlineError
+from sightline.sentence_transformers_folder import files_of
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs

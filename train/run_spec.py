@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from sightline.atomic_files import model_paths
 from sightline.devices import Precision
 from sightline.errors import SightlineError
-from sightline.files import model_paths
 from sightline.settings import Settings, explain
 
 TrainedPooling = Literal["cls", "mean"]

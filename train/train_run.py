@@ -374,7 +374,7 @@ def _export(
     """Write the best weights, the heads and the record of the run."""
     from safetensors.torch import load_file
 
-    from sightline.loading import quiet
+    from sightline.pretrained import quiet
     from train.card import model_card
 
     if state.best_step is not None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli import share
+from pipeline.cli import cache_exchange
 from pipeline.cli.options import JSON, print_json
 from sightline.wording import counted, in_bytes
 
@@ -70,7 +70,7 @@ def _print_sets(sets: list[dict[str, Any]]) -> None:
 
 @app.command()
 def info(
-    path: share.SET,
+    path: cache_exchange.SET,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -215,9 +215,9 @@ def gc(
     print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
-app.command()(share.diff)
-app.command("export")(share.export_set)
-app.command("import")(share.import_set)
+app.command()(cache_exchange.diff)
+app.command("export")(cache_exchange.export_set)
+app.command("import")(cache_exchange.import_set)
 
 
 def sets_below(path: Path, *, lost: bool = False) -> list[Path]:

@@ -90,12 +90,12 @@ def compare(
     if not runs:
         raise typer.BadParameter("name at least one, or give --paper", param_hint="RUN...")
     from pipeline import graph
-    from sightline.extras import require
+    from sightline.optional_imports import require
     from train.report.comparison import compare_runs, find_runs
+    from train.report.comparison_document import charts_of, document_of, document_of_curve
     from train.report.curve import curve_of
-    from train.report.papers import select_published
+    from train.report.published import select_published
     from train.report.render import show
-    from train.report.sections import charts_of, document_of, document_of_curve
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise typer.BadParameter(
@@ -134,7 +134,7 @@ def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:
     from sightline.errors import SightlineError
     from train.report.charts import curve_chart, to_png, to_svg
     from train.report.comparison import RunComparison
-    from train.report.sections import chart_of_subsets
+    from train.report.comparison_document import chart_of_subsets
 
     if not isinstance(shown, RunComparison):
         figure = curve_chart(shown)
@@ -150,9 +150,9 @@ def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:
 
 def _neighbours(results: Sequence[RunResult], data: Path | None) -> tuple[Section, ...]:
     """Neighbours of sentences, with photographs of the data set ``data``."""
-    from pipeline.grounding.pictures import photographs
+    from pipeline.grounding.page_pictures import photographs
     from sightline.cache.prepared import PreparedDataset
-    from train.report.neighbours import neighbours_in
+    from train.report.neighbour_tables import neighbours_in
 
     if data is None:
         return neighbours_in(results)
@@ -166,10 +166,10 @@ def _neighbours(results: Sequence[RunResult], data: Path | None) -> tuple[Sectio
 def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | None) -> None:
     """What a table or figure of a paper printed beside what was measured of it."""
     from pipeline import graph
-    from pipeline.papers import Recipes
+    from pipeline.paper_recipes import Recipes
     from sightline.errors import SightlineError
     from train.report.paper_table import compare_entry, document_of
-    from train.report.papers import find_entries
+    from train.report.published import find_entries
     from train.report.render import show
 
     if gone := [folder for folder in folders if not folder.is_dir()]:
@@ -185,8 +185,8 @@ def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | 
 
 def _list_tables(paper: str, format_: Format, out: Path | None) -> None:
     """What produces the tables and figures of a paper, or of all; for `LIST`."""
-    from pipeline.papers import APART, Recipes
-    from train.report.papers import every_entry, find_entries
+    from pipeline.paper_recipes import APART, Recipes
+    from train.report.published import every_entry, find_entries
 
     if format_ not in ("terminal", "json") or out is not None:
         hint = "--format" if out is None else "--out"

@@ -36,7 +36,7 @@ def configure(
 
     from pipeline.configure import configuration, edits, to_yaml
     from pipeline.params import ParamsError, read_yaml
-    from sightline.files import write_bytes
+    from sightline.atomic_files import write_bytes
 
     if not names:
         _list()

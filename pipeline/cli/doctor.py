@@ -190,7 +190,7 @@ def _hub() -> str:
     """Whether the hub that transformers uses answers within a few seconds."""
     from huggingface_hub import constants
 
-    from sightline.loading import why_silent
+    from sightline.pretrained import why_silent
 
     if constants.is_offline_mode():
         return "not checked (HF_HUB_OFFLINE is set)"

@@ -103,7 +103,7 @@ def extract(
     settings = settings.model_copy(update={"cutouts": rules})
     inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
     if check:
-        from pipeline.check import check as encode_again
+        from pipeline.encode_again import check as encode_again
 
         print_check(encode_again(inputs, config, out, check, settings, machine), out)
         return

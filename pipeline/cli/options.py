@@ -20,7 +20,7 @@ from sightline.errors import SightlineError
 from sightline.settings import FamilySettings, explain, field_help
 
 if TYPE_CHECKING:
-    from pipeline.check import Checked
+    from pipeline.encode_again import Checked
     from pipeline.extract.runner import SetSummary
     from pipeline.extract.settings import Machine
     from sightline.cache.plan import Worker
@@ -241,7 +241,7 @@ def _value(arms: Sequence[Any], name: str, value: Any) -> Any:
         return None
     if _takes_text(arms):
         return value
-    from sightline.outside import parse_yaml
+    from sightline.user_files import parse_yaml
 
     try:
         return parse_yaml(value)

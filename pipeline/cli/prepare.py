@@ -75,7 +75,7 @@ def _command(kind: str) -> Any:
 
 
 def _prepare(source: Source, out: Path, as_json: bool) -> None:
-    from pipeline.datasets.folder import prepare
+    from pipeline.datasets.prepared_output import prepare
     from sightline.progress import PhaseProgress
 
     report = prepare(source, out, PhaseProgress())

@@ -60,7 +60,7 @@ def repro(
     Example: sightline repro train-mcse-clip --jobs 2
     """
     from pipeline.stages import load_here
-    from sightline.extras import require
+    from sightline.optional_imports import require
 
     params = load_here()
     require("dvc", "`sightline repro`")

@@ -15,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from pipeline.datasets.source import DatasetError, split_name
-from sightline.outside import (
+from sightline.user_files import (
     Identifier,
     Loc,
     Name,

@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
-from sightline.extras import require
-from sightline.loading import from_hub, quiet
+from sightline.optional_imports import require
+from sightline.pretrained import from_hub, quiet
 
 _TABLES = ("parquet", "arrow")
 _SAVED = ("dataset_dict.json", "state.json")

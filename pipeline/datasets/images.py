@@ -17,8 +17,8 @@ import numpy as np
 
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.cache.keys import KEY_BYTES, Keys, key_of_text
-from sightline.extras import require
-from sightline.outside import control_fault
+from sightline.optional_imports import require
+from sightline.user_files import control_fault
 
 SUFFIXES = frozenset(
     f".{name}"

@@ -31,7 +31,7 @@ from sightline.cache.manifest import (
     Place,
     write_manifest,
 )
-from sightline.outside import CONTROL
+from sightline.user_files import CONTROL
 
 SPLITS = ("train", "dev", "test", "")
 INCOMPLETE = "incomplete_shards"

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from pipeline.datasets.caption_images import ImageNames, assign_splits, listed_splits, write_pairs
 from pipeline.datasets.captions import Captions, read_captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
-from pipeline.datasets.match import ImageNames, assign_splits, listed_splits, write_pairs
 from pipeline.datasets.source import (
     DatasetError,
     ImageFolder,

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pipeline.datasets.manifests import write_sentences
 from pipeline.datasets.source import PrepareReport, Progress, Source
-from sightline.outside import read_lines
+from sightline.user_files import read_lines
 
 
 class SentencesSource(Source):
@@ -34,7 +34,7 @@ class SentencesSource(Source):
         them.
 
         Raises:
-            SightlineError: as `sightline.outside.read_lines`, or the file has no sentences.
+            SightlineError: as `sightline.user_files.read_lines`, or the file has no sentences.
         """
         lines = read_lines(self.path)
         write_sentences(folder, lines, report, where=self.path)

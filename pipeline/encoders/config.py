@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from pipeline.encoders.preprocessing import Interpolation
 from sightline.errors import SightlineError
-from sightline.extras import require
+from sightline.optional_imports import require
 from sightline.pooling import TeacherPooling
 from sightline.settings import FamilySettings, Registry, explain
 
@@ -199,14 +199,14 @@ class OpenClipConfig(EncoderConfig):
         super().require_files()
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
-        from pipeline.encoders import clip
+        from pipeline.encoders import open_clip_towers
 
-        return clip.build_image(self, device, precision)
+        return open_clip_towers.build_image(self, device, precision)
 
     def build_text(self, device: torch.device, precision: str) -> TextEncoder:
-        from pipeline.encoders import clip
+        from pipeline.encoders import open_clip_towers
 
-        return clip.build_text(self, device, precision)
+        return open_clip_towers.build_text(self, device, precision)
 
 
 class TransformersConfig(EncoderConfig):
@@ -233,23 +233,24 @@ class TransformersConfig(EncoderConfig):
     compile: bool = False
 
     def require_files(self) -> None:
-        from sightline.loading import Pretrained
+        from sightline.pretrained import Pretrained
 
         Pretrained(self.model, self.weights_spec.revision)
         super().require_files()
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
-        from pipeline.encoders import vision
+        from pipeline.encoders import transformers_vision
 
-        return vision.build_image(self, device, precision)
+        return transformers_vision.build_image(self, device, precision)
 
     def build_text(self, device: torch.device, precision: str) -> TextEncoder:
-        from pipeline.encoders import teacher, vision
-        from sightline.loading import Pretrained
+        from pipeline.encoders import transformers_text, transformers_vision
+        from sightline.pretrained import Pretrained
 
         settings = Pretrained(self.model, self.weights_spec.revision).config()
-        towers = vision.has_two_towers(settings)
-        return (vision if towers else teacher).build_text(self, device, precision)
+        towers = transformers_vision.has_two_towers(settings)
+        module = transformers_vision if towers else transformers_text
+        return module.build_text(self, device, precision)
 
 
 EncoderKind = Literal["image", "text", "teacher"]

@@ -18,8 +18,8 @@ from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.errors import SightlineError
-from sightline.extras import require
-from sightline.loading import quiet, reaching
+from sightline.optional_imports import require
+from sightline.pretrained import quiet, reaching
 
 
 def build_image(config: TorchvisionConfig, device: torch.device, precision: str) -> ImageEncoder:

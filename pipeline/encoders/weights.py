@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
-from sightline.loading import Pretrained
+from sightline.pretrained import Pretrained
 
 _SHOWN = 3
 _PROVENANCE = "provenance.json"

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.extract.halving import HalvingCalls
 from pipeline.extract.inputs import FeatureInputs, inputs_of
+from pipeline.extract.out_of_memory import HalvingCalls
 from pipeline.extract.runner import Advance, Computed, Job, good_rows, run
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.keys import as_keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.record import Kind, set_output
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
-from sightline.files import model_paths
 from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.encoder import ImageEncoder, TextEncoder
-    from pipeline.extract.batches import Reader, Result
+    from pipeline.extract.decode_batches import Reader, Result
     from sightline.cache.parts import Failure
     from sightline.cache.prepared import PreparedDataset
 
@@ -202,7 +202,7 @@ def _rows_of_texts(
 
 def _reader(kind: Kind, encoder: ImageEncoder, rules: CutoutRules) -> Reader:
     """What turns an entry into pixels of the encoder's input."""
-    from pipeline.extract.batches import ImageReader
+    from pipeline.extract.decode_batches import ImageReader
     from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
 
     if kind == "image":
@@ -220,7 +220,7 @@ def _rows_of_pictures(
     advance: Advance,
 ) -> Iterator[Computed]:
     """The features of each batch, those that could be read: float32 [n, dim]."""
-    from pipeline.extract.batches import Feed, decoded_batches
+    from pipeline.extract.decode_batches import Feed, decoded_batches
 
     feed = Feed(encoder, read)
     launched: deque[tuple[Batch, list[Result], dict[bytes, Failure]]] = deque()

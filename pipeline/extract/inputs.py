@@ -19,7 +19,7 @@ from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TEXT_KINDS, Kind
 from sightline.errors import SightlineError
-from sightline.outside import read_lines
+from sightline.user_files import read_lines
 from sightline.wording import counted
 
 if TYPE_CHECKING:

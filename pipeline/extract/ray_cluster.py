@@ -21,7 +21,7 @@ from pipeline.extract.settings import Machine
 from pipeline.extract.workers import DEATHS, LEAVE, Child, Ended, Watch, of_worker, stop
 from sightline.cache.plan import Worker
 from sightline.errors import SightlineError
-from sightline.extras import require
+from sightline.optional_imports import require
 from sightline.progress import to_stderr
 from sightline.signals import killed_by
 

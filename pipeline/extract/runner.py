@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.extract.halving import HalvingCalls
+from pipeline.extract.out_of_memory import HalvingCalls
 from pipeline.extract.settings import Machine
 from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.halving import HalvingCalls
+from pipeline.extract.out_of_memory import HalvingCalls
 from pipeline.grounding.captioned_images import Unit
-from pipeline.grounding.matching import hull, select
 from pipeline.grounding.protocols import (
     Answer,
     Dropped,
@@ -25,6 +24,7 @@ from pipeline.grounding.protocols import (
     GroundingError,
     Segmenter,
 )
+from pipeline.grounding.rules import hull, select
 from pipeline.grounding.settings import Rules
 from sightline.cache import key_of_text
 from sightline.cache.parts import Failure

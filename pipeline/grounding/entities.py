@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
 from sightline.cache import key_of_bytes
 from sightline.errors import SightlineError
-from sightline.outside import Text, dotted, read_data, read_lines, refusal
+from sightline.user_files import Text, dotted, read_data, read_lines, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -216,7 +216,7 @@ def read_sentences(path: Path) -> list[Sentence]:
     """The sentences of one image.
 
     Raises:
-        SightlineError: as `sightline.outside.read_lines`, or unclosed markup.
+        SightlineError: as `sightline.user_files.read_lines`, or unclosed markup.
     """
     sentences: list[Sentence] = []
     for number, line in enumerate(read_lines(path), start=1):

@@ -16,6 +16,7 @@ from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.captioned_images import Unit, units_of
 from pipeline.grounding.protocols import Grounder, Segmenter
 from pipeline.grounding.settings import GroundingSettings, Rules
+from sightline.atomic_files import check_apart
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import as_keys
 from sightline.cache.plan import Batch, Worker
@@ -25,7 +26,6 @@ from sightline.cache.rle import CROP_RULE
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
-from sightline.files import check_apart
 from sightline.settings import explain
 from sightline.wording import counted
 

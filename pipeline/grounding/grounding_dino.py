@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.grounding import chunker
+from pipeline.grounding import noun_phrases
 from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
 from pipeline.grounding.settings import GroundingDinoSettings
@@ -38,7 +38,7 @@ class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
     architecture = "GroundingDinoForObjectDetection"
 
     def describe(self) -> dict[str, object]:
-        return {**super().describe(), "chunker": chunker.NAME}
+        return {**super().describe(), "chunker": noun_phrases.NAME}
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
         """See `Grounder`; images of one size share a batch, so that none needs padding."""
@@ -135,7 +135,7 @@ class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
         stop = tokenizer.convert_tokens_to_ids(".")
         query = _Query([begin], [], [], [])
         most = self._model.config.max_text_len
-        for span in chunker.noun_phrases(caption):
+        for span in noun_phrases.noun_phrases(caption):
             words = caption[slice(*span)].lower().replace(".", " ").replace("?", " ")
             ids = tokenizer(words, add_special_tokens=False)["input_ids"]
             if not ids:

@@ -12,9 +12,9 @@ from pipeline.encoders.config import WeightsSpec, parse_weights
 from pipeline.encoders.weights import build_model, identity_of
 from pipeline.grounding.settings import ModelSettings
 from sightline.devices import check_precision
-from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
-from sightline.loading import Pretrained
+from sightline.pretrained import Pretrained
+from sightline.sentence_transformers_folder import tokenizer_sha256
 
 _Settings = TypeVar("_Settings", bound=ModelSettings)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.grounding import chunker
+from pipeline.grounding import noun_phrases
 from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.settings import Sam3Settings
@@ -32,11 +32,11 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
     architecture = "Sam3Model"
 
     def describe(self) -> dict[str, object]:
-        return {**super().describe(), "chunker": chunker.NAME}
+        return {**super().describe(), "chunker": noun_phrases.NAME}
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:
         """See `Grounder`."""
-        spans = [chunker.noun_phrases(caption.text) for caption in captions]
+        spans = [noun_phrases.noun_phrases(caption.text) for caption in captions]
         first = {caption.image_key: i for i, caption in reversed(list(enumerate(captions)))}
         questions: dict[tuple[bytes, str], None] = {}
         for caption, places in zip(captions, spans, strict=True):

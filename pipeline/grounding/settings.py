@@ -91,7 +91,7 @@ class ModelSettings(GrounderSettings):
         return weights
 
     def require_files(self) -> None:
-        from sightline.loading import Pretrained
+        from sightline.pretrained import Pretrained
 
         Pretrained(self.model, parse_weights(self.weights).revision)
 

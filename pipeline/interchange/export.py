@@ -21,7 +21,7 @@ from sightline.cache import (
 )
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
-from sightline.extras import require
+from sightline.optional_imports import require
 from sightline.output import Output, json_record
 
 if TYPE_CHECKING:

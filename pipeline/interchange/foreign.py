@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.datasets.tables import batches_of, readable, schema_of
+from pipeline.datasets.foreign_tables import batches_of, readable, schema_of
 from pipeline.interchange.rows import FEATURES, KEY
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError

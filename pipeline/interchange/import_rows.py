@@ -16,9 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from pipeline.datasets.caption_images import ImageNames
 from pipeline.datasets.images import image_files
 from pipeline.datasets.manifests import cleaned
-from pipeline.datasets.match import ImageNames
 from pipeline.interchange.foreign import Foreign, Part, find, is_key
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (

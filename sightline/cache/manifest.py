@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sightline.atomic_files import replacing
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError
-from sightline.files import replacing
 
 KEY = pa.binary(KEY_BYTES)
 """Type of a column of keys."""

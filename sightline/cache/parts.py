@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
+from sightline.atomic_files import write_bytes
 from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import ShardRecord, Spec
 from sightline.cache.shards import Computed, format_of, note_in
 from sightline.errors import CacheError
-from sightline.files import write_bytes
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
 _NAME = re.compile(r"part-[0-9a-f]{32}\.(?:h5|parquet)")

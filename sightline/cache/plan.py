@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.atomic_files import write_bytes
 from sightline.cache.keys import Keys, sort_order
 from sightline.devices import rank_and_count
 from sightline.errors import SightlineError
-from sightline.files import write_bytes
 
 FILE = "plan.json"
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
 from sightline.errors import SightlineError
-from sightline.outside import read_json
+from sightline.user_files import read_json
 
 RECORD = "dataset.json"
 SCHEMA: Literal["sightline.dataset/1"] = "sightline.dataset/1"

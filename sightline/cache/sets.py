@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from sightline.cache.checks import require_sound
+from sightline.cache.file_checks import require_sound
 from sightline.cache.index import read_index
 from sightline.cache.keys import (
     Keys,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.checks import UNREADABLE, Progress, file_faults
+from sightline.cache.file_checks import UNREADABLE, Progress, file_faults
 from sightline.cache.index import content_digest, read_index
 from sightline.cache.publish import publish
 from sightline.cache.record import (

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.existing import Existing
+from sightline.atomic_files import free_bytes
 from sightline.cache.keys import KEY_BYTES, Keys, as_keys, find_keys, picked, unique_sorted
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
@@ -31,10 +31,10 @@ from sightline.cache.record import (
     Spec,
     set_output,
 )
+from sightline.cache.reusable_rows import Existing
 from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import Numbers, format_of
 from sightline.errors import CacheError, SightlineError
-from sightline.files import free_bytes
 from sightline.lock import WriterLock
 from sightline.output import run_folder_of
 from sightline.wording import in_bytes

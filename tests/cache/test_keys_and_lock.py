@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
+from sightline.atomic_files import write_bytes
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
 from sightline.cache.keys import as_keys, find_keys, increasing, sort_order, unique_sorted
 from sightline.cache.parts import FAILURES, read_failures, write_failures
 from sightline.digest import digest
-from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import BusyError, SightlineError
-from sightline.files import write_bytes
 from sightline.lock import WriterLock
+from sightline.sentence_transformers_folder import tokenizer_sha256
 
 # few distinct bytes, zeros at the end among them
 FEW = st.lists(
@@ -212,7 +212,7 @@ def test_a_network_folder_mounted_without_locks_is_refused(tmp_path, monkeypatch
         "21 1 0:19 / /proc rw - proc proc rw\n"
         f"36 21 {os.major(device)}:{os.minor(device)} / /data rw shared:1 - nfs a:/b {options}\n"
     )
-    monkeypatch.setattr("sightline.files.MOUNTINFO", mounts)
+    monkeypatch.setattr("sightline.atomic_files.MOUNTINFO", mounts)
     if not refused:
         take(tmp_path)
         return

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sightline.atomic_files import check_apart
 from sightline.errors import BusyError, SightlineError
-from sightline.files import check_apart
 from sightline.output import RECORDS, Output, json_record, next_names, run_folder_of, write_file
 
 RECORD, SCHEMA = "dataset.json", "sightline.dataset/1"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from stub_set import KEYS, SPEC, Forger, every_format, every_kind, files, fill, flip, make, read
 
-from sightline.cache import CacheError, FeatureSet, checks, verify
+from sightline.cache import CacheError, FeatureSet, file_checks, verify
 from sightline.cache.record import read_record
 from sightline.cache.verify import bytes_to_verify, repair, rows_to_compute
 from sightline.output import Output, run_folder_of
@@ -204,13 +204,13 @@ def pulled(folder, tmp_path):
 @pytest.fixture
 def checked(monkeypatch):
     """Names of the files that are read to check them."""
-    names, file_fault = [], checks.file_fault
+    names, file_fault = [], file_checks.file_fault
 
     def noting(folder, file, progress=lambda _: None):
         names.append(file.name)
         return file_fault(folder, file, progress)
 
-    monkeypatch.setattr(checks, "file_fault", noting)
+    monkeypatch.setattr(file_checks, "file_fault", noting)
     return names
 
 

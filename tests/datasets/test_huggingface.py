@@ -15,9 +15,9 @@ from demo_params import demo_params
 from packed import column, load_all, picture, rows, samples, texts, write_tar
 
 from pipeline import graph, stages
-from pipeline.datasets.folder import prepare as prepare_source
 from pipeline.datasets.hub_files import fetch
 from pipeline.datasets.huggingface import HuggingFaceSource
+from pipeline.datasets.prepared_output import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 from pipeline.extract.decode import load_image
 from pipeline.params import validate_params

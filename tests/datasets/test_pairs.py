@@ -12,8 +12,8 @@ from command_line import sightline
 from packed import column, rows
 from PIL import Image
 
-from pipeline.datasets.folder import prepare as prepare_source
 from pipeline.datasets.pairs import CocoSource, Flickr30kSource, PairsSource
+from pipeline.datasets.prepared_output import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 
 

@@ -12,8 +12,8 @@ import pytest
 from packed import column, load_all, texts
 from pydantic import ValidationError
 
-from pipeline.datasets.folder import prepare, prepare_dataset
 from pipeline.datasets.joined import JoinedSource, common_root
+from pipeline.datasets.prepared_output import prepare, prepare_dataset
 from pipeline.datasets.sentences import SentencesSource
 from pipeline.datasets.source import DatasetError, Source
 from sightline.cache.prepared import LICENCE_UNKNOWN, RECORD, PreparedDataset, dataset_facts

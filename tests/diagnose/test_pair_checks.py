@@ -19,7 +19,7 @@ from sightline.errors import SightlineError
 from train.batch import Batch
 from train.diagnose.diagnosis import diagnose
 from train.diagnose.findings import findings
-from train.diagnose.pairs import separation
+from train.diagnose.pair_cosines import separation
 from train.diagnose.settings import DiagnosisSettings
 from train.evaluate.retrieval import evaluate_retrieval
 from train.objectives.kdmcse import KDMCSE, KDMCSEParams

@@ -12,8 +12,8 @@ from diagnosed_world import poison, stored_units, write_set
 from sightline.cache import key_of_text
 from train.diagnose.checks import NamedRows
 from train.diagnose.diagnosis import diagnose
+from train.diagnose.diagnosis_document import document_of
 from train.diagnose.findings import findings
-from train.diagnose.sections import document_of
 from train.diagnose.settings import DiagnosisSettings
 from train.report.render import to_text
 

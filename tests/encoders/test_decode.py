@@ -15,8 +15,8 @@ from image_files import photograph, saved
 from PIL import Image
 
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.batches import ImageReader, decode_batch, decoded_batches
 from pipeline.extract.decode import ImageError, decode_image, load_image
+from pipeline.extract.decode_batches import ImageReader, decode_batch, decoded_batches
 from pipeline.extract.inputs import ImageEntry
 from sightline.cache import Place
 

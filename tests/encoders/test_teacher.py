@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, Qwen3Config, Qwen3Model
 
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.teacher import bucket
+from pipeline.encoders.transformers_text import bucket
 from sightline.errors import SightlineError
 from train.embed import Embedder
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from sightline import cache
+from train.evaluate.cosines import NotDefinedError
 from train.evaluate.evaluation import Evaluation
-from train.evaluate.vectors import NotDefinedError
 from train.objectives.objective import FeatureNeed
 
 DIM = 6

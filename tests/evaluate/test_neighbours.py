@@ -23,20 +23,20 @@ from small_inputs import CLIP, write_clip
 from tiny_encoder import make_encoder
 
 from pipeline.encoders.config import named_encoder
-from pipeline.grounding.pictures import photographs
+from pipeline.grounding.page_pictures import photographs
 from sightline.cache import IMAGES, FeatureSet, key_of_file, write_manifest
 from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
+from train.evaluate.candidates import read_images, read_pool, read_queries
+from train.evaluate.cosines import unit_rows
 from train.evaluate.models import NamedModel, name_models
-from train.evaluate.pools import read_images, read_pool, read_queries
 from train.evaluate.results import Found, ModelNeighbours, Neighbour, TaskResult
-from train.evaluate.vectors import unit_rows
 from train.records import FeatureUse
 from train.report.comparison import compare_results
-from train.report.neighbours import document_of, neighbours_in
+from train.report.comparison_document import document_of as report_of
+from train.report.neighbour_tables import document_of, neighbours_in
 from train.report.page import to_page
 from train.report.render import terminal_text
-from train.report.sections import document_of as report_of
 
 QUERY = "a photograph of a dog on a beach"
 SET, FEATURES = ("--data", "set"), ("--features", "features/image")

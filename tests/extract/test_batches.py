@@ -16,7 +16,7 @@ from torch import nn
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.batches import Feed, ImageReader, decode_batch
+from pipeline.extract.decode_batches import Feed, ImageReader, decode_batch
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import FeatureInputs, ImageEntry
 from pipeline.extract.objects import CutoutPreprocessing

@@ -21,7 +21,7 @@ from PIL import Image
 from pipeline.extract.objects import SPEC
 from pipeline.grounding.gallery.cards import COLOURS, Phrase, pieces, read_contents
 from pipeline.grounding.gallery.outline import outline, shrink
-from pipeline.grounding.pictures import cut_out, photograph
+from pipeline.grounding.page_pictures import cut_out, photograph
 from pipeline.grounding.stats import statistics
 from sightline.cache import CAPTIONS, PHRASES, CacheError
 from sightline.cache.keys import as_keys

@@ -26,8 +26,8 @@ from transformers import (
     Sam3Model,
 )
 
-from pipeline.grounding.chunker import noun_phrases
 from pipeline.grounding.florence2 import parse_answer
+from pipeline.grounding.noun_phrases import noun_phrases
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.settings import GrounderSettings
 from sightline.errors import SightlineError

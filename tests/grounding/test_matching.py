@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.grounding.matching import hull, select
 from pipeline.grounding.protocols import Grounded
+from pipeline.grounding.rules import hull, select
 from pipeline.grounding.settings import Rules
 from pipeline.grounding.spans import SpanFinder
 

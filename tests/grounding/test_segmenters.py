@@ -16,8 +16,8 @@ from tiny_grounders import pictures, save_dino, save_florence
 from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
 from torch import Tensor
 
-from pipeline.datasets.folder import prepare
 from pipeline.datasets.pairs import PairsSource
+from pipeline.datasets.prepared_output import prepare
 from pipeline.extract.runner import run
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.ground import grounding_job

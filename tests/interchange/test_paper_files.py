@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from command_line import sightline
 
-from pipeline.interchange.papers import import_kdmcse, import_mcse, read_entries
+from pipeline.interchange.mcse_files import import_kdmcse, import_mcse, read_entries
 from sightline.cache import (
     CAPTIONS,
     IMAGES,

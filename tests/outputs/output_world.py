@@ -19,11 +19,15 @@ from train.evaluate.results import save_result
 
 LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
-    *("pipeline.encoders.clip", "pipeline.encoders.teacher", "pipeline.grounding.ground"),
-    *("pipeline.interchange.papers", "pipeline.tokenize_texts"),
+    *(
+        "pipeline.encoders.open_clip_towers",
+        "pipeline.encoders.transformers_text",
+        "pipeline.grounding.ground",
+    ),
+    *("pipeline.interchange.mcse_files", "pipeline.tokenize_texts"),
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
-    *("train.report.neighbours", "train.evaluate.models"),
+    *("train.report.neighbour_tables", "train.evaluate.models"),
     *("train.report.charts", "train.evaluate.neighbours", "scipy.stats"),
     *("transformers.models.bert.modeling_bert", "outputs.frozen_heap"),
 ]

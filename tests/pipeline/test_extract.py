@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from small_inputs import extracting
 
-from pipeline import check
-from pipeline.extract.halving import HalvingCalls
+from pipeline import encode_again
+from pipeline.extract.out_of_memory import HalvingCalls
 from sightline import hardware
+from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, SetWriter, key_of_file, key_of_text, verify, writer
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
-from sightline.files import model_paths
 from sightline.wording import in_bytes
 
 
@@ -295,13 +295,13 @@ def test_rows_are_encoded_again_with_the_threads_and_batches_of_the_record(
     says, world, monkeypatch
 ):
     says(*extracting("image", "own", "--batch-size", 4))  # with one thread
-    used, extract_job = [], check.extract_job
+    used, extract_job = [], encode_again.extract_job
 
     def noted(inputs, config, out, settings, machine):
         used.append((machine.threads, settings.batch_size))
         return extract_job(inputs, config, out, settings, machine)
 
-    monkeypatch.setattr(check, "extract_job", noted)
+    monkeypatch.setattr(encode_again, "extract_job", noted)
     says(*extracting("image", "own", "--check", 2, "--threads", 2, "--batch-size", 8))
     assert used == [(1, 4)]
 

@@ -12,9 +12,9 @@ import yaml
 from shown_commands import check_command
 
 from pipeline.graph import run_spec
-from pipeline.papers import Recipes, page
+from pipeline.paper_recipes import Recipes, page
 from train.objectives import make_objective
-from train.report.papers import every_entry, published_rows
+from train.report.published import every_entry, published_rows
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT.parent / "shared/design/published_results.json"

@@ -14,7 +14,7 @@ from pipeline.extract.settings import Machine
 from pipeline.graph import run_spec
 from pipeline.params import Params, ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
-from sightline.outside import parse_yaml
+from sightline.user_files import parse_yaml
 from train.run_spec import RunSpec
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ MODULES = (
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.evaluation"),
     *("train.evaluate.neighbours", "train.evaluate.retrieval", "train.evaluate.transfer"),
     "train.report.comparison",
-    *("sightline.encoder_folder", "sightline.loading", "sightline.devices"),
+    *("sightline.sentence_transformers_folder", "sightline.pretrained", "sightline.devices"),
 )
 """Nothing heavy is imported with these."""
 

@@ -13,11 +13,11 @@ from invented_runs import SCORES, SUBSETS, invented, write_invented
 from train.evaluate.results import EvaluationSet, save_result
 from train.report.charts import subset_chart
 from train.report.comparison import compare_results, find_run, find_runs
+from train.report.comparison_document import chart_of_subsets, charts_of, document_of
 from train.report.differences import differences_from, p_text, t_test
-from train.report.papers import published_rows, select_published
+from train.report.published import published_rows, select_published
 from train.report.render import escape_latex, terminal_text
 from train.report.render import to_text as render
-from train.report.sections import chart_of_subsets, charts_of, document_of
 from train.report.table import Cell, make_table
 
 ROOT = Path(__file__).parents[2]

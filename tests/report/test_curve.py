@@ -14,9 +14,9 @@ from sightline.errors import SightlineError
 from train.evaluate.results import save_result
 from train.report.charts import axis_of, curve_chart
 from train.report.comparison import FoundRun
+from train.report.comparison_document import document_of_curve
 from train.report.curve import RUN, curve_of, value_text
 from train.report.render import to_text
-from train.report.sections import document_of_curve
 
 
 def found(run, *scores, objective="mcse", **given):

@@ -11,11 +11,11 @@ from command_line import unboxed
 from invented_runs import UNTRAINED
 from made_results import made_result, untrained_result
 
-from pipeline.papers import Recipes
+from pipeline.paper_recipes import Recipes
 from train.evaluate.results import EvaluationSet, save_result
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.report.paper_table import ExpectedRun, compare_entry, document_of
-from train.report.papers import Entry, find_entries
+from train.report.published import Entry, find_entries
 from train.report.render import terminal_text, to_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}

@@ -20,11 +20,11 @@ from train.evaluate.results import RunResult, load_result, save_result
 from train.records import FeatureUse
 from train.report.charts import PUBLISHED, dev_chart, score_chart
 from train.report.comparison import FoundRun, compare_results
+from train.report.comparison_document import charts_of, document_of, feature_uses, parameter_rows
 from train.report.curve import RUN, curve_of
 from train.report.differences import Comparison, compute_gains, headline, lead_of
 from train.report.grid import grid_of_table
 from train.report.render import to_text
-from train.report.sections import charts_of, document_of, feature_uses, parameter_rows
 from train.report.table import Cell, Row, Table, make_table
 from train.report.write import means_of, write_report
 

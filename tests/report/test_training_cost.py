@@ -9,8 +9,8 @@ from invented_runs import SCORES, invented, training
 from made_results import untrained_result
 
 from train.report.comparison import compare_results
+from train.report.comparison_document import document_of
 from train.report.render import to_text
-from train.report.sections import document_of
 from train.report.table import notes_on_training
 
 CPU = {"device": "cpu", "precision": "fp32", "peak_memory": {"host": 900_000_000}}

@@ -14,11 +14,11 @@ from huggingface_hub import constants
 from made_results import made_result
 from PIL import Image
 
-from sightline import loading
+from sightline import pretrained
 from sightline.cache import FeatureSet
-from sightline.encoder_folder import load_model, read_recipe
 from sightline.errors import SightlineError
-from sightline.loading import from_hub
+from sightline.pretrained import from_hub
+from sightline.sentence_transformers_folder import load_model, read_recipe
 from train.evaluate.results import save_result
 
 ABSENT = ("dvc", "dvclive", "sentence_transformers", "matplotlib")
@@ -153,9 +153,9 @@ def online(monkeypatch):
     """As if HF_HUB_OFFLINE were not set; changes by a test are undone."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", NOBODY)
-    loading._is_silent.cache_clear()
+    pretrained._is_silent.cache_clear()
     yield
-    loading._is_silent.cache_clear()
+    pretrained._is_silent.cache_clear()
 
 
 def test_a_silent_hub_is_tried_once_a_minute(online, capsys):
@@ -172,8 +172,8 @@ def test_a_hub_that_answers_again_is_used_again(online, monkeypatch):
     with from_hub("someone/something", "weights"):
         assert constants.is_offline_mode()
     assert not constants.is_offline_mode()
-    monkeypatch.setattr(loading, "why_silent", lambda address: "")
-    loading._is_silent.cache_clear()  # a minute passes
+    monkeypatch.setattr(pretrained, "why_silent", lambda address: "")
+    pretrained._is_silent.cache_clear()  # a minute passes
     with from_hub("someone/something", "weights"):
         assert not constants.is_offline_mode()
 

@@ -14,7 +14,7 @@ from sightline.cache.manifest import places_of
 from sightline.cache.record import TEXT_KINDS
 from sightline.errors import SightlineError
 from train.diagnose.checks import Named, SetChecks, check_set, scan
-from train.diagnose.pairs import (
+from train.diagnose.pair_cosines import (
     Cosines,
     CrossChecks,
     compare_captions,

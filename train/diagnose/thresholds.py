@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.cache import FeatureSet
-from train.diagnose.pairs import DiagnosedPairs
+from train.diagnose.pair_cosines import DiagnosedPairs
 from train.diagnose.settings import DiagnosisSettings, Tell
 from train.losses import cosine_matrix, removed_share
 from train.schedule import Schedule

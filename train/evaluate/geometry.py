@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from train.evaluate.cosines import NotDefinedError, norms_of, unit_rows
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
 from train.evaluate.sts import load_graded_pairs
 from train.evaluate.task import Metric, Task, TaskSettings
-from train.evaluate.vectors import NotDefinedError, norms_of, unit_rows
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel

@@ -15,7 +15,7 @@ from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
 from train.embed import Embedder
-from train.evaluate.vectors import NotDefinedError
+from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import Objective, make_objective
 from train.records import FILE_NAME, RunSummary

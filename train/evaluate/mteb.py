@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import constants
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.extras import require
+from sightline.optional_imports import require
 from sightline.progress import progress
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings, add_mean, mean

@@ -28,7 +28,7 @@ from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
 
 from sightline.errors import SightlineError, first_lines
-from sightline.loading import quiet
+from sightline.pretrained import quiet
 from train.evaluate.models import EvaluatedModel
 from train.evaluate.mteb import MtebTask
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BeforeValidator, Field
 
 from sightline.errors import SightlineError
-from train.evaluate.pools import (
+from train.evaluate.candidates import (
     CaptionPool,
     ImagePool,
     note_of_failed,
@@ -26,9 +26,9 @@ from train.evaluate.pools import (
     read_pool,
     read_queries,
 )
+from train.evaluate.cosines import Neighbours, NotDefinedError, nearest, ranks_of_matches
 from train.evaluate.results import EvaluationSet, Found, ModelNeighbours, Neighbour, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings
-from train.evaluate.vectors import Neighbours, NotDefinedError, nearest, ranks_of_matches
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,10 +23,10 @@ from sightline.cache import CAPTIONS, IMAGES, FeatureSet, keys_of_texts, read_ma
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.evaluate.pools import ImagePool, note_of_failed, open_below
+from train.evaluate.candidates import ImagePool, note_of_failed, open_below
+from train.evaluate.cosines import NotDefinedError, ranks_of_matches
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings
-from train.evaluate.vectors import NotDefinedError, ranks_of_matches
 from train.records import FeatureUse
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sightline.errors import SightlineError
-from sightline.outside import read_lines
+from sightline.user_files import read_lines
 from train.evaluate.results import EvaluationSet
 
 Encode = Callable[[Sequence[str]], np.ndarray]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sightline.errors import SightlineError
-from sightline.outside import read_lines
+from sightline.user_files import read_lines
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import (
     HEADER,

@@ -26,7 +26,7 @@ import numpy as np
 
 from sightline.devices import pick_device, threads_here, using_threads
 from sightline.errors import SightlineError
-from sightline.outside import read_data, read_lines
+from sightline.user_files import read_data, read_lines
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.similarity import Encode, squeeze
 from train.evaluate.task import Metric, SubsetSettings, Task, add_mean, unlike_published

@@ -29,7 +29,7 @@ from train.report.grid import (
     printable,
     text_cell,
 )
-from train.report.papers import BEST_DEV, MINUTES, Column, Entry, PaperRow
+from train.report.published import BEST_DEV, MINUTES, Column, Entry, PaperRow
 from train.report.table import TRAINING, Cell, Row, flatten, make_table, numbers_of
 from train.run_spec import OF_THE_MACHINE
 

@@ -9,16 +9,12 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
-from sightline.extras import require
+from sightline.optional_imports import require
 from sightline.output import Output, json_record
 from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.comparison import compare_results
-from train.report.differences import Comparison, lead_of
-from train.report.grid import Section, printable
-from train.report.page import to_page
-from train.report.render import escape_markdown, terminal_text, to_markdown
-from train.report.sections import (
+from train.report.comparison_document import (
     CAPTIONS,
     charts_of,
     document_of,
@@ -26,6 +22,10 @@ from train.report.sections import (
     meaning,
     scores_of,
 )
+from train.report.differences import Comparison, lead_of
+from train.report.grid import Section, printable
+from train.report.page import to_page
+from train.report.render import escape_markdown, terminal_text, to_markdown
 from train.report.table import Table
 
 CURVES = {

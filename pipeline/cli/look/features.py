@@ -58,7 +58,7 @@ def features(
     from sightline.output import check_output_file
     from sightline.progress import PhaseProgress
     from train.diagnose.diagnosis import SCHEMA, diagnose
-    from train.diagnose.sections import document_of
+    from train.diagnose.diagnosis_document import document_of
     from train.report.render import show
 
     dataset = _dataset_of(sets) if data is None else PreparedDataset.open(data)

@@ -14,8 +14,8 @@ from pipeline.cli.options import DATA, DEVICE, JSON, MODELS, MOST_SEED, POOLING,
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
+    from train.evaluate.candidates import CaptionPool, ImagePool
     from train.evaluate.models import NamedModel
-    from train.evaluate.pools import CaptionPool, ImagePool
     from train.evaluate.results import ModelNeighbours
 
 _TITLE = "Nearest neighbours"
@@ -88,13 +88,13 @@ def neighbours(
         raise typer.BadParameter("needs --features SET and --weights", param_hint="--encoder")
     if not sentences and queries is None and not sample:
         raise typer.BadParameter("give a sentence, --queries FILE or --sample N")
-    from pipeline.grounding.pictures import thumbnails
+    from pipeline.grounding.page_pictures import thumbnails
     from sightline.cache.prepared import PreparedDataset
     from sightline.output import check_output_file, write_file
+    from train.evaluate.candidates import read_images, read_pool, read_queries
     from train.evaluate.models import name_models
-    from train.evaluate.pools import read_images, read_pool, read_queries
     from train.evaluate.results import ModelNeighbours
-    from train.report.neighbours import SCHEMA, document_of, shown_images
+    from train.report.neighbour_tables import SCHEMA, document_of, shown_images
     from train.report.render import show, to_file
 
     dataset, named = PreparedDataset.open(data), name_models(models or [])

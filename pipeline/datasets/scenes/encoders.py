@@ -20,7 +20,7 @@ from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
 from pipeline.datasets.source import Progress
 from pipeline.side_by_side import Send, side_by_side
 from sightline.devices import compute_with
-from sightline.extras import require
+from sightline.optional_imports import require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -72,7 +72,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def save(folder: Path, model: BertModel) -> None:
     """Write ``model`` and its tokenizer as a Hugging Face folder (safetensors)."""
-    from sightline.loading import quiet
+    from sightline.pretrained import quiet
 
     with quiet():
         model.save_pretrained(folder)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeline.extract.decode import ImageError, load_picture
 from pipeline.grounding.gallery.cards import Contents, ImageCard, pieces
 from pipeline.grounding.gallery.outline import outline, shrink
-from pipeline.grounding.pictures import Pixels, cut_out, fitted, photograph
+from pipeline.grounding.page_pictures import Pixels, cut_out, fitted, photograph
 from sightline.cache.rle import MaskCode, decode_mask
 from sightline.errors import SightlineError
 from sightline.html_pages import html_templates, source_digest

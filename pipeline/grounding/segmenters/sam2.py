@@ -17,7 +17,7 @@ from pipeline.grounding.settings import Sam2Settings
 from sightline.cache.keys import key_of_file
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
-from sightline.loading import quiet, reaching
+from sightline.pretrained import quiet, reaching
 
 INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
 

@@ -15,7 +15,7 @@ from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
 from pipeline.grounding.settings import Sam2HfSettings
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
-from sightline.loading import Pretrained
+from sightline.pretrained import Pretrained
 
 _KINDS = ("sam2", "sam2_video")
 """Published checkpoints are of the video model, which includes the image model."""

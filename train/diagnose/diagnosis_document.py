@@ -13,7 +13,7 @@ from train.diagnose.findings import (
     findings,
     percent,
 )
-from train.diagnose.pairs import CrossChecks
+from train.diagnose.pair_cosines import CrossChecks
 from train.diagnose.thresholds import Filter
 from train.report.grid import (
     Document,

@@ -24,14 +24,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.datasets.folder import building
 from pipeline.datasets.manifests import Rows, cleaned, write_captioned
+from pipeline.datasets.prepared_output import building
 from pipeline.datasets.source import PrepareReport
 from pipeline.interchange.import_rows import foreign_spec, write_rows
 from sightline.cache import FeatureSetRecord, key_of_bytes, keys_of_texts
 from sightline.cache.keys import Keys
 from sightline.errors import SightlineError, first_lines
-from sightline.outside import read_lines
+from sightline.user_files import read_lines
 
 _FEATURES = "features"
 _BLOCK = 4096

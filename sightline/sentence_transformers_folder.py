@@ -14,8 +14,8 @@ from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
 from sightline.errors import SightlineError
-from sightline.loading import Pretrained
 from sightline.pooling import TeacherPooling
+from sightline.pretrained import Pretrained
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from sightline.cache import IMAGES, places_of, read_manifest
 from sightline.errors import SightlineError
-from sightline.extras import require
 from sightline.html_pages import Thumbnail
+from sightline.optional_imports import require
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -15,7 +15,7 @@ from pipeline.datasets.images import ImageTable
 from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
 from sightline.cache.manifest import CAPTIONS, IMAGES, key_array, whole_files
-from sightline.outside import read_lines
+from sightline.user_files import read_lines
 
 UNKNOWN, AMBIGUOUS = -1, -2
 

@@ -15,7 +15,7 @@ from sightline.cache.keys import Keys
 from sightline.errors import SightlineError
 from train.diagnose.checks import Scan
 from train.diagnose.settings import DiagnosisSettings, Tell
-from train.evaluate.vectors import cosines
+from train.evaluate.cosines import cosines
 from train.pairs import read_pairs
 
 RECALLED = (1, 5, 10, 100, 200)

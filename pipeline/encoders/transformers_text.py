@@ -15,7 +15,10 @@ from pipeline.encoders.config import TransformersConfig
 from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
-from sightline.encoder_folder import (
+from sightline.errors import SightlineError
+from sightline.pooling import TeacherPooling, needs_hidden_states, pool
+from sightline.pretrained import Pretrained
+from sightline.sentence_transformers_folder import (
     Recipe,
     fit_pooler,
     own_max_length,
@@ -24,9 +27,6 @@ from sightline.encoder_folder import (
     token_ids,
     tokenizer_sha256,
 )
-from sightline.errors import SightlineError
-from sightline.loading import Pretrained
-from sightline.pooling import TeacherPooling, needs_hidden_states, pool
 from sightline.settings import unknown
 
 FIRST_BUCKET = 16

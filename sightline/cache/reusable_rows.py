@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.checks import file_fault, remembered_faults
+from sightline.cache.file_checks import file_fault, remembered_faults
 from sightline.cache.keys import Keys, as_keys, find_keys
 from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, Spec, read_record
 from sightline.cache.rows import Rows, rows_in

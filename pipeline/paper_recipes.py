@@ -1,6 +1,6 @@
 """What produces a table or figure of a paper: configurations and commands.
 
-`python -m pipeline.papers > docs/papers.md` writes that page.
+`python -m pipeline.paper_recipes > docs/papers.md` writes that page.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import graph
 from pipeline.configure import CONFIGS, GRAPH_FILE, configuration
 from pipeline.params import Params, validate_params
-from train.report.papers import Entry, PaperRow, every_row, load_papers
+from train.report.published import Entry, PaperRow, every_row, load_papers
 
 if TYPE_CHECKING:
     from train.report.paper_table import ExpectedRun

@@ -19,10 +19,10 @@ from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation, R
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.cache.record import EncoderRecord
 from sightline.digest import digest
-from sightline.encoder_folder import tokenizer_sha256
 from sightline.errors import SightlineError
-from sightline.extras import require
-from sightline.loading import from_hub, quiet, reaching
+from sightline.optional_imports import require
+from sightline.pretrained import from_hub, quiet, reaching
+from sightline.sentence_transformers_folder import tokenizer_sha256
 
 open_clip: Any = require("open_clip", "this encoder")
 

@@ -1,6 +1,7 @@
 """Every table and figure of the papers: what it prints, and what Sightline runs for it.
 
-All numbers are in papers.json, each once: a row that another table printed first names that table.
+All numbers are in published.json, each once: a row that another table printed first names that
+table.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from sightline.errors import SightlineError
-from sightline.outside import read_json
 from sightline.settings import unknown
+from sightline.user_files import read_json
 from train.report.table import Cell, Row
 
 BEST_DEV = "best dev"
@@ -180,7 +181,7 @@ class _Papers(_Strict):
 
 @cache
 def _file() -> _Papers:
-    path = Path(__file__).with_name("papers.json")
+    path = Path(__file__).with_name("published.json")
     return read_json(path, TypeAdapter(_Papers), "the papers' tables and figures")
 
 

@@ -15,9 +15,9 @@ from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation
 from pipeline.encoders.weights import build_model, identity_of
 from sightline.cache.record import EncoderRecord
-from sightline.encoder_folder import positions, tokenizer_sha256
 from sightline.errors import SightlineError
-from sightline.loading import Pretrained
+from sightline.pretrained import Pretrained
+from sightline.sentence_transformers_folder import positions, tokenizer_sha256
 
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of resize filters, as image processors name them, that `resize` has."""

@@ -14,7 +14,7 @@ from sightline.cache import CAPTIONS, IMAGES, CacheError, FeatureSet
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from sightline.outside import read_lines
+from sightline.user_files import read_lines
 
 
 @dataclass(frozen=True)

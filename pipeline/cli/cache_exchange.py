@@ -138,13 +138,13 @@ def import_set(
     given["--texts"] = texts
     _only(what, _IMPORT_TAKES[what], given)
     if form == "mcse":
-        from pipeline.interchange.papers import import_mcse
+        from pipeline.interchange.mcse_files import import_mcse
 
         note, dataset = note or "an HDF5 file in MCSE's form", _needed(data, "--data")
         record, report = import_mcse(source, _needed(texts, "--texts"), dataset, out, note)
         print(f"{out}: {counted(record.rows, 'image')}\n{dataset}: {report.summary()}")
     elif form == "kdmcse":
-        from pipeline.interchange.papers import import_kdmcse
+        from pipeline.interchange.mcse_files import import_kdmcse
 
         note, dataset = note or "a JSON file in KDMCSE's form", _needed(data, "--data")
         images, captions = out / "image/clip", out / "text/clip"
