@@ -31,7 +31,7 @@ from sam2.sam2_image_predictor import SAM2ImagePredictor
 
 from pipeline.extract.runner import run
 from pipeline.extract.settings import Machine
-from pipeline.grounding.captioned_images import Unit
+from pipeline.grounding.captioned_images import CaptionedImage
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
 from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.grounding_model import LoadedModel
@@ -49,19 +49,19 @@ WHAT = ("a red umbrella", "the leash of a brown dog", "two yellow balloons", "a 
 WHERE = ("a parked bicycle", "an old stone wall", "several people")
 
 
-def captioned(paths: list[Path]) -> list[Unit]:
+def captioned(paths: list[Path]) -> list[CaptionedImage]:
     """Images of 500 × 375, each with a caption of four noun phrases."""
     units = []
     for number, path in enumerate(paths):
         who, what, where = (words[number % len(words)] for words in (WHO, WHAT, WHERE))
         text = f"A {who} in a striped shirt holds {what} while standing next to {where} ."
         key = key_of_file(path)
-        units.append(Unit(Place(path), key, 375, 500, [Caption(path.name, key, text)]))
+        units.append(CaptionedImage(Place(path), key, 375, 500, [Caption(path.name, key, text)]))
     return units
 
 
 def plain_loop(
-    units: list[Unit], model: Any, processor: Any, predictor: Any, device: torch.device
+    units: list[CaptionedImage], model: Any, processor: Any, predictor: Any, device: torch.device
 ) -> int:
     """Process one image at a time, as the public script does; return the number of masks."""
     count = 0
@@ -143,7 +143,7 @@ def main() -> None:
         predictor._bb_feat_sizes = [(edge // n, edge // n) for n in (4, 8, 16)]
         recorded, outs, masks = Recorded(masker), list[Path](), list[int]()
 
-        def fill(out: Path, some: list[Unit]) -> None:
+        def fill(out: Path, some: list[CaptionedImage]) -> None:
             job = grounding_job(
                 some,
                 grounder,
@@ -156,11 +156,11 @@ def main() -> None:
             )
             run(job, 0, machine)
 
-        def plain(some: list[Unit] = units) -> None:
+        def plain(some: list[CaptionedImage] = units) -> None:
             with computing(device, precision):
                 masks.append(plain_loop(some, model, processor, predictor, device))
 
-        def ours(some: list[Unit] = units) -> None:
+        def ours(some: list[CaptionedImage] = units) -> None:
             grounder.record()
             recorded.record()
             outs.append(scratch / f"out-{len(outs)}")

@@ -43,7 +43,7 @@ from train.data import TrainingData
 from train.distributed import Processes
 from train.loop import Callback, Loop
 from train.losses import info_nce
-from train.model import GroundedModel
+from train.model import Student
 from train.objectives import make_objective
 from train.objectives.objective import Views
 from train.records import DEV, RunState
@@ -136,7 +136,7 @@ class Bench:
         self,
         spec: RunSpec,
         variant: Variant,
-        model: type[GroundedModel] = GroundedModel,
+        model: type[Student] = Student,
         data: TrainingData | None = None,
     ) -> Callable[[], None]:
         """A block of steps of a run, which go on where the last block stopped."""
@@ -243,7 +243,7 @@ class PlainLoop:
         float(loss.detach())  # which they log
 
 
-class OnlineTeachers(GroundedModel):
+class OnlineTeachers(Student):
     """A model whose teachers, of the student's shape, read the batch instead of the cache."""
 
     def __init__(self, encoder: Any, objective: Any, *args: Any, **options: Any) -> None:
@@ -313,7 +313,7 @@ class Clock(Callback):
     def __init__(self) -> None:
         self.logged: dict[int, float] = {}
 
-    def begin(self, state: RunState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: Student) -> None:
         self.begun = time.perf_counter()
 
     def log(self, state: RunState, entry: dict[str, float]) -> None:

@@ -14,7 +14,7 @@ from pipeline import graph
 from pipeline.extract.settings import Machine
 from pipeline.params import Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
-from sightline.cache.plan import Worker
+from sightline.cache.plan import WorkerNumber
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import Kind
 from sightline.devices import compute_with
@@ -83,7 +83,7 @@ def features(
     dataset: str,
     encoder: str,
     *,
-    worker: Worker | None = None,
+    worker: WorkerNumber | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
     check: int = 0,
@@ -113,7 +113,7 @@ def ground(
     params: Params,
     dataset: str,
     *,
-    worker: Worker | None = None,
+    worker: WorkerNumber | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
 ) -> SetSummary:

@@ -203,7 +203,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.extract.runner import run
     from pipeline.extract.settings import ExtractSettings, Machine
     from sightline.cache import writer
-    from sightline.cache.plan import Worker
+    from sightline.cache.plan import WorkerNumber
 
     without_torch()
     preloaded = "torch" in sys.modules
@@ -217,7 +217,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
         return stub_rows(texts, length)
 
     encoder = stub_encoder(counting)
-    worker = Worker.parse(request.worker) if request.worker else None
+    worker = WorkerNumber.parse(request.worker) if request.worker else None
     settings, machine = ExtractSettings(batch_size=request.batch), Machine(threads=request.threads)
     texts = FeatureInputs("text", [f"text {i}" for i in range(request.texts)])
 

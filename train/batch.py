@@ -66,7 +66,7 @@ class Phrases:
 
 
 @dataclass(frozen=True)
-class Sentences:
+class TokenRows:
     """Rows of a batch as the encoder reads them.
 
     Attributes:
@@ -124,18 +124,18 @@ class Batch:
         return self.features[feature_name(kind, encoder)]
 
     @property
-    def sentences(self) -> Sentences:
+    def sentences(self) -> TokenRows:
         """All rows, as the encoder reads them."""
-        return Sentences(self.input_ids, self.lengths, self.phrases)
+        return TokenRows(self.input_ids, self.lengths, self.phrases)
 
-    def part(self, rows: range) -> Sentences:
+    def part(self, rows: range) -> TokenRows:
         """Consecutive ``rows``, as the encoder reads them."""
         if len(rows) == len(self):
             return self.sentences
         lengths = self.lengths[rows.start : rows.stop]
         longest = int(lengths.max()) if rows else 0
         ids = self.input_ids[rows.start : rows.stop, :longest]
-        return Sentences(ids, lengths, None if self.phrases is None else self.phrases.part(rows))
+        return TokenRows(ids, lengths, None if self.phrases is None else self.phrases.part(rows))
 
     def generator(self) -> torch.Generator:
         """A CPU generator fixed by (seed, k): the same draw again after a resume."""

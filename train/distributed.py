@@ -94,7 +94,7 @@ class Processes:
 
     # ---- objects --------------------------------------------------------------------------------
 
-    def every(self, item: T) -> list[T]:
+    def gather_objects(self, item: T) -> list[T]:
         """The ``item`` of every process, by rank."""
         if self.count == 1:
             return [item]
@@ -122,7 +122,7 @@ class Processes:
 
     # ---- tensors --------------------------------------------------------------------------------
 
-    def largest(self, number: int) -> int:
+    def max(self, number: int) -> int:
         """The largest number that any process has."""
         if self.count == 1:
             return number
@@ -134,7 +134,7 @@ class Processes:
             dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return int(numbers)
 
-    def gathered(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
+    def gather_rows(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
         """The rows [2, n, d] of every process, by rank: [2, Σ sizes, d], without a graph.
 
         Args:
@@ -182,7 +182,7 @@ class Processes:
             for pending in sums:
                 pending.wait()
 
-    def follow_main(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of process 0."""
         if self.count == 1:
             return

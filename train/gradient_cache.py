@@ -14,9 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from train.batch import Sentences
+from train.batch import TokenRows
 
-Encode = Callable[[Sentences], tuple[Tensor, Tensor | None]]
+Encode = Callable[[TokenRows], tuple[Tensor, Tensor | None]]
 """Sentence embeddings [2, n, d] of both views, and those of phrases [2, p, d] or None."""
 
 
@@ -43,7 +43,7 @@ class CachedEmbeddings:
         phrases: [2, p, d], or None if no chunk has any to embed.
     """
 
-    def __init__(self, encode: Encode, chunks: Sequence[Sentences], device: torch.device) -> None:
+    def __init__(self, encode: Encode, chunks: Sequence[TokenRows], device: torch.device) -> None:
         """
         Args:
             chunks: at least one; a single chunk may have no rows.
@@ -80,12 +80,12 @@ class CachedEmbeddings:
             pairs = [pair for pair in pairs if pair[0].requires_grad]  # no rows have no graph
             torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
 
-    def _without_graph(self, chunk: Sentences) -> tuple[Tensor, Tensor | None]:
+    def _without_graph(self, chunk: TokenRows) -> tuple[Tensor, Tensor | None]:
         self._states.append(_random_state(self._device))
         with torch.no_grad():
             return self._encode(chunk)
 
-    def _with_graph(self, number: int, chunk: Sentences) -> tuple[Tensor, Tensor | None]:
+    def _with_graph(self, number: int, chunk: TokenRows) -> tuple[Tensor, Tensor | None]:
         if self._graph is not None:
             found, self._graph = self._graph, None
             return found

@@ -33,7 +33,7 @@ from train.data import TrainingData, make_feed
 from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
-from train.model import TOTAL, GroundedModel
+from train.model import TOTAL, Student
 from train.objectives.objective import Views
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
@@ -48,7 +48,7 @@ class NonFiniteLoss(SightlineError):
 class Callback:
     """Observes a run; a subclass overrides the methods that it needs."""
 
-    def begin(self, state: RunState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: Student) -> None:
         """Before the first step, of a resumed run too."""
 
     def step(self, state: RunState) -> None:
@@ -62,7 +62,7 @@ class Callback:
 
 
 class Loop:
-    """Trains a `GroundedModel` on `TrainingData`.
+    """Trains a `Student` on `TrainingData`.
 
     Args:
         seed: of the run.
@@ -74,7 +74,7 @@ class Loop:
 
     def __init__(
         self,
-        model: GroundedModel,
+        model: Student,
         data: TrainingData,
         config: TrainConfig,
         *,
@@ -95,8 +95,8 @@ class Loop:
         self._scaler = GradScaler(device.type) if model.precision == "fp16" else None
         # under fp16 the loss scaler skips a step whose gradient overflows, and halves the scale
         self._norm_counts = self._scaler is None
-        self._unseen: list[TakenStep] = []
-        self._waits = not devices.runs_ahead(device) or self._scaler is not None
+        self._unchecked: list[TakenStep] = []
+        self._waits_each_step = not devices.runs_ahead(device) or self._scaler is not None
         self._started: float | None = None
         self._micro_batches = micro_batches(config, data)
         self._folder = folder
@@ -114,7 +114,7 @@ class Loop:
             LostProcess: another process ended.
         """
         state, config = self.state, self._config
-        self._processes.follow_main(self._model.state_dict().values())
+        self._processes.broadcast(self._model.state_dict().values())
         for callback in self._callbacks:
             callback.begin(state, self._model)
         while state.step < state.steps and not state.stopped_early:
@@ -126,8 +126,8 @@ class Loop:
             saves = state.step == state.steps or state.should_stop or state.step % every == 0
             logs = state.step == state.steps or state.step % config.logging_steps == 0
             if saves or logs or self._score_is_due():
-                self._look()
-                self._pause()
+                self._check_finite()
+                self._stop_clock()
             if logs:
                 self._log_window()
             if self._score_is_due():
@@ -144,8 +144,8 @@ class Loop:
     def _step(self) -> None:
         """Draw, forward, backward, clip, step: the micro-batches of one optimiser step.
 
-        On a GPU nothing here waits for the device: `_look` does, once in `logging_steps` and before
-        anything is saved.
+        On a GPU nothing here waits for the device: `_check_finite` does, once in `logging_steps`
+        and before anything is saved.
         """
         state, config = self.state, self._config
         if self._started is None:
@@ -162,19 +162,19 @@ class Loop:
         self._processes.add_gradients(self._model.encoder)
         # every process has the whole gradient of the heads
         of_heads = (weight.grad for weight in self._model.heads.parameters())
-        self._processes.follow_main([each for each in of_heads if each is not None])
+        self._processes.broadcast([each for each in of_heads if each is not None])
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
-        self._unseen.append((state.step + 1, terms, norm))
-        if self._waits:
-            self._look()
+        self._unchecked.append((state.step + 1, terms, norm))
+        if self._waits_each_step:
+            self._check_finite()
         self._update(learning_rate(config, state.step, state.steps))
         state.step += 1
         state.sentences += sentences
         self._window.step(norm, sentences)
-        if self._waits:
-            self._pause()
+        if self._waits_each_step:
+            self._stop_clock()
 
     def _update(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -198,12 +198,12 @@ class Loop:
         shares = processes.shares(len(batch))
         chunks = [batch.part(rows) for rows in chunks_of(shares[rank], self._config.chunk)]
         own = CachedEmbeddings(self._model.encode, chunks, self._device)
-        sentences = _leaf(processes.gathered(own.sentences, [len(rows) for rows in shares]))
+        sentences = _leaf(processes.gather_rows(own.sentences, [len(rows) for rows in shares]))
         phrases, of_shares = None, [range(0)] * len(shares)
         if own.phrases is not None:
             assert batch.phrases is not None
             of_shares = [batch.phrases.range_of(rows) for rows in shares]
-            phrases = _leaf(processes.gathered(own.phrases, [len(each) for each in of_shares]))
+            phrases = _leaf(processes.gather_rows(own.phrases, [len(each) for each in of_shares]))
         terms = self._model.terms(batch, Views(sentences[0], sentences[1], phrases))
         loss = terms[TOTAL] / parts
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -212,17 +212,17 @@ class Loop:
         self._window.add(terms, self._model.objective.statistics(batch), parts)
         return terms
 
-    def _look(self) -> None:
+    def _check_finite(self) -> None:
         """Wait for the device; stop if a step since the last look was not finite.
 
         All processes have the same terms and gradients, so they find the same step.
         """
-        unseen, self._unseen = self._unseen, []
+        unseen, self._unchecked = self._unchecked, []
         bad = first_bad(unseen, norm_counts=self._norm_counts)
         if bad is not None:
             raise self._non_finite(*bad)
 
-    def _pause(self) -> None:
+    def _stop_clock(self) -> None:
         """Count the time since the first step after the last pause."""
         if self._started is not None:
             seconds = time.perf_counter() - self._started
@@ -243,7 +243,7 @@ class Loop:
     def _agree_to_stop(self) -> None:
         """Stop in all processes after this step if a callback in one of them asks for it."""
         state = self.state
-        wish = self._processes.largest(1 + state.signal if state.should_stop else 0)
+        wish = self._processes.max(1 + state.signal if state.should_stop else 0)
         if wish:
             state.should_stop, state.signal = True, wish - 1
 

@@ -23,7 +23,7 @@ from sightline.sentence_transformers_folder import (
     positions,
     read_recipe,
 )
-from train.batch import Batch, Phrases, Sentences
+from train.batch import Batch, Phrases, TokenRows
 from train.objectives.objective import Objective, Views
 from train.run_spec import StudentConfig, TrainedPooling
 
@@ -41,7 +41,7 @@ _TAKE_4D = {"bert", "roberta", "xlm-roberta"}
 """Encoders that take a mask for every query."""
 
 
-class GroundedModel(nn.Module):
+class Student(nn.Module):
     """A student encoder with the heads of one objective: embeddings of a batch, and loss terms.
 
     Precision is that of the encoder, whose weights stay float32. Under ``bf16`` they are rounded
@@ -84,7 +84,7 @@ class GroundedModel(nn.Module):
         terms = self.objective.terms(batch, views, self.heads)
         return {**terms, TOTAL: self.objective.total(terms)}
 
-    def encode(self, sentences: Sentences) -> tuple[Tensor, Tensor | None]:
+    def encode(self, sentences: TokenRows) -> tuple[Tensor, Tensor | None]:
         """Two dropout views of every row of ``sentences``, in their order.
 
         Each length group holds both views of its rows, so one pass draws independent dropout for
@@ -257,7 +257,7 @@ def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
     return of_tokens.flatten(1).to(tokens.dtype) @ tokens.flatten(0, 1)
 
 
-def _padded(sentences: Sentences) -> tuple[Tensor, Tensor]:
+def _padded(sentences: TokenRows) -> tuple[Tensor, Tensor]:
     """Token ids [n, L] and mask: bool [n, L]; L is the longest row."""
     longest = int(sentences.lengths.max())
     ids = sentences.input_ids[:, :longest]
@@ -265,18 +265,18 @@ def _padded(sentences: Sentences) -> tuple[Tensor, Tensor]:
     return ids, to_device(torch.from_numpy(inside), ids.device)
 
 
-def _group(sentences: Sentences, rows: list[int]) -> tuple[Sentences, Tensor]:
+def _group(sentences: TokenRows, rows: list[int]) -> tuple[TokenRows, Tensor]:
     """Some ``rows``, in that order, and the numbers of their phrases."""
     ids, lengths = sentences.input_ids[rows], sentences.lengths[rows]
     phrases = sentences.phrases
     if phrases is None:
-        return Sentences(ids, lengths), torch.empty(0, dtype=torch.int64)
+        return TokenRows(ids, lengths), torch.empty(0, dtype=torch.int64)
     place = torch.full((len(sentences),), -1, device=ids.device)
     place[rows] = torch.arange(len(rows), device=ids.device)
     owners = place[phrases.owners]
     numbers = torch.nonzero(owners >= 0).ravel()
     found = (owners[numbers], phrases.starts[numbers], phrases.ends[numbers])
-    return Sentences(ids, lengths, Phrases(*found, phrases.counts[rows])), numbers
+    return TokenRows(ids, lengths, Phrases(*found, phrases.counts[rows])), numbers
 
 
 def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from sightline.devices import device_name, runs_ahead
 from sightline.progress import FirstLine, Say, bar_of, to_stderr
 from train.loop import Callback
-from train.model import GroundedModel
+from train.model import Student
 from train.records import DEV, RunState
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -36,7 +36,7 @@ class ProgressReport(Callback):
         self._first: FirstLine | None = None
         self._device = torch.device("cpu")
 
-    def begin(self, state: RunState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: Student) -> None:
         self._started, self._first_step = time.monotonic(), state.step
         self._device = next(model.parameters()).device
         left, where = state.steps - state.step, device_name(self._device)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sightline.cache import FeatureSet
     from train.embed import Embedder
     from train.loop import Callback
-    from train.model import GroundedModel
+    from train.model import Student
     from train.objectives import Objective
 
 
@@ -73,7 +73,7 @@ def train_run(
         inputs = RunInputs.open(spec, processes.count)
         if folder.outdated(inputs.digest, inputs.code):
             training_device(spec, processes)  # a finished run needs none, nor PyTorch's import
-        _require_equal(processes.every((inputs.digest, inputs.code)))
+        _require_equal(processes.gather_objects((inputs.digest, inputs.code)))
 
         def claim() -> RunSummary | None:
             stack.enter_context(folder.claimed())
@@ -289,7 +289,7 @@ def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | Non
     return None
 
 
-def build_model(inputs: RunInputs) -> tuple[GroundedModel, PreTrainedTokenizerBase]:
+def build_model(inputs: RunInputs) -> tuple[Student, PreTrainedTokenizerBase]:
     """The student with its heads, drawn from the run's seed, and its tokenizer.
 
     Raises:
@@ -297,13 +297,13 @@ def build_model(inputs: RunInputs) -> tuple[GroundedModel, PreTrainedTokenizerBa
     """
     import torch
 
-    from train.model import GroundedModel, check_tokenizer, load_student
+    from train.model import Student, check_tokenizer, load_student
 
     spec, student, train, data = inputs.spec, inputs.spec.student, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
     encoder, tokenizer = load_student(student)
     check_tokenizer(tokenizer, encoder, data.samples, student.max_length, data.vocabulary_size)
-    model = GroundedModel(
+    model = Student(
         encoder,
         inputs.objective,
         student.pooling,
@@ -367,7 +367,7 @@ def _export(
     inputs: RunInputs,
     folder: RunFolder,
     state: RunState,
-    model: GroundedModel,
+    model: Student,
     tokenizer: PreTrainedTokenizerBase,
     device: torch.device,
 ) -> RunSummary:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.encode_again import Checked
     from pipeline.extract.runner import SetSummary
     from pipeline.extract.settings import Machine
-    from sightline.cache.plan import Worker
+    from sightline.cache.plan import WorkerNumber
 
 OUT = Annotated[Path, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
@@ -75,17 +75,19 @@ CHECK = Annotated[
 ]
 
 
-def _worker(text: str) -> Worker:
-    from sightline.cache.plan import Worker
+def _worker(text: str) -> WorkerNumber:
+    from sightline.cache.plan import WorkerNumber
 
     try:
-        return Worker.of_environment(os.environ) if text == "env" else Worker.parse(text)
+        return (
+            WorkerNumber.of_environment(os.environ) if text == "env" else WorkerNumber.parse(text)
+        )
     except SightlineError as error:
         raise typer.BadParameter(str(error)) from error
 
 
 WORKER = Annotated[
-    Any,  # a `Worker` or None
+    Any,  # a `WorkerNumber` or None
     typer.Option(
         "--worker",
         metavar="<str>",
@@ -300,7 +302,7 @@ def _metavar(arms: Sequence[Any]) -> str:
     return words.get(inner, "<str>")
 
 
-def launched_workers(machine: Machine, worker: Worker | None, sets: Sequence[Path]) -> bool:
+def launched_workers(machine: Machine, worker: WorkerNumber | None, sets: Sequence[Path]) -> bool:
     """Run this command as the workers that ``machine`` asks for, and print their result.
 
     Args:

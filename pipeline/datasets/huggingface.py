@@ -20,7 +20,7 @@ from pipeline.datasets.foreign_tables import batches_of, readable, schema_of
 from pipeline.datasets.hub_files import fetch, files_by_split, missing_numbers
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
-from pipeline.datasets.manifests import Rows, write_files
+from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
     MANIFESTS,
     DatasetError,
@@ -232,14 +232,14 @@ class _Reader:
         self._owners: dict[bytes, str] = {}  # key → split
         self._in_place = False
 
-    def read(self, file: Path, theirs: str, split: str) -> Rows:
+    def read(self, file: Path, theirs: str, split: str) -> ManifestRows:
         """The images and captions of a file.
 
         Args:
             theirs: the data set's split of the file; may be empty.
             split: our name for it, unless there is a column of splits.
         """
-        rows, column = Rows(), self._source.split_column
+        rows, column = ManifestRows(), self._source.split_column
         with readable(file):
             columns = _check(self._source, file)
         for batch in batches_of(file, columns, _ROWS):
@@ -251,7 +251,7 @@ class _Reader:
                 self._add(rows, name, row, own)
         return rows
 
-    def _add(self, rows: Rows, name: str, row: dict[str, Any], split: str) -> None:
+    def _add(self, rows: ManifestRows, name: str, row: dict[str, Any], split: str) -> None:
         (data, written), path = _image_of(row[self._source.image]), None
         if data is not None and self._source.images is not None:
             raise DatasetError(
@@ -274,7 +274,7 @@ class _Reader:
             rows.add_caption(image_id, self._captions[image_id], text, split)
             self._captions[image_id] += 1
 
-    def _file_of(self, rows: Rows, name: str, written: str) -> str | None:
+    def _file_of(self, rows: ManifestRows, name: str, written: str) -> str | None:
         """The file of a row that has only a path; None, with the reason noted, if there is none."""
         path = os.path.normpath(os.path.join(self._real, written))  # noqa: PTH118
         if not written:

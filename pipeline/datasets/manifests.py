@@ -94,7 +94,7 @@ def write_captioned(
 
 def write_files(
     folder: Path,
-    files: Iterable[tuple[str, Rows]],
+    files: Iterable[tuple[str, ManifestRows]],
     report: PrepareReport,
     *,
     count: int,
@@ -231,7 +231,7 @@ def _nothing(where: str, images: int, report: PrepareReport) -> str:
 
 
 @dataclass
-class Rows:
+class ManifestRows:
     """Images and captions, collected one by one.
 
     Attributes:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from pipeline.datasets.manifests import INCOMPLETE, Rows
+from pipeline.datasets.manifests import INCOMPLETE, ManifestRows
 from pipeline.datasets.source import DatasetError
 
 _NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -23,7 +23,7 @@ class Member(NamedTuple):
     length: int
 
 
-def members(file: IO[bytes], shard: Path, rows: Rows) -> Iterator[Member]:
+def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member]:
     """The plain files of an uncompressed tar, in order, named without a leading ``./``.
 
     What is left out is noted in ``rows``, as of ``shard``.

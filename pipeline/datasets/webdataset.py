@@ -14,7 +14,7 @@ from typing import IO, Annotated, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
 from pipeline.datasets.images import SUFFIXES, any_pixel_count
-from pipeline.datasets.manifests import Rows, write_files
+from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
     DatasetError,
     PrepareReport,
@@ -153,13 +153,13 @@ def _expanded(pattern: str) -> list[str]:
     return [each for n in numbers for each in _expanded(f"{before}{n:0{width}}{after}")]
 
 
-def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[Rows]:
+def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[ManifestRows]:
     """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
     workers = min(8, 2 * (os.cpu_count() or 1))
     suffix, read = _caption_reader(source.caption_field)
     waiting = iter(shards)
 
-    def rows_of(shard: tuple[Path, str]) -> Rows:
+    def rows_of(shard: tuple[Path, str]) -> ManifestRows:
         return _read_shard(source.images, *shard, suffix, read)
 
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
@@ -167,9 +167,11 @@ def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Itera
             yield from pool.map(rows_of, some)
 
 
-def _read_shard(root: Path, path: Path, split: str, suffix: str, read: _ReadCaptions) -> Rows:
+def _read_shard(
+    root: Path, path: Path, split: str, suffix: str, read: _ReadCaptions
+) -> ManifestRows:
     """The images and captions of a shard; ``read`` takes the bytes of KEY``suffix``."""
-    rows = Rows()
+    rows = ManifestRows()
     try:
         file = (root / path).open("rb")
     except OSError as error:
@@ -204,7 +206,7 @@ def _read_shard(root: Path, path: Path, split: str, suffix: str, read: _ReadCapt
 
 
 def _add(
-    rows: Rows,
+    rows: ManifestRows,
     file: IO[bytes],
     path: Path,
     split: str,

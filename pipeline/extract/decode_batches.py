@@ -180,7 +180,7 @@ def decode_worker_init(worker_id: int) -> None:
     os.setpgid(0, 0)
 
 
-Result = Callable[[], np.ndarray]
+PendingFeatures = Callable[[], np.ndarray]
 """Waits for the features of one call: float32 [n, dim]."""
 
 
@@ -196,7 +196,7 @@ class Feed:
         self.on_gpu = encoder.device.type == "cuda"
         self._copies = torch.cuda.Stream(encoder.device) if self.on_gpu else None
 
-    def launch(self, inputs: Tensor, start: int, stop: int) -> Result:
+    def launch(self, inputs: Tensor, start: int, stop: int) -> PendingFeatures:
         """Encode rows ``start`` to ``stop - 1`` of a batch; rows that it lacks are padding."""
         shape = stop - start, 3, *self._read.size
         rows = inputs[start:stop]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.extract.inputs import FeatureInputs, inputs_of
-from pipeline.extract.out_of_memory import HalvingCalls
-from pipeline.extract.runner import Advance, Computed, Job, good_rows, run
+from pipeline.extract.runner import Advance, BatchResult, Job, good_rows, run
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
@@ -23,12 +22,13 @@ from sightline.cache.plan import Batch
 from sightline.cache.record import Kind, set_output
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
+from sightline.out_of_memory import HalvingCalls
 from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.encoder import ImageEncoder, TextEncoder
-    from pipeline.extract.decode_batches import Reader, Result
+    from pipeline.extract.decode_batches import PendingFeatures, Reader
     from sightline.cache.parts import Failure
     from sightline.cache.prepared import PreparedDataset
 
@@ -184,7 +184,7 @@ def _rows_of_texts(
     calls: HalvingCalls,
     batches: Iterator[Batch],
     advance: Advance,
-) -> Iterator[Computed]:
+) -> Iterator[BatchResult]:
     """The features of each batch: float32 [n, dim]."""
     for batch in batches:
         texts = texts_of(batch)
@@ -196,7 +196,7 @@ def _rows_of_texts(
             return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
 
         rows = np.concatenate(calls.run(len(texts), call))
-        yield Computed(batch, rows[: len(texts)], {})
+        yield BatchResult(batch, rows[: len(texts)], {})
         advance(len(texts))
 
 
@@ -218,19 +218,19 @@ def _rows_of_pictures(
     workers: int,
     batches: Iterator[Batch],
     advance: Advance,
-) -> Iterator[Computed]:
+) -> Iterator[BatchResult]:
     """The features of each batch, those that could be read: float32 [n, dim]."""
     from pipeline.extract.decode_batches import Feed, decoded_batches
 
     feed = Feed(encoder, read)
-    launched: deque[tuple[Batch, list[Result], dict[bytes, Failure]]] = deque()
+    launched: deque[tuple[Batch, list[PendingFeatures], dict[bytes, Failure]]] = deque()
 
-    def finished() -> Computed:
+    def finished() -> BatchResult:
         """Wait for the features of the first batch."""
         batch, results, failed = launched.popleft()
         features = np.concatenate([result() for result in results])[: len(batch.keys)]
         advance(len(batch.keys))
-        return Computed(batch, features[good_rows(batch, failed)], failed)
+        return BatchResult(batch, features[good_rows(batch, failed)], failed)
 
     batches, planned = tee(batches)
     entries = map(entries_of, planned)

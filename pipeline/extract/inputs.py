@@ -38,7 +38,7 @@ class CutoutEntry(NamedTuple):
 
     Attributes:
         place: where the image is, or the set that stores the picture.
-        key: key of the cut-out, from `sightline.cache.rle.cutout_key` (32 bytes).
+        key: key of the cut-out, from `sightline.cache.cutout_identity.cutout_key` (32 bytes).
         image_key: SHA-256 of the image's bytes (32 bytes).
         size: (height, width) of the mask in pixels.
         counts: COCO's compressed runs.

@@ -17,9 +17,10 @@ from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.inputs import CutoutEntry
 from pipeline.extract.settings import CutoutRules
 from sightline.cache import CacheError, Place
+from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import TableSpec
-from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
+from sightline.cache.rle import decode_mask
 from sightline.cache.sets import open_tables
 
 if TYPE_CHECKING:

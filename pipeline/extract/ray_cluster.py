@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.extract.settings import Machine
 from pipeline.extract.workers import DEATHS, LEAVE, Child, Ended, Watch, of_worker, stop
-from sightline.cache.plan import Worker
+from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.progress import to_stderr
@@ -56,7 +56,7 @@ def on_ray(
         given = {k: v for k, v in os.environ.items() if k.startswith(_HANDED_DOWN)}
         names = {}
         for index in range(count):
-            worker = Worker(index, count)
+            worker = WorkerNumber(index, count)
             words = of_worker(command, worker, device)
             names[task.remote(f"{worker} on {device}", words, str(Path.cwd()), given)] = worker
         left, begun, said = list(names), time.monotonic(), False
@@ -77,7 +77,7 @@ def on_ray(
                 _cancel(ray, left)
 
 
-def _end_of(ray: Any, ref: Any, worker: Worker) -> Ended:
+def _end_of(ray: Any, ref: Any, worker: WorkerNumber) -> Ended:
     """How a task has ended."""
     try:
         return ray.get(ref)

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.extract.out_of_memory import HalvingCalls
 from pipeline.extract.settings import Machine
 from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure
-from sightline.cache.plan import Batch, Worker
+from sightline.cache.plan import Batch, WorkerNumber
 from sightline.cache.record import FeatureSetRecord, SetRecord, Spec
 from sightline.cache.writer import SetWriter
 from sightline.devices import device_name, pick_device, threads_here, using_threads
 from sightline.errors import BusyError, SightlineError
 from sightline.hardware import cpu_warning
+from sightline.out_of_memory import HalvingCalls
 from sightline.progress import progress, to_stderr
 from sightline.signals import Stopped
 from sightline.wording import in_bytes
@@ -31,7 +31,7 @@ from sightline.wording import in_bytes
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Computed(NamedTuple):
+class BatchResult(NamedTuple):
     """The result of a batch.
 
     Attributes:
@@ -51,7 +51,7 @@ def good_rows(batch: Batch, failed: Mapping[bytes, Failure]) -> list[bool]:
 
 
 Advance = Callable[[int], None]
-Compute = Callable[[Iterator[Batch], Advance], Iterable[Computed]]
+Compute = Callable[[Iterator[Batch], Advance], Iterable[BatchResult]]
 """Batches, pulled on demand, and a progress callback for finished rows → results."""
 
 
@@ -187,7 +187,7 @@ def run(
     max_failed: float,
     machine: Machine = Machine(),  # noqa: B008  (frozen)
     *,
-    worker: Worker | None = None,
+    worker: WorkerNumber | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
     copy_from: Path | None = None,

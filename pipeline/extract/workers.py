@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.extract.settings import Machine
-from sightline.cache.plan import Worker
+from sightline.cache.plan import WorkerNumber
 from sightline.cache.writer import rows_done
 from sightline.devices import threads_here
 from sightline.errors import SightlineError
@@ -72,7 +72,7 @@ def run_workers(
     machine: Machine,
     sets: Sequence[Path],
     *,
-    worker: Worker | None = None,
+    worker: WorkerNumber | None = None,
 ) -> str:
     """Run one command once for each worker that ``machine`` asks for, all at the same time.
 
@@ -105,7 +105,7 @@ def run_workers(
 
         every = watch.until_all_ended(on_ray(command, machine, threads, watch))
     else:
-        ends = _on_devices(command, machine.devices, worker or Worker(0, 1), watch)
+        ends = _on_devices(command, machine.devices, worker or WorkerNumber(0, 1), watch)
         every = watch.until_all_ended(ends)
     failed = list(dict.fromkeys(each.error for each in every if each.error))
     if not failed:
@@ -133,7 +133,7 @@ def _without_options(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def of_worker(command: Sequence[str], worker: Worker, device: str) -> list[str]:
+def of_worker(command: Sequence[str], worker: WorkerNumber, device: str) -> list[str]:
     """The command of one worker, on one device."""
     numbered = f"{worker.index}/{worker.count}"
     return [*command, "--worker", numbered, "--engine", "local", "--devices", device]
@@ -275,7 +275,7 @@ def stop(children: Sequence[Child]) -> None:
 
 
 def _on_devices(
-    command: Sequence[str], devices: Sequence[str], outer: Worker, watch: Watch
+    command: Sequence[str], devices: Sequence[str], outer: WorkerNumber, watch: Watch
 ) -> Generator[Ended | None]:
     from sightline.devices import pick_device
 
@@ -285,7 +285,7 @@ def _on_devices(
     with TemporaryDirectory(prefix="sightline-") as folder:
         try:
             for index, device in enumerate(devices):
-                worker = Worker(outer.index * count + index, outer.count * count)
+                worker = WorkerNumber(outer.index * count + index, outer.count * count)
                 words = of_worker(command, worker, device)
                 left.append(Child(f"{worker} on {device}", words, Path(folder, str(index))))
             while left:

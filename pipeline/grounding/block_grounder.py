@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.out_of_memory import HalvingCalls
-from pipeline.grounding.captioned_images import Unit
+from pipeline.grounding.captioned_images import CaptionedImage
 from pipeline.grounding.protocols import (
     Answer,
     Dropped,
@@ -27,9 +26,11 @@ from pipeline.grounding.protocols import (
 from pipeline.grounding.rules import hull, select
 from pipeline.grounding.settings import Rules
 from sightline.cache import key_of_text
+from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.parts import Failure
-from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from sightline.cache.rle import encode_mask
 from sightline.cache.tables import GROUNDED
+from sightline.out_of_memory import HalvingCalls
 
 _BATCHES_AHEAD = 2
 
@@ -44,7 +45,7 @@ class _Image:
         answers: for each caption, its phrases and drops.
     """
 
-    unit: Unit
+    unit: CaptionedImage
     pixels: Tensor | None = None
     failure: Failure | None = None
     answers: list[Answer] = field(default_factory=list)
@@ -107,7 +108,7 @@ class BlockGrounder:
         ]
 
     def ground(
-        self, units: Sequence[Unit], advance: Callable[[int], None]
+        self, units: Sequence[CaptionedImage], advance: Callable[[int], None]
     ) -> tuple[pa.Table, dict[bytes, Failure]]:
         """The rows of a block's images, in order, and why others have none, by their keys."""
         rows: list[dict[str, Any]] = []
@@ -129,9 +130,9 @@ class BlockGrounder:
                 future.result()
         return pa.Table.from_pylist(rows, schema=GROUNDED), failures
 
-    def _decoded(self, units: Sequence[Unit]) -> Iterator[list[_Image]]:
+    def _decoded(self, units: Sequence[CaptionedImage]) -> Iterator[list[_Image]]:
         """Batches of decoded images, with captions for about one model batch each."""
-        batches: list[list[Unit]] = []
+        batches: list[list[CaptionedImage]] = []
         room = 0
         for unit in units:
             if room <= 0:
@@ -148,7 +149,7 @@ class BlockGrounder:
             while ahead:
                 yield [future.result() for future in ahead.popleft()]
 
-    def _load(self, unit: Unit) -> _Image:
+    def _load(self, unit: CaptionedImage) -> _Image:
         image = _Image(unit)
         try:
             image.pixels = load_image(unit.place, unit.key)

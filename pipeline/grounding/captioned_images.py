@@ -13,7 +13,7 @@ from sightline.errors import SightlineError
 
 
 @dataclass
-class Unit:
+class CaptionedImage:
     """An image and its captions to ground, each text once.
 
     Attributes:
@@ -35,7 +35,7 @@ class Unit:
         return hashlib.sha256(self.key + texts).digest()
 
 
-def units_of(data: PreparedDataset, choice: CaptionChoice) -> list[Unit]:
+def units_of(data: PreparedDataset, choice: CaptionChoice) -> list[CaptionedImage]:
     """The images of a data set with the captions to ground; skips images without captions.
 
     Files with equal content count as one image with the captions of all of them.
@@ -50,10 +50,10 @@ def units_of(data: PreparedDataset, choice: CaptionChoice) -> list[Unit]:
     from sightline.cache.caption_choice import choose_captions
 
     root, table = data.require_images(), data.images
-    units: dict[bytes, Unit] = {}
-    by_id: dict[str, Unit] = {}
+    units: dict[bytes, CaptionedImage] = {}
+    by_id: dict[str, CaptionedImage] = {}
     for row, place in zip(table.to_pylist(), places_of(data.images_manifest, table), strict=True):
-        unit = Unit(place.below(root), row["key"], row["height"], row["width"])
+        unit = CaptionedImage(place.below(root), row["key"], row["height"], row["width"])
         by_id[row["image_id"]] = units.setdefault(row["key"], unit)
     table = data.captions
     image_ids, texts = table["image_id"].to_pylist(), table["text"].to_pylist()

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipeline.extract.decode import ImageError
 from pipeline.extract.inputs import CutoutEntry, cutout_entries
 from pipeline.extract.objects import SPEC, Cutter, to_png
-from pipeline.extract.runner import Advance, Computed, Job
+from pipeline.extract.runner import Advance, BatchResult, Job
 from sightline.cache import Place
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import find_keys, unique_sorted
@@ -53,7 +53,7 @@ def cutouts_job(
     phrases = phrases.take(unique_sorted(key_column(phrases["cutout_key"])))
     keys = key_column(phrases["cutout_key"])
 
-    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
+    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[BatchResult]:
         with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
             for batch in batches:
                 objects = cutout_entries(records, phrases.take(find_keys(keys, batch.keys)), places)
@@ -64,7 +64,7 @@ def cutouts_job(
                     rows += some
                     failed |= failures
                     advance(len(some) + len(failures))
-                yield Computed(batch, pa.Table.from_pylist(rows, schema=CUTOUTS), failed)
+                yield BatchResult(batch, pa.Table.from_pylist(rows, schema=CUTOUTS), failed)
 
     def cut(objects: list[CutoutEntry]) -> tuple[list[dict[str, Any]], dict[bytes, Failure]]:
         """The rows of one image's objects, in order, and why others cannot be cut out."""

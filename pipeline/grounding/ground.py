@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from pipeline.extract.runner import Advance, Computed, Job, SetSummary, run
+from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
 from pipeline.extract.settings import ExtractSettings, Machine
-from pipeline.grounding.captioned_images import Unit, units_of
+from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.protocols import Grounder, Segmenter
 from pipeline.grounding.settings import GroundingSettings, Rules
 from sightline.atomic_files import check_apart
+from sightline.cache.cutout_identity import CROP_RULE
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import as_keys
-from sightline.cache.plan import Batch, Worker
+from sightline.cache.plan import Batch, WorkerNumber
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import TableSpec, set_output
-from sightline.cache.rle import CROP_RULE
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
@@ -40,7 +40,7 @@ def ground_dataset(
     settings: ExtractSettings,
     machine: Machine,
     *,
-    worker: Worker | None = None,
+    worker: WorkerNumber | None = None,
     retry_failed: bool = False,
     dry_run: bool = False,
 ) -> SetSummary:
@@ -148,7 +148,7 @@ def ground_captions(
 
 
 def grounding_job(
-    units: Sequence[Unit],
+    units: Sequence[CaptionedImage],
     grounder: Grounder,
     segmenter: Segmenter | None,
     rules: Rules,
@@ -189,10 +189,10 @@ def grounding_job(
     by_key = {unit.unit_key: unit for unit in units}
     blocks = BlockGrounder(grounder, segmenter, rules, batch_size, workers)
 
-    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[Computed]:
+    def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[BatchResult]:
         for batch in batches:
             block = [by_key[key.tobytes()] for key in batch.keys]
-            yield Computed(batch, *blocks.ground(block, advance))
+            yield BatchResult(batch, *blocks.ground(block, advance))
 
     return Job(
         out,
@@ -208,7 +208,7 @@ def grounding_job(
     )
 
 
-def _by_size(unit: Unit) -> list[int]:
+def _by_size(unit: CaptionedImage) -> list[int]:
     """Group of images of one size, which are grounded together: 32 bytes."""
     return [*unit.height.to_bytes(16, "big"), *unit.width.to_bytes(16, "big")]
 

@@ -194,7 +194,7 @@ class SegmenterSettings(FamilySettings):
         "sightline.segmenters",
         {
             "box": "pipeline.grounding.settings:BoxSettings",
-            "annotations": "pipeline.grounding.settings:DrawnSettings",
+            "annotations": "pipeline.grounding.settings:GrounderMasksSettings",
             "sam2": "pipeline.grounding.settings:Sam2Settings",
             "sam2-hf": "pipeline.grounding.settings:Sam2HfSettings",
         },
@@ -225,7 +225,7 @@ class BoxSettings(SegmenterSettings):
         return BoxSegmenter()
 
 
-class DrawnSettings(SegmenterSettings):
+class GrounderMasksSettings(SegmenterSettings):
     """The masks that came with the grounder's boxes."""
 
     family: Literal["annotations"]

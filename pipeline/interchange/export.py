@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from pipeline.interchange.card import card
-from pipeline.interchange.rows import Rows, write_npy, write_parquet
+from pipeline.interchange.rows import ExportedRows, write_npy, write_parquet
 from sightline.cache import (
     FeatureSet,
     FeatureSetRecord,
@@ -74,7 +74,7 @@ def export_features(
         spec = spec.model_copy(update={"preprocessing": preprocessing})
     inputs = [folder] if dataset is None else [folder, dataset]
     names = {} if dataset is None else names_in(PreparedDataset.open(dataset), features)
-    source = Rows(features, names, normalise)
+    source = ExportedRows(features, names, normalise)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as work:
         (write_parquet if form == "parquet" else write_npy)(work, source)
         now = {"spec": spec, "fingerprint": spec.fingerprint}
@@ -102,7 +102,7 @@ def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dat
         SightlineError: the library `datasets` is not installed, or ``data`` has none of the rows.
     """
     library = require("datasets", "to_dataset")
-    rows = Rows(features, {} if data is None else names_in(data, features))
+    rows = ExportedRows(features, {} if data is None else names_in(data, features))
     tables = [rows.schema.empty_table(), *rows.tables(range(len(features)))]
     return library.Dataset(pa.concat_tables(tables))
 

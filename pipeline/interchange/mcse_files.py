@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.datasets.manifests import Rows, cleaned, write_captioned
+from pipeline.datasets.manifests import ManifestRows, cleaned, write_captioned
 from pipeline.datasets.prepared_output import building
 from pipeline.datasets.source import PrepareReport
 from pipeline.interchange.import_rows import foreign_spec, write_rows
@@ -221,7 +221,7 @@ def _write_manifests(
         images: (key, id) of each.
         captions: (id of its image, text) of each.
     """
-    rows = Rows()
+    rows = ManifestRows()
     for key, image_id in images:
         rows.add_known(image_id, "", key, (0, 0), "train")
     numbers: Counter[str] = Counter()

@@ -24,7 +24,7 @@ _TOLERANCE = 0.01  # of a length; float16 rounds lengths by less than 0.002
 
 
 @dataclass(frozen=True)
-class Rows:
+class ExportedRows:
     """What is written.
 
     Attributes:
@@ -61,7 +61,7 @@ class Rows:
             yield pa.table([keys, *names, lists], schema=self.schema)
 
 
-def write_parquet(folder: Path, source: Rows) -> None:
+def write_parquet(folder: Path, source: ExportedRows) -> None:
     """Write ``data/rows-N.parquet`` below ``folder``: key, names and features."""
     (folder / "data").mkdir()
     for number, rows in _files(source):
@@ -73,7 +73,7 @@ def write_parquet(folder: Path, source: Rows) -> None:
                 writer.write_table(table)
 
 
-def write_npy(folder: Path, source: Rows) -> None:
+def write_npy(folder: Path, source: ExportedRows) -> None:
     """Write clip-retrieval's layout below ``folder``: row i of the n-th .npy is row i of metadata.
 
     ``{img,text}_emb/{img,text}_emb_N.npy`` and ``metadata/metadata_N.parquet``, with the key as
@@ -97,7 +97,7 @@ def write_npy(folder: Path, source: Rows) -> None:
                 writer.write_table(some.drop_columns([FEATURES]))
 
 
-def _files(source: Rows) -> Iterator[tuple[int, range]]:
+def _files(source: ExportedRows) -> Iterator[tuple[int, range]]:
     """The number and the rows of each file; at least one, which may have no rows."""
     count = len(source.features)
     step = max(1, FILE_BYTES // (source.features.dim * source.features.dtype.itemsize))

@@ -12,7 +12,7 @@ from sightline.cache.keys import Keys, as_keys, sort_order
 from sightline.cache.publish import publish, write_shards
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
-from sightline.cache.verify import Sound, all_sound
+from sightline.cache.verify import UsableRows, all_sound
 from sightline.output import Output, next_names
 
 
@@ -91,7 +91,7 @@ def collect(folder: Path) -> Garbage:
 
 
 def _rewrite(
-    output: Output, record: SetRecord, found: Sound, parts: Sequence[Keys], shard_rows: int
+    output: Output, record: SetRecord, found: UsableRows, parts: Sequence[Keys], shard_rows: int
 ) -> SetRecord:
     """Republish the rows of a set: each part (sorted keys) is split into separate shards."""
     live = found.rows.live()

@@ -176,14 +176,14 @@ _LAUNCHERS = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_NTASKS"}
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerNumber:
     """Worker ``index`` of ``count``, from 0."""
 
     index: int
     count: int
 
     @classmethod
-    def parse(cls, text: str) -> Worker:
+    def parse(cls, text: str) -> WorkerNumber:
         """From ``i/n``.
 
         Raises:
@@ -198,7 +198,7 @@ class Worker:
         return cls(int(found[1]), int(found[2]))
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Worker:
+    def of_environment(cls, environment: Mapping[str, str]) -> WorkerNumber:
         """From the variables of `torchrun` (RANK, WORLD_SIZE) or `srun` (SLURM_PROCID, …).
 
         Raises:

@@ -12,11 +12,11 @@ from sightline.cache.file_checks import file_fault, remembered_faults
 from sightline.cache.keys import Keys, as_keys, find_keys
 from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, Spec, read_record
 from sightline.cache.rows import Rows, rows_in
-from sightline.cache.verify import Sound, sound_part
+from sightline.cache.verify import UsableRows, sound_part
 from sightline.errors import CacheError
 
 
-class Existing:
+class ReusableRows:
     """The set in a folder, as far as a run with this ``spec`` can use it.
 
     Args:
@@ -34,7 +34,7 @@ class Existing:
     def __init__(self, folder: Path, spec: Spec, *, remember: bool) -> None:
         self.folder, self.spec = folder, spec
         self.record: SetRecord | None = None
-        self.sound = Sound(Rows(spec))
+        self.sound = UsableRows(Rows(spec))
         self.replaces: list[str] = []
         if not (folder / FILE_NAME).exists():
             return

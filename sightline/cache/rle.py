@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import CacheError
-
-CROP_RULE = "mask-transparent,tight-box/1"
-"""Everything outside the mask is transparent; the cut-out is cropped to the mask's box."""
 
 _OFFSET = 48  # the compressed string uses the characters 48 to 111
 _MORE = 0x20
@@ -119,16 +115,3 @@ def expand_counts(counts: str) -> list[int]:
     for first in (1, 2):
         values[first::2] = np.cumsum(values[first::2])
     return values.tolist()
-
-
-def cutout_key(image_key: bytes, size: list[int], counts: str, crop_rule: str) -> bytes:
-    """Key of the cut-out of an image by a mask: 32 raw bytes.
-
-    Args:
-        image_key: key of the image, 32 raw bytes.
-        size: (height, width) of the mask.
-        counts: the compressed runs, unique for each mask.
-        crop_rule: name and version of the cropping rule.
-    """
-    mask = f"\n{size[0]} {size[1]} {counts}\n{crop_rule}"
-    return hashlib.sha256(image_key + mask.encode("utf-8")).digest()

@@ -98,7 +98,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Sound:
+class UsableRows:
     """What can be used of a set.
 
     Attributes:
@@ -122,7 +122,7 @@ class Sound:
         return lines
 
 
-def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Sound:
+def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> UsableRows:
     """What can be used of a set in which the files ``damaged`` (name → fault) are.
 
     Raises:
@@ -152,10 +152,10 @@ def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Soun
         for i, shard in enumerate(record.shards)
         if not good[i]
     )
-    return Sound(rows, failed, dropped, fault)
+    return UsableRows(rows, failed, dropped, fault)
 
 
-def all_sound(folder: Path, record: SetRecord) -> Sound:
+def all_sound(folder: Path, record: SetRecord) -> UsableRows:
     """The rows of a set without damage.
 
     Raises:
@@ -167,7 +167,7 @@ def all_sound(folder: Path, record: SetRecord) -> Sound:
     return found
 
 
-def repair(folder: Path, progress: Progress = lambda _: None) -> Sound:
+def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
     """Read every byte of the set in ``folder`` and take out damaged shards.
 
     Their rows leave the index, to be computed by the next run, then their files are removed;

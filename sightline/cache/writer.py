@@ -23,7 +23,7 @@ from sightline.cache.parts import (
     rows_in_parts,
     write_failures,
 )
-from sightline.cache.plan import FILE, Batch, Plan, Shape, StoredPlan, Worker
+from sightline.cache.plan import FILE, Batch, Plan, Shape, StoredPlan, WorkerNumber
 from sightline.cache.publish import publish, write_shards
 from sightline.cache.record import (
     Provenance,
@@ -31,7 +31,7 @@ from sightline.cache.record import (
     Spec,
     set_output,
 )
-from sightline.cache.reusable_rows import Existing
+from sightline.cache.reusable_rows import ReusableRows
 from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import Numbers, format_of
 from sightline.errors import CacheError, SightlineError
@@ -98,7 +98,7 @@ class SetWriter:
         folder: Path,
         spec: Spec,
         inputs: Iterable[Path] = (),
-        worker: Worker | None = None,
+        worker: WorkerNumber | None = None,
     ) -> None:
         self.folder, self.spec, self.worker = folder, spec, worker
         self.format = format_of(spec)
@@ -391,7 +391,7 @@ class SetWriter:
     # -- the existing set --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._there = Existing(self.folder, self.spec, remember=not self._looks)
+        self._there = ReusableRows(self.folder, self.spec, remember=not self._looks)
         self.replaces, self.repaired = self._there.replaces, self._there.sound.lines()
         self._finished = Parts(self.run_folder, self.spec, self._output.unfinished)
         if self._is_alone and not self._looks:

@@ -36,9 +36,9 @@ from sightline.cache import (
     write_phrase_tokens,
     write_tokens,
 )
+from sightline.cache.cutout_identity import cutout_key
 from sightline.cache.rle import (
     compress_counts,
-    cutout_key,
     decode_mask,
     encode_mask,
     expand_counts,

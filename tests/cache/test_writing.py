@@ -27,7 +27,7 @@ from stub_set import (
 from sightline.cache import CacheError, FeatureSet, MissingKeys, SetWriter, verify, writer
 from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.parts import read_failures
-from sightline.cache.plan import Worker
+from sightline.cache.plan import WorkerNumber
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
 from sightline.cache.writer import MAX_SMALL_SHARDS
@@ -247,7 +247,7 @@ def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeyp
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
     monkeypatch.setitem(writer.BLOCK_ROWS, "image", 32)
-    second = SetWriter(tmp_path / "set", SPEC, worker=Worker(1, 2))
+    second = SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(1, 2))
     with second.joined():
         mine = second.mine(second.plan(KEYS, batch_size=16))
         first = next(mine)
@@ -257,7 +257,7 @@ def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeyp
 
 def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
     fill(tmp_path / "set", failing=BAD)
-    first, second = (SetWriter(tmp_path / "set", SPEC, worker=Worker(i, 2)) for i in range(2))
+    first, second = (SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(i, 2)) for i in range(2))
     with first.joined():
         (batch,) = first.plan(KEYS, batch_size=16, retry_failed=True)
         again = {"code": "undecodable", "path": "a.jpg", "reason": "still not an image"}

@@ -29,8 +29,9 @@ from pipeline.datasets.scenes.student import HEADS, new_bert, wordpieces
 from pipeline.datasets.scenes.vocabulary import ATTRIBUTES, RELATIONS, RGB, WEIGHTS
 from pipeline.encoders.config import parse_weights
 from pipeline.encoders.weights import identity_of
+from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.keys import key_of_text
-from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
+from sightline.cache.rle import decode_mask
 
 ALL = frozenset(Thing._fields)
 RED_DISC = Thing("post", "red", "big", "plain")

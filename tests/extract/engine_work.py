@@ -26,7 +26,7 @@ from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import ExtractSettings, Machine
 from sightline.cache import writer
-from sightline.cache.plan import Worker
+from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 
 
@@ -56,7 +56,7 @@ class StubWork:
     log: Path | None = None
     meet: int = 0
 
-    def start(self, machine: Machine, worker: Worker | None = None) -> str:
+    def start(self, machine: Machine, worker: WorkerNumber | None = None) -> str:
         """Do it with the workers of ``machine``; returns what the last of them printed."""
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
         defaults = {"threads": machine.threads or 1, "devices": machine.devices or ("cpu",)}
@@ -75,7 +75,7 @@ class StubWork:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(self.command(*options), env=environment, **pipes, **more)
 
-    def __call__(self, threads: int = 1, worker: Worker | None = None) -> SetSummary:
+    def __call__(self, threads: int = 1, worker: WorkerNumber | None = None) -> SetSummary:
         writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
         settings, machine = ExtractSettings(batch_size=self.batch), Machine(threads=threads)
         texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
@@ -93,7 +93,7 @@ class StubWork:
 
 
 class _Broken:
-    def __init__(self, work: StubWork, worker: Worker | None) -> None:
+    def __init__(self, work: StubWork, worker: WorkerNumber | None) -> None:
         self._work, self._batches, self._threads = work, 0, 0
         self._index = worker.index if worker else 0
 
@@ -137,7 +137,7 @@ def main() -> None:
         parser.add_argument(name, default=argparse.SUPPRESS)
     given = vars(parser.parse_args())
     work = eval(given.pop("work"), {"StubWork": StubWork, "PosixPath": PosixPath})
-    worker = Worker.parse(given.pop("worker")) if "worker" in given else None
+    worker = WorkerNumber.parse(given.pop("worker")) if "worker" in given else None
     machine = Machine.model_validate({**given, "threads": int(given["threads"])})
     commands.app = lambda: print(
         work.start(machine, worker)

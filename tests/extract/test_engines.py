@@ -21,7 +21,7 @@ from ray_nodes import RayNodes
 from pipeline.extract import runner, workers
 from pipeline.extract.settings import Machine
 from sightline.cache import verify
-from sightline.cache.plan import Worker
+from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 
 TWO = Machine(devices=("cpu", "cpu"))
@@ -97,17 +97,17 @@ def test_options_that_make_no_engine_are_refused(tmp_path, capsys, words, said):
 @pytest.mark.parametrize("text", ["2/2", "-1/2", "1/2/3"])
 def test_an_invalid_worker_is_refused(text):
     with pytest.raises(SightlineError, match=f"worker '{text}': expected i/n with i from 0 to n"):
-        Worker.parse(text)
-    assert str(Worker.parse("0/1")) == "worker 0/1"
+        WorkerNumber.parse(text)
+    assert str(WorkerNumber.parse("0/1")) == "worker 0/1"
 
 
 def test_a_worker_is_read_from_its_launcher():
     slurm = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
-    assert Worker.of_environment(slurm) == Worker(1, 4)
+    assert WorkerNumber.of_environment(slurm) == WorkerNumber(1, 4)
     torchrun = {"RANK": "2", "WORLD_SIZE": "8"}
-    assert Worker.of_environment(torchrun) == Worker(2, 8)
-    assert Worker.of_environment({**slurm, **torchrun}) == Worker(2, 8)
-    assert Worker.of_environment({**slurm, "RANK": ""}) == Worker(1, 4)
+    assert WorkerNumber.of_environment(torchrun) == WorkerNumber(2, 8)
+    assert WorkerNumber.of_environment({**slurm, **torchrun}) == WorkerNumber(2, 8)
+    assert WorkerNumber.of_environment({**slurm, "RANK": ""}) == WorkerNumber(1, 4)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_worker_is_read_from_its_launcher():
 )
 def test_half_a_launcher_is_refused(given, said):
     with pytest.raises(SightlineError, match=said):
-        Worker.of_environment(given)
+        WorkerNumber.of_environment(given)
 
 
 def test_a_launcher_is_not_read_unless_asked(tmp_path, monkeypatch, expected):
@@ -234,7 +234,7 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(tmp_path, log, monk
     def refused(stranger, named, threads=1):
         said = f"with a different plan than worker 2/3:\n  {named}"
         with pytest.raises(SightlineError, match=said):
-            stranger(threads, Worker(2, 3))
+            stranger(threads, WorkerNumber(2, 3))
 
     refused(StubWork(work.out, batch=4), "batch_size: 8 → 4")
     refused(StubWork(work.out, weights="1"), "fingerprint: ")

@@ -37,8 +37,9 @@ from sightline.cache import (
     write_tokens,
 )
 from sightline.cache.compact import compact
+from sightline.cache.cutout_identity import CROP_RULE
 from sightline.cache.record import Spec, TableSpec, read_record
-from sightline.cache.rle import CROP_RULE, encode_mask
+from sightline.cache.rle import encode_mask
 from sightline.cache.tables import ROWS_OF
 from sightline.cache.verify import repair
 

@@ -16,7 +16,7 @@ from prepared_data import as_prepared
 from torch import Tensor
 
 from pipeline.extract.runner import SetSummary, run
-from pipeline.grounding.captioned_images import Unit, units_of
+from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.segmenters.box import BoxSegmenter
@@ -74,7 +74,7 @@ class DataSet:
         write_table(self.folder / "captions.parquet", captions, CAPTIONS)
         as_prepared(self.folder)
 
-    def units(self, choice: CaptionChoice = "all") -> list[Unit]:
+    def units(self, choice: CaptionChoice = "all") -> list[CaptionedImage]:
         """Write the manifests and read the units to ground."""
         self.write()
         return units_of(PreparedDataset(self.folder, self.folder / "images"), choice)

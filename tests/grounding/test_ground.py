@@ -27,9 +27,10 @@ from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.settings import Rules
 from sightline.cache import key_of_text
+from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.groundings import grounding_counts, read_grounding, read_phrases
 from sightline.cache.record import FILE_NAME, read_record
-from sightline.cache.rle import CROP_RULE, cutout_key, decode_mask
+from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from sightline.signals import Stopped
 

@@ -15,12 +15,12 @@ from PIL import Image
 from small_inputs import extracting
 
 from pipeline import encode_again
-from pipeline.extract.out_of_memory import HalvingCalls
 from sightline import hardware
 from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, SetWriter, key_of_file, key_of_text, verify, writer
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
+from sightline.out_of_memory import HalvingCalls
 from sightline.wording import in_bytes
 
 

@@ -33,8 +33,9 @@ from sightline.cache import (
     whole_files,
     write_manifest,
 )
+from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.prepared import PreparedDataset
-from sightline.cache.rle import CROP_RULE, MaskCode, cutout_key, encode_mask
+from sightline.cache.rle import MaskCode, encode_mask
 
 OBJECTS = 3  # of each image
 

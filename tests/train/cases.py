@@ -25,7 +25,7 @@ from sightline.cache import (
 )
 from train.batch import Batch
 from train.data import TrainingData
-from train.model import GroundedModel, load_student
+from train.model import Student, load_student
 from train.objectives import make_objective
 from train.objectives.objective import Views
 from train.run_spec import RunSpec
@@ -188,16 +188,16 @@ class Case:
             spec = spec.model_copy(update={"text": None})
         return TrainingData(spec, objective)
 
-    def build(self) -> tuple[GroundedModel, TrainingData]:
+    def build(self) -> tuple[Student, TrainingData]:
         """The model that a run would train, and its data."""
         data = self.data()
         objective = make_objective(self.objective, self.parameters)
         torch.manual_seed(1)
         encoder, _ = load_student(self.spec().student)
-        return GroundedModel(encoder, objective, "cls", data.dims).train(), data
+        return Student(encoder, objective, "cls", data.dims).train(), data
 
 
-def terms_of(model: GroundedModel, batch: Batch) -> dict[str, Tensor]:
+def terms_of(model: Student, batch: Batch) -> dict[str, Tensor]:
     """The loss terms of ``batch``, and their total."""
     (first, second), phrases = model.encode(batch.sentences)
     return model.terms(batch, Views(first, second, phrases))

@@ -210,13 +210,13 @@ def break_at(act: str, at: str) -> None:
     """End or signal this process when it reaches the point."""
     from train import train_run as training
     from train.distributed import Processes
-    from train.model import GroundedModel
+    from train.model import Student
 
     if not act:
         return
     name, number = at.split()
     owner, method = {
-        "terms": (GroundedModel, "terms"),
+        "terms": (Student, "terms"),
         "gather": (Processes, "gathered"),
         "add": (Processes, "add_gradients"),
         "dev": (training, "dev_score"),

@@ -23,7 +23,7 @@ _FILTERED = -99999.99
 
 
 @dataclass(frozen=True)
-class Sentences:
+class TokenRows:
     """One batch of a loader.
 
     Attributes:
@@ -60,7 +60,7 @@ class ReleasedModel(nn.Module):
         self.load_state_dict(dict(weights))
         self.to(dtype)
 
-    def views(self, batch: Sentences) -> Views:
+    def views(self, batch: TokenRows) -> Views:
         """Both dropout views: one pass over the batch twice."""
         ids, lengths = (torch.cat([each, each]) for each in (batch.input_ids, batch.lengths))
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
@@ -76,7 +76,7 @@ class Views:
     """The two dropout views of a batch: hidden states [N, L, d] each."""
 
     model: ReleasedModel
-    batch: Sentences
+    batch: TokenRows
     states: tuple[Tensor, ...]
 
     def projected(self, head: str) -> list[Tensor]:
@@ -112,7 +112,7 @@ class ReleasedLoss:
     weights: Mapping[str, float] = field(default_factory=lambda: {"text": 1.0})
     temperature: float = 0.05
 
-    def __call__(self, model: ReleasedModel, batch: Sentences) -> dict[str, Tensor]:
+    def __call__(self, model: ReleasedModel, batch: TokenRows) -> dict[str, Tensor]:
         """The terms of a batch, unweighted; plain sentences have the text term alone."""
         views = model.views(batch)
         names = self.weights if batch.features else self.weights.keys() & {"text"}
@@ -345,11 +345,11 @@ class Loader:
         batches: of one pass.
     """
 
-    def __init__(self, batch: Callable[[int, int], Sentences], batches: int) -> None:
+    def __init__(self, batch: Callable[[int, int], TokenRows], batches: int) -> None:
         self._batch, self.batches = batch, batches
         self._taken = 0
 
-    def next(self, step: int) -> Sentences:
+    def next(self, step: int) -> TokenRows:
         self._taken += 1
         return self._batch(self._taken - 1, step)
 

@@ -11,7 +11,7 @@ from cases import TEACHERS, Case, paired, terms_of
 from conftest import silent
 
 from sightline.errors import SightlineError
-from train.model import GroundedModel
+from train.model import Student
 from train.objectives import make_objective
 from train.train_run import train_run
 
@@ -34,7 +34,7 @@ def test_the_total_is_that_of_the_parts_with_their_weights(features):
     for name, weight, parameters in (("dalr", 1.0, DALR), ("mcseo", 0.5, OBJECT)):
         objective = make_objective(name, parameters)
         dims = {need.name: data.dims[need.name] for need in objective.features}
-        part = GroundedModel(copy.deepcopy(model.encoder), objective, "cls", dims).train()
+        part = Student(copy.deepcopy(model.encoder), objective, "cls", dims).train()
         part.zero_grad()
         for kind, module in part.heads.items():
             module.load_state_dict(model.heads[f"dalr-{kind}"].state_dict())

@@ -19,7 +19,7 @@ from train.batch import Batch
 from train.data import ReadAhead, TrainingData, make_feed
 from train.distributed import Processes
 from train.loop import Loop, NonFiniteLoss, TakenStep, first_bad
-from train.model import GroundedModel
+from train.model import Student
 from train.objectives import make_objective
 from train.objectives.mcse import MCSE
 from train.records import RunSummary
@@ -161,7 +161,7 @@ def test_no_step_waits_for_the_device(world, tmp_path, monkeypatch, runs_ahead):
         steps.append(self.state.step)
 
     monkeypatch.setattr(loop, "make_feed", moved)
-    monkeypatch.setattr(GroundedModel, "_overhead", lambda self, device: None)
+    monkeypatch.setattr(Student, "_overhead", lambda self, device: None)
     monkeypatch.setattr(Loop, "_step", watched)
     told = {"max_steps": 6, "eval_steps": 3, "logging_steps": 3}
     summary = train_run(world.spec(tmp_path, "mcse", train=told), say=silent)

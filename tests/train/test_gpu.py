@@ -12,7 +12,7 @@ from test_device import assert_same
 
 from train.data import ReadAhead, make_feed
 from train.loop import Loop, NonFiniteLoss
-from train.model import TOTAL, GroundedModel
+from train.model import TOTAL, Student
 from train.train_run import train_run
 
 pytestmark = pytest.mark.gpu
@@ -143,7 +143,7 @@ def test_compiled_steps_are_the_eager_ones_within_rounding(features, tmp_path, p
 
 
 def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(world, tmp_path, monkeypatch):
-    healthy = GroundedModel.terms
+    healthy = Student.terms
 
     def terms(self, batch, views):
         found = healthy(self, batch, views)
@@ -151,7 +151,7 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(world, tmp_path,
 
     spec = world.spec(tmp_path, "mcse", train={**STEPS, "eval_steps": 4, "logging_steps": 12})
     with monkeypatch.context() as patch:
-        patch.setattr(GroundedModel, "terms", terms)
+        patch.setattr(Student, "terms", terms)
         with pytest.raises(NonFiniteLoss, match=r"step 6 .*the last checkpoint is of step 4\. "):
             train_run(spec, say=silent)
     said: list[str] = []

@@ -25,14 +25,14 @@ from released_loops import (
     Released,
     ReleasedLoss,
     ReleasedModel,
-    Sentences,
+    TokenRows,
     released_run,
 )
 from torch import Tensor, nn
 
 from train.data import TrainingData
 from train.loop import Callback
-from train.model import GroundedModel
+from train.model import Student
 from train.records import RunState
 from train.run_spec import TrainConfig
 from train.train_run import train_run
@@ -170,7 +170,7 @@ class Recorder(Callback):
         self._dtype, self._equal_masks = dtype, equal_masks
         self.losses: list[dict[str, float]] = []
 
-    def begin(self, state: RunState, model: GroundedModel) -> None:
+    def begin(self, state: RunState, model: Student) -> None:
         self._model = model.to(self._dtype)
         if self._equal_masks:
             model.group_overhead = 10**9  # one length group: one pass, one draw of masks
@@ -202,7 +202,7 @@ def loader_of(case: Case, batches: int, dtype: torch.dtype) -> Loader:
     """The batches of the released loop: those of a run with this stream alone."""
     data, features = case.data(), case.features
 
-    def batch(number: int, step: int) -> Sentences:
+    def batch(number: int, step: int) -> TokenRows:
         drawn = data[number]
         needs = data.feature_sets if drawn.stream == "pairs" else ()
         rows = {name: features.of(name.replace("-", "/"), drawn).to(dtype) for name in needs}
@@ -213,7 +213,7 @@ def loader_of(case: Case, batches: int, dtype: torch.dtype) -> Loader:
         ]
         generator = dataclasses.replace(drawn, k=step).generator()
         lengths = torch.from_numpy(drawn.lengths)
-        return Sentences(drawn.input_ids, lengths, rows, phrases, generator)
+        return TokenRows(drawn.input_ids, lengths, rows, phrases, generator)
 
     return Loader(batch, batches)
 

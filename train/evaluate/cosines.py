@@ -21,7 +21,7 @@ class NotDefinedError(SightlineError):
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class NearestRows:
     """The k nearest candidates of each query, nearest first.
 
     Attributes:
@@ -41,7 +41,7 @@ def nearest(
     candidates: np.ndarray,
     k: int,
     left_out: Mapping[int, int] | None = None,
-) -> Neighbours:
+) -> NearestRows:
     """The ``k`` candidates with the largest cosine; equal cosines in the order of the candidates.
 
     Args:
@@ -64,7 +64,7 @@ def nearest(
         order = order[order != left_out.get(query, -1)][:k]
         rows.append(order)
         found.append(row[order])
-    return Neighbours(tuple(rows), tuple(found), constant)
+    return NearestRows(tuple(rows), tuple(found), constant)
 
 
 def cosines(

@@ -26,7 +26,7 @@ from train.evaluate.candidates import (
     read_pool,
     read_queries,
 )
-from train.evaluate.cosines import Neighbours, NotDefinedError, nearest, ranks_of_matches
+from train.evaluate.cosines import NearestRows, NotDefinedError, nearest, ranks_of_matches
 from train.evaluate.results import EvaluationSet, Found, ModelNeighbours, Neighbour, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings
 
@@ -118,7 +118,7 @@ def find_images_by_rows(
 
 
 def _found(
-    nearby: Neighbours,
+    nearby: NearestRows,
     candidates: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
     own: Sequence[tuple[str, ...]],
 ) -> Found:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.datasets.manifests import Rows, write_captioned
+from pipeline.datasets.manifests import ManifestRows, write_captioned
 from pipeline.datasets.scenes import ScenesSource
 from pipeline.datasets.scenes.captions import Caption, describe, write
 from pipeline.datasets.scenes.draw import box_of, draw, png
@@ -18,9 +18,10 @@ from pipeline.datasets.scenes.encoders import write_models
 from pipeline.datasets.scenes.scene import Scene, random_scene, stream
 from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
 from pipeline.datasets.source import PrepareReport, Progress
+from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.keys import key_of_bytes, key_of_text
 from sightline.cache.manifest import PHRASES, write_manifest
-from sightline.cache.rle import CROP_RULE, cutout_key, encode_mask
+from sightline.cache.rle import encode_mask
 
 CAPTIONS_EACH = 5
 SPLITS = ("train", "dev", "test")
@@ -91,7 +92,7 @@ def _write_pictures(
     edge = source.image_size
     (folder / "images").mkdir()
     pixels = np.empty((len(scenes), edge, edge, 3), dtype=np.uint8)
-    rows = Rows()
+    rows = ManifestRows()
     phrases: list[dict[str, Any]] = []
     for number, scene in enumerate(scenes):
         pixels[number], masks = draw(scene, edge)
