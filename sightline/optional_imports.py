@@ -15,7 +15,6 @@ _EXTRA = {
     "datasets": "datasets",
     "dvc": "dvc",
     "ray": "ray",
-    "mteb": "mteb",
 }
 
 

@@ -29,7 +29,6 @@ TASKS = Registry(
         "transfer": "train.evaluate.transfer:Transfer",
         "retrieval": "train.evaluate.retrieval:RetrievalTask",
         "neighbours": "train.evaluate.neighbours:NeighboursTask",
-        "mteb": "train.evaluate.mteb:Mteb",
     },
 )
 """Name → `Task`."""

@@ -17,7 +17,7 @@ from train.report.differences import (
     compute_gains,
     differences_from,
 )
-from train.report.mteb_results import MtebFolder, beside_mteb
+from train.report.mteb_results import MtebFolder, on_shared_tasks
 from train.report.table import Row, Table, make_table, notes_on_training, training_table
 
 _SEEDS = "seed-*.json"
@@ -83,8 +83,7 @@ def find_run(word: str, root: Path) -> FoundRun:
         mteb = MtebFolder.read(place)
         if mteb is not None:
             name = label or mteb.model
-            result = mteb.result().model_copy(update={"run": name})
-            return FoundRun(name, (mteb.path,), (result,), mteb)
+            return FoundRun(name, (mteb.path,), (mteb.result(name),), mteb)
     files = _files(source, root)
     results = [load_result(file) for file in files]
     names = list(dict.fromkeys(result.run for result in results))
@@ -165,9 +164,9 @@ def compare_runs(
 
     Raises:
         SightlineError: a run and seed given twice, different tasks or test sets, a published row
-            that shares no task with these runs, or see `beside_mteb`.
+            that shares no task with these runs, or see `on_shared_tasks`.
     """
-    runs, reduced = beside_mteb(runs)
+    runs, reduced = on_shared_tasks(runs)
     check_comparable(runs)
     results = [result for run in runs for result in run.results]
     return compare_results(results, baseline, published, notes=reduced)

@@ -1,8 +1,9 @@
-"""Results that MTEB itself wrote, <model>/<revision>/<task>.json, beside ours; needs no mteb."""
+"""Scores that MTEB wrote, <model>/<revision>/<task>.json, as results of ours; needs no mteb."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,18 +12,45 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from sightline.errors import SightlineError
-from train.evaluate.mteb import TITLE, MtebTask, averages, mean, metric_of
-from train.evaluate.results import EvaluationSet, RunResult, TaskResult
+from train.evaluate.results import RunResult, TaskResult
+from train.evaluate.task import add_mean, mean
 
 if TYPE_CHECKING:
     from train.report.comparison import FoundRun
 
 META = "model_meta.json"
-NAME = "mteb"
-"""The evaluation task whose metrics these results have."""
+TITLE = "MTEB"
+"""Heading of their table."""
+AVERAGE = "MTEB Avg"
+"""Mean over all tasks. "MTEB Avg STS" is the mean over those of type STS."""
+TYPES: Mapping[str, Sequence[str]] = {
+    "Reranking": (
+        *("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR"),
+        "StackOverflowDupQuestions",
+    ),
+    "Classification": (
+        *("AmazonCounterfactualClassification", "AmazonPolarityClassification"),
+        *("AmazonReviewsClassification", "Banking77Classification", "EmotionClassification"),
+        *("ImdbClassification", "MTOPDomainClassification", "MTOPIntentClassification"),
+        *("MassiveIntentClassification", "MassiveScenarioClassification"),
+        *("ToxicConversationsClassification", "TweetSentimentExtractionClassification"),
+    ),
+    "Retrieval": (
+        *("ArguAna", "CQADupstackRetrieval", "ClimateFEVER", "DBPedia", "FEVER", "FiQA2018"),
+        *("HotpotQA", "MSMARCO", "NFCorpus", "NQ", "QuoraRetrieval", "SCIDOCS", "SciFact"),
+        *("TRECCOVID", "Touche2020"),
+    ),
+    "STS": (
+        *("BIOSSES", "SICK-R", "STS12", "STS13", "STS14", "STS15", "STS16", "STS17", "STS22"),
+        "STSBenchmark",
+    ),
+}
+"""Type → its tasks in MTEB(eng, v1), of the types in DALR's table 5: files of MTEB name no type."""
+CQADUPSTACK, PARTS = "CQADupstackRetrieval", "CQADupstack"
+"""The mean of twelve tasks, and how their names begin: MTEB leaves their results beside it."""
 
 
-class _Part(BaseModel):
+class _Subset(BaseModel):
     hf_subset: str
     main_score: float | None
 
@@ -37,16 +65,24 @@ class TaskFile(BaseModel):
     task_name: str
     dataset_revision: str
     mteb_version: str | None = None
-    scores: dict[str, list[_Part]]
+    scores: dict[str, list[_Subset]]
 
     @property
-    def about(self) -> MtebTask:
-        """All that it has of the test split, or of every split if it has no such split."""
-        splits = {
-            split: tuple(part.hf_subset for part in parts) for split, parts in self.scores.items()
-        }
-        tested = {split: subsets for split, subsets in splits.items() if split == "test"}
-        return MtebTask(revision=self.dataset_revision, splits=tested or splits)
+    def parts(self) -> dict[str, float | None]:
+        """Main score × 100 of each subset of the test split, or of every split without that one.
+
+        Such as "test" or "test en"; None where MTEB's score is not a finite number.
+        """
+        splits = {"test": self.scores["test"]} if "test" in self.scores else self.scores
+        parts: dict[str, float | None] = {}
+        for split, subsets in splits.items():
+            for subset in subsets:
+                part = split if subset.hf_subset == "default" else f"{split} {subset.hf_subset}"
+                score = subset.main_score
+                parts[part] = None
+                if score is not None and math.isfinite(score):
+                    parts[part] = 100 * score
+        return parts
 
 
 @dataclass(frozen=True)
@@ -73,132 +109,131 @@ class MtebFolder:
         Raises:
             SightlineError: several revisions, or a file that is not one of MTEB's results.
         """
-        places = [each for each in (path, *sorted(path.iterdir())) if _has_results(each)]
+        places = _places(path)
         if not places:
             return None
         if len(places) > 1:
             raise SightlineError(
                 f"{path}: holds MTEB's results of {len(places)} revisions "
-                f"({', '.join(each.name for each in places)}); name the folder of one"
+                f"({', '.join(place.name for place in places)}); name the folder of one"
             )
         folder = places[0]
-        files = [_read(file) for file in _json_files(folder)]
-        return cls(folder, _model_name(folder), {each.task_name: each for each in files})
+        files = {file.task_name: file for file in map(_read, _json_files(folder))}
+        if CQADUPSTACK in files:
+            whole = files.pop(CQADUPSTACK)
+            files = {name: file for name, file in files.items() if not name.startswith(PARTS)}
+            files[CQADUPSTACK] = whole
+        return cls(folder, _model_name(folder), files)
 
     @property
     def versions(self) -> set[str]:
         """Of the package mteb."""
-        return {each.mteb_version or "unknown" for each in self.files.values()}
+        return {file.mteb_version or "unknown" for file in self.files.values()}
 
-    def result(
-        self, tasks: Mapping[str, MtebTask] | None = None, beside: TaskResult | None = None
-    ) -> RunResult:
+    def result(self, run: str, tasks: Mapping[str, Sequence[str]] | None = None) -> RunResult:
         """As a result of ours.
 
         Args:
-            tasks: what is scored; None: everything here. What is missing has no score.
-            beside: of a run beside which the result is shown, whose metrics it gets.
-
-        Raises:
-            SightlineError: a task was evaluated on another revision of its data set.
+            run: its name there.
+            tasks: task → the parts that its score is the mean of; None: everything here. The mean
+                of a type is there if all of its tasks are.
         """
         if tasks is None:
-            tasks = {name: file.about for name, file in self.files.items()}
+            tasks = {name: list(file.parts) for name, file in self.files.items()}
         scores: dict[str, float | None] = {}
-        sets: dict[str, EvaluationSet] = {}
         reasons: dict[str, str] = {}
-        for name, about in tasks.items():
-            scores[name], reasons[name] = self._score(name, about)
-            sets[name] = about.test_set(name, None)
-        for average, of in averages({name: each.type for name, each in tasks.items()}).items():
-            scores[average] = mean([scores[task] for task in of])
-            reasons[average] = next((reasons[task] for task in of if scores[task] is None), "")
-            sets[average] = EvaluationSet.of(None, *(sets[task].sha256 for task in of))
-        names = [metric_of(name) if name in tasks else name for name in scores]
-        named = dict(zip(scores, names if beside is None else beside.scores, strict=True))
-        like = beside or TaskResult(title=TITLE)
+        for name, wanted in tasks.items():
+            parts, metric = self.files[name].parts, metric_of(name)
+            scores[metric] = mean([parts[part] for part in wanted])
+            if undefined := [part for part in wanted if parts[part] is None]:
+                file = self.path / f"{name}.json"
+                reasons[metric] = f"{file} has no score of {', '.join(undefined)}"
+        means = {f"{AVERAGE} {kind}": names for kind, names in TYPES.items()}
+        for average, names in {**means, AVERAGE: tuple(tasks)}.items():
+            if tasks.keys() >= set(names):
+                add_mean(average, [metric_of(name) for name in names], scores, reasons)
+        settings = {"mteb": sorted(self.versions)}
         task = TaskResult(
-            scores={named[name]: value for name, value in scores.items()},
-            reasons={named[name]: why for name, why in reasons.items() if scores[name] is None},
-            task=NAME,
-            title=like.title,
-            settings={"mteb": sorted(self.versions)},
-            evaluated_on={named[name]: data for name, data in sets.items()},
-            lower_is_better=like.lower_is_better,
-            hidden=like.hidden,
+            task="mteb", title=TITLE, scores=scores, reasons=reasons, settings=settings
         )
-        return RunResult(run=self.model, tasks={NAME: task})
-
-    def _score(self, name: str, about: MtebTask) -> tuple[float | None, str]:
-        """The score of a task, or why there is none."""
-        file = self.files.get(name)
-        if file is None:
-            return None, f"{self.path} has no {name}.json"
-        if file.dataset_revision != about.revision:
-            raise SightlineError(
-                f"{self.path / name}.json: evaluated on revision {file.dataset_revision} of the "
-                f"data set, the others on {about.revision}; scores of different data cannot be "
-                "compared: evaluate it again with the same version of mteb"
-            )
-        parts = about.parts(file.model_dump()["scores"])
-        missing = [part for part, value in parts.items() if value is None]
-        return mean(list(parts.values())), f"{self.path / name}.json has no score of " + ", ".join(
-            missing
-        )
+        return RunResult(run=run, tasks={"mteb": task})
 
 
-def beside_mteb(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
-    """Reduce runs to what MTEB's results among them can have.
+def metric_of(task: str) -> str:
+    """Name of the metric of a task. Our own task `sts` has a metric "STS12" too."""
+    return f"MTEB {task}"
 
-    MTEB's results get the tasks, splits, subsets and means of the first other run. Without another
-    run, they are reduced to the tasks that all of them have.
+
+def on_shared_tasks(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
+    """Reduce MTEB's results to the tasks, splits and languages that all of them have.
 
     Returns:
         The runs in their order, and notes on what was left out. Runs without any result of MTEB
         are returned as they are.
 
     Raises:
-        SightlineError: a run was not scored on MTEB's tasks, results have no task in common, or a
-            task was evaluated on different revisions.
+        SightlineError: a run has other scores than MTEB's, results have no task in common, or a
+            task was evaluated on different revisions of its data.
     """
     folders = [run.mteb for run in runs if run.mteb is not None]
     if not folders:
         return list(runs), []
-    beside, notes = None, []
-    others = [run for run in runs if run.mteb is None]
-    if others:
-        name, beside = _task(others[0], 0, folders[0])
-        tasks = {
-            key: MtebTask.model_validate(each) for key, each in beside.settings["tasks"].items()
-        }
-        versions = {str(beside.settings["mteb"])}
-        if any(len(result.tasks) > 1 for run in others for result in run.results):
-            notes.append(f"only the scores of {name} are compared: MTEB's results have no others")
-    else:
-        shared = [key for key in folders[0].files if all(key in each.files for each in folders)]
-        if not shared:
-            raise SightlineError(
-                f"{' and '.join(str(each.path) for each in folders)} have no task in common"
-            )
-        tasks = {key: folders[0].files[key].about for key in shared}
-        versions = set()
-        if any(len(each.files) > len(shared) for each in folders):
-            notes.append("only the tasks that all of MTEB's results have are compared")
-    for folder in folders:
-        versions |= folder.versions
-    if len(versions) > 1:
-        notes.append(f"MTEB's tasks were evaluated by its versions {', '.join(sorted(versions))}")
-    reduced = []
     for run in runs:
         if run.mteb is None:
-            results = [
-                each.model_copy(update={"tasks": dict([_task(run, index, folders[0])])})
-                for index, each in enumerate(run.results)
-            ]
-        else:
-            results = [run.mteb.result(tasks, beside).model_copy(update={"run": run.name})]
-        reduced.append(replace(run, results=tuple(results)))
+            raise SightlineError(
+                f"{run.files[0]}: has no scores by MTEB, but {folders[0].path} has only those; "
+                "score that model with mteb too, as docs/evaluation.md shows, and name the folder "
+                "of its results"
+            )
+    tasks = {
+        name: [part for part in file.parts if all(_has(folder, name, part) for folder in folders)]
+        for name, file in folders[0].files.items()
+    }
+    tasks = {name: parts for name, parts in tasks.items() if parts}
+    if not tasks:
+        raise SightlineError(
+            f"{' and '.join(str(folder.path) for folder in folders)} have no task in common"
+        )
+    for name in tasks:
+        _check_revisions(name, folders)
+    notes = []
+    files = [(name, file) for folder in folders for name, file in folder.files.items()]
+    if any(len(file.parts) > len(tasks.get(name, ())) for name, file in files):
+        notes.append("only tasks, splits and languages that all of MTEB's results have count")
+    versions = sorted({version for folder in folders for version in folder.versions})
+    if len(versions) > 1:
+        notes.append(f"MTEB's tasks were evaluated by its versions {', '.join(versions)}")
+    reduced = [
+        replace(run, results=(run.mteb.result(run.name, tasks),))
+        for run in runs
+        if run.mteb is not None
+    ]
     return reduced, notes
+
+
+def _has(folder: MtebFolder, task: str, part: str) -> bool:
+    return task in folder.files and part in folder.files[task].parts
+
+
+def _check_revisions(task: str, folders: Sequence[MtebFolder]) -> None:
+    """Refuse scores of one task on different data."""
+    expected = folders[0].files[task].dataset_revision
+    for folder in folders:
+        if (revision := folder.files[task].dataset_revision) != expected:
+            raise SightlineError(
+                f"{folder.path / task}.json: evaluated on revision {revision} of the data set, "
+                f"the others on {expected}; scores of different data cannot be compared: "
+                "evaluate it again with the same version of mteb"
+            )
+
+
+def holds_results(folder: Path) -> bool:
+    """Whether `MtebFolder.read` finds results there."""
+    return bool(_places(folder))
+
+
+def _places(path: Path) -> list[Path]:
+    return [place for place in (path, *sorted(path.glob("*"))) if _has_results(place)]
 
 
 def _json_files(folder: Path) -> list[Path]:
@@ -233,14 +268,3 @@ def _model_name(folder: Path) -> str:
     except (OSError, ValueError, AttributeError):
         name = None
     return name or folder.absolute().parent.name.replace("__", "/")
-
-
-def _task(run: FoundRun, index: int, folder: MtebFolder) -> tuple[str, TaskResult]:
-    """The scores of MTEB's tasks in a result, with their name there."""
-    for name, task in run.results[index].tasks.items():
-        if task.task == NAME:
-            return name, task
-    raise SightlineError(
-        f"{run.files[index]}: not scored on MTEB's tasks, but {folder.path} holds only those; run "
-        f"sightline evaluate {NAME} with --tasks {','.join(folder.files)}"
-    )

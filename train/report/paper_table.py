@@ -29,6 +29,7 @@ from train.report.grid import (
     printable,
     text_cell,
 )
+from train.report.mteb_results import holds_results
 from train.report.published import BEST_DEV, MINUTES, Column, Entry, PaperRow
 from train.report.table import TRAINING, Cell, Row, flatten, make_table, numbers_of
 from train.run_spec import OF_THE_MACHINE
@@ -49,6 +50,7 @@ _EXAMPLES: Mapping[str, int] = {
 }
 """Metric → examples of the published test set."""
 _DEV_SET = "STS-B dev"
+_OF_MTEB = "scored by mteb, which does not record the training"
 
 
 @dataclass(frozen=True)
@@ -217,11 +219,13 @@ def _measured(
     candidates: list[tuple[list[str], Path, list[RunResult]]] = []
     others = []
     for folder in (root / compared.published.run for root in roots):
-        if not results_in(folder):
+        if not results_in(folder) and not holds_results(folder):
             continue
         run = find_run(folder.name, folder.parent)
         check_comparable([run])
-        if why := _another_training(run.results, expected):
+        if run.mteb is not None:
+            candidates.append(([_OF_MTEB], folder, list(run.results)))
+        elif why := _another_training(run.results, expected):
             others.append(f"{folder} {why}")
         else:
             settings = _other_settings(run.results, expected)
