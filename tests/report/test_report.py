@@ -240,7 +240,7 @@ def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
 
 
 CEILING = {"clip (frozen)": {"STS12": 99.0}, "chance": {"STS12": 1.0, "unknown": 2.0}}
-PAPER = Row("MCSE", "", (), {"STS12": Cell(98.0, None)}, kind="published")
+PAPER = Row("MCSE", (), {"STS12": Cell(98.0, None)}, kind="published")
 
 
 def runs_with_references(**changes):
@@ -427,7 +427,7 @@ def test_titles_of_panels_do_not_overprint_each_other():
 def test_the_text_behind_the_longest_bar_stays_in_its_panel(highest):
     cell = Cell(highest, 0.3 * highest, (0.7 * highest, 1.3 * highest))
     names = ("one", "two", "three", "four")
-    figure = score_chart(Table(names, (Row("a", "", (0, 1), dict.fromkeys(names, cell)),)))
+    figure = score_chart(Table(names, (Row("a", (0, 1), dict.fromkeys(names, cell)),)))
     figure.draw_without_rendering()
     for axis in figure.axes:
         (label,) = axis.texts

@@ -165,11 +165,11 @@ def text_cell(text: object, hint: str = "") -> GridCell:
     return GridCell((printable(str(text)) or "–",), hint=hint)
 
 
-def number_cell(value: float | None, form: str = ".2f", bold: bool = False) -> GridCell:
+def number_cell(value: float | None, form: str = ".2f") -> GridCell:
     """A cell of one number; a dash if it is None or not finite."""
     if value is None or value - value != 0:
         return GridCell(("–",))
-    return GridCell((number(value, form),), bold, value=value)
+    return GridCell((number(value, form),), value=value)
 
 
 def mean_cell(

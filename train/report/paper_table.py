@@ -77,7 +77,6 @@ class ComparedRow:
         marks: what a reader must know before comparing the two.
         differences: column → measured minus published, and whether that is within one published
             deviation; None where no deviation is printed or the two are not comparable.
-        folder: of the result files; empty if there are none.
         why_not: why nothing is beside it.
         notes: of the table of its seeds; results of the run's name, of another training.
     """
@@ -87,7 +86,6 @@ class ComparedRow:
     measured: Row | None = None
     marks: tuple[str, ...] = ()
     differences: Mapping[str, tuple[float, bool | None]] = field(default_factory=dict)
-    folder: str = ""
     why_not: str = ""
     notes: tuple[str, ...] = ()
 
@@ -117,7 +115,7 @@ def compare_entry(
         if entry.kind == "settings" and wanted is not None:
             numbers = numbers_of(wanted.parameters)
             cells = {name: Cell(value, None) for name, value in numbers.items()}
-            settings = Row(row.title, "", (), cells)
+            settings = Row(row.title, (), cells)
             compared = _judged(replace(compared, measured=settings), entry, comparable=False)
         elif not row.reason:
             compared = _measured(compared, entry, roots, wanted)
@@ -216,7 +214,7 @@ def _measured(
     Args:
         expected: what its configuration trains; None for a model that is not trained.
     """
-    candidates: list[tuple[list[str], Path, list[RunResult]]] = []
+    candidates: list[tuple[list[str], list[RunResult]]] = []
     others = []
     for folder in (root / compared.published.run for root in roots):
         if not results_in(folder) and not holds_results(folder):
@@ -224,16 +222,16 @@ def _measured(
         run = find_run(folder.name, folder.parent)
         check_comparable([run])
         if run.mteb is not None:
-            candidates.append(([_OF_MTEB], folder, list(run.results)))
+            candidates.append(([_OF_MTEB], list(run.results)))
         elif why := _another_training(run.results, expected):
             others.append(f"{folder} {why}")
         else:
             settings = _other_settings(run.results, expected)
-            candidates.append((settings, folder, list(run.results)))
+            candidates.append((settings, list(run.results)))
     if not candidates:
         why = "not run; other training found" if others else "not run"
         return replace(compared, why_not=why, notes=tuple(others))
-    settings, folder, results = min(candidates, key=lambda each: len(each[0]))
+    settings, results = min(candidates, key=lambda each: len(each[0]))
     table = make_table([_with_more_metrics(each) for each in results])
     (row,) = table.measured.values()
     metrics = [compared.published.prefix + column.metric for column in entry.columns]
@@ -246,7 +244,7 @@ def _measured(
         marks += [f"on {device}" for device in dict.fromkeys(devices) if device]
     if unscored := [metric for metric in metrics if metric not in row.cells]:
         marks.append(compared.published.note or f"no score of {', '.join(unscored)}")
-    found = {"measured": row, "marks": tuple(marks), "folder": str(folder), "notes": table.notes}
+    found = {"measured": row, "marks": tuple(marks), "notes": table.notes}
     return _judged(replace(compared, **found), entry, comparable=not (differs or row.doubtful))
 
 

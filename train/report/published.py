@@ -238,7 +238,7 @@ def published_rows() -> dict[str, Row]:
 
 def _published(row: PaperRow, source: str) -> Row:
     cells = {task: Cell(score, row.std.get(task)) for task, score in row.scores.items()}
-    return Row(row.title, "", (), cells, (f"published: {source}",), kind="published")
+    return Row(row.title, (), cells, (f"published: {source}",), kind="published")
 
 
 def select_published(names: Sequence[str]) -> list[Row]:

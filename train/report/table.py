@@ -55,7 +55,6 @@ class Row:
     """
 
     name: str
-    objective: str
     seeds: tuple[int, ...]
     cells: Mapping[str, Cell]
     marks: tuple[str, ...] = ()
@@ -173,7 +172,7 @@ def training_table(results: Sequence[RunResult]) -> Table | None:
                 cell = cell_of(values)
                 cells[column] = replace(cell, sd=cell.sd or None)  # most are alike in all seeds
         seeds = tuple(result.seed for result in members)
-        rows.append(Row(name, members[0].objective, seeds, cells, _place(members)))
+        rows.append(Row(name, seeds, cells, _place(members)))
     if not rows:
         return None
     columns = tuple(column for column in TRAINING if any(column in row.cells for row in rows))
@@ -259,7 +258,7 @@ def _row(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
     marks = dict.fromkeys(mark for result in members for mark in result.marks)
     features = [feature for result in members for feature in result.features]
     doubtful = any(feature.untrained or feature.doubt for feature in features)
-    return Row(name, members[0].objective, seeds, cells, tuple(marks), doubtful)
+    return Row(name, seeds, cells, tuple(marks), doubtful)
 
 
 def _cell(task: str, members: list[RunResult]) -> Cell:
@@ -312,7 +311,7 @@ def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[lis
     for name, values in scores.items():
         cells = {task: Cell(values[task], None) for task in tasks if task in values}
         if cells:
-            rows.append(Row(name, "", (), cells, kind="reference"))
+            rows.append(Row(name, (), cells, kind="reference"))
     return rows, list(notes)
 
 
