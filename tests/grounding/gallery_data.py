@@ -81,10 +81,10 @@ class Grounding(DataSet):
         captions, images = self.folder / "captions.parquet", self.folder / "images.parquet"
         return read_contents(self.path, captions, images, limit)
 
-    def page(self, title: str = "Phrases and objects") -> Path:
+    def page(self) -> Path:
         """Write the page; its path."""
         path = self.folder / "page.html"
-        write_gallery(self.contents(), self.folder / "images", path, title)
+        write_gallery(self.contents(), self.folder / "images", path)
         return path
 
 

@@ -37,7 +37,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(small):
-    return small.page("A <title> & more").read_text()
+    return small.page().read_text()
 
 
 def filled(path: str, height: int, width: int) -> np.ndarray:
@@ -91,7 +91,6 @@ def test_pieces_of_nested_crossing_and_repeated_phrases():
 
 
 def test_text_is_escaped_and_nothing_points_outside(page):
-    assert "<title>A &lt;title&gt; &amp; more</title>" in page
     assert page.count("<script") == 4  # one a card, and the page's own
     assert "<b>" not in re.sub(r"<b>\d+</b>", "", page)
     assert "onerror='" not in page

@@ -25,15 +25,13 @@ CUTOUT_SIDE = 112
 """Longer side of a cut-out on the page, in pixels."""
 
 _HERE = Path(__file__).parent
-_SHOWN_SIDE = 384  # CSS pixels of a photograph's longer side, as in page.css
+_SHOWN_SIDE = 384  # most pixels of a photograph's longer side, and its CSS pixels, as in page.css
 
 
 def write_gallery(
     contents: Contents,
     root: Path,
     out: Path,
-    title: str = "Phrases and objects",
-    side: int = 384,
     advance: Callable[[int], None] = lambda count: None,
     inputs: Sequence[Path] = (),
 ) -> int:
@@ -42,7 +40,6 @@ def write_gallery(
     Args:
         contents: what to show.
         root: base folder of the image paths.
-        side: maximum longer side of a photograph on the page, in pixels.
         advance: receives the number of newly finished images.
         inputs: source files and folders of ``contents``.
 
@@ -57,13 +54,12 @@ def write_gallery(
 
     def views() -> Iterator[dict[str, object]]:
         for card in contents.cards:
-            yield _view(card, root, side)
+            yield _view(card, root)
             advance(1)
 
     environment = html_templates(_HERE)
     style, script = (_HERE / "page.css").read_text(), (_HERE / "page.js").read_text()
     stream = environment.get_template("page.html.j2").stream(
-        title=title,
         contents=contents,
         pieces=pieces,
         views=views(),
@@ -79,7 +75,7 @@ def write_gallery(
         return part.stat().st_size
 
 
-def _view(card: ImageCard, root: Path, side: int) -> dict[str, object]:
+def _view(card: ImageCard, root: Path) -> dict[str, object]:
     """What the template shows of an image.
 
     ``card``; ``width`` and ``height`` of the small photograph, in pixels; ``unit``, one CSS pixel
@@ -98,7 +94,7 @@ def _view(card: ImageCard, root: Path, side: int) -> dict[str, object]:
         # boxes and masks are still informative over an empty image
         pixels, problem = None, f"{card.place}: {error.reason}"
         height, width = card.row["height"] or 1, card.row["width"] or 1
-    small = fitted(width, height, side)
+    small = fitted(width, height, _SHOWN_SIDE)
     unit = round(max(small) / _SHOWN_SIDE, 4)
     shapes, cutouts = _draw(card, pixels, (height, width), small)
     captions: list[list[dict[str, object]]] = []
@@ -111,7 +107,7 @@ def _view(card: ImageCard, root: Path, side: int) -> dict[str, object]:
         sized.sort(key=lambda pair: -pair[0])
         captions.append([drawn for _, drawn in sized])
     drawing = {
-        "photo": None if pixels is None else photograph(pixels, side),
+        "photo": None if pixels is None else photograph(pixels, _SHOWN_SIDE),
         "cutouts": cutouts,
         "unit": unit,
         "shapes": shapes,
