@@ -100,7 +100,7 @@ def to_yaml(params: Mapping[str, Any], names: Sequence[str]) -> str:
     return "\n".join(blocks)
 
 
-def edits(file: Path, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE) -> tuple[bool, Any]:
+def edits(file: Path) -> tuple[bool, Any]:
     """Whether ``file`` is no longer as `to_yaml` wrote it, and its section `machine` if that is so.
 
     The latter describes this machine and not the experiment: another configuration keeps it. A
@@ -111,7 +111,7 @@ def edits(file: Path, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE) -> 
     if command is None:
         return True, machine
     try:
-        written = configuration(*command[1].split(), folder=folder, graph_file=graph_file)
+        written = configuration(*command[1].split())
     except SightlineError:
         return True, machine
     own = machine if machine != written.pop(_MACHINE, None) else None

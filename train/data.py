@@ -147,7 +147,6 @@ class TrainingData:
         schedule: which rows are in micro-batch k.
         feature_sets: by `FeatureNeed.name`.
         dropped_pairs: pairs left out because their image could not be extracted.
-        dropped_phrases: phrases left out because their object could not be extracted.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
         samples: stream → a few texts with their token ids, to check the student's tokenizer.
@@ -164,7 +163,7 @@ class TrainingData:
         self.seed = spec.seed
         self.feature_sets = {need.name: _open(spec, need) for need in objective.features}
         objective.check_widths(self.dims)
-        self.dropped_pairs = self.dropped_phrases = 0
+        self.dropped_pairs = 0
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
@@ -319,9 +318,7 @@ class TrainingData:
                 "`--phrases` (in a RunSpec `pairs.phrases`)"
             )
         phrases, self.phrases_digest = read_phrases(source.phrases, pairs, tokens)
-        kept = phrases_without(phrases, self._failed("object", needs))
-        self.dropped_phrases = len(phrases.starts) - len(kept.starts)
-        return kept
+        return phrases_without(phrases, self._failed("object", needs))
 
     def _lookup(self, need: FeatureNeed, keys: NDArray[np.uint8]) -> Lookup:
         """Where the features of ``keys`` are; an error names the set that does not match."""

@@ -56,7 +56,6 @@ class Student(nn.Module):
         objective: Objective,
         pooling: TrainedPooling,
         dims: Mapping[str, int],
-        group_overhead: int | None = None,
         *,
         precision: Precision = "fp32",
         compiled: bool = False,
@@ -65,8 +64,6 @@ class Student(nn.Module):
         Args:
             encoder: any transformers encoder.
             dims: name of a need → width of the objective's cached features.
-            group_overhead: cost of another length group, in tokens; None uses the value measured
-                for the batch's device and the encoder's width (see `length_groups`).
             compiled: compile the encoder (`torch.compile`), for batches of any shape.
         """
         super().__init__()
@@ -75,7 +72,6 @@ class Student(nn.Module):
         self.heads = objective.heads(self.width, dims)
         self.objective = objective
         self.pooling: TrainedPooling = pooling
-        self.group_overhead = group_overhead
         self.precision: Precision = precision
         self._embed = _compiled(self._embedded) if compiled else self._embedded
 
@@ -133,8 +129,8 @@ class Student(nn.Module):
         slowly with the width than the time of a token. A GPU that waits for kernel launches is
         fastest with one group.
         """
-        if self.group_overhead is not None or device.type != "cpu":
-            return self.group_overhead
+        if device.type != "cpu":
+            return None
         return round(_TOKENS_A_GROUP * _WIDTH / self.width)
 
     def _rounded_weights(self) -> dict[str, Tensor] | None:

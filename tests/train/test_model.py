@@ -58,7 +58,7 @@ def test_length_groups_do_not_change_embeddings_loss_and_gradients(model_and_bat
     assert len(set(batch.lengths.tolist())) > 1
     found = []
     for overhead in (10_000, 0):  # one group; a group for each length
-        model.group_overhead = overhead
+        model._overhead = lambda device, overhead=overhead: overhead
         views, phrases = model.encode(batch.sentences)
         model.zero_grad()
         loss = terms_of(model, batch)["total"]
@@ -72,7 +72,7 @@ def test_length_groups_do_not_change_embeddings_loss_and_gradients(model_and_bat
 @pytest.mark.parametrize("overhead", [10_000, 0])
 def test_phrases_are_means_over_the_tokens_of_their_own_sentence(model_and_batch, overhead):
     model, batch = model_and_batch
-    model.group_overhead = overhead
+    model._overhead = lambda device: overhead
     # two phrases in every row: [CLS], and all of it
     owners = torch.arange(len(batch)).repeat_interleave(2)
     ends = torch.tensor([end for length in batch.lengths for end in (1, length)])

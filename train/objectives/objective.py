@@ -277,12 +277,12 @@ def head(inputs: int, outputs: int = PROJECTION_DIM) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
 
 
-def text_head(hidden: int, initializer_range: float = 0.02) -> nn.Sequential:
+def text_head(hidden: int) -> nn.Sequential:
     """g_text, initialised as BERT initialises its own layers (SimCSE's released code does)."""
     from torch import nn
 
     layers = head(hidden, hidden)
-    nn.init.normal_(layers[0].weight, std=initializer_range)  # pyright: ignore[reportArgumentType]
+    nn.init.normal_(layers[0].weight, std=0.02)  # pyright: ignore[reportArgumentType]
     nn.init.zeros_(layers[0].bias)  # pyright: ignore[reportArgumentType]
     return layers
 
