@@ -61,9 +61,7 @@ def section_of(
         for what in ("captions", "pictures")
         for grid in _answers(models, place, what)
     )
-    return Section(
-        title, _counts(models), notes=tuple(notes), body=body, printed=grids, style="".join(style)
-    )
+    return Section(title, notes=tuple(notes), body=body, printed=grids, style="".join(style))
 
 
 def neighbours_in(
@@ -179,35 +177,3 @@ def _cell(neighbour: Neighbour | None, what: str) -> GridCell:
     name = neighbour.images[0] if what == "pictures" else ""
     text = printable(": ".join(filter(None, (name, neighbour.text))))
     return GridCell((f"{number(neighbour.cosine, '.3f')}{own} {text}",), bold=neighbour.own)
-
-
-def _counts(models: Models) -> tuple[Grid, ...]:
-    """How often the nearest shares the query's image; nothing where queries have none."""
-    images = next(iter(models.values())).images
-    if not any(images):
-        return ()
-    columns = {}
-    for name, what in (("caption", "captions"), ("image", "pictures")):
-        counts = {}
-        for model, answers in _found(models, what).items():
-            if not answers.reason:
-                pairs = zip(images, answers.neighbours, strict=True)
-                firsts = [bool(row and row[0].own) for own, row in pairs if own]
-                counts[model] = (sum(firsts), len(firsts))
-        if counts:
-            columns[name] = counts
-    rows = [
-        GridRow(
-            printable(model),
-            tuple(
-                GridCell((f"{counts[model][0]} of {counts[model][1]}",), value=counts[model][0])
-                if model in counts
-                else GridCell(("–",))
-                for counts in columns.values()
-            ),
-            runs=(model,),
-        )
-        for model in models
-    ]
-    header = ("the nearest is of the query's own image", *columns)
-    return (Grid("Nearest of the query's own image", header, tuple(rows)),)
