@@ -82,15 +82,11 @@ class Drawing:
     Attributes:
         note: how to read it.
         svg: from `charts.to_svg`; not escaped by a page.
-        themed: whether its ink and paper may be those of the page.
-        foreign: whether it comes from a file; a page shows it as a picture, which runs nothing.
     """
 
     caption: str
     note: str
     svg: str
-    themed: bool = True
-    foreign: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from pathlib import Path
 
@@ -51,7 +50,4 @@ def _inline_svg(drawing: Drawing) -> Markup:
     Matplotlib's style element, which a page's policy does not allow, is in page.css, with what its
     ink and paper become in the dark.
     """
-    if drawing.foreign:
-        data = base64.b64encode(drawing.svg.encode()).decode()
-        return Markup(f'<img alt="" src="data:image/svg+xml;base64,{data}">')
     return Markup(re.sub(r"<(style|metadata)\b.*?</\1>", "", drawing.svg, flags=re.S))
