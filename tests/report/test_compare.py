@@ -157,9 +157,9 @@ def test_the_baseline_is_the_first_or_the_one_chosen(folder, words, baseline, na
 @pytest.mark.parametrize(
     ("changes", "words", "message"),
     [
-        ({}, "simcs", r"'simcs' is not a run, folder or file \(did you mean 'simcse'\?\)"),
+        ({}, "simcs", "unknown run 'simcs'; did you mean 'simcse'"),
         ({}, "results", r"results: no result file here; expected seed-\*\.json.*simcse"),
-        ({}, "notes.txt", r"'notes\.txt' is a file, not a result \(\.json\)"),
+        ({}, "notes.txt", r"notes\.txt: is not a result; expected a file of results \(\.json\)"),
         ({}, "a=simcse a=mcse", "'a' has seed 0 twice: .*simcse/seed-0.json and results/mcse/seed"),
         ({"run": "other"}, "mcse", r"results/mcse: holds results of 2 runs \(mcse, other\)"),
         (
@@ -182,7 +182,7 @@ def test_the_baseline_is_the_first_or_the_one_chosen(folder, words, baseline, na
         (
             {},
             "simcse --published MCSE",
-            r"no published row 'MCSE' \(did you mean 'MC[\s\S]*\n  MCSE-BERT: wiki\+flickr, wiki",
+            r"unknown published row 'MCSE'; did you mean 'MC.* MCSE-BERT:wiki\+coco, MCSE-BERT:wiki",
         ),
         ({}, "simcse --plot a.png", "no differences on subsets to plot"),
     ],

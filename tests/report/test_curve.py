@@ -112,7 +112,11 @@ UNLIKE = replace(ONE, results=(ONE.results[0], TWO.results[1]))  # seeds of two 
 @pytest.mark.parametrize(
     ("runs", "parameter", "message"),
     [
-        (WEIGHTS, "weigh", r"did you mean 'weight'\? The runs differ in objective\.weight$"),
+        (
+            WEIGHTS,
+            "weigh",
+            r"'weigh'; did you mean 'weight'\? \(available: weight\), in which the runs differ$",
+        ),
         (WEIGHTS, "batch_size", r"train\.batch_size is 64 in every run; .* in objective\.weight$"),
         (
             [found("a", 1.0, temperature=0.05), found("b", 1.0, temperature=0.1)],
@@ -131,7 +135,11 @@ UNLIKE = replace(ONE, results=(ONE.results[0], TWO.results[1]))  # seeds of two 
             "no two runs differ in objective.weight alone, .* objective.weight, objective.image$",
         ),
         (WEIGHTS[:1], "weight", r"objective\.weight is 2 in every run; .* have equal parameters"),
-        (WEIGHTS, "zzz", r"unknown parameter 'zzz'\. The runs differ in objective\.weight$"),
+        (
+            WEIGHTS,
+            "zzz",
+            r"unknown parameter 'zzz' \(available: weight\), in which the runs differ$",
+        ),
         ([UNLIKE, *WEIGHTS], "weight", r"unlike/seed-1\.json: objective\.weight is 2, but 1 in"),
     ],
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sightline.errors import SightlineError
+from sightline.settings import unknown
 from train.evaluate.results import FILE_NAME, RunResult, TaskResult, load_result
 from train.evaluate.sts import AVERAGE, EXPECTED_PAIRS
 from train.report.differences import (
@@ -324,30 +324,23 @@ def _place(word: str, root: Path) -> Path:
 def _files(word: str, root: Path) -> list[Path]:
     path = _place(word, root)
     if word and path.is_dir():
-        files = results_in(path)
+        files, runs = results_in(path), _runs_below(path)
         if not files:
             raise SightlineError(
                 f"{path}: no result file here; expected {_SEEDS}, {FILE_NAME} or MTEB's results"
-                + _known([folder.name for folder in _run_folders(path)], "below it are the runs")
+                + (f"; below it are the runs {', '.join(runs)}" if runs else "")
             )
         return files
     if path.suffix == ".json" and path.exists():
         return [path]
-    known = [folder.name for folder in _run_folders(root)]
-    what = "is a file, not a result (.json)" if path.is_file() else "is not a run, folder or file"
-    nearest = difflib.get_close_matches(word, known, n=1)
+    if path.is_file():
+        raise SightlineError(f"{path}: is not a result; expected a file of results (.json)")
     raise SightlineError(
-        f"{word!r} {what}"
-        + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
-        + (_known(known, f"{root} holds") or f"; {root} holds no results: evaluate a run first")
+        f"{unknown(word, _runs_below(root), 'run')}; expected one of {root}, whose evaluate stage "
+        "has run, a folder of results, or a file of them"
     )
 
 
-def _run_folders(root: Path) -> list[Path]:
-    return sorted(
-        {file.parent for file in (*root.glob(f"*/{_SEEDS}"), *root.glob(f"*/{FILE_NAME}"))}
-    )
-
-
-def _known(names: Sequence[str], what: str) -> str:
-    return f"; {what} {', '.join(names)}" if names else ""
+def _runs_below(root: Path) -> list[str]:
+    files = (*root.glob(f"*/{_SEEDS}"), *root.glob(f"*/{FILE_NAME}"))
+    return sorted({file.parent.name for file in files})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,13 +146,8 @@ def _full_name(wanted: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
         raise SightlineError(
             f"{wanted!r} is the name of {len(ends)} parameters: {', '.join(ends)}; give one in full"
         )
-    short = {name.rsplit(".", 1)[-1] for name in names}
-    near = difflib.get_close_matches(wanted, sorted(short), n=1)
-    raise SightlineError(
-        f"unknown parameter {wanted!r}"
-        + (f"; did you mean {near[0]!r}?" if near else ".")
-        + f" {_what_differs(settings.values())}"
-    )
+    known = [name.rsplit(".", 1)[-1] for name in differing(settings.values())]
+    raise SightlineError(f"{unknown(wanted, known, 'parameter')}, in which the runs differ")
 
 
 def _check_values(

@@ -6,7 +6,6 @@ table.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -257,19 +256,7 @@ def select_published(names: Sequence[str]) -> list[Row]:
             if wanted in (full.casefold(), full.partition(":")[0].casefold())
         }
         if not matching:
-            settings: dict[str, list[str]] = {}
-            for full in rows:
-                system, _, setting = full.partition(":")
-                settings.setdefault(system, []).extend([setting] if setting else [])
-            near = difflib.get_close_matches(name, [*settings, *rows], n=1)
-            raise SightlineError(
-                f"no published row {name!r}"
-                + (f" (did you mean {near[0]!r}?)" if near else "")
-                + "; expected SYSTEM or SYSTEM:SETTING, of:"
-                + "".join(
-                    f"\n  {system}" + (f": {', '.join(own)}" if own else "")
-                    for system, own in settings.items()
-                )
-            )
+            systems = {full.partition(":")[0] for full in rows}
+            raise SightlineError(unknown(name, systems | rows.keys(), "published row"))
         chosen |= matching
     return list(chosen.values())
