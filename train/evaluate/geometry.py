@@ -33,14 +33,10 @@ class Geometry:
             every two distinct sentences.
         alignment_released, uniformity_released: as the released evaluation computes them, see
             `released_geometry`; published figures are of this kind.
-        positive_pairs: number of pairs with gold > 4.
-        sentences: number of distinct sentences.
     """
 
     alignment: float | None
     uniformity: float | None
-    positive_pairs: int
-    sentences: int
     reasons: tuple[str, ...] = ()
     alignment_released: float | None = None
     uniformity_released: float | None = None
@@ -61,7 +57,7 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs) -> Geometry:
     try:
         norms_of(embeddings)
     except NotDefinedError as error:
-        return Geometry(close, spread, len(positives), len(texts), (str(error),))
+        return Geometry(close, spread, (str(error),))
     if len(positives):
         close = alignment(*embeddings[rows[:, positives]])
     else:
@@ -71,7 +67,7 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs) -> Geometry:
     else:
         reasons.append(f"{len(texts)} distinct sentences; uniformity needs two")
     released = released_geometry(embeddings, rows, pairs)
-    return Geometry(close, spread, len(positives), len(texts), tuple(reasons), *released)
+    return Geometry(close, spread, tuple(reasons), *released)
 
 
 def released_geometry(

@@ -70,10 +70,9 @@ class GradedPairs:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman ×100 over `pairs` pairs, or None with the `reason` why it is undefined."""
+    """Spearman ×100, or None with the `reason` why it is undefined."""
 
     spearman: float | None
-    pairs: int
     reason: str | None = None
 
 
@@ -85,37 +84,26 @@ def load_pairs(path: str | Path) -> GradedPairs:
             the wrong number of columns or a score that is not finite (the line is named).
     """
     file = Path(path)
-    return GradedPairs.of(file.stem, file, read_table(file, HEADER, "pairs"))
+    return GradedPairs.of(file.stem, file, _rows_of_pairs(file))
 
 
-def read_table(
-    file: Path, header: Sequence[str], of: str, instead: str = ""
-) -> Iterator[tuple[int, list[str]]]:
-    """The number and the columns of each line of a TSV file after its header; nothing is quoted.
-
-    Args:
-        of: what a line holds, in the plural, for errors.
-        instead: what else may be given, for errors.
-
-    Raises:
-        SightlineError: the file is missing, not UTF-8 or has no such line, its header differs, or a
-            line has another number of columns (named).
-    """
-    names = "<TAB>".join(header)
-    first, *lines = read_lines(file, f"a TSV file with the header {names}") or [""]
-    if tuple(first.split("\t")) != tuple(header):
+def _rows_of_pairs(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The number and the columns of each line after the header; nothing is quoted."""
+    header = "<TAB>".join(HEADER)
+    first, *lines = read_lines(file, f"a TSV file with the header {header}") or [""]
+    if tuple(first.split("\t")) != HEADER:
         raise SightlineError(
-            f"{file}, line 1: found {first[:80] or 'nothing'!r}, expected the header {names}; "
-            f"add it{instead}"
+            f"{file}, line 1: found {first[:80] or 'nothing'!r}, expected the header {header}; "
+            "add it"
         )
     if not lines:
-        raise SightlineError(f"{file}: a header and no {of}; expected one per line after it")
+        raise SightlineError(f"{file}: a header and no pairs; expected one per line after it")
     for number, line in enumerate(lines, start=2):
         columns = line.split("\t")
-        if len(columns) != len(header):
+        if len(columns) != len(HEADER):
             raise SightlineError(
                 f"{file}, line {number}: {len(columns)} tab-separated columns, expected "
-                f"{len(header)} ({', '.join(header)}); fix or remove the line"
+                f"{len(HEADER)} ({', '.join(HEADER)}); fix or remove the line"
             )
         yield number, columns
 
@@ -166,11 +154,11 @@ def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
     elif np.ptp(gold) == 0:
         reason = "every pair has the same gold score"
     if reason is not None:
-        return Correlation(None, len(gold), reason)
+        return Correlation(None, reason)
     from scipy.stats import spearmanr  # takes a second
 
     result: Any = spearmanr(cosines, gold)
-    return Correlation(100.0 * float(result.statistic), len(gold))
+    return Correlation(100.0 * float(result.statistic))
 
 
 def squeeze(sentence: str) -> str:
