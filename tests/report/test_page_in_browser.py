@@ -189,6 +189,7 @@ def test_every_section_that_should_has_its_figures(page):
     )
     assert page.run(count) == {
         "scores": 1,
+        "gains": 0,
         "differences": 0,
         "alignment-and-uniformity": 1,
         "training": 2,

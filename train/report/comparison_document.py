@@ -10,7 +10,7 @@ from train.evaluate.sts import SUBSETS
 from train.records import FeatureUse
 from train.report.comparison import RunComparison
 from train.report.curve import RUN, Curve, value_text
-from train.report.differences import ALPHA, Difference, lead_of, p_text
+from train.report.differences import ALPHA, Difference, Gain, lead_of, p_text
 from train.report.grid import (
     SIGN,
     Document,
@@ -51,6 +51,11 @@ _HOW_TO_READ = {
     "subsets": "As in MCSE's figure 4.",
 }
 _SPREAD = "Mean ± sample standard deviation over seeds."
+_GAINS = (
+    "Positive is better, also where lower scores are. The share is what the control, whose signal "
+    "was removed on purpose, gains of it; it is stated only for a gain that is significant over "
+    "the seeds (with one seed, for any) and larger than what the control changes."
+)
 
 
 def document_of(
@@ -60,7 +65,7 @@ def document_of(
     charts: Mapping[str, Figure] | None = None,
     schema: str = SCHEMA,
 ) -> Document:
-    """The comparison for any format: scores, differences, subsets and training.
+    """The comparison for any format: scores, gains, differences, subsets and training.
 
     Args:
         title: "": by the baseline.
@@ -80,6 +85,7 @@ def document_of(
     sections = only(
         [
             Section("Scores", scores_of(comparison), drawn("scores"), notes),
+            Section("Gains", _gains(comparison.gains), notes=(_GAINS,)),
             Section("Differences", _differences(comparison, "task")),
             Section("Subsets", _differences(comparison, "subset"), drawn("subsets")),
             Section("Alignment and uniformity", drawings=drawn("plane")),
@@ -121,7 +127,7 @@ def chart_of_subsets(comparison: RunComparison) -> Figure:
 
 
 def scores_of(comparison: RunComparison) -> tuple[Grid, ...]:
-    """A grid for each part of the table; sentences on gains name the baseline."""
+    """A grid for each part of the table; gains name the baseline themselves."""
     baseline = "" if comparison.gains else comparison.baseline
     marked = {(each.run, each.task) for each in comparison.differences if each.significant}
     return tuple(grid_of_table(*part, baseline, marked) for part in comparison.table.parts)
@@ -231,6 +237,30 @@ def _spread(table: Table) -> bool:
     """Whether a row has a deviation."""
     cells = [row.cells.get(task) for row in table.rows for task in table.tasks]
     return any(cell is not None and cell.sd is not None for cell in cells)
+
+
+def _gains(gains: Sequence[Gain]) -> tuple[Grid, ...]:
+    """A grid for each comparison, of the tasks on which there is a gain to report."""
+    comparisons = dict.fromkeys(gain.comparison for gain in gains if gain.gain is not None)
+    grids = []
+    for names in comparisons:
+        own = [gain for gain in gains if gain.comparison == names and gain.gain is not None]
+        runs = ["", names.treatment]
+        header = ["task", printable(own[0].named(names.treatment))]
+        if names.control is not None:
+            header += [printable(own[0].named(names.control)), "share of the gain"]
+            runs += [names.control] * 2
+        rows = []
+        for gain in own:
+            cells = [_change_cell(gain.gain, gain.p_value)]
+            if names.control is not None:
+                cells.append(_change_cell(gain.control_gain, None))
+                text = gain.reason if gain.share is None else f"{round(100 * gain.share)} %"
+                cells.append(GridCell((text or "–",), value=gain.share))
+            rows.append(GridRow(printable(gain.task), tuple(cells)))
+        title = f"Gain over {printable(names.baseline)}"
+        grids.append(Grid(title, tuple(header), tuple(rows), runs=tuple(runs)))
+    return tuple(grids)
 
 
 def _differences(comparison: RunComparison, what: str) -> tuple[Grid, ...]:
