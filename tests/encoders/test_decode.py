@@ -82,11 +82,12 @@ def entry(folder: Path, name: str, data: bytes) -> ImageEntry:
     return ImageEntry(Place(folder / name), hashlib.sha256(data).digest())
 
 
-def test_a_bad_file_costs_its_own_row(tmp_path):
+def test_a_bad_file_costs_its_own_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.extract.decode_batches.MAX_PIXELS", 100_000)
     good = entry(tmp_path, "good.png", PNG)
     cut = entry(tmp_path, "cut.jpg", JPEG[:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
-    batch, failed = decode_batch([cut, good, strip], 4, ImageReader(SMALL, 100_000))
+    batch, failed = decode_batch([cut, good, strip], 4, ImageReader(SMALL))
     assert (batch.shape, batch.dtype) == ((4, 3, 16, 16), torch.uint8)
     bad = {cut: "truncated", strip: "too_many_pixels"}  # the strip once it is resized
     expected = [(each.key, code, str(each.place)) for each, code in bad.items()]

@@ -182,7 +182,7 @@ def test_the_baseline_is_the_first_or_the_one_chosen(folder, words, baseline, na
         (
             {},
             "simcse --published MCSE",
-            r"unknown published row 'MCSE'; did you mean 'MC.* MCSE-BERT:wiki\+coco, MCSE-BERT:wiki",
+            r"unknown published row 'MCSE'; did you mean 'MC.* MCSE-BERT:wiki\+coco, MCSE-B",
         ),
         ({}, "simcse --plot a.png", "no differences on subsets to plot"),
     ],

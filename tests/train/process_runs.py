@@ -217,7 +217,7 @@ def break_at(act: str, at: str) -> None:
     name, number = at.split()
     owner, method = {
         "terms": (Student, "terms"),
-        "gather": (Processes, "gathered"),
+        "gather": (Processes, "gather_rows"),
         "add": (Processes, "add_gradients"),
         "dev": (training, "dev_score"),
     }[name]

@@ -98,6 +98,7 @@ EXEMPT = {
             ),
             *("sightline.lazy_names", "sightline.pretrained", "sightline.lock", "sightline.output"),
             *("sightline.user_files", "sightline.progress", "sightline.wording"),
+            "sightline.removed",
         ],
         "files, messages and imports",
     ),
