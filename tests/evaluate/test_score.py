@@ -253,6 +253,16 @@ def test_every_distinct_sentence_of_all_tasks_is_encoded_once_in_one_call(sentev
             assert together.scores[metric] == pytest.approx(score, abs=1e-9)
 
 
+def test_a_model_keeps_the_embeddings_of_one_call():
+    letters = Letters()
+    kept = EvaluatedModel("letters", letters)
+    first = kept.encode(["a dog", "the sea"])
+    assert np.array_equal(kept.encode(["the sea"]), first[1:])
+    kept.encode(["a cat", "the sea"])
+    assert letters.calls == [["a dog", "the sea"], ["a cat", "the sea"]]
+    assert len(kept._rows) == 2
+
+
 def test_a_task_that_appears_twice_needs_a_name(pairs, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text(pairs.read_text().replace("the sea", "a dog"))

@@ -33,7 +33,7 @@ class TrainedHeads:
 
 
 class EvaluatedModel:
-    """An encoder that embeds every distinct sentence once, for all tasks together.
+    """An encoder that embeds the distinct sentences of all tasks once, in one call.
 
     Attributes:
         name: as tables show it.
@@ -73,19 +73,19 @@ class EvaluatedModel:
         return cls(summary.run, embedder, folder, summary, known)
 
     def encode_once(self, sentences: Iterable[str]) -> None:
-        """Embed those of ``sentences`` that are not embedded yet, in one call of the encoder."""
-        new = [each for each in dict.fromkeys(sentences) if each not in self._row_of]
-        if not new:
-            return
-        rows = self.embedder.encode(new)
-        start = len(self._row_of)
-        self._row_of.update((each, start + i) for i, each in enumerate(new))
-        self._rows = np.concatenate([self._rows, rows]) if start else rows
+        """Embed ``sentences`` in one call of the encoder, and forget those of the call before.
+
+        Nothing happens if all of them are embedded already.
+        """
+        distinct = dict.fromkeys(sentences)
+        if distinct.keys() - self._row_of.keys():
+            self._rows = self.embedder.encode(list(distinct))
+            self._row_of = {sentence: row for row, sentence in enumerate(distinct)}
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Embeddings float32 [n, d], in the order of ``sentences``."""
         self.encode_once(sentences)
-        return self._rows[[self._row_of[each] for each in sentences]]
+        return self._rows[[self._row_of[sentence] for sentence in sentences]]
 
     def heads(self) -> TrainedHeads:
         """The trained heads, in eval mode on the CPU.
