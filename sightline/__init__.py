@@ -65,6 +65,11 @@ _load = lazy_names(__name__, _PLACES)
 def __getattr__(name: str):  # any type: `typing` is not imported
     if name in _PLACES:
         _require_not_hidden(_PLACES[name].partition(".")[0])
+    elif not name.startswith("__"):
+        from sightline.removed import removed
+
+        if instead := removed(f"sl.{name}"):
+            raise AttributeError(instead)
     return _load(name)
 
 
