@@ -99,8 +99,8 @@ bench-gpu: ## Measure all that needs a GPU, in under 8 minutes, with PYTHON=pyth
 	$(PYTHON) bench/gpu.py
 
 docs: $(READY) ## Regenerate docs/reference.md and docs/papers.md
-	$(BIN)/python -m pipeline.cli.reference > docs/reference.md
-	$(BIN)/python -m pipeline.paper_recipes > docs/papers.md
+	$(BIN)/python docs/reference.py > docs/reference.md
+	$(BIN)/python docs/papers.py > docs/papers.md
 
 lock: ## Regenerate requirements.lock (without index URLs)
 	$(BIN)/uv pip compile --quiet --universal --all-extras --no-header --output-file requirements.lock pyproject.toml

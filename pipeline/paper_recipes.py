@@ -1,7 +1,4 @@
-"""What produces a table or figure of a paper: configurations and commands.
-
-`python -m pipeline.paper_recipes > docs/papers.md` writes that page.
-"""
+"""What produces a table or figure of a paper: configurations and commands."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline import graph
 from pipeline.configure import CONFIGS, GRAPH_FILE, configuration
 from pipeline.params import Params, validate_params
-from train.report.published import Entry, PaperRow, every_row, load_papers
+from train.report.published import Entry
 
 if TYPE_CHECKING:
     from train.report.paper_table import ExpectedRun
@@ -20,8 +17,6 @@ APART = (
     "Configurations share names of runs: give each a clone of its own, and name all their results: "
     "`sightline compare --paper mcse:1 one/results other/results`."
 )
-_PAGE = Path(__file__).with_suffix(".md")
-"""The prose of docs/papers.md, with {{rows}} and {{entries}} where the tables go."""
 
 
 class Recipes:
@@ -100,61 +95,9 @@ class Recipes:
         commands += dict.fromkeys(row.command for row in entry.rows if row.command)
         return [*commands, *entry.commands]
 
-    def made_by(self, row: PaperRow) -> str:
-        """The stages that train the seeds of a row, or the command that scores its model."""
-        if not row.configuration:
-            return row.command
-        return f"train-{self.params(row.configuration).run(row.run).system}@{row.run}-*"
-
-
-def page() -> str:
-    """docs/papers.md: rows with configuration and command, and every table and figure."""
-    recipes = Recipes()
-    text = _PAGE.read_text(encoding="utf-8")
-    return text.replace("{{rows}}", _rows(recipes)).replace("{{entries}}", _entries(recipes))
-
-
-def _rows(recipes: Recipes) -> str:
-    """Rows outside of studies, each once, by data set and configuration."""
-    groups: dict[tuple[str, str], dict[str, str]] = {}
-    for row in every_row():
-        if not row.reason and "/" not in row.configuration:
-            group = groups.setdefault((row.data, row.configuration), {})
-            group.setdefault(row.model, f"{row.model}: `{recipes.made_by(row)}`")
-    data = list(dict.fromkeys(data for data, _ in groups))
-    ordered = sorted(groups.items(), key=lambda item: data.index(item[0][0]))
-    return "\n".join(
-        f"- {of}, {_code(name) if name else 'no training'}: {'; '.join(group.values())}"
-        for (of, name), group in ordered
-    )
-
-
-def _entries(recipes: Recipes) -> str:
-    lines = []
-    for paper in load_papers().values():
-        lines += [f"### {paper.title}", "", f"{paper.source}.", ""]
-        absent: dict[str, list[str]] = {}
-        for entry in paper.entries:
-            names = ", ".join(map(_code, recipes.configurations(entry)))
-            if entry.reason:
-                absent.setdefault(entry.reason, []).append(_code(entry.id))
-            else:
-                lines.append(f"- `{entry.id}`: {entry.shows} ({names})")
-        lines += [f"- Not produced: {', '.join(ids)}: {why}." for why, ids in absent.items()]
-        lines.append("")
-    return "\n".join(lines).rstrip()
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
-
 
 def _trained(entry: Entry) -> list[str]:
     """Configurations that are trained for an entry; settings are only read."""
     if entry.kind == "settings":
         return []
     return list(dict.fromkeys(name for name, _ in entry.trainings))
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -14,7 +14,7 @@ import yaml
 from demo_params import demo_params
 from shown_commands import PAGES, ROOT, check_command, known_options, shown_commands
 
-from pipeline.cli.reference import KEYS
+from docs.reference import KEYS
 
 CODE = [path for room in ("pipeline", "sightline", "train") for path in (ROOT / room).rglob("*.py")]
 OF_A_PACKAGE = "sightline prepare sidecar"  # of docs/extending.md; tests/test_extending.py runs it
@@ -108,7 +108,7 @@ def test_shown_make_targets_exist(command):
 
 def test_the_command_reference_is_up_to_date():
     made = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.reference"],
+        [sys.executable, "docs/reference.py"],
         capture_output=True,
         text=True,
         check=True,

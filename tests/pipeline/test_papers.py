@@ -11,8 +11,9 @@ import pytest
 import yaml
 from shown_commands import check_command
 
+from docs.papers import page
 from pipeline.graph import run_spec
-from pipeline.paper_recipes import Recipes, page
+from pipeline.paper_recipes import Recipes
 from train.objectives import make_objective
 from train.report.published import every_entry, published_rows
 

@@ -1,4 +1,4 @@
-"""Generates docs/reference.md: `python -m pipeline.cli.reference > docs/reference.md`."""
+"""Writes the page of commands and keys: `python docs/reference.py > docs/reference.md`."""
 
 from __future__ import annotations
 
