@@ -47,7 +47,7 @@ class Phrases:
     def to(self, device: torch.device) -> Phrases:
         """The same phrases on ``device``."""
         owners, starts, ends = (
-            to_device(each, device) for each in (self.owners, self.starts, self.ends)
+            to_device(tensor, device) for tensor in (self.owners, self.starts, self.ends)
         )
         return Phrases(owners, starts, ends, self.counts)
 
@@ -60,7 +60,7 @@ class Phrases:
         """Those in ``rows``, consecutive captions, which become captions 0 … of the part."""
         of = self.range_of(rows)
         owners, starts, ends = (
-            each[of.start : of.stop] for each in (self.owners, self.starts, self.ends)
+            tensor[of.start : of.stop] for tensor in (self.owners, self.starts, self.ends)
         )
         return Phrases(owners - rows.start, starts, ends, self.counts[rows.start : rows.stop])
 

@@ -190,9 +190,9 @@ def _features(summary: RunSummary) -> str:
 
 def _scores(summary: RunSummary, metrics: Sequence[EvalResult]) -> list[str]:
     if summary.best_step is None:
-        said = [f"Trained for {summary.steps} steps without a dev set; the last weights."]
+        paragraphs = [f"Trained for {summary.steps} steps without a dev set; the last weights."]
     else:
-        said = [
+        paragraphs = [
             f"Dev (`{summary.dev}`): Spearman × 100 = {summary.best_dev:.2f} at step "
             f"{summary.best_step} of {summary.steps}; these are the weights of that step, chosen "
             "by this score."
@@ -205,5 +205,5 @@ def _scores(summary: RunSummary, metrics: Sequence[EvalResult]) -> list[str]:
             split = f" ({metric.dataset_split})" if metric.dataset_split else ""
             data = f"{metric.dataset_name}{split} | `{args.get('sha256', '')}`"
             lines.append(f"| {metric.metric_name} | {shown} | {data} |")
-        said.append("\n".join(lines))
-    return said
+        paragraphs.append("\n".join(lines))
+    return paragraphs

@@ -44,8 +44,8 @@ def objectives_of(name: str, parameters: Mapping[str, Any]) -> set[str]:
     names = {name}
     parts = parameters.get("parts")
     for part, settings in parts.items() if isinstance(parts, Mapping) else ():
-        own = settings.get("objective") if isinstance(settings, Mapping) else None
-        names |= objectives_of(own or part, {})
+        objective = settings.get("objective") if isinstance(settings, Mapping) else None
+        names |= objectives_of(objective or part, {})
     return names
 
 
@@ -59,35 +59,35 @@ def code_of(objectives: Iterable[str]) -> dict[str, str]:
     """
     places = (OBJECTIVES.place(name).partition(":")[0] for name in objectives)
     modules = {*CORE, *(module for place in places for module in _with_its_package(place))}
-    wanted, losses = [*modules], set[str]()
-    while wanted:
-        for package, name in _imported(wanted.pop()):
+    left, losses = [*modules], set[str]()
+    while left:
+        for package, name in _imported(left.pop()):
             if package == _LOSSES:
                 losses.add(name)
             elif package.startswith("train.objectives.") and package not in modules:
                 modules.add(package)
-                wanted.append(package)
+                left.append(package)
     digests = {module: _digest(module) for module in modules}
     return dict(sorted({**digests, **_digests_of_losses(losses)}.items()))
 
 
 def _digests_of_losses(names: set[str]) -> dict[str, str]:
     """Digests of these definitions of `train.losses` and of all that they name in turn."""
-    own, imports = dict[str, ast.AST](), dict[str, ast.AST]()
+    body, imports = dict[str, ast.AST](), dict[str, ast.AST]()
     for node in _tree(_LOSSES).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            own[node.name] = node
+            body[node.name] = node
         elif isinstance(node, ast.Assign):
-            own |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+            body |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.Import | ast.ImportFrom):
             imports |= {name.asname or name.name.partition(".")[0]: node for name in node.names}
-    wanted, digests = sorted(own if "*" in names else names & own.keys()), dict[str, str]()
-    while wanted:
-        name = wanted.pop()
-        named = {node.id for node in ast.walk(own[name]) if isinstance(node, ast.Name)}
-        nodes = [own[name], *(imports[each] for each in sorted(named & imports.keys()))]
+    left, digests = sorted(body if "*" in names else names & body.keys()), dict[str, str]()
+    while left:
+        name = left.pop()
+        used = {node.id for node in ast.walk(body[name]) if isinstance(node, ast.Name)}
+        nodes = [body[name], *(imports[use] for use in sorted(used & imports.keys()))]
         digests[f"{_LOSSES}.{name}"] = digest(_plain(nodes))
-        wanted += [each for each in named & own.keys() if f"{_LOSSES}.{each}" not in digests]
+        left += [use for use in used & body.keys() if f"{_LOSSES}.{use}" not in digests]
     return digests
 
 

@@ -402,11 +402,11 @@ def _open(spec: RunSpec, need: FeatureNeed) -> FeatureSet:
 def open_tokens(path: Path, max_length: int) -> TokenSet:
     """The token set in ``path``; refused if it was truncated to another length."""
     tokens = TokenSet.open(path)
-    found = tokens.header.max_length
-    if found != max_length:
+    length = tokens.header.max_length
+    if length != max_length:
         raise SightlineError(
-            f"{tokens.path}: truncated to {found} tokens, but the student's max_length is "
-            f"{max_length}; run `sightline tokens` again, or set max_length to {found}"
+            f"{tokens.path}: truncated to {length} tokens, but the student's max_length is "
+            f"{max_length}; run `sightline tokens` again, or set max_length to {length}"
         )
     return tokens
 

@@ -75,14 +75,14 @@ class Processes:
             )
         if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
             return torch.device("cpu")
-        here = int(os.environ.get("LOCAL_RANK", self.rank))
-        if torch.cuda.is_available() and here >= torch.cuda.device_count():
+        number = int(os.environ.get("LOCAL_RANK", self.rank))
+        if torch.cuda.is_available() and number >= torch.cuda.device_count():
             raise SightlineError(
-                f"process {self.rank} is number {here} on this machine, which has "
+                f"process {self.rank} is number {number} on this machine, which has "
                 f"{torch.cuda.device_count()} CUDA devices; start as many processes as there are "
                 "devices, or train with --device cpu"
             )
-        device = pick_device(f"cuda:{here}")
+        device = pick_device(f"cuda:{number}")
         torch.cuda.set_device(device)
         return device
 
@@ -134,20 +134,20 @@ class Processes:
             dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return int(numbers)
 
-    def gather_rows(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
+    def gather_rows(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
         """The rows [2, n, d] of every process, by rank: [2, Σ sizes, d], without a graph.
 
         Args:
             sizes: n of every process.
         """
         if self.count == 1:
-            return own
+            return local
         import torch
         import torch.distributed as dist
 
-        two, rows, width = own.shape
-        padded = own.new_zeros(two, max(sizes), width)
-        padded[:, :rows] = own
+        two, rows, width = local.shape
+        padded = local.new_zeros(two, max(sizes), width)
+        padded[:, :rows] = local
         parts = [torch.empty_like(padded) for _ in sizes]
         with _waiting():
             dist.all_gather(parts, padded)
@@ -164,19 +164,19 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        reached = torch.tensor([each.grad is not None for each in parameters], dtype=torch.uint8)
+        reached = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
         with _waiting():
             dist.all_reduce(reached, dist.ReduceOp.MAX)
             pairs = zip(parameters, reached.tolist(), strict=True)
             gradients = [_gradient(parameter) for parameter, is_reached in pairs if is_reached]
-            small = [each for each in gradients if each.numel() < _ALONE]
+            small = [gradient for gradient in gradients if gradient.numel() < _ALONE]
             sums = [
-                dist.all_reduce(each, async_op=True) for each in gradients if each.numel() >= _ALONE
+                dist.all_reduce(grad, async_op=True) for grad in gradients if grad.numel() >= _ALONE
             ]
             if small:
-                flat = torch.cat([each.reshape(-1) for each in small])
+                flat = torch.cat([gradient.reshape(-1) for gradient in small])
                 dist.all_reduce(flat)
-                parts = flat.split([each.numel() for each in small])
+                parts = flat.split([gradient.numel() for gradient in small])
                 for gradient, part in zip(small, parts, strict=True):
                     gradient.copy_(part.view_as(gradient))
             for pending in sums:

@@ -53,11 +53,11 @@ class CachedEmbeddings:
         self._states: list[tuple[Tensor, Tensor | None]] = []
         if len(chunks) == 1:
             self._graph = encode(chunks[0])
-            found = [self._graph]
+            embedded = [self._graph]
         else:
-            found = [self._without_graph(chunk) for chunk in chunks]
-        self.sentences = _joined([sentences for sentences, _ in found])
-        phrases = [phrases for _, phrases in found if phrases is not None]
+            embedded = [self._without_graph(chunk) for chunk in chunks]
+        self.sentences = _joined([sentences for sentences, _ in embedded])
+        phrases = [phrases for _, phrases in embedded if phrases is not None]
         self.phrases = _joined(phrases) if phrases else None
 
     def backward(self, of_sentences: Tensor | None, of_phrases: Tensor | None) -> None:
@@ -87,8 +87,8 @@ class CachedEmbeddings:
 
     def _with_graph(self, number: int, chunk: TokenRows) -> tuple[Tensor, Tensor | None]:
         if self._graph is not None:
-            found, self._graph = self._graph, None
-            return found
+            embedded, self._graph = self._graph, None
+            return embedded
         _set_random_state(self._states[number], self._device)
         return self._encode(chunk)
 

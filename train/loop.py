@@ -162,7 +162,7 @@ class Loop:
         self._processes.add_gradients(self._model.encoder)
         # every process has the whole gradient of the heads
         of_heads = (weight.grad for weight in self._model.heads.parameters())
-        self._processes.broadcast([each for each in of_heads if each is not None])
+        self._processes.broadcast([tensor for tensor in of_heads if tensor is not None])
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
@@ -203,7 +203,7 @@ class Loop:
         if own.phrases is not None:
             assert batch.phrases is not None
             of_shares = [batch.phrases.range_of(rows) for rows in shares]
-            phrases = _leaf(processes.gather_rows(own.phrases, [len(each) for each in of_shares]))
+            phrases = _leaf(processes.gather_rows(own.phrases, [len(share) for share in of_shares]))
         terms = self._model.terms(batch, Views(sentences[0], sentences[1], phrases))
         loss = terms[TOTAL] / parts
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -390,7 +390,7 @@ def first_bad(
         Its number, the first micro-batch to blame, and that one's loss terms; or the gradient norm,
         if they are finite.
     """
-    values = [each[TOTAL].float() for _, terms, _ in steps for each in terms.values()]
+    values = [value[TOTAL].float() for _, terms, _ in steps for value in terms.values()]
     if norm_counts:
         values += [norm.float() for _, _, norm in steps]
     if not values or torch.isfinite(torch.stack(values)).all():

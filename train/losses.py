@@ -42,7 +42,7 @@ def full_precision(function: F) -> F:
     @wraps(function)
     def run(*args: Any, **options: Any) -> Tensor:
         tensors = [value for value in (*args, *options.values()) if floating(value)]
-        dtype = reduce(torch.promote_types, (each.dtype for each in tensors), torch.float32)
+        dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
         args = tuple(value.to(dtype) if floating(value) else value for value in args)
         options = {k: value.to(dtype) if floating(value) else value for k, value in options.items()}
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -78,11 +78,11 @@ def check_shapes(loss: str, **tensors: tuple[Tensor, str]) -> None:
     )
     if fit and all(sizes.values()):
         return
-    found = ", ".join(f"{name} {list(tensor.shape)}" for name, (tensor, _) in tensors.items())
+    shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, (tensor, _) in tensors.items())
     if fit:
-        raise LossError(f"{loss}: {found}; a mean over no rows has no value; skip empty batches")
+        raise LossError(f"{loss}: {shapes}; a mean over no rows has no value; skip empty batches")
     expected = ", ".join(f"{name} [{', '.join(k)}]" for name, (_, k) in tensors.items())
-    raise LossError(f"{loss}: the shapes do not fit: {found}; expected {expected}")
+    raise LossError(f"{loss}: the shapes do not fit: {shapes}; expected {expected}")
 
 
 def _check_temperature(loss: str, name: str, value: float) -> None:
@@ -384,7 +384,7 @@ def cross_modal_alignment(
     check_shapes("cross_modal_alignment", **grounded, **teachers)
     temperatures = target_temperature, student_temperature
     student = cosine_matrix(text, image)  # (N, N), texts down, images across
-    of_texts, of_images = (cosine_matrix(each, each) for each in (teacher_text, teacher_image))
+    of_texts, of_images = (cosine_matrix(rows, rows) for rows in (teacher_text, teacher_image))
     from_texts = kl_alignment(of_texts, student, *temperatures)
     from_images = kl_alignment(of_images, student.mT, *temperatures)
     return (from_texts + from_images) / 2

@@ -109,7 +109,7 @@ class Student(nn.Module):
             if self.objective.needs_phrases and part.phrases is not None:
                 views = states.unflatten(0, (2, len(rows)))
                 of_phrases.append(
-                    torch.stack([phrase_embeddings(each, part.phrases) for each in views])
+                    torch.stack([phrase_embeddings(view, part.phrases) for view in views])
                 )
                 order.append(numbers)
         if len(groups) == 1:
@@ -137,7 +137,7 @@ class Student(nn.Module):
         """The encoder's weights in bfloat16, with a graph to its own; None to use these."""
         if self.precision != "bf16":
             return None
-        return {name: each.to(torch.bfloat16) for name, each in self.encoder.named_parameters()}
+        return {name: weight.to(torch.bfloat16) for name, weight in self.encoder.named_parameters()}
 
     def _autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, torch.float16, enabled=self.precision == "fp16")
@@ -161,11 +161,11 @@ class Student(nn.Module):
         Args:
             weights: of the encoder, in place of its own.
         """
-        given = {"input_ids": ids, "attention_mask": self._attention_mask(mask)}
+        inputs = {"input_ids": ids, "attention_mask": self._attention_mask(mask)}
         output: Any = (
-            self.encoder(**given)
+            self.encoder(**inputs)
             if weights is None
-            else functional_call(self.encoder, weights, (), given)
+            else functional_call(self.encoder, weights, (), inputs)
         )
         return pool(output, mask, self.pooling), output.last_hidden_state
 
@@ -271,8 +271,8 @@ def _group(sentences: TokenRows, rows: list[int]) -> tuple[TokenRows, Tensor]:
     place[rows] = torch.arange(len(rows), device=ids.device)
     owners = place[phrases.owners]
     numbers = torch.nonzero(owners >= 0).ravel()
-    found = (owners[numbers], phrases.starts[numbers], phrases.ends[numbers])
-    return TokenRows(ids, lengths, Phrases(*found, phrases.counts[rows])), numbers
+    spans = (owners[numbers], phrases.starts[numbers], phrases.ends[numbers])
+    return TokenRows(ids, lengths, Phrases(*spans, phrases.counts[rows])), numbers
 
 
 def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -338,10 +338,10 @@ def check_tokenizer(
         )
     for stream, texts in samples.items():
         for text, ids in texts:
-            found: Any = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
-            if list(found) != ids:
+            tokens: Any = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
+            if list(tokens) != ids:
                 raise SightlineError(
                     f"the token set of the {stream} stream was not made with the student's "
-                    f"tokenizer: {text[:60]!r} is {ids[:8]} … there and {list(found)[:8]} … here; "
+                    f"tokenizer: {text[:60]!r} is {ids[:8]} … there and {list(tokens)[:8]} … here; "
                     "run `sightline tokens` with this student"
                 )

@@ -80,7 +80,7 @@ class ReleasedAdamW(AdamW):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the moments; what has moved has a gradient from then on."""
         super().load_state_dict(state_dict)
-        self._steps = {parameter: int(each["step"]) for parameter, each in self.state.items()}
+        self._steps = {parameter: int(moments["step"]) for parameter, moments in self.state.items()}
         for parameter in self._steps:
             parameter.grad = torch.zeros_like(parameter)
 

@@ -82,8 +82,8 @@ class Pairs:
         """
         distinct = np.unique(self.image_keys, axis=0)
         _need_two(len(distinct), "random_images", "images")
-        drawn = np.random.default_rng([seed, len(distinct)]).integers(len(distinct), size=len(self))
-        return replace(self, image_keys=distinct[drawn])
+        rows = np.random.default_rng([seed, len(distinct)]).integers(len(distinct), size=len(self))
+        return replace(self, image_keys=distinct[rows])
 
     def with_shuffled_images(self, seed: int) -> Pairs:
         """The captions of each image with another image: the control of MCSE's table 2.
@@ -123,9 +123,9 @@ def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, se
     splits = captions.column("split").to_pylist()
     rows = [row for row, split in enumerate(splits) if split in TRAINED_SPLITS]
     if not rows:
-        found = ", ".join(map(repr, dict.fromkeys(splits))) or "no rows at all"
+        names = ", ".join(map(repr, dict.fromkeys(splits))) or "no rows at all"
         raise SightlineError(
-            f"{captions_file}: no caption to train on: splits are {found}, expected 'train' or ''"
+            f"{captions_file}: no caption to train on: splits are {names}, expected 'train' or ''"
         )
     columns = (captions.column(name).to_pylist() for name in ("text", "image_id"))
     texts, image_ids = ([column[row] for row in rows] for column in columns)
@@ -150,14 +150,14 @@ def _exchanged(keys: NDArray[np.uint8], seed: int, control: str) -> NDArray[np.u
     distinct, which = np.unique(keys, axis=0, return_inverse=True)
     _need_two(len(distinct), control, "rows")
     cycle = np.random.default_rng([seed, len(distinct)]).permutation(len(distinct))
-    other = np.empty_like(cycle)
-    other[cycle] = np.roll(cycle, -1)
-    return distinct[other[which.ravel()]]
+    successor = np.empty_like(cycle)
+    successor[cycle] = np.roll(cycle, -1)
+    return distinct[successor[which.ravel()]]
 
 
-def _need_two(found: int, control: str, what: str) -> None:
-    if found < 2:
-        raise SightlineError(f"{control} needs at least two different {what}; found {found}")
+def _need_two(count: int, control: str, kind: str) -> None:
+    if count < 2:
+        raise SightlineError(f"{control} needs at least two different {kind}; found {count}")
 
 
 def _others(keys: NDArray[np.uint8], failed: set[bytes]) -> NDArray[np.bool_]:

@@ -109,11 +109,11 @@ class StopAtStep(Callback):
     Several processes all end after the same step, with the signal that one of them received.
 
     Attributes:
-        asked: number of the signal that arrived, or None.
+        received: number of the signal that arrived, or None.
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.received: int | None = None
         self._asked_at = 0.0
         self._before: dict[int, Any] = {}
 
@@ -133,16 +133,16 @@ class StopAtStep(Callback):
         traceback: TracebackType | None,
     ) -> None:
         self.restore()
-        if self.asked is not None and error is None:
-            signal.raise_signal(self.asked)
+        if self.received is not None and error is None:
+            signal.raise_signal(self.received)
 
     def step(self, state: RunState) -> None:
-        if self.asked is not None:
-            state.should_stop, state.signal = True, self.asked
+        if self.received is not None:
+            state.should_stop, state.signal = True, self.received
 
     def end(self, state: RunState) -> None:
         if state.signal:  # another process may have received it
-            self.asked = state.signal
+            self.received = state.signal
 
     def restore(self) -> None:
         """Restore the previous signal handlers."""
@@ -151,8 +151,8 @@ class StopAtStep(Callback):
         self._before = {}
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is None:
-            self.asked, self._asked_at = number, time.monotonic()
+        if self.received is None:
+            self.received, self._asked_at = number, time.monotonic()
         elif time.monotonic() - self._asked_at > PATIENCE:
             self.restore()
             signal.raise_signal(number)

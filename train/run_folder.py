@@ -189,9 +189,9 @@ class RunFolder:
 
     def _require_ours(self) -> None:
         names = (MODEL_FOLDER, CHECKPOINTS, HEADS_FILE, BEST_FILE, FAILURE_FILE)
-        there = [name for name in names if (self.path / name).exists()]
-        if there and not ((self.path / FILE_NAME).exists() or self.output.begun):
+        present = [name for name in names if (self.path / name).exists()]
+        if present and not ((self.path / FILE_NAME).exists() or self.output.begun):
             raise SightlineError(
-                f"{self.path}: contains {', '.join(there)}, which no training run of Sightline "
+                f"{self.path}: contains {', '.join(present)}, which no training run of Sightline "
                 "left and this one would overwrite; name another folder, or move them away"
             )

@@ -45,10 +45,10 @@ class StudentConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("model"):
-            return {"name": Path(str(given["model"])).name, **given}
-        return given
+    def _named(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("model"):
+            return {"name": Path(str(values["model"])).name, **values}
+        return values
 
 
 class TrainConfig(Settings):
@@ -105,10 +105,10 @@ class TrainConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _some_length(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("epochs") is given.get("max_steps") is None:
-            return {**given, "epochs": 3}
-        return given
+    def _some_length(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("epochs") is values.get("max_steps") is None:
+            return {**values, "epochs": 3}
+        return values
 
     @model_validator(mode="after")
     def _chunk_is_of_a_batch(self) -> TrainConfig:
@@ -178,10 +178,10 @@ class RunSpec(Settings):
     def inputs(self) -> list[Path]:
         """Files and folders that the run reads."""
         streams = (source.model_dump() for source in (self.pairs, self.text) if source is not None)
-        named = (path for source in streams for path in source.values() if path is not None)
+        files = (path for source in streams for path in source.values() if path is not None)
         dev = [] if self.dev is None else [self.dev]
         models = model_paths(self.student.model)
-        return [*models, *dev, *self.features.values(), *named]
+        return [*models, *dev, *self.features.values(), *files]
 
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:
@@ -202,7 +202,7 @@ def run_spec(
     pairs: Path | str | None = None,
     sentences: Path | str | None = None,
     phrases: Path | str | None = None,
-    **given: Any,
+    **fields: Any,
 ) -> RunSpec:
     """The specification of a run over prepared data sets.
 
@@ -216,7 +216,7 @@ def run_spec(
     Raises:
         SightlineError: an unknown or invalid parameter.
     """
-    body: dict[str, Any] = {"run": Path(out).name, "out": out, **given}
+    body: dict[str, Any] = {"run": Path(out).name, "out": out, **fields}
     if pairs is not None:
         manifests = {name: Path(pairs) / f"{name}.parquet" for name in ("captions", "images")}
         body["pairs"] = {**manifests, "tokens": tokens, "phrases": phrases}

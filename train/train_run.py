@@ -132,11 +132,11 @@ def train_run(
             with stop:
                 loop.run()
         except LostProcess:
-            if stop.asked is not None:  # by the launcher, because of the process that was lost
-                signal.raise_signal(stop.asked)
+            if stop.received is not None:  # by the launcher, because of the process that was lost
+                signal.raise_signal(stop.received)
             raise
         except BaseException as error:
-            if stop.asked is not None and not isinstance(error, Exception):
+            if stop.received is not None and not isinstance(error, Exception):
                 error.add_note(_kept(inputs, folder))
             raise
 
@@ -381,7 +381,7 @@ def _export(
         model.load_state_dict(load_file(folder.best))
     results, pooling = folder.scratch / "results", inputs.spec.student.pooling
     results.mkdir()
-    summary = _summary(inputs, state, sum(each.numel() for each in model.parameters()), device)
+    summary = _summary(inputs, state, sum(weight.numel() for weight in model.parameters()), device)
     card = model_card(summary, inputs.objective.source, pooling)
     with quiet():
         export_model(results / MODEL_FOLDER, model.encoder, tokenizer, pooling, card)

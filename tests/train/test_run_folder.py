@@ -385,7 +385,7 @@ def test_a_signal_that_is_ignored_stays_so(ending):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job
     with progress.StopAtStep() as stop:
         signal.raise_signal(signal.SIGINT)
-        assert stop.asked is None
+        assert stop.received is None
 
 
 def test_what_a_kill_left_unfinished_does_not_stay_in_the_output(world, tmp_path):

@@ -90,13 +90,13 @@ class SetChecks:
     mean_cosine: float | None
 
 
-def check_set(scanned: Scan, named: Named) -> SetChecks:
-    """Check a feature set, whose rows ``named`` names."""
+def check_set(scanned: Scan, name_rows: Named) -> SetChecks:
+    """Check a feature set, whose rows ``name_rows`` names."""
     features, count = scanned.features, int(scanned.usable.sum())
 
     def rows(chosen: NDArray[np.bool_]) -> NamedRows:
         numbers = np.flatnonzero(chosen)
-        return NamedRows(len(numbers), named(numbers[:_NAMED].tolist()))
+        return NamedRows(len(numbers), name_rows(numbers[:_NAMED].tolist()))
 
     mean_cosine = None
     if count > 1:  # (‖Σu‖² − n) / n(n − 1), over all ordered pairs of different rows

@@ -142,14 +142,14 @@ def _findings(diagnosis: Diagnosis) -> Iterator[Finding]:
     for tried in diagnosis.filters:
         whose = f"{TERMS[tried.term]}: the {diagnosis.settings.whose} threshold"
         for removal in (removal for removal in tried.removals if removal.configured):
-            more = {"whose": whose, "share": percent(removal.share), "highest": tried.highest}
-            yield from _of(_OF_A_THRESHOLD, "threshold", removal, how=diagnosis.settings, **more)
+            fills = {"whose": whose, "share": percent(removal.share), "highest": tried.highest}
+            yield from _of(_OF_A_THRESHOLD, "threshold", removal, how=diagnosis.settings, **fills)
 
 
-def _of(rules: Sequence[Rule], about: str, numbers: Any, **more: Any) -> Iterator[Finding]:
+def _of(rules: Sequence[Rule], about: str, numbers: Any, **fills: Any) -> Iterator[Finding]:
     for level, applies, text in rules:
         if applies(numbers):
-            yield Finding(level, about, text.format(numbers, **more))
+            yield Finding(level, about, text.format(numbers, **fills))
 
 
 def percent(share: float) -> str:

@@ -91,8 +91,8 @@ def find_pairs(
     text_rows = _rows_of(pairs.caption_keys, text_set, f"training captions of {captions}")
     image_rows, lost_image = None, np.zeros(len(pairs), dtype=bool)
     if image_set is not None:
-        what = f"images of the training captions of {captions} in {images}"
-        image_rows = _rows_of(pairs.image_keys, image_set, what)
+        subject = f"images of the training captions of {captions} in {images}"
+        image_rows = _rows_of(pairs.image_keys, image_set, subject)
         lost_image = image_rows < 0
     lost_text = text_rows < 0
     _, pictures = np.unique(pairs.image_keys, axis=0, return_inverse=True)
@@ -105,12 +105,12 @@ def find_pairs(
     return listed.only(np.flatnonzero(~(lost_text | lost_image)))
 
 
-def _rows_of(keys: Keys, scanned: Scan, what: str) -> NDArray[np.int64]:
+def _rows_of(keys: Keys, scanned: Scan, subject: str) -> NDArray[np.int64]:
     """Row of each key, −1 for what is missing; an error if there are not two different ones."""
     rows = scanned.rows_of(keys)
     if (count := len(np.unique(rows[rows >= 0]))) < 2:
         raise SightlineError(
-            f"{scanned.features.path}: holds {count or 'none'} of the {len(keys):,} {what}, and "
+            f"{scanned.features.path}: holds {count or 'none'} of the {len(keys):,} {subject}, and "
             "there is nothing to compare below two; give the manifests that it was extracted from, "
             "or the set that was extracted from these"
         )
@@ -225,13 +225,13 @@ def compare_with_images(
     pairs = pairs.distinct()
     assert pairs.image_rows is not None
     by_image = pairs.by_image(settings.sample, settings.seed)
-    drawn = _one_each(by_image, settings.seed)
+    chosen = _one_each(by_image, settings.seed)
     matched, mismatched, best, worst = [], [], [], []
-    queries, captions = images.gather(pairs.image_rows[drawn]), texts.gather(pairs.text_rows)
+    queries, captions = images.gather(pairs.image_rows[chosen]), texts.gather(pairs.text_rows)
     for number, row in enumerate(cosines(queries, captions, ("image", "caption"))):
         of_image = row[by_image[number]]
         matched.append(of_image)
-        mismatched.append(np.delete(row[drawn], number))
+        mismatched.append(np.delete(row[chosen], number))
         best.append(int((row >= of_image.max()).sum()))
         worst.append(int((row >= of_image.min()).sum()))
         tell("ranks of captions", number + 1, len(by_image), "images")

@@ -89,10 +89,10 @@ def settings_of_runs(
     """
     from train.objectives.kdmcse import KDMCSEParams  # imports torch
 
-    wanted = {path.resolve() for path in sets}
+    folders = {path.resolve() for path in sets}
     for run in (name for name, objective in objectives.items() if objective == "kdmcse"):
         spec = spec_of(run)
-        if wanted <= {path.resolve() for path in spec.features.values()}:
+        if folders <= {path.resolve() for path in spec.features.values()}:
             settings = kdmcse_settings(KDMCSEParams.model_validate(spec.parameters))
             return settings.model_copy(update={"batch_size": spec.train.batch_size, "run": run})
     return None

@@ -80,7 +80,7 @@ class CombinedParams(ObjectiveParams):
         from train.objectives import make_objective
 
         common = {name: getattr(self, name) for name in _SHARED}
-        made = {}
+        parts = {}
         for name, part in self.parts.items():
             if misplaced := sorted(_SHARED & part.parameters.keys()):
                 raise SightlineError(
@@ -93,10 +93,10 @@ class CombinedParams(ObjectiveParams):
                     "a part must not be a combination"
                 )
             if part.weight > 0:
-                made[name] = make_objective(part.objective or name, {**part.parameters, **common})
-        if not made:
+                parts[name] = make_objective(part.objective or name, {**part.parameters, **common})
+        if not parts:
             raise SightlineError("objective combined: every part has weight 0; train at least one")
-        return made
+        return parts
 
 
 class Combined(Objective[CombinedParams]):
@@ -134,8 +134,8 @@ class Combined(Objective[CombinedParams]):
 
         heads = nn.ModuleDict()
         for name, part in self.objectives.items():
-            own = part.heads(hidden, {need.name: dims[need.name] for need in part.features})
-            for head, module in own.items():
+            of_part = part.heads(hidden, {need.name: dims[need.name] for need in part.features})
+            for head, module in of_part.items():
                 first = self.shared(name, head, heads)
                 if first is None or _shapes(heads[first]) != _shapes(module):
                     heads[f"{name}-{head}"] = module
@@ -146,8 +146,8 @@ class Combined(Objective[CombinedParams]):
         encoder = _encoder(self.objectives[part], head)
         names = (
             f"{name}-{head}"
-            for name, other in self.objectives.items()
-            if _encoder(other, head) == encoder
+            for name, objective in self.objectives.items()
+            if _encoder(objective, head) == encoder
         )
         return next((name for name in names if name in heads), None)
 
@@ -173,8 +173,8 @@ class Combined(Objective[CombinedParams]):
     def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
         return {
             f"{name}.{term}": value
-            for name, (part, own) in zip(self.objectives, self.parts(heads), strict=True)
-            for term, value in part.terms(batch, views, own).items()
+            for name, (part, heads_of_part) in zip(self.objectives, self.parts(heads), strict=True)
+            for term, value in part.terms(batch, views, heads_of_part).items()
         }
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
@@ -196,8 +196,8 @@ class Combined(Objective[CombinedParams]):
         described = super().describe()
         del described[_OF_A_PART]
         for name, part in self.objectives.items():
-            own = part.describe().items()
-            described["parts"][name]["parameters"] = {k: v for k, v in own if k not in _SHARED}
+            items = part.describe().items()
+            described["parts"][name]["parameters"] = {k: v for k, v in items if k not in _SHARED}
         return described
 
 
@@ -210,9 +210,9 @@ class _HeadsOfPart:
     heads: Any
 
     def __getitem__(self, name: str) -> nn.Module:
-        own = f"{self.part}-{name}"
-        if own in self.heads:
-            return self.heads[own]
+        full_name = f"{self.part}-{name}"
+        if full_name in self.heads:
+            return self.heads[full_name]
         return self.heads[self.whole.shared(self.part, name, self.heads)]
 
 

@@ -96,15 +96,15 @@ class KDMCSEParams(GroundedParams):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_the_variant(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("variant") == "released":
-            return {**_RELEASED_DEFAULTS, **given}
-        return given
+    def _defaults_of_the_variant(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("variant") == "released":
+            return {**_RELEASED_DEFAULTS, **values}
+        return values
 
     @model_validator(mode="after")
     def _encoders_are_named(self) -> KDMCSEParams:
         for kind, encoder in self.encoders.items():
-            if encoder is None and any(each.reads(kind) for each in self.teacher_terms.values()):
+            if encoder is None and any(term.reads(kind) for term in self.teacher_terms.values()):
                 raise ValueError(
                     f"{kind} is not given; name the {kind} encoder of the teacher, "
                     "or set weight to 0"
@@ -164,7 +164,7 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
     def check_widths(self, dims: Mapping[str, int]) -> None:
         widths = {need.kind: dims[need.name] for need in self.features}
         pairs = [pair for term in self.params.teacher_terms.values() for pair in term.compared]
-        if any(widths[one] != widths[other] for one, other in pairs):
+        if any(widths[first] != widths[second] for first, second in pairs):
             raise SightlineError(
                 f"objective kdmcse compares image features of {self.params.image} with text "
                 f"features of {self.params.text}, but they are {widths['image']} and "

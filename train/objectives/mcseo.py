@@ -97,7 +97,7 @@ class MCSEO(GroundedObjective[MCSEOParams]):
             assert batch.phrases is not None
             assert views.phrases is not None
             objects = heads["image"](batch.features_of("object", params.image))  # (P, 256)
-            one, other = (
+            phrases_to_objects, objects_to_phrases = (
                 object_phrase_nce(
                     heads["grounding"](phrases),
                     objects,
@@ -106,7 +106,7 @@ class MCSEO(GroundedObjective[MCSEOParams]):
                 )
                 for phrases in views.phrases
             )
-            terms["object"] = (one + other) / 2
+            terms["object"] = (phrases_to_objects + objects_to_phrases) / 2
         return terms
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
