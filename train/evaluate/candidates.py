@@ -51,8 +51,8 @@ class CaptionPool:
 
     def sample(self, count: int, seed: int) -> list[str]:
         """``count`` of the texts (or all), drawn without replacement, in their order here."""
-        drawn = np.random.default_rng(seed).permutation(len(self))[:count]
-        return [self.texts[row] for row in np.sort(drawn)]
+        rows = np.random.default_rng(seed).permutation(len(self))[:count]
+        return [self.texts[row] for row in np.sort(rows)]
 
 
 def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
@@ -66,24 +66,24 @@ def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
     """
     table = read_split(manifest, CAPTIONS, split)
     columns = (table[name].to_pylist() for name in ("caption_id", "image_id", "text"))
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    places_of: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for caption_id, image_id, text in zip(*columns, strict=True):
-        ids, images = found.setdefault(text, ({}, {}))
+        ids, images = places_of.setdefault(text, ({}, {}))
         ids[caption_id] = images[image_id] = None
     return CaptionPool(
-        tuple(found),
-        tuple(tuple(ids) for ids, _ in found.values()),
-        tuple(tuple(images) for _, images in found.values()),
+        tuple(places_of),
+        tuple(tuple(ids) for ids, _ in places_of.values()),
+        tuple(tuple(images) for _, images in places_of.values()),
     )
 
 
-def read_queries(given: Sequence[str], file: Path | None) -> list[str]:
+def read_queries(sentences: Sequence[str], file: Path | None) -> list[str]:
     """Distinct queries: those given, then the lines of a UTF-8 file; empty lines are skipped.
 
     Raises:
         SightlineError: a given one is empty, the file is missing or not UTF-8, or has no sentence.
     """
-    queries = [each.strip() for each in given]
+    queries = [sentence.strip() for sentence in sentences]
     if not all(queries):
         raise SightlineError("a query is empty; give a sentence")
     if file is not None:
@@ -125,8 +125,8 @@ class ImagePool:
                 f"{manifest}: {len(absent):,} images of the captions are not in it, such as "
                 f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
             )
-        wanted = set(ids)
-        rows = [row for row, image in enumerate(self.ids) if image in wanted]
+        chosen = set(ids)
+        rows = [row for row, image in enumerate(self.ids) if image in chosen]
         return ImagePool(
             tuple(self.ids[row] for row in rows), tuple(self.keys[row] for row in rows)
         )
@@ -179,8 +179,8 @@ def open_below(
 
 
 def note_of_failed(
-    what: str, images: int, kept: int, data: Path, features: FeatureSet
+    effect: str, images: int, kept: int, data: Path, features: FeatureSet
 ) -> list[str]:
     """What a task leaves out because only ``kept`` of the ``images`` of ``data`` have features."""
-    failed = f"{what} {images - kept:,} of {images:,} images of {data}"
+    failed = f"{effect} {images - kept:,} of {images:,} images of {data}"
     return [f"{failed}: {features.path} has only an error for them"] if kept < images else []

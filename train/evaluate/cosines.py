@@ -56,15 +56,15 @@ def nearest(
     """
     left_out = left_out or {}
     rows: list[np.ndarray] = []
-    found: list[np.ndarray] = []
+    best: list[np.ndarray] = []
     constant = len(candidates) > 1
     for query, row in enumerate(cosines(queries, candidates)):
         constant = constant and bool(np.ptp(row) == 0)
         order = _largest(row, k + 1)
         order = order[order != left_out.get(query, -1)][:k]
         rows.append(order)
-        found.append(row[order])
-    return NearestRows(tuple(rows), tuple(found), constant)
+        best.append(row[order])
+    return NearestRows(tuple(rows), tuple(best), constant)
 
 
 def cosines(
@@ -91,12 +91,12 @@ def cosines(
     points, norms = unit_rows(queries, names[0]), norms_of(candidates, names[1])
     step = max(1, _HELD // len(candidates))
     for start in range(0, len(points), step):
-        found = np.empty((len(points[start : start + step]), len(candidates)))
+        block_of = np.empty((len(points[start : start + step]), len(candidates)))
         for low in range(0, len(candidates), _CHUNK):
-            some = slice(low, low + _CHUNK)
-            block = candidates[some].astype(np.float64) / norms[some]
-            found[:, some] = points[start : start + step] @ block.T
-        yield from np.round(found, DECIMALS)
+            part = slice(low, low + _CHUNK)
+            block = candidates[part].astype(np.float64) / norms[part]
+            block_of[:, part] = points[start : start + step] @ block.T
+        yield from np.round(block_of, DECIMALS)
 
 
 def _largest(row: np.ndarray, k: int) -> np.ndarray:
@@ -107,7 +107,7 @@ def _largest(row: np.ndarray, k: int) -> np.ndarray:
     return np.argsort(-row, kind="stable")
 
 
-def norms_of(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
+def norms_of(rows: np.ndarray, name: str = "embedding") -> np.ndarray:
     """Norms of [n, d]: float64 [n, 1].
 
     Raises:
@@ -120,15 +120,15 @@ def norms_of(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
     broken = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if len(broken):
         raise NotDefinedError(
-            f"{len(broken)} of {len(rows)} embeddings are zero or not finite ({what} {broken[0]} "
+            f"{len(broken)} of {len(rows)} embeddings are zero or not finite ({name} {broken[0]} "
             "is the first), so they have no direction; check the encoder"
         )
     return norms
 
 
-def unit_rows(rows: np.ndarray, what: str = "embedding") -> np.ndarray:
+def unit_rows(rows: np.ndarray, name: str = "embedding") -> np.ndarray:
     """The directions of [n, d]: float64 [n, d] with norm 1; raises as `norms_of`."""
-    return rows.astype(np.float64) / norms_of(rows, what)
+    return rows.astype(np.float64) / norms_of(rows, name)
 
 
 def ranks_of_matches(
@@ -153,9 +153,9 @@ def ranks_of_matches(
     """
     ranks = np.zeros(len(queries), dtype=np.int64)
     for query, row in enumerate(cosines(queries, candidates, names)):
-        if own := list(matches[query]):
-            best = row[own].max()
-            row[own] = -np.inf
+        if right := list(matches[query]):
+            best = row[right].max()
+            row[right] = -np.inf
             if left_out is not None:
                 row[left_out[query]] = -np.inf
             ranks[query] = 1 + np.count_nonzero(row >= best)

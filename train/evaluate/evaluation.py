@@ -62,7 +62,7 @@ class Evaluation:
     @property
     def warnings(self) -> list[str]:
         """About the data of all tasks."""
-        return list(dict.fromkeys(each for task in self.tasks.values() for each in task.warnings))
+        return list(dict.fromkeys(text for task in self.tasks.values() for text in task.warnings))
 
     @property
     def evaluated_on(self) -> dict[str, EvaluationSet]:
@@ -229,7 +229,7 @@ def _scored(name: str, task: Task[Any], result: TaskResult) -> dict[str, Any]:
         "scores": named(result.scores),
         "subsets": named(result.subsets),
         "reasons": named(result.reasons),
-        "references": {what: named(values) for what, values in result.references.items()},
+        "references": {name_of: named(values) for name_of, values in result.references.items()},
         "notes": result.notes,
         "neighbours": result.neighbours,
     }

@@ -142,8 +142,8 @@ class GeometryTask(Task[TaskSettings]):
         return sentences_of([self.pairs])
 
     def score(self, model: EvaluatedModel) -> TaskResult:
-        found = evaluate_geometry(model.encode, self.pairs)
-        scores = {name: getattr(found, name) for name in GEOMETRY}
-        why = "; ".join(found.reasons)
+        geometry = evaluate_geometry(model.encode, self.pairs)
+        scores = {name: getattr(geometry, name) for name in GEOMETRY}
+        why = "; ".join(geometry.reasons)
         reasons = {name: why for name in GEOMETRY if scores[name] is None}
         return TaskResult(scores=scores, reasons=reasons)

@@ -64,13 +64,13 @@ class EvaluatedModel:
         Raises:
             SightlineError: an unknown pooling; see `Embedder.load`; or a run that is not finished.
         """
-        known = None if pooling is None else check_pooling(pooling)
+        checked = None if pooling is None else check_pooling(pooling)
         folder = Path(source)
         if not (folder / FILE_NAME).is_file():
-            return cls(source, Embedder.load(source, known, device=device), pooling=known)
+            return cls(source, Embedder.load(source, checked, device=device), pooling=checked)
         summary = RunSummary.read(folder)
-        embedder = Embedder.load(folder / MODEL_FOLDER, known, device=device)
-        return cls(summary.run, embedder, folder, summary, known)
+        embedder = Embedder.load(folder / MODEL_FOLDER, checked, device=device)
+        return cls(summary.run, embedder, folder, summary, checked)
 
     def encode_once(self, sentences: Iterable[str]) -> None:
         """Embed ``sentences`` in one call of the encoder, and forget those of the call before.
@@ -149,33 +149,33 @@ class NamedModel:
     run: str
 
 
-def name_models(given: Sequence[str]) -> list[NamedModel]:
+def name_models(words: Sequence[str]) -> list[NamedModel]:
     """A name for each model, without loading it.
 
     A training run has its own name, followed by its seed if several seeds of it are given; any
     other model is called as it was given.
 
     Args:
-        given: folders or names on the hub; a prefix `NAME=` renames the model.
+        words: folders or names on the hub; a prefix `NAME=` renames the model.
 
     Raises:
         SightlineError: an empty name, a run that is not finished, or two models of one name.
     """
-    found: list[tuple[str, str, int | None]] = []
-    for each in given:
-        label, source = "", each
-        if "=" in each and not Path(each).exists():
-            label, _, source = each.partition("=")
-        if not source or each.startswith("="):
-            raise SightlineError(f"--model: found {each!r}, expected MODEL or NAME=MODEL")
+    labelled: list[tuple[str, str, int | None]] = []
+    for word in words:
+        label, source = "", word
+        if "=" in word and not Path(word).exists():
+            label, _, source = word.partition("=")
+        if not source or word.startswith("="):
+            raise SightlineError(f"--model: found {word!r}, expected MODEL or NAME=MODEL")
         summary = RunSummary.read(Path(source)) if (Path(source) / FILE_NAME).is_file() else None
         if summary is None or label:
-            found.append((label or source, source, None))
+            labelled.append((label or source, source, None))
         else:
-            found.append((summary.run, source, summary.seed))
-    seeds = Counter(run for run, _, seed in found if seed is not None)
+            labelled.append((summary.run, source, summary.seed))
+    seeds = Counter(run for run, _, seed in labelled if seed is not None)
     models: dict[str, NamedModel] = {}
-    for run, source, seed in found:
+    for run, source, seed in labelled:
         name = run if seed is None or seeds[run] == 1 else f"{run}, seed {seed}"
         if name in models:
             raise SightlineError(

@@ -50,16 +50,16 @@ def find_captions(
         NotDefinedError: an embedding is zero or not finite.
     """
     model.encode_once([*pool.texts, *queries])
-    itself = {row: pool.row_of[each] for row, each in enumerate(queries) if each in pool.row_of}
+    itself = {row: pool.row_of[query] for row, query in enumerate(queries) if query in pool.row_of}
     nearby = nearest(model.encode(queries), model.encode(pool.texts), k, itself)
     candidates = list(zip(pool.texts, pool.ids, pool.images, strict=True))
-    return _found(nearby, candidates, [pool.images_of(each) for each in queries])
+    return _found(nearby, candidates, [pool.images_of(query) for query in queries])
 
 
 def find_images(
     model: EvaluatedModel,
     queries: Sequence[str],
-    own: Sequence[tuple[str, ...]],
+    images_of: Sequence[tuple[str, ...]],
     pool: ImagePool,
     features: Callable[[ImageSpace], FeatureSet],
     k: int,
@@ -69,7 +69,7 @@ def find_images(
     """The ``k`` nearest images in the grounded space; a model without heads says why it has none.
 
     Args:
-        own: of each query, the images that it is a caption of.
+        own_images: of each query, the images that it is a caption of.
         features: opens those that the run's head understands.
         encoder: which image features, for a run with heads for several.
         captions: image id → the caption to show with it; None shows none.
@@ -86,12 +86,12 @@ def find_images(
     except NotDefinedError as error:
         return Found(reason=str(error))
     rows, opened = project(space.sentences, model.encode(queries)), features(space)
-    return find_images_by_rows(rows, own, pool, opened, k, captions, space.images)
+    return find_images_by_rows(rows, images_of, pool, opened, k, captions, space.images)
 
 
 def find_images_by_rows(
     queries: np.ndarray,
-    own: Sequence[tuple[str, ...]],
+    own_images: Sequence[tuple[str, ...]],
     pool: ImagePool,
     features: FeatureSet,
     k: int,
@@ -102,7 +102,7 @@ def find_images_by_rows(
 
     Args:
         queries: float [q, d]; such as by the text tower of a frozen encoder like CLIP.
-        own, captions: as for `find_images`.
+        own_images, captions: as for `find_images`.
         features: of the images.
         head: projects them to d dimensions; None: they have that width, as by CLIP's image tower.
 
@@ -114,29 +114,29 @@ def find_images_by_rows(
     rows, kept = rows_of_images(features, pool.keys)
     nearby = nearest(queries, rows if head is None else project(head, rows), k)
     ids, texts = [pool.ids[row] for row in kept], captions or {}
-    return _found(nearby, [(texts.get(image, ""), (), (image,)) for image in ids], own)
+    return _found(nearby, [(texts.get(image, ""), (), (image,)) for image in ids], own_images)
 
 
 def _found(
     nearby: NearestRows,
     candidates: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
-    own: Sequence[tuple[str, ...]],
+    own_images: Sequence[tuple[str, ...]],
 ) -> Found:
     """Rows of candidates as neighbours.
 
     Args:
         candidates: of each row, its text, ids of its captions and ids of its images.
-        own: of each query, the images that it is a caption of. They are a neighbour's first: a
+        own_images: of each query, those that it is a caption of. They are a neighbour's first: a
             page shows only one.
     """
     answers = []
-    for of_query, rows, cosines in zip(own, nearby.rows, nearby.cosines, strict=True):
-        found = []
+    for of_query, rows, cosines in zip(own_images, nearby.rows, nearby.cosines, strict=True):
+        neighbours = []
         for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
             text, captions, images = candidates[row]
             images = tuple(sorted(images, key=lambda image: image not in of_query))
-            found.append(Neighbour(text, captions, images, cosine, images[0] in of_query))
-        answers.append(tuple(found))
+            neighbours.append(Neighbour(text, captions, images, cosine, images[0] in of_query))
+        answers.append(tuple(neighbours))
     warning = "every cosine is the same (constant embeddings), so the order says nothing"
     return Found(tuple(answers), warning=warning if nearby.constant else None)
 
@@ -165,8 +165,8 @@ def recall_of_captions(model: EvaluatedModel, pool: CaptionPool) -> float | None
     return 100 * int((ranks == 1).sum()) / count if (count := int((ranks > 0).sum())) else None
 
 
-def _one_or_several(given: object) -> object:
-    return (given,) if isinstance(given, str) else given
+def _one_or_several(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
 
 
 class NeighboursSettings(TaskSettings):
@@ -213,9 +213,9 @@ class NeighboursTask(Task[NeighboursSettings]):
         self.pool = read_pool(settings.data / "captions.parquet", settings.split)
         manifest, owners = settings.data / "images.parquet", chain(*self.pool.images)
         self.images = read_images(manifest).described(set(owners), manifest)
-        given = read_queries(settings.sentences, None)
-        drawn = self.pool.sample(settings.sample, settings.seed)
-        self.queries = tuple(dict.fromkeys([*given, *drawn]))
+        sentences = read_queries(settings.sentences, None)
+        sample = self.pool.sample(settings.sample, settings.seed)
+        self.queries = tuple(dict.fromkeys([*sentences, *sample]))
         if not self.queries:
             raise SightlineError(
                 "neighbours: nothing to start from: sample is 0 and there are no sentences; set "
@@ -232,31 +232,32 @@ class NeighboursTask(Task[NeighboursSettings]):
         return (*self.pool.texts, *self.queries)
 
     def score(self, model: EvaluatedModel) -> TaskResult:
-        given, recall = self.settings, None
-        own = tuple(map(self.pool.images_of, self.queries))
+        settings, recall = self.settings, None
+        own_images = tuple(map(self.pool.images_of, self.queries))
         why = "no image has two different captions in this split"
         try:
             recall = recall_of_captions(model, self.pool)
         except NotDefinedError as error:
             why = str(error)
         try:
-            captions = find_captions(model, self.queries, self.pool, given.k)
+            captions = find_captions(model, self.queries, self.pool, settings.k)
         except NotDefinedError as error:
             captions = Found(reason=str(error))
-        pictures, notes = self._pictures(model, own) if given.features else (None, [])
-        within = f"{len(self.pool):,} distinct captions of {given.data.name}, split {given.split!r}"
-        found = ModelNeighbours(self.queries, own, within, given.k, captions, pictures)
+        pictures, notes = self._pictures(model, own_images) if settings.features else (None, [])
+        of_split = f"{settings.data.name}, split {settings.split!r}"
+        within = f"{len(self.pool):,} distinct captions of {of_split}"
+        answer = ModelNeighbours(self.queries, own_images, within, settings.k, captions, pictures)
         key_of = dict(zip(self.images.ids, self.images.keys, strict=True))
-        keys = {image: key_of[image].hex() for image in found.named_images}
+        keys = {image: key_of[image].hex() for image in answer.named_images}
         return TaskResult(
             scores={METRIC: recall},
             reasons={METRIC: why} if recall is None else {},
             notes=tuple(notes),
-            neighbours=replace(found, keys=keys),
+            neighbours=replace(answer, keys=keys),
         )
 
     def _pictures(
-        self, model: EvaluatedModel, own: Sequence[tuple[str, ...]]
+        self, model: EvaluatedModel, own_images: Sequence[tuple[str, ...]]
     ) -> tuple[Found, list[str]]:
         """The nearest images, and what to know about them."""
         given, notes = self.settings, []
@@ -273,18 +274,18 @@ class NeighboursTask(Task[NeighboursSettings]):
             return features
 
         try:
-            found = find_images(
-                model, self.queries, own, self.images, opened, given.k, given.encoder
+            nearest = find_images(
+                model, self.queries, own_images, self.images, opened, given.k, given.encoder
             )
         except NotDefinedError as error:
-            found = Found(reason=str(error))
-        return found, notes
+            nearest = Found(reason=str(error))
+        return nearest, notes
 
     def settings_of_result(self) -> dict[str, object]:
         """Settings, and a digest of the images, which the neighbours depend on."""
-        given = self.settings.model_dump(mode="json", exclude={"data", "features"})
+        settings = self.settings.model_dump(mode="json", exclude={"data", "features"})
         images = _sha256(self.images.ids, [key.hex() for key in self.images.keys])
-        return {**given, "images": images, "nearest_images": self.settings.features is not None}
+        return {**settings, "images": images, "nearest_images": self.settings.features is not None}
 
 
 def _sha256(*content: Sequence[object]) -> str:

@@ -100,19 +100,19 @@ class ModelNeighbours:
 
     def __post_init__(self) -> None:
         counts = [len(self.images)]
-        found = (self.captions, self.pictures)
-        counts += [len(each.neighbours) for each in found if each and each.reason is None]
+        answers = (self.captions, self.pictures)
+        counts += [len(answer.neighbours) for answer in answers if answer and answer.reason is None]
         if any(count != len(self.queries) for count in counts):
             raise ValueError(f"not of {len(self.queries)} queries")
 
     @property
     def named_images(self) -> list[str]:
         """Every image that it names, each once."""
-        named = dict.fromkeys(image for images in self.images for image in images)
-        for found in filter(None, (self.captions, self.pictures)):
-            for answers in found.neighbours:
-                named.update(dict.fromkeys(image for each in answers for image in each.images))
-        return list(named)
+        ids = dict.fromkeys(image for images in self.images for image in images)
+        for answer in filter(None, (self.captions, self.pictures)):
+            for answers in answer.neighbours:
+                ids.update(dict.fromkeys(image for hit in answers for image in hit.images))
+        return list(ids)
 
     @property
     def question(self) -> tuple[object, ...]:
@@ -158,19 +158,19 @@ class TaskResult(BaseModel):
 
     @model_validator(mode="after")
     def _undefined_scores_have_a_reason(self) -> TaskResult:
-        named = {f"scores.{metric}": (metric, score) for metric, score in self.scores.items()}
+        scores = {f"scores.{metric}": (metric, score) for metric, score in self.scores.items()}
         for metric, parts in self.subsets.items():
             for part, score in parts.items():
-                named[f"subsets.{metric}.{part}"] = (f"{metric}/{part}", score)
-        for where, (name, score) in named.items():
+                scores[f"subsets.{metric}.{part}"] = (f"{metric}/{part}", score)
+        for where, (name, score) in scores.items():
             if score is None and name not in self.reasons:
                 raise ValueError(f"{where} is null but reasons does not say why")
         return self
 
-    def measures_as(self, other: TaskResult) -> bool:
+    def measures_as(self, result: TaskResult) -> bool:
         """Whether both are of one task, with the same settings and data."""
         scored = {"scores", "subsets", "reasons", "references", "notes", "neighbours"}
-        return self.model_dump(exclude=scored) == other.model_dump(exclude=scored)
+        return self.model_dump(exclude=scored) == result.model_dump(exclude=scored)
 
 
 class RunResult(BaseModel):
@@ -243,7 +243,7 @@ class RunResult(BaseModel):
     @property
     def marks(self) -> tuple[str, ...]:
         """What a reader must know before comparing it with another."""
-        doubts = dict.fromkeys(each.doubt for each in self.features if each.doubt)
+        doubts = dict.fromkeys(use.doubt for use in self.features if use.doubt)
         accepted = self.training is not None and self.training.accepted_code
         return (
             *(["untrained weights"] if self.untrained else []),

@@ -77,8 +77,8 @@ def evaluate_retrieval(
         "T2I": ranks_of_matches(captions, images, matches, ("caption", "image")),
     }
     return {
-        f"{direction} R@{k}": 100.0 * float((found <= k).mean())
-        for direction, found in ranks.items()
+        f"{direction} R@{k}": 100.0 * float((rank <= k).mean())
+        for direction, rank in ranks.items()
         for k in ks
     }
 
@@ -95,9 +95,9 @@ def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Recall:
     counts = np.bincount(image_of)
     images, captions = len(counts), len(image_of)
 
-    def found(own: int, k: int) -> float:
+    def found(matches: int, k: int) -> float:
         k = min(k, captions)
-        return 1 - math.comb(captions - own, k) / math.comb(captions, k)
+        return 1 - math.comb(captions - matches, k) / math.comb(captions, k)
 
     sized = list(zip(*np.unique(counts, return_counts=True), strict=True))
     to_text = [float(100 * sum(n * found(int(c), k) for c, n in sized) / images) for k in ks]
@@ -148,11 +148,11 @@ def load_retrieval(folder: Path, split: str, captions_per_image: int) -> Retriev
     table = read_manifest(folder / "images.parquet", IMAGES)
     images = ImagePool.of(table).described(owners, folder / "images.parquet")
     row_of = {image: row for row, image in enumerate(images.ids)}
-    seen: Counter[str] = Counter()
+    taken_of: Counter[str] = Counter()
     kept: list[int] = []
     for row, owner in enumerate(owners):
-        seen[owner] += 1
-        if seen[owner] <= captions_per_image:
+        taken_of[owner] += 1
+        if taken_of[owner] <= captions_per_image:
             kept.append(row)
     where, warnings = f"{folder}, split {split!r}", []
     if (without := table["split"].to_pylist().count(split) - len(images.ids)) > 0:
@@ -264,7 +264,7 @@ class RetrievalTask(Task[RetrievalSettings]):
         _require_one_space(images, texts)
         rows, kept = rows_of_images(images, self.data.images.keys)
         recall = self._recall(rows, kept, texts.take(keys_of_texts(self.data.captions)))
-        doubts = dict.fromkeys(FeatureUse.of_set(each).doubt for each in (images, texts))
+        doubts = dict.fromkeys(FeatureUse.of_set(features).doubt for features in (images, texts))
         untrained = ["untrained weights"] if images.record.spec.encoder.untrained else []
         marks = ", ".join(["frozen", *untrained, *filter(None, doubts)])
         return {f"{name} ({marks})": recall}, self._left_out(images, kept)
@@ -272,8 +272,8 @@ class RetrievalTask(Task[RetrievalSettings]):
     def _open(
         self, kind: Kind, encoder: str, of_whom: str, fingerprint: str | None = None
     ) -> FeatureSet:
-        given = self.settings
-        return open_below(given.features, kind, encoder, of_whom, given.data.name, fingerprint)
+        chosen = self.settings
+        return open_below(chosen.features, kind, encoder, of_whom, chosen.data.name, fingerprint)
 
     def _left_out(self, features: FeatureSet, kept: NDArray[np.int64]) -> list[str]:
         images, data = len(self.data.images.ids), self.settings.data
@@ -290,8 +290,8 @@ class RetrievalTask(Task[RetrievalSettings]):
         """
         return _mean(
             [
-                evaluate_retrieval(images[rows], captions[own], image_of)
-                for rows, own, image_of in self._folds(kept)
+                evaluate_retrieval(images[rows], captions[columns], image_of)
+                for rows, columns, image_of in self._folds(kept)
             ]
         )
 
@@ -312,8 +312,8 @@ class RetrievalTask(Task[RetrievalSettings]):
             rows = np.flatnonzero(np.isin(kept, fold))
             if not len(rows):
                 raise NotDefinedError("no image of a fold has features")
-            own = np.flatnonzero(np.isin(image_of, kept[rows]))
-            yield rows, own, np.searchsorted(kept[rows], image_of[own])
+            columns = np.flatnonzero(np.isin(image_of, kept[rows]))
+            yield rows, columns, np.searchsorted(kept[rows], image_of[columns])
 
 
 def _mean(folds: Sequence[Recall]) -> Recall:
@@ -327,10 +327,10 @@ def _require_one_space(images: FeatureSet, texts: FeatureSet) -> None:
     Raises:
         SightlineError: their widths or weights differ.
     """
-    one, other = images.record.spec, texts.record.spec
-    if (one.dim, one.encoder.weights_sha256) != (other.dim, other.encoder.weights_sha256):
+    left, right = images.record.spec, texts.record.spec
+    if (left.dim, left.encoder.weights_sha256) != (right.dim, right.encoder.weights_sha256):
         raise SightlineError(
-            f"{images.path} ({one.encoder.name}, {one.dim} wide) and {texts.path} "
-            f"({other.encoder.name}, {other.dim} wide) do not come from one model, so cosines "
+            f"{images.path} ({left.encoder.name}, {left.dim} wide) and {texts.path} "
+            f"({right.encoder.name}, {right.dim} wide) do not come from one model, so cosines "
             "between them mean nothing; set `frozen` to an encoder such as CLIP, or remove it"
         )

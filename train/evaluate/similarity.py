@@ -45,9 +45,9 @@ class GradedPairs:
             SightlineError: a score that is not a finite number (names ``file`` and the line).
         """
         first, second, gold = [], [], []
-        for number, (score, one, two) in rows:
+        for number, (score, left, two) in rows:
             gold.append(_parse_score(score, file, number))
-            first.append(squeeze(one))
+            first.append(squeeze(left))
             second.append(squeeze(two))
         return cls(name, tuple(first), tuple(second), np.array(gold, dtype=np.float64))
 

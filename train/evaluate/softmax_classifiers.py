@@ -108,9 +108,9 @@ class _Orders:
         self._random = np.random.RandomState(recipe.seed)
         self.train, self.dev = fold.train, fold.dev
         if fold.dev is None:
-            drawn = self._random.permutation(len(fold.train))
+            order = self._random.permutation(len(fold.train))
             held_out = int(recipe.dev_share * len(fold.train))
-            self.train, self.dev = fold.train[drawn[held_out:]], fold.train[drawn[:held_out]]
+            self.train, self.dev = fold.train[order[held_out:]], fold.train[order[:held_out]]
 
     def draw(self) -> np.ndarray:
         """The training rows in the order of the next pass."""
@@ -170,25 +170,25 @@ def _one_pass(
     recipe: Recipe,
 ) -> None:
     """One pass over the training rows of each fold, all with the same number of steps."""
-    drawn = [order.draw() for order in orders]
+    orders_of = [order.draw() for order in orders]
     size = recipe.batch_size
-    steps = math.ceil(len(drawn[0]) / size)
+    steps = math.ceil(len(orders_of[0]) / size)
     # Lengths may differ by a few rows: the last batch is padded with row 0 at weight 0.
-    rows = np.zeros((len(drawn), steps * size), dtype=np.int64)
+    rows = np.zeros((len(orders_of), steps * size), dtype=np.int64)
     share = np.zeros(rows.shape, dtype=np.float32)
-    for fold, order in enumerate(drawn):
+    for fold, order in enumerate(orders_of):
         rows[fold, : len(order)] = order
         share[fold, : len(order)] = 1 / size
         share[fold, (steps - 1) * size : len(order)] = 1 / (len(order) - (steps - 1) * size)
     device = features.device
-    by_step = torch.from_numpy(rows).to(device).view(len(drawn), steps, size).transpose(0, 1)
+    by_step = torch.from_numpy(rows).to(device).view(len(orders_of), steps, size).transpose(0, 1)
     by_step = by_step.contiguous()  # [S, F, B]
-    shares = torch.from_numpy(share).to(device).view(len(drawn), steps, 1, 1, size)
+    shares = torch.from_numpy(share).to(device).view(len(orders_of), steps, 1, 1, size)
     shares = shares.transpose(0, 1).contiguous()  # [S, F, 1, 1, B]
     is_class = labels[by_step][:, :, None, None] == torch.arange(classes, device=device)[:, None]
     targets = is_class * shares  # [S, F, 1, C, B]
-    batch = torch.empty(len(drawn) * size, features.shape[1], device=device)
-    stacked = batch.view(len(drawn), size, -1)  # [F, B, d + 1]
+    batch = torch.empty(len(orders_of) * size, features.shape[1], device=device)
+    stacked = batch.view(len(orders_of), size, -1)  # [F, B, d + 1]
     for step in range(steps):
         torch.index_select(features, 0, by_step[step].view(-1), out=batch)
         logits = torch.bmm(state.weights, stacked.mT).unflatten(1, (-1, classes))  # [F, L, C, B]

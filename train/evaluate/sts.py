@@ -130,7 +130,7 @@ def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
         )
     if split != "all":
         return load_sts_benchmark(path, split)
-    parts = [load_sts_benchmark(path, each) for each in STS_BENCHMARK_FILES]
+    parts = [load_sts_benchmark(path, name) for name in STS_BENCHMARK_FILES]
     return GradedPairs(
         "STS-B",
         tuple(text for part in parts for text in part.first),
@@ -143,15 +143,15 @@ def load_sick(folder: str | Path) -> GradedPairs:
     """The test split of SICK relatedness (4927 pairs)."""
     file = Path(folder) / "SICK" / "SICK_test_annotated.txt"
     first, *lines = read_lines(file, LAYOUT) or [""]
-    header, wanted = first.split("\t"), ("relatedness_score", "sentence_A", "sentence_B")
-    if any(name not in header for name in wanted):
+    header, columns_needed = first.split("\t"), ("relatedness_score", "sentence_A", "sentence_B")
+    if any(name not in header for name in columns_needed):
         raise SightlineError(
             f"{file}, line 1: found {' '.join(header)[:80]!r}, expected a header with "
-            f"{', '.join(wanted)}; fetch the file again"
+            f"{', '.join(columns_needed)}; fetch the file again"
         )
-    score, one, two = (header.index(name) for name in wanted)
+    score, left, two = (header.index(name) for name in columns_needed)
     every = ((n, _columns(file, n, line, header)) for n, line in enumerate(lines, start=2))
-    rows = ((number, (columns[score], columns[one], columns[two])) for number, columns in every)
+    rows = ((number, (columns[score], columns[left], columns[two])) for number, columns in every)
     return GradedPairs.of("SICK-R test", file, rows)
 
 
@@ -170,10 +170,10 @@ def evaluate_sts(encode: Encode, tests: TestSets) -> TaskResult:
 
     def spearman(name: str, cosines: Sequence[np.ndarray], parts: Sequence[GradedPairs]):
         gold = np.concatenate([pairs.gold for pairs in parts])
-        found = correlate(np.concatenate(cosines), gold)
-        if found.reason:
-            reasons[name] = found.reason
-        return found.spearman
+        correlation = correlate(np.concatenate(cosines), gold)
+        if correlation.reason:
+            reasons[name] = correlation.reason
+        return correlation.spearman
 
     for task, parts in tests.items():
         of_parts = [next(cosines) for _ in parts]

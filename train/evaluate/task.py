@@ -146,11 +146,11 @@ def add_mean(
 
 
 def unlike_published(
-    counts: Mapping[str, int], published: Mapping[str, int], what: str
+    counts: Mapping[str, int], published: Mapping[str, int], unit: str
 ) -> tuple[str, ...]:
     """A warning for each of ``counts`` that differs from that behind ``published`` results."""
     return tuple(
-        f"{name}: {count} {what}, but published results have {published[name]}; scores are not "
+        f"{name}: {count} {unit}, but published results have {published[name]}; scores are not "
         "comparable with them"
         for name, count in counts.items()
         if count != published[name]
@@ -176,10 +176,10 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     Raises:
         SightlineError: there is no such task or setting, or its data is missing or malformed.
     """
-    own = dict(settings)
-    kind = task_class(registered := own.pop("task", name))
+    values = dict(settings)
+    kind = task_class(registered := values.pop("task", name))
     try:
-        checked = kind.Settings.model_validate(own)
+        checked = kind.Settings.model_validate(values)
     except ValidationError as error:
         raise SightlineError("\n".join(explain(error, where or name))) from error
     task = kind(checked)

@@ -127,7 +127,7 @@ def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> dict[str,
             raise SightlineError(f"unknown transfer task {name!r}; choose from {', '.join(TASKS)}")
         protocol, classes, files, read = _FORMATS[name]
         splits = {
-            split: _examples([row for each in names for row in read(root / each)])
+            split: _examples([row for file in names for row in read(root / file)])
             for split, names in files.items()
         }
         loaded[name] = TransferTask(name, protocol, classes, splits)
@@ -170,7 +170,7 @@ def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
         SightlineError: a class has too few examples for that many folds.
     """
     _check_classes(task, count)
-    labels, ends = task.labels, np.cumsum([len(each) for each in task.splits.values()])
+    labels, ends = task.labels, np.cumsum([len(split) for split in task.splits.values()])
     rows = dict(zip(task.splits, np.split(np.arange(len(labels)), ends[:-1]), strict=True))
     train = rows["train"]
     if task.protocol == "split":
@@ -192,7 +192,7 @@ def choose(penalties: Sequence[float], accuracies: np.ndarray) -> tuple[int, flo
         accuracies: float64 [inner folds, penalties], 0 to 1. SentEval compares means rounded to
             two decimals.
     """
-    means = [percent(float(np.mean(accuracies[:, each]))) for each in range(len(penalties))]
+    means = [percent(float(np.mean(accuracies[:, penalty]))) for penalty in range(len(penalties))]
     best = int(np.argmax(means))
     return best, means[best]
 
@@ -287,16 +287,16 @@ def choices_of(
 
     recipe = recipe or Recipe()
     planned = selections(task, folds, recipe.seed)
-    every = dict.fromkeys(fold for each in planned for fold in (*each.inner, each.final))
+    every = dict.fromkeys(fold for plan in planned for fold in (*plan.inner, plan.final))
     numbers = {fold: number for number, fold in enumerate(every)}
     x, y = torch.from_numpy(features).to(device), torch.from_numpy(task.labels).to(device)
     fitted = fit_classifiers(x, y, task.classes, list(every), recipe)
     choices = []
-    for each in planned:
-        inner = [numbers[fold] for fold in each.inner]
+    for selection in planned:
+        inner = [numbers[fold] for fold in selection.inner]
         best, dev_accuracy = choose(recipe.l2, fitted.dev_accuracy[inner])
-        test = torch.from_numpy(each.test).to(device)
-        predicted = predict(fitted.weights[numbers[each.final], best], x[test])
+        test = torch.from_numpy(selection.test).to(device)
+        predicted = predict(fitted.weights[numbers[selection.final], best], x[test])
         right = int((predicted == y[test]).sum())
         choices.append(Choice(recipe.l2[best], dev_accuracy, percent(right / len(test))))
     return choices
@@ -323,9 +323,9 @@ class Transfer(Task[SubsetSettings]):
         average = []
         if self.tasks.keys() == set(TASKS):
             examples = sum(map(len, self.tasks.values()))
-            every = EvaluationSet.of(examples, *(each.sha256 for each in data.values()))
+            every = EvaluationSet.of(examples, *(measured.sha256 for measured in data.values()))
             average = [Metric(AVERAGE, every)]
-        return (*(Metric(name, each) for name, each in data.items()), *average)
+        return (*(Metric(name, test) for name, test in data.items()), *average)
 
     def sentences(self) -> Iterable[str]:
         return (text for task in self.tasks.values() for text in task.sentences)

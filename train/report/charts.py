@@ -132,7 +132,7 @@ def dev_chart(results: Sequence[RunResult]) -> Figure | None:
     None if no run has a dev curve.
     """
     trainings = [result.training for result in results if result.training]
-    metrics = {each.dev for each in trainings if each.dev_history} - {None}
+    metrics = {training.dev for training in trainings if training.dev_history} - {None}
     label = metrics.pop() if len(metrics) == 1 else None
     return _training_curves(results, DEV, label or "dev score")
 
@@ -154,8 +154,8 @@ def subset_chart(
         labels: run → its name with its marks.
         unit: of the scores; empty if they have several.
     """
-    subsets = list(dict.fromkeys(each.task for each in differences))
-    runs = list(dict.fromkeys(each.run for each in differences))
+    subsets = list(dict.fromkeys(change.task for change in differences))
+    runs = list(dict.fromkeys(change.run for change in differences))
     lane = 0.6 / len(runs)
     columns = 3 if max(len(labels[run]) for run in runs) < _LEGEND else 1
     height = 1.0 + len(subsets) * max(0.22, 0.12 * len(runs)) + 0.2 * -(-len(runs) // columns)
@@ -166,21 +166,21 @@ def subset_chart(
         for place, run in enumerate(runs):
             colour = colour_of(place)
             axis.plot([], [], "o", ms=5, color=colour, label=labels[run])
-            for each in differences:
-                if each.run != run or each.difference is None:
+            for change in differences:
+                if change.run != run or change.difference is None:
                     continue
-                y = subsets.index(each.task) + lane * (place - (len(runs) - 1) / 2)
-                fill = colour if each.significant else "white"
-                axis.plot([0, each.difference], [y, y], color=colour, alpha=0.4, linewidth=1.2)
-                axis.plot([each.difference], [y], "o", ms=5, color=colour, mfc=fill)
+                y = subsets.index(change.task) + lane * (place - (len(runs) - 1) / 2)
+                fill = colour if change.significant else "white"
+                axis.plot([0, change.difference], [y, y], color=colour, alpha=0.4, linewidth=1.2)
+                axis.plot([change.difference], [y], "o", ms=5, color=colour, mfc=fill)
         for row, (above, below) in enumerate(pairwise(subsets)):
             if above.split()[0] != below.split()[0]:
                 axis.axhline(row + 0.5, color=PLAIN, linewidth=0.8, zorder=0)
         axis.set_yticks(range(len(subsets)), subsets)
         axis.set_ylim(len(subsets) - 0.4, -0.6)
         axis.tick_params(axis="y", length=0)
-        said = [f"difference from {labels[baseline]}", *([unit] if unit else [])]
-        axis.set_xlabel(f"{', '.join(said)} (filled: p < {ALPHA:g})")
+        label = [f"difference from {labels[baseline]}", *([unit] if unit else [])]
+        axis.set_xlabel(f"{', '.join(label)} (filled: p < {ALPHA:g})")
         clean(axis, keep=("bottom",), lines="x")
         legend_above(figure, columns, handletextpad=0.2)
     return figure
@@ -212,14 +212,14 @@ def draw_plane(models: Mapping[str, Sequence[float | None]], score: str) -> Figu
     Returns:
         None if no model has alignment and uniformity.
     """
-    drawn = {name: figures for name, figures in models.items() if None not in figures[:2]}
-    if not drawn:
+    placed = {name: figures for name, figures in models.items() if None not in figures[:2]}
+    if not placed:
         return None
-    y, x, score_of = np.array(list(drawn.values()), dtype=float).T
+    y, x, score_of = np.array(list(placed.values()), dtype=float).T
     scores = score_of[np.isfinite(score_of)].tolist()
-    names = list(map(short, drawn))
+    names = list(map(short, placed))
     columns = 3 if max(map(len, names)) < _LEGEND else 2
-    height = 4.4 + 0.2 * -(-len(drawn) // columns)
+    height = 4.4 + 0.2 * -(-len(placed) // columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, height), layout="constrained")
         axis = figure.subplots()
@@ -396,9 +396,9 @@ def _curve_lines(curve: Curve) -> Figure:
     axis = figure.subplots()
     ticks, logarithmic = axis_of(curve)
     for place, line in enumerate(curve.lines):
-        drawn = [point for point in line.points if point.row.cells[curve.metric].mean is not None]
-        cells = [point.row.cells[curve.metric] for point in drawn]
-        places = [ticks[value_text(point.value)] for point in drawn]
+        points = [point for point in line.points if point.row.cells[curve.metric].mean is not None]
+        cells = [point.row.cells[curve.metric] for point in points]
+        places = [ticks[value_text(point.value)] for point in points]
         means = np.array([cell.mean for cell in cells], dtype=float)
         spread = np.array([cell.sd or 0.0 for cell in cells])
         colour = colour_of(place)

@@ -136,10 +136,10 @@ def check_comparable(runs: Sequence[FoundRun]) -> None:
     files: dict[tuple[str, int], Path] = {}
     every = [pair for run in runs for pair in zip(run.files, run.results, strict=True)]
     for file, result in every:
-        other = files.setdefault((result.run, result.seed), file)
-        if other is not file:
+        twin = files.setdefault((result.run, result.seed), file)
+        if twin is not file:
             raise SightlineError(
-                f"run {result.run!r} has seed {result.seed} twice: {other} and {file}; give each "
+                f"run {result.run!r} has seed {result.seed} twice: {twin} and {file}; give each "
                 "run and seed once, or rename one of the two: NAME=PATH"
             )
     first_file, first = every[0]
@@ -270,9 +270,9 @@ def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str
     ]
     if not single:
         notes += [
-            f"{each.run}, {each.task}: no test: {each.reason}"
-            for each in differences
-            if each.difference is not None and each.p_value is None
+            f"{change.run}, {change.task}: no test: {change.reason}"
+            for change in differences
+            if change.difference is not None and change.p_value is None
         ]
     return notes
 
@@ -289,7 +289,7 @@ def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) 
             f"{AVERAGE} of published rows is left out: it is over {', '.join(missing)} too"
         )
     measured = {
-        task: tested.examples for each in results for task, tested in each.evaluated_on.items()
+        task: tested.examples for result in results for task, tested in result.evaluated_on.items()
     }
     notes += [
         f"{task}: scored on {measured[task]} pairs, the published results on {expected}: not "
@@ -301,11 +301,11 @@ def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) 
 
 
 def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
-    seen: dict[str, tuple[Path, RunResult]] = {}
+    first_of: dict[str, tuple[Path, RunResult]] = {}
     for file, result in every:
         for task, tested in result.evaluated_on.items():
-            other_file, other = seen.setdefault(task, (file, result))
-            expected = other.evaluated_on[task]
+            other_file, first = first_of.setdefault(task, (file, result))
+            expected = first.evaluated_on[task]
             if tested.sha256 != expected.sha256:
                 raise SightlineError(
                     f"{task} was scored on different test sets: {tested.examples} examples "

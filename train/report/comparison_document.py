@@ -78,8 +78,8 @@ def document_of(
         return tuple(drawings[name] for name in names if name in drawings)
 
     bold = ("Bold: the best of the measured rows.",) if charts else ()
-    said = (f"Note: {printable(note)}." for note in comparison.notes)
-    notes = (*meaning(comparison), *bold, *said)
+    lines = (f"Note: {printable(note)}." for note in comparison.notes)
+    notes = (*meaning(comparison), *bold, *lines)
     parts = () if comparison.training is None else comparison.training.parts
     training = tuple(grid_of_table(*part) for part in parts)
     sections = only(
@@ -105,14 +105,14 @@ def charts_of(comparison: RunComparison) -> dict[str, Figure]:
     from train.report import charts
 
     table, results = comparison.table, comparison.results
-    drawn = {
+    figures = {
         "scores": charts.score_chart(table),
         "plane": charts.plane_of_runs(table),
         "dev": charts.dev_chart(results),
         "loss": charts.loss_chart(results),
         "subsets": chart_of_subsets(comparison) if comparison.subset_differences else None,
     }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def chart_of_subsets(comparison: RunComparison) -> Figure:
@@ -129,14 +129,14 @@ def chart_of_subsets(comparison: RunComparison) -> Figure:
 def scores_of(comparison: RunComparison) -> tuple[Grid, ...]:
     """A grid for each part of the table; gains name the baseline themselves."""
     baseline = "" if comparison.gains else comparison.baseline
-    marked = {(each.run, each.task) for each in comparison.differences if each.significant}
+    marked = {(change.run, change.task) for change in comparison.differences if change.significant}
     return tuple(grid_of_table(*part, baseline, marked) for part in comparison.table.parts)
 
 
 def meaning(comparison: RunComparison) -> list[str]:
     """What figures and marks mean."""
     lines = [_SPREAD] if _spread(comparison.table) else []
-    if any(each.p_value is not None for each in comparison.differences):
+    if any(change.p_value is not None for change in comparison.differences):
         lines.append(
             f"{SIGN} differs from {printable(comparison.baseline)}, p < {ALPHA:g}: independent "
             "two-sided t-test over seeds, equal variances, not corrected for the number of tests."
@@ -173,13 +173,14 @@ def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], b
     A value that differs between the seeds of one run is shown as "a / b".
     """
     runs = {
-        name: [flatten(each.parameters) for each in own] for name, own in by_run(results).items()
+        name: [flatten(seed.parameters) for seed in seeds]
+        for name, seeds in by_run(results).items()
     }
-    names = dict.fromkeys(name for seeds in runs.values() for each in seeds for name in each)
+    names = dict.fromkeys(name for seeds in runs.values() for seed in seeds for name in seed)
     rows = []
     for name in names:
         values = [
-            " / ".join(dict.fromkeys(_shown(each[name]) for each in seeds if name in each))
+            " / ".join(dict.fromkeys(_shown(seed[name]) for seed in seeds if name in seed))
             for seeds in runs.values()
         ]
         rows.append((name, values, len(set(values)) > 1))
@@ -200,8 +201,8 @@ def document_of_curve(curve: Curve, *, page: bool = False) -> Document:
     for value, line, name, row in shown:
         seeds = ", ".join(map(str, row.seeds))
         texts = [value, *([line] if several else []), name] if by_value else [name]
-        label, *others = map(printable, [*texts, seeds])
-        cells = (*(GridCell((text,)) for text in others), mean_cell(row.cells[curve.metric]))
+        label, *texts_of = map(printable, [*texts, seeds])
+        cells = (*(GridCell((text,)) for text in texts_of), mean_cell(row.cells[curve.metric]))
         rows.append(GridRow(label, cells, runs=(row.name,)))
     parameter, metric = printable(curve.parameter), printable(curve.metric)
     names = [parameter, *(["line"] if several else []), RUN] if by_value else [parameter]
@@ -244,14 +245,14 @@ def _gains(gains: Sequence[Gain]) -> tuple[Grid, ...]:
     comparisons = dict.fromkeys(gain.comparison for gain in gains if gain.gain is not None)
     grids = []
     for names in comparisons:
-        own = [gain for gain in gains if gain.comparison == names and gain.gain is not None]
+        of_pair = [gain for gain in gains if gain.comparison == names and gain.gain is not None]
         runs = ["", names.treatment]
-        header = ["task", printable(own[0].named(names.treatment))]
+        header = ["task", printable(of_pair[0].named(names.treatment))]
         if names.control is not None:
-            header += [printable(own[0].named(names.control)), "share of the gain"]
+            header += [printable(of_pair[0].named(names.control)), "share of the gain"]
             runs += [names.control] * 2
         rows = []
-        for gain in own:
+        for gain in of_pair:
             cells = [_change_cell(gain.gain, gain.p_value)]
             if names.control is not None:
                 cells.append(_change_cell(gain.control_gain, None))
@@ -263,33 +264,33 @@ def _gains(gains: Sequence[Gain]) -> tuple[Grid, ...]:
     return tuple(grids)
 
 
-def _differences(comparison: RunComparison, what: str) -> tuple[Grid, ...]:
+def _differences(comparison: RunComparison, unit: str) -> tuple[Grid, ...]:
     """Rows of the tasks or subsets that the baseline has a score on, if there are any."""
-    if what == "task":
+    if unit == "task":
         table, differences = comparison.table, comparison.differences
     else:
         table, differences = comparison.subsets, comparison.subset_differences
-    if table is None or (what == "task" and not differences):
+    if table is None or (unit == "task" and not differences):
         return ()
-    by_cell = {(each.run, each.task): each for each in differences}
+    by_cell = {(change.run, change.task): change for change in differences}
     baseline = table.measured[comparison.baseline]
-    others = [row for row in table.measured.values() if row is not baseline]
+    compared = [row for row in table.measured.values() if row is not baseline]
     rows = []
     for task in table.tasks:
         score = baseline.cells.get(task)
         if score is not None and score.mean is not None:
-            changes = [_difference_cell(by_cell.get((row.name, task))) for row in others]
+            changes = [_difference_cell(by_cell.get((row.name, task))) for row in compared]
             rows.append(GridRow(printable(task), (mean_cell(score), *changes)))
     if not rows:
         return ()
     names = [
         GridRow(printable(row.name), (), marks=marks_of(row, comparison.baseline)).text
-        for row in (baseline, *others)
+        for row in (baseline, *compared)
     ]
     title = f"Score of {printable(comparison.baseline)}"
-    title += f", and difference from it, by {what}" if others else f" by {what}"
-    runs = ("", "", *(row.name for row in others))
-    return (Grid(title, (what, *names), tuple(rows), runs=runs),)
+    title += f", and difference from it, by {unit}" if compared else f" by {unit}"
+    runs = ("", "", *(row.name for row in compared))
+    return (Grid(title, (unit, *names), tuple(rows), runs=runs),)
 
 
 def _difference_cell(difference: Difference | None) -> GridCell:

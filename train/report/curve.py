@@ -91,18 +91,18 @@ def curve_of(
     table = make_table([result for run in runs for result in run.results])
     rows = table.measured
     chosen = _metric(metric, table)
-    drawn = [run for run in runs if run.name != baseline]
-    if not drawn:
+    varied = [run for run in runs if run.name != baseline]
+    if not varied:
         raise SightlineError(f"{baseline} is the only run, and the baseline; name runs to draw")
     reference = None if baseline is None else rows[baseline]
     notes = tuple(_notes(table, chosen))
     if parameter == RUN:
-        names = dict.fromkeys(run.name for run in drawn)
+        names = dict.fromkeys(run.name for run in varied)
         points = tuple(Point(name, rows[name]) for name in names)
         return Curve(RUN, chosen, (Line("", points),), reference, notes)
-    settings = {run.name: _settings(run.results[0]) for run in drawn}
+    settings = {run.name: _settings(run.results[0]) for run in varied}
     name = _full_name(parameter, settings)
-    _check_values(name, drawn, settings)
+    _check_values(name, varied, settings)
     lines = []
     for label, members in _groups(name, settings):
         points = [Point(settings[run][name], rows[run]) for run in members]
@@ -120,14 +120,14 @@ def value_text(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def _metric(wanted: str | None, table: Table) -> str:
+def _metric(name: str | None, table: Table) -> str:
     if not table.tasks:
         raise SightlineError("these runs have no score that reports show; there is none to draw")
-    if wanted is None:
+    if name is None:
         return AVERAGE if AVERAGE in table.tasks else table.tasks[0]
-    if wanted not in table.tasks:
-        raise SightlineError(unknown(wanted, table.tasks, "metric"))
-    return wanted
+    if name not in table.tasks:
+        raise SightlineError(unknown(name, table.tasks, "metric"))
+    return name
 
 
 def _settings(result: RunResult) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _settings(result: RunResult) -> dict[str, Any]:
 
 
 def _full_name(wanted: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for each in settings.values() for name in each))
+    names = list(dict.fromkeys(name for values in settings.values() for name in values))
     if wanted in names:
         return wanted
     ends = [name for name in names if name.endswith(f".{wanted}")]
@@ -146,8 +146,8 @@ def _full_name(wanted: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
         raise SightlineError(
             f"{wanted!r} is the name of {len(ends)} parameters: {', '.join(ends)}; give one in full"
         )
-    known = [name.rsplit(".", 1)[-1] for name in differing(settings.values())]
-    raise SightlineError(f"{unknown(wanted, known, 'parameter')}, in which the runs differ")
+    short_names = [name.rsplit(".", 1)[-1] for name in differing(settings.values())]
+    raise SightlineError(f"{unknown(wanted, short_names, 'parameter')}, in which the runs differ")
 
 
 def _check_values(
@@ -159,10 +159,10 @@ def _check_values(
                 f"run {run.name!r} has no parameter {name}; leave it out, or give it as --baseline"
             )
         for file, result in zip(run.files, run.results, strict=True):
-            if (other := _settings(result).get(name)) != settings[run.name][name]:
+            if (value := _settings(result).get(name)) != settings[run.name][name]:
                 first = value_text(settings[run.name][name])
                 raise SightlineError(
-                    f"{file}: {name} is {value_text(other)}, but {first} in {run.files[0]}; a run "
+                    f"{file}: {name} is {value_text(value)}, but {first} in {run.files[0]}; a run "
                     "has one value: train its seeds alike"
                 )
     values = [value_text(each[name]) for each in settings.values()]
@@ -178,27 +178,27 @@ def _groups(
 ) -> Iterable[tuple[str, list[str]]]:
     """Label of each line → its runs: those that agree in all other parameters."""
     groups: dict[str, list[str]] = {}
-    others: dict[str, Mapping[str, Any]] = {}
-    for run, each in settings.items():
-        rest = {key: value for key, value in each.items() if key != name}
-        key = json.dumps(rest, sort_keys=True, default=str)
+    common: dict[str, Mapping[str, Any]] = {}
+    for run, values in settings.items():
+        constant = {key: value for key, value in values.items() if key != name}
+        key = json.dumps(constant, sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
-        others[key] = rest
+        common[key] = constant
     if len(groups) == len(settings) > 1:
         raise SightlineError(
             f"no two runs differ in {name} alone, so there is no line to draw. "
             f"{_what_differs(settings.values())}"
         )
-    labels = [_label(rest, list(others.values())) for rest in others.values()]
+    labels = [_label(constant, list(common.values())) for constant in common.values()]
     return zip(labels, groups.values(), strict=True)
 
 
-def _label(rest: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+def _label(fixed: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     """The objective; if another line has the same one, also the parameters that tell them apart."""
-    objective = rest["objective"]
-    alike = [each for each in every if each["objective"] == objective]
+    objective = fixed["objective"]
+    alike = [settings for settings in every if settings["objective"] == objective]
     told = [
-        f"{key.rsplit('.', 1)[-1]} {value_text(rest.get(key))}" for key in sorted(differing(alike))
+        f"{key.rsplit('.', 1)[-1]} {value_text(fixed.get(key))}" for key in sorted(differing(alike))
     ]
     return ", ".join([str(objective), *told])
 
@@ -209,12 +209,12 @@ def _what_differs(settings: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _sorted(name: str, points: list[Point]) -> tuple[Point, ...]:
-    seen: dict[str, str] = {}
+    run_of: dict[str, str] = {}
     for point in points:
-        other = seen.setdefault(json.dumps(point.value, sort_keys=True), point.row.name)
-        if other != point.row.name:
+        first = run_of.setdefault(json.dumps(point.value, sort_keys=True), point.row.name)
+        if first != point.row.name:
             raise SightlineError(
-                f"runs {other!r} and {point.row.name!r} both have {name} "
+                f"runs {first!r} and {point.row.name!r} both have {name} "
                 f"{value_text(point.value)} and differ in nothing else; leave one out"
             )
     numbers = [point for point in points if _is_number(point.value)]

@@ -103,23 +103,23 @@ def _marked(run: str, untrained: bool) -> str:
     return f"{run} ({_UNTRAINED})" if untrained else run
 
 
-def t_test(one: Cell, other: Cell) -> tuple[float | None, str]:
+def t_test(treated: Cell, second: Cell) -> tuple[float | None, str]:
     """Student's t-test of two independent samples, two-sided, with equal variances.
 
     Returns:
         The p-value and "", or None and the reason why no test is possible.
     """
-    if one.mean is None or other.mean is None:
+    if treated.mean is None or second.mean is None:
         return None, "a score is not defined"
-    if one.sd is None or other.sd is None or not one.seeds or not other.seeds:
+    if treated.sd is None or second.sd is None or not treated.seeds or not second.seeds:
         return None, "a test needs at least two seeds of each"
-    if one.sd == other.sd == 0:
+    if treated.sd == second.sd == 0:
         # The t statistic would be 0/0 or infinite.
         return None, "neither varies over its seeds, so there is no spread to test against"
     from scipy.stats import ttest_ind_from_stats  # takes a second
 
     result: Any = ttest_ind_from_stats(
-        one.mean, one.sd, len(one.seeds), other.mean, other.sd, len(other.seeds)
+        treated.mean, treated.sd, len(treated.seeds), second.mean, second.sd, len(second.seeds)
     )
     return float(result.pvalue), ""
 
@@ -200,11 +200,11 @@ def _best(table: Table, gain: Gain) -> str:
 
 
 def _difference(row: Row, reference: Row, task: str) -> Difference:
-    one, other = row.cells[task], reference.cells[task]
-    p_value, reason = t_test(one, other)
-    difference = _minus(one, other)
+    cell, baseline = row.cells[task], reference.cells[task]
+    p_value, reason = t_test(cell, baseline)
+    difference = _minus(cell, baseline)
     if difference is None:
-        reason = one.reason or other.reason
+        reason = cell.reason or baseline.reason
     significant = p_value is not None and p_value < ALPHA
     return Difference(row.name, task, difference, p_value, reason, significant)
 
@@ -240,5 +240,5 @@ def _no_share(gain: float, control_gain: float | None, p_value: float | None) ->
     return ""
 
 
-def _minus(one: Cell, other: Cell, sign: int = 1) -> float | None:
-    return None if one.mean is None or other.mean is None else sign * (one.mean - other.mean)
+def _minus(cell: Cell, base: Cell, sign: int = 1) -> float | None:
+    return None if cell.mean is None or base.mean is None else sign * (cell.mean - base.mean)

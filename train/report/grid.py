@@ -135,7 +135,7 @@ class Document:
     @property
     def grids(self) -> list[Grid]:
         """Those of all sections, as formats without pictures print them."""
-        return [grid for each in self.sections for grid in (*each.grids, *each.printed)]
+        return [grid for section in self.sections for grid in (*section.grids, *section.printed)]
 
     @property
     def lines(self) -> list[str]:
@@ -231,8 +231,8 @@ def _seed_rows(row: Row, tasks: Sequence[str]) -> tuple[GridRow, ...]:
 
     def score(task: str, place: int) -> GridCell:
         cell = row.cells.get(task)
-        own = None if cell is None else Cell(cell.seeds[place], None)
-        return mean_cell(own, _text_of(task, cell))
+        of_seed = None if cell is None else Cell(cell.seeds[place], None)
+        return mean_cell(of_seed, _text_of(task, cell))
 
     return tuple(
         GridRow(
@@ -259,4 +259,4 @@ def _text_of(task: str, cell: Cell | None) -> Callable[[float], str]:
 
 def only(sections: Sequence[Section]) -> tuple[Section, ...]:
     """The sections that have something to show."""
-    return tuple(each for each in sections if each.grids or each.drawings)
+    return tuple(section for section in sections if section.grids or section.drawings)

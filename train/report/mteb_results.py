@@ -142,10 +142,10 @@ class MtebFolder:
             tasks = {name: list(file.parts) for name, file in self.files.items()}
         scores: dict[str, float | None] = {}
         reasons: dict[str, str] = {}
-        for name, wanted in tasks.items():
+        for name, counted in tasks.items():
             parts, metric = self.files[name].parts, metric_of(name)
-            scores[metric] = mean([parts[part] for part in wanted])
-            if undefined := [part for part in wanted if parts[part] is None]:
+            scores[metric] = mean([parts[part] for part in counted])
+            if undefined := [part for part in counted if parts[part] is None]:
                 file = self.path / f"{name}.json"
                 reasons[metric] = f"{file} has no score of {', '.join(undefined)}"
         means = {f"{AVERAGE} {kind}": names for kind, names in TYPES.items()}
@@ -253,11 +253,11 @@ def _read(file: Path) -> TaskFile:
         return TaskFile.model_validate(json.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         first = error.errors()[0]
-        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (OSError, ValueError) as error:
-        what = str(error)
+        reason = str(error)
     raise SightlineError(
-        f"{file}: not a result of MTEB 1.11 or later ({what}); remove it, or evaluate it again"
+        f"{file}: not a result of MTEB 1.11 or later ({reason}); remove it, or evaluate it again"
     )
 
 

@@ -58,8 +58,8 @@ def section_of(
     grids = tuple(
         grid
         for place in range(len(first.queries))
-        for what in ("captions", "pictures")
-        for grid in _answers(models, place, what)
+        for kind in ("captions", "pictures")
+        for grid in _answers(models, place, kind)
     )
     return Section(title, notes=tuple(notes), body=body, printed=grids, style="".join(style))
 
@@ -79,11 +79,11 @@ def neighbours_in(
     for task in dict.fromkeys(task for result in results for task in result.tasks):
         lowest: dict[str, RunResult] = {}
         neighbours: dict[str, ModelNeighbours] = {}
-        for result in sorted(results, key=lambda each: each.seed):
-            found = result.tasks[task].neighbours if task in result.tasks else None
-            if found is not None and result.run not in lowest:
-                lowest[result.run], neighbours[result.run] = result, found
-        runs = [run for run in dict.fromkeys(each.run for each in results) if run in lowest]
+        for result in sorted(results, key=lambda result: result.seed):
+            answer = result.tasks[task].neighbours if task in result.tasks else None
+            if answer is not None and result.run not in lowest:
+                lowest[result.run], neighbours[result.run] = result, answer
+        runs = [run for run in dict.fromkeys(result.run for result in results) if run in lowest]
         if not runs:
             continue
         question = neighbours[runs[0]].question
@@ -92,8 +92,8 @@ def neighbours_in(
         if photographer is not None:
             keys = {
                 image: bytes.fromhex(key)
-                for each in reversed(models.values())
-                for image, key in each.keys.items()
+                for model in reversed(models.values())
+                for image, key in model.keys.items()
             }
             pictures = photographer(task, shown_images(models), keys)
             if isinstance(pictures, str):
@@ -101,8 +101,8 @@ def neighbours_in(
             else:
                 thumbnails = pictures
         notes += [f"{run}: {mark}." for run in models for mark in lowest[run].marks]
-        if others := [run for run in runs if run not in models]:
-            notes.append(f"Left out, as they were asked something else: {', '.join(others)}.")
+        if left_out := [run for run in runs if run not in models]:
+            notes.append(f"Left out, as they were asked something else: {', '.join(left_out)}.")
         used = sorted({lowest[run].seed for run in models})
         notes.append(f"Each run with seed {' or '.join(map(str, used))}, its lowest.")
         title = "Neighbours" if task == "neighbours" else f"Neighbours: {task}"
@@ -118,8 +118,8 @@ def shown_images(models: Models) -> list[str]:
     shown: dict[str, None] = {}
     for place, images in enumerate(next(iter(models.values())).images):
         shown.update(dict.fromkeys(images[:1]))
-        for what in ("captions", "pictures"):
-            for answers in _found(models, what).values():
+        for kind in ("captions", "pictures"):
+            for answers in _found(models, kind).values():
                 for neighbour in answers.neighbours[place] if answers.neighbours else ():
                     shown.update(dict.fromkeys(neighbour.images[:1]))
     return list(shown)
@@ -135,45 +135,45 @@ def notes_of(models: Models) -> list[str]:
             + f"{OWN} marks a caption of the query's own image"
             + f"{', or that image' if _found(models, 'pictures') else ''}."
         )
-    for name, what in (("captions", "captions"), ("images", "pictures")):
-        for model, answers in _found(models, what).items():
-            said = (answers.reason, answers.warning)
-            notes += [f"{model}, {name}: {each}." for each in said if each]
+    for name, kind in (("captions", "captions"), ("images", "pictures")):
+        for model, answers in _found(models, kind).items():
+            texts = (answers.reason, answers.warning)
+            notes += [f"{model}, {name}: {text}." for text in texts if text]
     return notes
 
 
-def _found(models: Models, what: str) -> dict[str, Found]:
+def _found(models: Models, kind: str) -> dict[str, Found]:
     """Model → its captions or pictures, if it was asked for them."""
-    answers = {name: getattr(model, what) for name, model in models.items()}
+    answers = {name: getattr(model, kind) for name, model in models.items()}
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def _answers(models: Models, place: int, what: str) -> tuple[Grid, ...]:
+def _answers(models: Models, place: int, kind: str) -> tuple[Grid, ...]:
     """The nearest captions or images of one query, a column for each model that finds any."""
     first = next(iter(models.values()))
     rows_of = {
         name: answers.neighbours[place]
-        for name, answers in _found(models, what).items()
+        for name, answers in _found(models, kind).items()
         if not answers.reason
     }
     if not rows_of:
         return ()
     images = f" ({', '.join(first.images[place])})" if first.images[place] else ""
-    name = "captions" if what == "captions" else "images"
+    name = "captions" if kind == "captions" else "images"
     title = f"{first.queries[place]}{images}: nearest {name}"
     rows = []
     for rank in range(max(map(len, rows_of.values()))):
-        answers = (own[rank] if rank < len(own) else None for own in rows_of.values())
-        rows.append(GridRow(str(rank + 1), tuple(_cell(answer, what) for answer in answers)))
+        answers = (nearest[rank] if rank < len(nearest) else None for nearest in rows_of.values())
+        rows.append(GridRow(str(rank + 1), tuple(_cell(answer, kind) for answer in answers)))
     header = ("", *map(printable, rows_of))
     runs = ("", *rows_of)
     return (Grid(printable(title), header, tuple(rows), left=len(header), runs=runs),)
 
 
-def _cell(neighbour: Neighbour | None, what: str) -> GridCell:
+def _cell(neighbour: Neighbour | None, kind: str) -> GridCell:
     if neighbour is None:
         return GridCell(("",))
-    own = f" {OWN}" if neighbour.own else ""
-    name = neighbour.images[0] if what == "pictures" else ""
+    mark = f" {OWN}" if neighbour.own else ""
+    name = neighbour.images[0] if kind == "pictures" else ""
     text = printable(": ".join(filter(None, (name, neighbour.text))))
-    return GridCell((f"{number(neighbour.cosine, '.3f')}{own} {text}",), bold=neighbour.own)
+    return GridCell((f"{number(neighbour.cosine, '.3f')}{mark} {text}",), bold=neighbour.own)

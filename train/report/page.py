@@ -26,7 +26,7 @@ def to_page(document: Document) -> str:
         "markup": _inline_svg,
     }
     style = (_HERE / "page.css").read_text(encoding="utf-8")
-    rules = [rule for each in document.sections for rule in each.style.splitlines()]
+    rules = [rule for section in document.sections for rule in section.style.splitlines()]
     style += "".join(f"{rule}\n" for rule in dict.fromkeys(rules))
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html.j2").render(

@@ -110,27 +110,27 @@ def compare_entry(
     """
     rows = []
     for row in entry.rows:
-        wanted = expected(row.configuration, row.run) if row.configuration else None
+        training = expected(row.configuration, row.run) if row.configuration else None
         compared = ComparedRow(row, entry.seeds_of(row), why_not=row.reason)
-        if entry.kind == "settings" and wanted is not None:
-            numbers = numbers_of(wanted.parameters)
+        if entry.kind == "settings" and training is not None:
+            numbers = numbers_of(training.parameters)
             cells = {name: Cell(value, None) for name, value in numbers.items()}
             settings = Row(row.title, (), cells)
             compared = _judged(replace(compared, measured=settings), entry, comparable=False)
         elif not row.reason:
-            compared = _measured(compared, entry, roots, wanted)
+            compared = _measured(compared, entry, roots, training)
         rows.append(compared)
     return rows
 
 
-def document_of(entry: Entry, rows: Sequence[ComparedRow], **more: object) -> Document:
+def document_of(entry: Entry, rows: Sequence[ComparedRow], **fields: object) -> Document:
     """For each row what is published, what was measured, and the difference.
 
     Args:
-        more: for the JSON.
+        fields: for the JSON.
     """
-    what = "configuration" if entry.kind == "settings" else "run"
-    header = (what, "seeds", *(printable(column.name) for column in entry.columns))
+    heading = "configuration" if entry.kind == "settings" else "run"
+    header = (heading, "seeds", *(printable(column.name) for column in entry.columns))
     title = f"{entry.id}: {entry.shows}"
     lines = tuple(line for row in rows for line in _lines(entry, row))
     grids = (Grid(title, header, lines, left=2),) if rows else ()
@@ -139,7 +139,7 @@ def document_of(entry: Entry, rows: Sequence[ComparedRow], **more: object) -> Do
         **entry.model_dump(mode="json", include=about),
         "columns": [column.name for column in entry.columns],
         "rows": to_jsonable_python(rows),
-        **more,
+        **fields,
     }
     return Document(title, SCHEMA, (Section(title, grids, notes=_legend(entry, rows)),), body)
 
@@ -148,7 +148,7 @@ def _legend(entry: Entry, rows: Sequence[ComparedRow]) -> tuple[str, ...]:
     """What the paper says in words, the meaning of marks, and notes."""
     runs = [row for row in rows if row.measured is not None and row.measured.seeds]
     cells = [row.cell(column) for row in runs for column in entry.columns]
-    lines = [f"In the paper: {said}." for said in entry.printed]
+    lines = [f"In the paper: {sentence}." for sentence in entry.printed]
     if any(cell is not None and cell.sd is not None for cell in cells):
         lines.append("Mean ± sample standard deviation over seeds.")
     if any(row.published.scores for row in runs):
@@ -178,11 +178,11 @@ def _lines(entry: Entry, row: ComparedRow) -> list[GridRow]:
         why = printable(row.why_not)
         label, marks = (why, ()) if under else (name, (why,))
         return [*lines, GridRow(label, cells, False, marks, runs=runs, under=under)]
-    what = "configured" if entry.kind == "settings" else "measured"
+    kind = "configured" if entry.kind == "settings" else "measured"
     seeds = text_cell(", ".join(map(str, row.measured.seeds)))
     cells = (seeds, *(_cell(column, row.cell(column)) for column in columns))
     marks, doubtful = tuple(map(printable, row.marks)), row.measured.doubtful
-    lines.append(GridRow(what if under else name, cells, True, marks, doubtful, runs, under=under))
+    lines.append(GridRow(kind if under else name, cells, True, marks, doubtful, runs, under=under))
     if row.differences:
         cells = (text_cell(""), *(_difference(column, row) for column in columns))
         lines.append(GridRow("difference", cells, measured=False, runs=runs, under=True))
@@ -215,7 +215,7 @@ def _measured(
         expected: what its configuration trains; None for a model that is not trained.
     """
     candidates: list[tuple[list[str], list[RunResult]]] = []
-    others = []
+    unrelated = []
     for folder in (root / compared.published.run for root in roots):
         if not results_in(folder) and not holds_results(folder):
             continue
@@ -224,15 +224,15 @@ def _measured(
         if run.mteb is not None:
             candidates.append(([_OF_MTEB], list(run.results)))
         elif why := _another_training(run.results, expected):
-            others.append(f"{folder} {why}")
+            unrelated.append(f"{folder} {why}")
         else:
             settings = _other_settings(run.results, expected)
             candidates.append((settings, list(run.results)))
     if not candidates:
-        why = "not run; other training found" if others else "not run"
-        return replace(compared, why_not=why, notes=tuple(others))
-    settings, results = min(candidates, key=lambda each: len(each[0]))
-    table = make_table([_with_more_metrics(each) for each in results])
+        why = "not run; other training found" if unrelated else "not run"
+        return replace(compared, why_not=why, notes=tuple(unrelated))
+    settings, results = min(candidates, key=lambda candidate: len(candidate[0]))
+    table = make_table([_with_more_metrics(result) for result in results])
     (row,) = table.measured.values()
     metrics = [compared.published.prefix + column.metric for column in entry.columns]
     differs = [*settings, *_other_tests(metrics, results)]
@@ -240,12 +240,12 @@ def _measured(
     if compared.seeds not in (None, len(row.seeds)):
         marks.append(f"{counted(len(row.seeds), 'seed')}, published {compared.seeds}")
     if MINUTES in metrics:
-        devices = (each.training.device for each in results if each.training is not None)
+        devices = (result.training.device for result in results if result.training is not None)
         marks += [f"on {device}" for device in dict.fromkeys(devices) if device]
     if unscored := [metric for metric in metrics if metric not in row.cells]:
         marks.append(compared.published.note or f"no score of {', '.join(unscored)}")
-    found = {"measured": row, "marks": tuple(marks), "notes": table.notes}
-    return _judged(replace(compared, **found), entry, comparable=not (differs or row.doubtful))
+    fields = {"measured": row, "marks": tuple(marks), "notes": table.notes}
+    return _judged(replace(compared, **fields), entry, comparable=not (differs or row.doubtful))
 
 
 def _judged(compared: ComparedRow, entry: Entry, *, comparable: bool) -> ComparedRow:
@@ -272,8 +272,8 @@ def _another_training(results: Sequence[RunResult], expected: ExpectedRun | None
             continue
         student, data = result.training.student["name"], _data_of(result.training)
         if student != expected.parameters["student"]["name"] or data != dict(expected.data):
-            named = " and ".join(f"{name} ({stream})" for stream, name in data.items())
-            return f"is {student} trained on {named}"
+            streams = " and ".join(f"{name} ({stream})" for stream, name in data.items())
+            return f"is {student} trained on {streams}"
     return ""
 
 
@@ -288,40 +288,40 @@ def _data_of(training: RunSummary) -> dict[str, str]:
 
 def _with_more_metrics(result: RunResult) -> RunResult:
     """The result with its settings, and what its training took and found, among its scores."""
-    more: dict[str, float | None] = {**numbers_of(result.parameters)}
+    scores: dict[str, float | None] = {**numbers_of(result.parameters)}
     for metric in (BEST_DEV, MINUTES):
         value = None if result.training is None else TRAINING[metric](result.training)
-        more |= {} if value is None else {metric: value}
-    return result.model_copy(update={"tasks": {**result.tasks, "": TaskResult(scores=more)}})
+        scores |= {} if value is None else {metric: value}
+    return result.model_copy(update={"tasks": {**result.tasks, "": TaskResult(scores=scores)}})
 
 
 def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) -> list[str]:
     """Parameters that the configuration sets otherwise."""
     if expected is None:
         return []
-    wanted = flatten(expected.parameters)
-    others: dict[str, None] = {}
+    planned = flatten(expected.parameters)
+    unlike: dict[str, None] = {}
     for result in results:
-        own = flatten(result.parameters)
-        for key in wanted.keys() & own.keys() - _NOT_COMPARED:
-            if own[key] != wanted[key]:
-                others[f"{key} {own[key]}, not {wanted[key]}"] = None
-    return sorted(others)
+        trained = flatten(result.parameters)
+        for key in planned.keys() & trained.keys() - _NOT_COMPARED:
+            if trained[key] != planned[key]:
+                unlike[f"{key} {trained[key]}, not {planned[key]}"] = None
+    return sorted(unlike)
 
 
 def _other_tests(metrics: Sequence[str], results: Sequence[RunResult]) -> list[str]:
     """Test sets of another size than those of the papers, and means over other tasks."""
-    others: list[str] = []
-    for metric in (each for each in metrics if each in _EXAMPLES):
+    unlike: list[str] = []
+    for metric in (name for name in metrics if name in _EXAMPLES):
         sizes = {e.evaluated_on[metric].examples for e in results if metric in e.evaluated_on}
-        others += [
+        unlike += [
             f"{metric} on {size} examples, not {_EXAMPLES[metric]}"
             for size in sizes - {None, _EXAMPLES[metric]}
         ]
     if BEST_DEV in metrics:
-        names = {each.training.dev for each in results if each.training is not None}
-        others += [f"dev set {name}, not {_DEV_SET}" for name in names - {None, _DEV_SET}]
+        names = {result.training.dev for result in results if result.training is not None}
+        unlike += [f"dev set {name}, not {_DEV_SET}" for name in names - {None, _DEV_SET}]
     lacking = [task for task in EXPECTED_PAIRS if task not in results[0].scores]
     if "Avg" in metrics and "Avg" in results[0].scores and lacking:
-        others.append(f"Avg without {', '.join(lacking)}")
-    return sorted(others)
+        unlike.append(f"Avg without {', '.join(lacking)}")
+    return sorted(unlike)

@@ -134,8 +134,8 @@ class Entry(_Strict):
     def trainings(self) -> list[tuple[str, str]]:
         """(configuration, run) of everything that is trained for it, each once."""
         of_rows = [(row.configuration, row.run) for row in self.rows if row.configuration]
-        others = [(name, run) for name in self.configurations for run in self.runs]
-        return list(dict.fromkeys([*of_rows, *others]))
+        of_names = [(name, run) for name in self.configurations for run in self.runs]
+        return list(dict.fromkeys([*of_rows, *of_names]))
 
     def seeds_of(self, row: PaperRow) -> int | None:
         """How many seeds the paper's score is a mean over; None if it does not say."""
@@ -207,15 +207,15 @@ def find_entries(name: str) -> list[Entry]:
     Raises:
         SightlineError: there is none (names the nearest).
     """
-    wanted = name.strip().lower()
-    if wanted in load_papers():
-        return list(load_papers()[wanted].entries)
-    paper, _, number = wanted.partition(":")
-    full = f"{paper}:table-{number}" if number.isdecimal() else wanted
+    name_of = name.strip().lower()
+    if name_of in load_papers():
+        return list(load_papers()[name_of].entries)
+    paper, _, number = name_of.partition(":")
+    full = f"{paper}:table-{number}" if number.isdecimal() else name_of
     entries = [entry for entry in every_entry() if entry.id == full]
     if not entries:
-        known = [*load_papers(), *(entry.id for entry in every_entry())]
-        message = unknown(full, known, "table or figure").partition(" (available")[0]
+        names = [*load_papers(), *(entry.id for entry in every_entry())]
+        message = unknown(full, names, "table or figure").partition(" (available")[0]
         raise SightlineError(f"{message}; `sightline compare --paper list` shows all of them")
     return entries
 
@@ -249,11 +249,11 @@ def select_published(names: Sequence[str]) -> list[Row]:
     rows = published_rows()
     chosen: dict[str, Row] = {}
     for name in names:
-        wanted = name.casefold()
+        folded = name.casefold()
         matching = {
             full: row
             for full, row in rows.items()
-            if wanted in (full.casefold(), full.partition(":")[0].casefold())
+            if folded in (full.casefold(), full.partition(":")[0].casefold())
         }
         if not matching:
             systems = {full.partition(":")[0] for full in rows}

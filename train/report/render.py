@@ -140,8 +140,8 @@ def _markdown_row(row: GridRow) -> list[str]:
 
 
 def _markdown_cell(cell: GridCell) -> str:
-    first, *rest = (escape_markdown(part) for part in cell.parts)
-    text = " ".join([f"{first}{SIGN}" if cell.significant else first, *rest])
+    first, *later = (escape_markdown(part) for part in cell.parts)
+    text = " ".join([f"{first}{SIGN}" if cell.significant else first, *later])
     return f"**{text}**" if cell.bold else text
 
 
@@ -165,10 +165,10 @@ def _tabular(grid: Grid) -> str:
 
 
 def _latex_cell(cell: GridCell) -> str:
-    first, *rest = (_SIGNED.sub(r"$\1$", escape_latex(part)) for part in cell.parts)
+    first, *later = (_SIGNED.sub(r"$\1$", escape_latex(part)) for part in cell.parts)
     if cell.bold:
         first = rf"\textbf{{{first}}}"
-    return " ".join([f"{first}{_SIGNIFICANT}" if cell.significant else first, *rest])
+    return " ".join([f"{first}{_SIGNIFICANT}" if cell.significant else first, *later])
 
 
 def _latex_line(cells: Sequence[str]) -> str:
@@ -220,8 +220,8 @@ def _blocks(grid: Grid, widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _lines(cell: GridCell, stacked: bool) -> list[str]:
-    first, *rest = cell.parts
-    parts = [f"{first}{SIGN}" if cell.significant else first, *rest]
+    first, *later = cell.parts
+    parts = [f"{first}{SIGN}" if cell.significant else first, *later]
     return parts if stacked else [" ".join(parts)]
 
 

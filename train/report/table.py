@@ -110,9 +110,9 @@ class Table:
         for task in self.tasks:
             tasks.setdefault(self.titles.get(task, ""), []).append(task)
         parts = []
-        for title, own in tasks.items():
-            rows = [row for row in self.rows if row.cells.keys() & set(own)]
-            parts.append((title, replace(self, tasks=tuple(own), rows=tuple(rows), notes=())))
+        for title, names in tasks.items():
+            rows = [row for row in self.rows if row.cells.keys() & set(names)]
+            parts.append((title, replace(self, tasks=tuple(names), rows=tuple(rows), notes=())))
         return parts
 
     def best(self, task: str) -> float | None:
@@ -196,14 +196,14 @@ def by_run(results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
     runs: dict[str, list[RunResult]] = {}
     for result in results:
         runs.setdefault(result.run, []).append(result)
-    return {name: sorted(own, key=lambda each: each.seed) for name, own in runs.items()}
+    return {name: sorted(members, key=lambda result: result.seed) for name, members in runs.items()}
 
 
 def each_seed(members: Sequence[RunResult], value: Callable[[RunSummary], T | None]) -> list[T]:
     """A value of the training of every seed; none at all if one lacks it: never of the others."""
-    values = [None if each.training is None else value(each.training) for each in members]
-    there = [value for value in values if value is not None]
-    return there if len(there) == len(values) else []
+    values = [None if result.training is None else value(result.training) for result in members]
+    known_values = [value for value in values if value is not None]
+    return known_values if len(known_values) == len(values) else []
 
 
 def cell_of(values: Sequence[float]) -> Cell:
@@ -226,11 +226,11 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
     """The flattened parameters that do not have one value in all of ``settings``."""
     every, absent = list(settings), object()
-    names = dict.fromkeys(name for each in every for name in each)
+    names = dict.fromkeys(name for values in every for name in values)
     return [
         name
         for name in names
-        if any(each.get(name, absent) != every[0].get(name, absent) for each in every)
+        if any(values.get(name, absent) != every[0].get(name, absent) for values in every)
     ]
 
 
@@ -300,11 +300,11 @@ def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[lis
     references = (task.references for result in results for task in result.tasks.values())
     for of_task in references:
         for name, values in of_task.items():
-            own = scores.setdefault(name, {})
+            of_name = scores.setdefault(name, {})
             for metric, value in values.items():
-                if own.setdefault(metric, value) != value:
+                if of_name.setdefault(metric, value) != value:
                     notes[
-                        f"results disagree on {name}, {metric} ({own[metric]:.2f} and "
+                        f"results disagree on {name}, {metric} ({of_name[metric]:.2f} and "
                         f"{value:.2f}): features changed in between; evaluate all runs again"
                     ] = None
     rows = []
@@ -333,9 +333,9 @@ def _doubts(name: str, members: list[RunResult]) -> list[str]:
             note for result in members for task in result.tasks.values() for note in task.notes
         )
     ]
-    others = differing(flatten(result.parameters) for result in members)
-    if others := sorted(key for key in others if key.rsplit(".", 1)[-1] != "seed"):
-        notes.append(f"the seeds of {name} differ in parameters: {', '.join(others)}")
+    names = differing(flatten(result.parameters) for result in members)
+    if names := sorted(key for key in names if key.rsplit(".", 1)[-1] != "seed"):
+        notes.append(f"the seeds of {name} differ in parameters: {', '.join(names)}")
     used = {
         tuple(sorted((feature.name, feature.fingerprint) for feature in result.features))
         for result in members

@@ -90,7 +90,7 @@ def write_report(
     tables = document_of(comparison, title)
     text = to_markdown(tables.grids, tables.lines)
     scores = list(scores_of(comparison))
-    scores[:1] = [replace(each, title=printable(title)) for each in scores[:1]]
+    scores[:1] = [replace(grid, title=printable(title)) for grid in scores[:1]]
     lead = map(printable, lead_of(comparison.table, comparison.gains))
     contents = {
         "report.html": to_page(document).encode(),
