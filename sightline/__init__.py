@@ -90,11 +90,11 @@ def _require_not_hidden(package: str) -> None:
     ours = Path(__file__).parents[1] / package
     loaded = sys.modules.get(package)
     spec = getattr(loaded, "__spec__", None) if loaded else find_spec(package)
-    there = spec.origin if spec else None
-    if there is not None and not ours.samefile(Path(there).parent):
+    origin = spec.origin if spec else None
+    if origin is not None and not ours.samefile(Path(origin).parent):
         from sightline.errors import SightlineError
 
         raise SightlineError(
-            f"{there}: hides Sightline's own package `{package}`, because Python looks in the "
+            f"{origin}: hides Sightline's own package `{package}`, because Python looks in the "
             f"folder of the running script first; rename it, for example to my_{package}.py"
         )

@@ -52,8 +52,8 @@ def fsync(path: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Bytes that are free where ``folder`` is, or would be made."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    return shutil.disk_usage(there).free
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free
 
 
 @contextmanager
@@ -127,24 +127,24 @@ def check_apart(out: Path, inputs: Iterable[Path]) -> Path | None:
     """
     around = _identities(out)
     inside = None
-    for given in inputs:
-        if not given.exists():
+    for source in inputs:
+        if not source.exists():
             continue
-        found = _identities(given)
-        if out.exists() and around[0] == found[0]:
+        identities = _identities(source)
+        if out.exists() and around[0] == identities[0]:
             raise SightlineError(f"{out}: is also an input of this command; name another output")
-        if out.exists() and around[0] in found:
+        if out.exists() and around[0] in identities:
             raise SightlineError(
-                f"{out}: contains the input {given}; name another output, such as "
+                f"{out}: contains the input {source}; name another output, such as "
                 f"{out / 'sightline'}"
             )
-        if found[0] in around and given.is_dir():
-            inside = given
+        if identities[0] in around and source.is_dir():
+            inside = source
     return inside
 
 
 def _identities(path: Path) -> list[tuple[int, int]]:
     """Device and inode of ``path`` and of every folder above it, of those that exist."""
     path = Path(os.path.realpath(path))
-    stats = (each.stat() for each in (path, *path.parents) if each.exists())
+    stats = (place.stat() for place in (path, *path.parents) if place.exists())
     return [(stat.st_dev, stat.st_ino) for stat in stats]

@@ -103,18 +103,18 @@ def pick_device(name: str) -> torch.device:
     mps = torch.backends.mps.is_available()
     if name == "auto":
         name = "cuda" if count else "mps" if mps else "cpu"
-    found = re.fullmatch(r"cpu|mps|cuda(?::(\d+))?", name, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"cpu|mps|cuda(?::(\d+))?", name, re.ASCII)
+    if match is None:
         raise SightlineError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:1 or mps")
     if name == "mps" and not mps:
         raise SightlineError("device 'mps' was requested but is not available; use auto")
     if name in ("cpu", "mps"):
         return torch.device(name)
-    index = int(found[1] or 0)
+    index = int(match[1] or 0)
     if index >= count:
-        there = f"this machine has {count} CUDA devices" if count else "CUDA is not available"
+        cause = f"this machine has {count} CUDA devices" if count else "CUDA is not available"
         raise SightlineError(
-            f"device {name!r} was requested, but {there} "
+            f"device {name!r} was requested, but {cause} "
             f"(PyTorch {torch.__version__}); use auto or cpu, or install a driver "
             "and a PyTorch build that support the GPU"
         )
@@ -155,10 +155,10 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     import torch
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {"host": peak if sys.platform == "darwin" else peak * 1024}  # Linux counts in KiB
+    bytes_of = {"host": peak if sys.platform == "darwin" else peak * 1024}  # Linux counts in KiB
     if device.type == "cuda":
-        found["device"] = torch.cuda.max_memory_allocated(device)
-    return found
+        bytes_of["device"] = torch.cuda.max_memory_allocated(device)
+    return bytes_of
 
 
 @contextmanager

@@ -141,16 +141,16 @@ def memory(system: Path = Path("/")) -> Memory:
     """Main memory, with the limit of this process's control group, read as by `processor`."""
     import psutil
 
-    found = psutil.virtual_memory()
-    limits = [(most, used) for most, used in _limits("memory", system) if most < found.total]
+    virtual = psutil.virtual_memory()
+    limits = [(most, used) for most, used in _limits("memory", system) if most < virtual.total]
     left = [max(0, most - used) for most, used in limits]
     limit = min((most for most, _ in limits), default=None)
-    return Memory(found.total, min([found.available, *left]), limit)
+    return Memory(virtual.total, min([virtual.available, *left]), limit)
 
 
 def _limits(controller: str, system: Path) -> list[tuple[int, int]]:
     """The limits of this process's control group and its parents, each with its period or use."""
-    found: list[tuple[int, int]] = []
+    limits: list[tuple[int, int]] = []
     for line in _text(system / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -163,8 +163,8 @@ def _limits(controller: str, system: Path) -> list[tuple[int, int]]:
             for names in _LIMITS[controller]:
                 words = [word for name in names for word in _text(folder / name).split()]
                 if len(words) == 2 and words[0] not in ("max", "-1"):
-                    found.append((int(words[0]), int(words[1])))
-    return found
+                    limits.append((int(words[0]), int(words[1])))
+    return limits
 
 
 def _text(path: Path) -> str:
@@ -273,5 +273,5 @@ def cpu_warning(device: str) -> str:
 
 def cores() -> int:
     """The cores that this process may keep busy."""
-    found = processor()
-    return found.usable if found.quota is None else max(1, min(found.usable, round(found.quota)))
+    cpu = processor()
+    return cpu.usable if cpu.quota is None else max(1, min(cpu.usable, round(cpu.quota)))

@@ -71,8 +71,8 @@ class WriterLock:
         if fcntl is None:
             raise SightlineError(f"{self.path}: this system has no file locks; use Linux or macOS")
         handle = self._opened_and_locked()
-        found = os.pread(handle, 1 << 16, 0)
-        if not _ours(found):
+        content = os.pread(handle, 1 << 16, 0)
+        if not _ours(content):
             os.close(handle)
             raise SightlineError(
                 f"{self.path}: not a lock of Sightline, so {self.path.parent} belongs to something "
@@ -80,7 +80,7 @@ class WriterLock:
             )
         self._handle = handle
         _held.add(self._identity)
-        token = _TOKEN.search(found)
+        token = _TOKEN.search(content)
         self.token = token[0].decode() if token else secrets.token_hex(8)
         if self.alone:
             worker = f"{self._worker}, " if self._worker else ""
@@ -189,10 +189,10 @@ def _locked(handle: int, *, exclusive: bool, length: int = 0, start: int = 0) ->
     return True
 
 
-def _ours(found: bytes) -> bool:
+def _ours(content: bytes) -> bool:
     """Whether a run or worker of ours wrote it, even if it was killed while it wrote."""
-    return any(found[: len(start)] == start[: len(found)] for start in _OURS)
+    return any(content[: len(start)] == start[: len(content)] for start in _OURS)
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
-    return found.st_dev, found.st_ino
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

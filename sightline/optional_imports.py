@@ -18,11 +18,11 @@ _EXTRA = {
 }
 
 
-def require(module: str, what: str) -> ModuleType:
+def require(module: str, user: str) -> ModuleType:
     """Import `module`.
 
     Args:
-        what: needs it, as the subject of a sentence, such as ``this encoder``.
+        user: needs it, as the subject of a sentence, such as ``this encoder``.
 
     Raises:
         SightlineError: it is not installed; the message names the extra that installs it.
@@ -33,6 +33,6 @@ def require(module: str, what: str) -> ModuleType:
         if error.name != module:
             raise
         raise SightlineError(
-            f"{module} is not installed, but {what} needs it; "
+            f"{module} is not installed, but {user} needs it; "
             f"run: pip install 'sightline[{_EXTRA[module]}]'"
         ) from error

@@ -185,9 +185,9 @@ class Output:
         for name in names:
             path = self.folder / name
             if (detour := self._detour(name)) is not None:
-                what = "a link" if detour.is_symlink() else "a file"
+                kind = "a link" if detour.is_symlink() else "a file"
                 raise SightlineError(
-                    f"{detour}: is {what}, but {path.name} belongs in a folder of that name; "
+                    f"{detour}: is {kind}, but {path.name} belongs in a folder of that name; "
                     "move it away, or name another output"
                 )
             if name not in self.owned and os.path.lexists(path):
@@ -235,9 +235,9 @@ class Output:
             with suppress(OSError):  # it holds something else
                 (self.folder / parent).rmdir()
 
-    def publish(self, made: Path, body: Mapping[str, Any]) -> None:
-        """Replace our files with those of ``made``; the record is ``body`` with their names."""
-        names = self.move_in(made)
+    def publish(self, source: Path, body: Mapping[str, Any]) -> None:
+        """Replace our files with those of ``source``; the record is ``body`` with their names."""
+        names = self.move_in(source)
         text = json.dumps({**body, "files": names}, indent=1, ensure_ascii=False)
         self.commit((text + "\n").encode())
         self.remove_unlisted()
@@ -265,10 +265,10 @@ class Output:
     def _settle(self) -> None:
         """Leave in the next record only those of our files that the record does not list."""
         listed = self._recorded()
-        rest = {name for name in self._next - listed if os.path.lexists(self.folder / name)}
-        if rest != self._next:
-            self._write_next(rest)
-        self.owned = listed | rest
+        present = {name for name in self._next - listed if os.path.lexists(self.folder / name)}
+        if present != self._next:
+            self._write_next(present)
+        self.owned = listed | present
 
     def _write_next(self, names: set[str]) -> None:
         path = _next_of(self.folder, self.record)
@@ -281,14 +281,14 @@ class Output:
         self._next = names
 
     def _refuse_another_kind(self) -> None:
-        for name, what in RECORDS.items():
+        for name, kind in RECORDS.items():
             path = self.folder / name
             if name == self.record or not path.is_file():
                 continue
             with path.open("rb") as file:
                 if _OURS.search(file.read(_HEAD_BYTES)):
                     raise SightlineError(
-                        f"{self.given}: contains {what} ({name}), but this command writes "
+                        f"{self.given}: contains {kind} ({name}), but this command writes "
                         f"{RECORDS.get(self.record, 'something else')}; name another folder"
                     )
 
@@ -342,12 +342,12 @@ def json_record(schema: str) -> Listed:
             body = json.loads(data)
         except (ValueError, RecursionError):
             body = None
-        found = body.get("schema") if isinstance(body, dict) else None
+        actual = body.get("schema") if isinstance(body, dict) else None
         names = body.get("files") if isinstance(body, dict) else None
-        if found != schema or not isinstance(names, list):
-            said = f"schema {str(found)[:80]!r}" if isinstance(found, str) else "another file"
+        if actual != schema or not isinstance(names, list):
+            fault = f"schema {str(actual)[:80]!r}" if isinstance(actual, str) else "another file"
             raise SightlineError(
-                f"{said}, expected {schema}; this folder belongs to something else, so name "
+                f"{fault}, expected {schema}; this folder belongs to something else, so name "
                 "another output, or move it away"
             )
         if not all(isinstance(name, str) and _stays_inside(name) for name in names):

@@ -23,11 +23,11 @@ TeacherPooling = Pooling | Literal["lasttoken"]
 
 def check_pooling(name: str) -> Pooling:
     """`name` as a `Pooling`; otherwise a SightlineError lists the valid names."""
-    known: tuple[Pooling, ...] = get_args(Pooling)
-    for pooling in known:
+    poolings: tuple[Pooling, ...] = get_args(Pooling)
+    for pooling in poolings:
         if name == pooling:
             return pooling
-    raise SightlineError(f"unknown pooling {name!r}; use one of {', '.join(known)}")
+    raise SightlineError(f"unknown pooling {name!r}; use one of {', '.join(poolings)}")
 
 
 def needs_hidden_states(pooling: TeacherPooling) -> bool:

@@ -78,7 +78,7 @@ def _is_silent(address: str, minute: int) -> bool:
 
 
 @contextmanager
-def from_hub(model: str, what: str) -> Iterator[None]:
+def from_hub(model: str, part: str) -> Iterator[None]:
     """As `reaching`; where the hub does not respond, only this machine's cache is used.
 
     huggingface_hub would request every file of a model six times, half a minute each.
@@ -87,19 +87,19 @@ def from_hub(model: str, what: str) -> Iterator[None]:
     minute = int(time.monotonic() // 60)
     constants.HF_HUB_OFFLINE = offline or _is_silent(constants.ENDPOINT, minute)
     try:
-        with reaching(model, what):
+        with reaching(model, part):
             yield
     finally:
         constants.HF_HUB_OFFLINE = offline
 
 
 @contextmanager
-def reaching(model: str, what: str) -> Iterator[None]:
+def reaching(model: str, part: str) -> Iterator[None]:
     """Turn any failure of a download into one SightlineError.
 
     Args:
         model: as the user named it.
-        what: is being fetched, such as ``weights 'openai'``.
+        part: is being fetched, such as ``weights 'openai'``.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def reaching(model: str, what: str) -> Iterator[None]:
         if not isinstance(error, OSError) and not from_client:
             raise
         raise SightlineError(
-            f"{model}: its {what} cannot be fetched: not cached here, and the download failed "
+            f"{model}: its {part} cannot be fetched: not cached here, and the download failed "
             f"({type(error).__name__}: {first_lines(error, 1)}). Run this once with network access "
             "to the hub, copy the files here and give their path, or correct the name. "
             "No substitute was loaded"
@@ -239,8 +239,8 @@ class Pretrained:
             )
         missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
         unlike = [
-            f"{key} is {list(found)}, expected {list(expected)}"
-            for key, found, expected in sorted(report["mismatched_keys"])
+            f"{key} is {list(actual)}, expected {list(expected)}"
+            for key, actual, expected in sorted(report["mismatched_keys"])
         ]
         if missing or unlike:
             raise SightlineError(
@@ -271,22 +271,22 @@ class Pretrained:
         try:
             return Path(hf_hub_download(self.name, file, revision=revision))
         except LocalEntryNotFoundError:  # the hub was not reached
-            known = try_to_load_from_cache(self.name, file, revision=revision)
-            if must_know and known is not _CACHED_NO_EXIST:
+            cached = try_to_load_from_cache(self.name, file, revision=revision)
+            if must_know and cached is not _CACHED_NO_EXIST:
                 raise
             return None
         except EntryNotFoundError:
             return None
 
     @contextmanager
-    def reading(self, what: str) -> Iterator[None]:
+    def reading(self, part: str) -> Iterator[None]:
         """Silence the libraries, and turn anything they raise into one SightlineError.
 
         Args:
-            what: is being read, such as ``weights``.
+            part: is being read, such as ``weights``.
         """
         name = f"{self.name} (no such folder here, so a hub name)"
-        fetching = nullcontext() if self.folder else from_hub(name, what)
+        fetching = nullcontext() if self.folder else from_hub(name, part)
         try:
             with quiet(), fetching:
                 yield
@@ -294,7 +294,7 @@ class Pretrained:
             raise
         except pickle.UnpicklingError as error:
             raise SightlineError(
-                f"{self.name}: its {what} are a pickle that would run code, which Sightline never "
+                f"{self.name}: its {part} are a pickle that would run code, which Sightline never "
                 "allows; name a model with safetensors"
             ) from error
         except Exception as error:  # transformers has no base class for errors of invalid files
@@ -304,7 +304,7 @@ class Pretrained:
                     "runs; name a model that transformers supports natively"
                 ) from error
             raise SightlineError(
-                f"{self.name}: its {what} cannot be read ({first_lines(error)}); {_EXPECTED}"
+                f"{self.name}: its {part} cannot be read ({first_lines(error)}); {_EXPECTED}"
             ) from error
 
     def _with_words(self, tokenizer: Any) -> Any:

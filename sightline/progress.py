@@ -44,19 +44,19 @@ class FirstLine:
 
     def __call__(self, count: int) -> str:
         """The line, once, after ``count`` of them are done; empty before and afterwards."""
-        now = time.monotonic()
+        time_now = time.monotonic()
         if self.said or not count:
             return ""
         if self._first is None:
-            self._first = now, count
+            self._first = time_now, count
         since, before = self._first
-        if count == before and now - self._start >= _SECONDS_BETWEEN_LINES:
+        if count == before and time_now - self._start >= _SECONDS_BETWEEN_LINES:
             since, before = self._start, 0  # slow work: better with the start than not at all
-        if now - self._start < _SETTLED or count == before:
+        if time_now - self._start < _SETTLED or count == before:
             return ""
         self.said = True
-        per_second = (count - before) / max(now - since, 1e-9)
-        whole = now - self._start + (self._left - count) / per_second
+        per_second = (count - before) / max(time_now - since, 1e-9)
+        whole = time_now - self._start + (self._left - count) / per_second
         return (
             f"{self._title}: {self._left:,} {self._unit} to do on {self._device}, "
             f"{_rate(per_second, self._unit)}, {timedelta(seconds=round(whole))} expected"
@@ -90,24 +90,24 @@ def progress(
     count = 0
     with bar_of(title, total, done) if sys.stderr.isatty() else nullcontext() as bar:
 
-        def advance(more: int) -> None:
+        def advance(step: int) -> None:
             nonlocal count, last
-            count += more
-            now = time.monotonic()
-            per_second = count / max(now - start, 1e-9)
+            count += step
+            clock = time.monotonic()
+            per_second = count / max(clock - start, 1e-9)
             rate = _rate(per_second, unit)
             line = "" if first is None else first(count)
             if bar is not None:
-                bar.update(bar.task_ids[0], advance=more, rate=rate)
+                bar.update(bar.task_ids[0], advance=step, rate=rate)
                 if line:
                     bar.console.print(line, markup=False, highlight=False)
                 return
-            if not line and now - last >= _SECONDS_BETWEEN_LINES:
+            if not line and clock - last >= _SECONDS_BETWEEN_LINES:
                 left = timedelta(seconds=round((total - done - count) / max(per_second, 1e-9)))
                 line = f"{title}: {done + count:,} of {total:,} {unit}, {rate}, {left} left"
             if line:
                 to_stderr(line)
-                last = now
+                last = clock
 
         yield advance
 
@@ -149,11 +149,11 @@ class PhaseProgress:
         self._what = ""
         self._done = 0
 
-    def __call__(self, what: str, done: int, total: int, unit: str) -> None:
-        if what != self._what:
+    def __call__(self, phase: str, done: int, total: int, unit: str) -> None:
+        if phase != self._what:
             self._stack.close()
-            self._what, self._done = what, 0
-            self._advance = self._stack.enter_context(progress(what, total, unit))
+            self._what, self._done = phase, 0
+            self._advance = self._stack.enter_context(progress(phase, total, unit))
         self._advance(done - self._done)
         self._done = done
         if done >= total:

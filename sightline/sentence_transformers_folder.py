@@ -108,9 +108,9 @@ def _read_pooling(folder: Pretrained, file: str) -> TeacherPooling:
     if modes is None:  # folders of earlier versions of sentence-transformers have a key for each
         keys = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
         modes = [re.sub("pooling_mode_|_tokens?$", "", key) for key in keys] or "mean"
-    for known in ("cls", "mean", "lasttoken"):
-        if modes in (known, [known]):
-            return known
+    for pooling in ("cls", "mean", "lasttoken"):
+        if modes in (pooling, [pooling]):
+            return pooling
     raise SightlineError(
         f"{folder.name}: {file} sets {modes} pooling, but Sightline supports only cls, mean or "
         "lasttoken from such a folder; give a pooling to override it"
@@ -125,8 +125,8 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
     """
     from transformers import AutoModel
 
-    there = Pretrained(str(source), subfolder=recipe.subfolder)
-    return there.model(AutoModel, there.config())
+    folder = Pretrained(str(source), subfolder=recipe.subfolder)
+    return folder.model(AutoModel, folder.config())
 
 
 def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBase:
@@ -195,16 +195,16 @@ def fit_pooler(model: Any, name: str | Path, pooling: TeacherPooling) -> None:
 
 
 def own_max_length(
-    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, given: int | None = None
+    tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, length: int | None = None
 ) -> int:
     """The longest input of an encoder in tokens, special tokens included; never the training 32.
 
-    That is ``given`` (sentence_bert_config.json's `max_seq_length`) or else the tokenizer's
+    That is ``length`` (sentence_bert_config.json's `max_seq_length`) or else the tokenizer's
     `model_max_length`, but at most the number of usable `positions`.
     """
-    if given is None and tokenizer.model_max_length < _NO_LIMIT:
-        given = int(tokenizer.model_max_length)
-    limits = [limit for limit in (given, positions(config)) if limit is not None]
+    if length is None and tokenizer.model_max_length < _NO_LIMIT:
+        length = int(tokenizer.model_max_length)
+    limits = [limit for limit in (length, positions(config)) if limit is not None]
     if not limits:
         raise SightlineError(
             f"the maximum length of this {config.model_type} encoder is unknown: neither "
@@ -219,11 +219,11 @@ def positions(config: PretrainedConfig) -> int | None:
 
     RoBERTa-like models number their positions from `pad_token_id + 1`, so 514 hold 512 tokens.
     """
-    found = getattr(config, "max_position_embeddings", None)
-    if not isinstance(found, int) or found <= 0:
+    count = getattr(config, "max_position_embeddings", None)
+    if not isinstance(count, int) or count <= 0:
         return None
     from_padding = config.model_type in _POSITIONS_FROM_PADDING
-    return found - (int(config.pad_token_id or 0) + 1 if from_padding else 0)
+    return count - (int(config.pad_token_id or 0) + 1 if from_padding else 0)
 
 
 def files_of(folder: Path) -> list[Path]:

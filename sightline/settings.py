@@ -28,19 +28,19 @@ def explain(error: ValidationError, where: str = "") -> list[str]:
     Args:
         where: the place of the settings themselves.
     """
-    places = [".".join(filter(None, (where, *map(str, each["loc"])))) for each in error.errors()]
-    messages = [each["msg"].removeprefix("Value error, ") for each in error.errors()]
-    return [": ".join(filter(None, each)) for each in zip(places, messages, strict=True)]
+    places = [".".join(filter(None, (where, *map(str, fault["loc"])))) for fault in error.errors()]
+    messages = [mistake["msg"].removeprefix("Value error, ") for mistake in error.errors()]
+    return [": ".join(filter(None, parts)) for parts in zip(places, messages, strict=True)]
 
 
-def unknown(name: str, known: Iterable[object], what: str) -> str:
+def unknown(name: str, choices: Iterable[object], kind: str) -> str:
     """``unknown key 'batchsize'; did you mean 'batch_size'? (available: …)``."""
-    if message := removed(f"{what} {name}"):
+    if message := removed(f"{kind} {name}"):
         return message
-    there = sorted(str(each) for each in known)
-    near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+    available = sorted(str(name_of) for name_of in choices)
+    near = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}{guess} (available: {', '.join(there) or 'none'})"
+    return f"unknown {kind} {name!r}{guess} (available: {', '.join(available) or 'none'})"
 
 
 class Settings(BaseModel):
@@ -50,11 +50,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _in_our_words(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _in_our_words(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return handler(given)
+            return handler(values)
         except ValidationError as error:
-            mistakes = [cls._mistake(dict(each)) for each in error.errors()]
+            mistakes = [cls._mistake(dict(fault)) for fault in error.errors()]
             raise ValidationError.from_exception_data(cls.__name__, mistakes) from error
 
     @classmethod
@@ -76,7 +76,7 @@ def field_help(model: type[BaseModel]) -> dict[str, str]:
 
     The field that chooses a class of settings is left out.
     """
-    found: dict[str, str] = {}
+    helps: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         _, _, section = (inspect.cleandoc(cls.__doc__ or "")).partition("\nAttributes:\n")
         names: list[str] = []
@@ -84,13 +84,13 @@ def field_help(model: type[BaseModel]) -> dict[str, str]:
             entry = re.match(r"    (\w+(?:, \w+)*): (.*)", line)
             if entry:
                 names, text = entry[1].split(", "), entry[2]
-                found |= dict.fromkeys(names, text)
+                helps |= dict.fromkeys(names, text)
             elif line.startswith("        "):
-                found |= {name: f"{found[name]} {line.strip()}" for name in names}
+                helps |= {name: f"{helps[name]} {line.strip()}" for name in names}
             elif line.strip():
                 break
     return {
-        name: (field.description or found.get(name, "")).replace("`", "")
+        name: (field.description or helps.get(name, "")).replace("`", "")
         for name, field in model.model_fields.items()
         if name != getattr(model, "chosen_by", None)
     }
@@ -116,19 +116,19 @@ class Registry:
         Raises:
             SightlineError: a package registers a name that is taken.
         """
-        found = dict(self.own)
-        owners = dict.fromkeys(found, "Sightline")
+        places = dict(self.own)
+        owners = dict.fromkeys(places, "Sightline")
         for point in entry_points(group=self.group):
             package = point.dist.name if point.dist else point.module
-            if point.name in found and found[point.name] != point.value:
+            if point.name in places and places[point.name] != point.value:
                 raise SightlineError(
                     f"{package}: its entry point {self.group}:{point.name} ({point.value}) has the "
                     f"same name as the {self.what} of {owners[point.name]} "
-                    f"({found[point.name]}); rename it, or uninstall one of the packages"
+                    f"({places[point.name]}); rename it, or uninstall one of the packages"
                 )
-            found[point.name] = point.value
+            places[point.name] = point.value
             owners.setdefault(point.name, package)
-        return found
+        return places
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
@@ -204,19 +204,19 @@ class FamilySettings(Settings):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _class_of_the_family(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if "families" not in vars(cls) or isinstance(given, cls):
-            return handler(given)
-        if not isinstance(given, dict):
+    def _class_of_the_family(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if "families" not in vars(cls) or isinstance(values, cls):
+            return handler(values)
+        if not isinstance(values, dict):
             raise ValueError(
-                f"found {type(given).__name__}, expected a mapping with a `{cls.chosen_by}`"
+                f"found {type(values).__name__}, expected a mapping with a `{cls.chosen_by}`"
             )
-        family, families = given.get(cls.chosen_by), cls.families
+        family, families = values.get(cls.chosen_by), cls.families
         if family is None:
             raise ValueError(f"{cls.chosen_by} is missing; there are {', '.join(families)}")
         if family not in families:
             raise ValueError(unknown(str(family), families, families.what))
-        return families.subclass(family, cls).model_validate(given)
+        return families.subclass(family, cls).model_validate(values)
 
     def require_files(self) -> None:
         """Check that the files it names are there, before what would read them is imported.

@@ -134,9 +134,9 @@ def end_processes(
     end = time.monotonic() + patience
     for leader in processes:
         for process in _living(leader):
-            own = to_leaders if process == leader else None
+            to_leader = to_leaders if process == leader else None
             with suppress(ProcessLookupError):
-                os.kill(process, own or number)
+                os.kill(process, to_leader or number)
     while (left := [p for p in processes if _living(p)]) and time.monotonic() < end:
         time.sleep(_POLL)
     for leader in left:

@@ -82,13 +82,13 @@ def read_text(path: Path, expected: str = "") -> str:
             f"{path}: line {line}: the byte 0x{data[error.start]:02x} is not UTF-8; convert the "
             f"file first, e.g. `iconv -f latin1 -t utf-8`"
         ) from None
-    if found := CONTROL.search(text):
-        raise SightlineError(f"{path}: line {_line(text, found)}: {control_fault(found[0])}")
+    if match := CONTROL.search(text):
+        raise SightlineError(f"{path}: line {_line(text, match)}: {control_fault(match[0])}")
     return text
 
 
-def _line(text: str, found: re.Match[str]) -> int:
-    return text.count("\n", 0, found.start()) + 1
+def _line(text: str, match: re.Match[str]) -> int:
+    return text.count("\n", 0, match.start()) + 1
 
 
 def read_lines(path: Path, expected: str = "") -> list[str]:
@@ -97,9 +97,9 @@ def read_lines(path: Path, expected: str = "") -> list[str]:
     `str.splitlines` would also split at characters that occur inside sentences (U+0085, U+2028).
     """
     text = read_text(path, expected)
-    if found := _LONE_CR.search(text):
+    if match := _LONE_CR.search(text):
         raise SightlineError(
-            f"{path}: line {_line(text, found)}: a carriage return inside the line; expected lines "
+            f"{path}: line {_line(text, match)}: a carriage return inside the line; expected lines "
             "that end in LF or CR LF. If CR ends them, convert the file with `tr '\\r' '\\n'`, "
             "else remove it"
         )
@@ -152,8 +152,8 @@ def parse_yaml(text: str) -> Any:
 
 def control_fault(text: str) -> str | None:
     """What is wrong with ``text`` if it contains a control character, as in `Text`; else None."""
-    if found := CONTROL.search(text):
-        return f"contains the control character U+{ord(found[0]):04X}, expected text; remove it"
+    if match := CONTROL.search(text):
+        return f"contains the control character U+{ord(match[0]):04X}, expected text; remove it"
     return None
 
 
@@ -172,13 +172,13 @@ def refusal(
         hint: follows the fault.
     """
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
-    more = error.error_count() - 1
+    further = error.error_count() - 1
     place, fault = where(first["loc"]), _fault(first)
     if place:  # of a part of the file: the lines that pydantic counts begin there
         fault = fault.replace(" at line 1 column", " at column")
     parts = [str(path), place, fault]
-    rest = f" ({more:,} more such faults in this file)" if more else ""
-    return SightlineError(": ".join(filter(None, parts)) + hint + rest)
+    end = f" ({further:,} more such faults in this file)" if further else ""
+    return SightlineError(": ".join(filter(None, parts)) + hint + end)
 
 
 def short(value: object) -> str:
@@ -188,7 +188,7 @@ def short(value: object) -> str:
 
 def _fault(error: dict[str, Any]) -> str:
     """What was found and what was expected, from pydantic's description of an error."""
-    kind, found = error["type"], error["input"]
+    kind, value = error["type"], error["input"]
     if kind == "json_invalid":
         reason = error["ctx"]["error"]
         surrogate = "hex escape" in reason or "surrogate" in reason
@@ -197,12 +197,12 @@ def _fault(error: dict[str, Any]) -> str:
     if kind == "missing":
         return "is missing"
     if kind == "string_pattern_mismatch":
-        return control_fault(found) or "is empty"
+        return control_fault(value) or "is empty"
     if kind == "string_unicode":
         return "contains half a surrogate pair, which is not a character; write the text as UTF-8"
     if kind in ("string_too_short", "too_short"):
         return "is empty"
-    return f"found {short(found)}, expected {error['msg'].removeprefix('Input should be ')}"
+    return f"found {short(value)}, expected {error['msg'].removeprefix('Input should be ')}"
 
 
 _SHORT = reprlib.Repr()

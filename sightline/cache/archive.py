@@ -63,8 +63,8 @@ def import_set(archive: Path, folder: Path) -> SetRecord:
         CacheError: ``folder`` is occupied, or the archive does not hold a sound set.
     """
     if not archive.is_file():
-        found = "is a folder" if archive.is_dir() else "no such file"
-        raise CacheError(f"{archive}: {found}; expected a tar from `sightline cache export`")
+        state = "is a folder" if archive.is_dir() else "no such file"
+        raise CacheError(f"{archive}: {state}; expected a tar from `sightline cache export`")
     if (folder / FILE_NAME).exists():
         raise CacheError(f"{folder}: already holds a set; import elsewhere, or move it away")
     with set_output(folder, [archive]) as output, output.scratch() as part:

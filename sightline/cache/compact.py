@@ -46,10 +46,10 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
     """
     with set_output(folder) as output:
         record = read_record(folder)
-        found = all_sound(folder, record)
-        keys = np.concatenate([found.rows.keys, as_keys(list(found.failed))])
+        usable = all_sound(folder, record)
+        keys = np.concatenate([usable.rows.keys, as_keys(list(usable.failed))])
         cut = shard_rows or format_of(record.spec).shard_rows
-        return _rewrite(output, record, found, [keys[sort_order(keys)]], cut)
+        return _rewrite(output, record, usable, [keys[sort_order(keys)]], cut)
 
 
 def garbage(folder: Path) -> Garbage:
@@ -59,8 +59,8 @@ def garbage(folder: Path) -> Garbage:
         CacheError: no set there, or a damaged one.
     """
     record = read_record(folder)
-    named = {file.name for file in record.files}
-    ours = next_names(folder, FILE_NAME) - named
+    listed = {file.name for file in record.files}
+    ours = next_names(folder, FILE_NAME) - listed
     paths = {name: folder / name for name in sorted(ours) if "/" not in name}
     files = {name: path.lstat().st_size for name, path in paths.items() if path.is_file()}
     held = sum(shard.rows for shard in record.shards)
@@ -82,20 +82,20 @@ def collect(folder: Path) -> Garbage:
         before = garbage(folder)
         if before.rows:
             record = read_record(folder)
-            found = all_sound(folder, record)
-            parts = [found.rows.keys[here] for here in found.rows.by_shard() if len(here)]
-            _rewrite(output, record, found, parts, max(shard.rows for shard in record.shards))
+            usable = all_sound(folder, record)
+            parts = [usable.rows.keys[rows] for rows in usable.rows.by_shard() if len(rows)]
+            _rewrite(output, record, usable, parts, max(shard.rows for shard in record.shards))
         removed = garbage(folder).files
         output.remove(removed)
         return Garbage(removed, before.rows, before.bytes)
 
 
 def _rewrite(
-    output: Output, record: SetRecord, found: UsableRows, parts: Sequence[Keys], shard_rows: int
+    output: Output, record: SetRecord, usable: UsableRows, parts: Sequence[Keys], shard_rows: int
 ) -> SetRecord:
     """Republish the rows of a set: each part (sorted keys) is split into separate shards."""
-    live = found.rows.live()
+    live = usable.rows.live()
     full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
-    made = [write_shards(output, keys, shard_rows, found.rows, full) for keys in parts]
+    shards = [write_shards(output, keys, shard_rows, usable.rows, full) for keys in parts]
     # a set without rows has no shards
-    return publish(output, made or [found.rows], found.failed, record.provenance)
+    return publish(output, shards or [usable.rows], usable.failed, record.provenance)

@@ -65,57 +65,57 @@ def compare(a: Path, b: Path) -> Difference:
     """
     first, second = read_record(a), read_record(b)
     _require_comparable(a, first, b, second)
-    one, two = all_sound(a, first), all_sound(b, second)
-    there = two.rows.find(one.rows.keys)
-    mine = np.flatnonzero(there >= 0)
-    theirs = there[mine]
-    assert one.rows.digests is not None
-    assert two.rows.digests is not None
-    other = (one.rows.digests[mine] != two.rows.digests[theirs]).any(axis=1)
-    changed = int(other.sum())
-    largest, most = _largest_change(one.rows, two.rows, mine[other], theirs[other])
+    before, after = all_sound(a, first), all_sound(b, second)
+    places = after.rows.find(before.rows.keys)
+    mine = np.flatnonzero(places >= 0)
+    theirs = places[mine]
+    assert before.rows.digests is not None
+    assert after.rows.digests is not None
+    differs = (before.rows.digests[mine] != after.rows.digests[theirs]).any(axis=1)
+    changed = int(differs.sum())
+    largest, most = _largest_change(before.rows, after.rows, mine[differs], theirs[differs])
     return Difference(
-        added=len(two.rows) - len(mine),
-        gone=len(one.rows) - len(mine),
+        added=len(after.rows) - len(mine),
+        gone=len(before.rows) - len(mine),
         same=len(mine) - changed,
         changed=changed,
         largest_change=largest,
         changed_most=most,
-        added_failures=len(two.failed.keys() - one.failed.keys()),
-        gone_failures=len(one.failed.keys() - two.failed.keys()),
+        added_failures=len(after.failed.keys() - before.failed.keys()),
+        gone_failures=len(before.failed.keys() - after.failed.keys()),
         why=tuple(second.spec.differences(first.spec)),
     )
 
 
 def cosines(first: NDArray, second: NDArray) -> NDArray[np.float64]:
     """Cosine of each pair of rows, [n, dim] each: float64 [n]; 1 where both are zero."""
-    one, two = first.astype(np.float64), second.astype(np.float64)
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
-    dots = (one * two).sum(axis=1)
-    equal = (one == two).all(axis=1)
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    dots = (a * b).sum(axis=1)
+    equal = (a == b).all(axis=1)
     return np.where(equal, 1.0, dots / np.where(norms > 0, norms, 1.0))
 
 
 def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -> None:
-    one, two = first.spec, second.spec
-    if isinstance(one, FeatureSpec) and isinstance(two, FeatureSpec):
-        if one.dim != two.dim:
+    left, right = first.spec, second.spec
+    if isinstance(left, FeatureSpec) and isinstance(right, FeatureSpec):
+        if left.dim != right.dim:
             raise CacheError(
-                f"{a} has rows of {one.dim} numbers, {b} of {two.dim}; they cannot be compared"
+                f"{a} has rows of {left.dim} numbers, {b} of {right.dim}; they cannot be compared"
             )
-    elif one.kind != two.kind:
-        raise CacheError(f"{b}: holds {NAMES[two.kind]}, expected {NAMES[one.kind]}")
+    elif left.kind != right.kind:
+        raise CacheError(f"{b}: holds {NAMES[right.kind]}, expected {NAMES[left.kind]}")
 
 
 def _largest_change(
-    one: Rows, two: Rows, mine: NDArray[np.int64], theirs: NDArray[np.int64]
+    left: Rows, right: Rows, mine: NDArray[np.int64], theirs: NDArray[np.int64]
 ) -> tuple[float, str]:
     """Of rows that differ: 1 - cosine of the one that changed most, and its key (hex)."""
     largest, row = 0.0, mine[:1]
-    for start in range(0, len(mine) if isinstance(one.spec, FeatureSpec) else 0, _BLOCK):
+    for start in range(0, len(mine) if isinstance(left.spec, FeatureSpec) else 0, _BLOCK):
         part = slice(start, start + _BLOCK)
-        change = 1 - cosines(one.gather(mine[part]), two.gather(theirs[part]))
+        change = 1 - cosines(left.gather(mine[part]), right.gather(theirs[part]))
         worst = int(np.argmax(change))
         if change[worst] > largest:
             largest, row = float(change[worst]), mine[part][worst : worst + 1]
-    return largest, one.keys[row].tobytes().hex()
+    return largest, left.keys[row].tobytes().hex()

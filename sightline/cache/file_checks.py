@@ -41,8 +41,8 @@ def file_fault(folder: Path, file: FileRecord, progress: Progress = lambda _: No
     except OSError as error:
         return f"{path}: {UNREADABLE} ({error.strerror})"
     if digest.hexdigest() != file.blake3:
-        found = digest.hexdigest()[:16]
-        return f"{path}: BLAKE3 {found}, expected {file.blake3[:16]}: damaged"
+        hashed = digest.hexdigest()[:16]
+        return f"{path}: BLAKE3 {hashed}, expected {file.blake3[:16]}: damaged"
     return None
 
 
@@ -67,18 +67,18 @@ def remembered_faults(
         remember: keep what is found now, too.
     """
     path = run_folder_of(folder) / _MEMORY
-    known: dict[str, list[object]] = {}
+    remembered: dict[str, list[object]] = {}
     with suppress(OSError, ValueError, TypeError):
-        known = dict(json.loads(path.read_bytes()))
+        remembered = dict(json.loads(path.read_bytes()))
     there = {file.name: _state(folder, file) for file in files}
-    unknown = [f for f in files if there[f.name] is None or known.get(f.name) != there[f.name]]
+    unknown = [f for f in files if there[f.name] is None or remembered.get(f.name) != there[f.name]]
     faults = file_faults(folder, unknown) if unknown else {}
     if not unknown or not remember:
         return faults
     sound = {name: state for name, state in there.items() if name not in faults}
     with suppress(OSError):  # a set that cannot be written to is read by every process
         path.parent.mkdir(exist_ok=True)
-        ours = known or (path.parent / "lock").exists() or not any(path.parent.iterdir())
+        ours = remembered or (path.parent / "lock").exists() or not any(path.parent.iterdir())
         if ours and not path.is_symlink():
             # neither atomic nor durable: of a torn file nothing is remembered
             path.write_bytes(json.dumps(sound).encode())
@@ -93,16 +93,16 @@ def require_sound(folder: Path, record: SetRecord) -> None:
     """
     faults = list(remembered_faults(folder, record.files).values())
     if faults:
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        count = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise CacheError(
-            f"{faults[0]}{more}; run `sightline cache repair {folder}` and rerun its stage, or "
+            f"{faults[0]}{count}; run `sightline cache repair {folder}` and rerun its stage, or "
             "pull it again"
         )
 
 
 def _state(folder: Path, file: FileRecord) -> list[object] | None:
     try:
-        found = os.lstat(folder / file.name)
+        status = os.lstat(folder / file.name)
     except OSError:
         return None
-    return [found.st_size, found.st_mtime_ns, found.st_ino, file.blake3]
+    return [status.st_size, status.st_mtime_ns, status.st_ino, file.blake3]

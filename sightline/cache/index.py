@@ -70,8 +70,8 @@ def _table(rows: Rows, failed: Mapping[bytes, str]) -> pa.Table:
         none = np.full(len(bad), -1, dtype=np.int32)
         zeros = np.zeros((len(bad), DIGEST_BYTES), dtype=np.uint8)
         numbers = np.array([codes.index(failed[key]) for key in bad], dtype=np.int8)
-        more = [as_keys(bad), none, none, zeros]
-        columns = [np.concatenate(both) for both in zip(columns, more, strict=True)]
+        failures = [as_keys(bad), none, none, zeros]
+        columns = [np.concatenate(both) for both in zip(columns, failures, strict=True)]
         order = sort_order(columns[0])
         columns = [column[order] for column in columns]
         status = np.concatenate([status, numbers])[order]
@@ -136,8 +136,8 @@ def read_index(
     if len(keys) != record.rows or not inside:
         raise CacheError(f"{path}: points to rows that do not exist; {_AGAIN}")
     files = [Shard(folder, shard) for shard in record.shards]
-    known = picked(hashes, live) if digests else None
-    return Rows(record.spec, files, keys, shards, rows, known), failed
+    row_digests = picked(hashes, live) if digests else None
+    return Rows(record.spec, files, keys, shards, rows, row_digests), failed
 
 
 def content_digest(rows: Rows, failed: Mapping[bytes, str]) -> str:

@@ -83,18 +83,18 @@ def find_keys(table: Keys, keys: Keys) -> NDArray[np.int64]:
     Args:
         table: uint8 [n, 32], strictly increasing as byte strings.
     """
-    found = np.full(len(keys), -1, dtype=np.int64)
+    places = np.full(len(keys), -1, dtype=np.int64)
     if not len(table):
-        return found
+        return places
     strings = _strings(table)
     for start in range(0, len(keys), _FIND_ROWS):  # in chunks, to limit memory
-        wanted = _strings(keys[start : start + _FIND_ROWS])
-        order = np.argsort(wanted)  # three times as fast: neighbours are looked up in turn
-        rows = np.searchsorted(strings, wanted[order])
+        looked_up = _strings(keys[start : start + _FIND_ROWS])
+        order = np.argsort(looked_up)  # three times as fast: neighbours are looked up in turn
+        rows = np.searchsorted(strings, looked_up[order])
         rows[rows == len(strings)] = 0
-        rows[strings[rows] != wanted[order]] = -1
-        found[start + order] = rows
-    return found
+        rows[strings[rows] != looked_up[order]] = -1
+        places[start + order] = rows
+    return places
 
 
 def picked(values: NDArray[_Number], mask: NDArray[np.bool_]) -> NDArray[_Number]:
@@ -113,8 +113,8 @@ def raise_missing(path: Path, keys: Keys, rows: NDArray[np.int64], remedy: str) 
     if not len(missing):
         return
     lost = list(dict.fromkeys(keys[i].tobytes() for i in missing))
-    named = ", ".join(key.hex()[:16] for key in lost[:3])
-    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    examples = ", ".join(key.hex()[:16] for key in lost[:3])
+    further = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
     raise MissingKeys(
-        f"{path}: {len(missing)} of {len(keys)} keys are missing: {named}{more}; {remedy}"
+        f"{path}: {len(missing)} of {len(keys)} keys are missing: {examples}{further}; {remedy}"
     )

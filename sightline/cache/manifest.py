@@ -117,11 +117,11 @@ def read_split(path: Path | str, schema: pa.Schema, split: str | None) -> pa.Tab
     rows = table if split is None else table.filter(pc.equal(table["split"], split))
     if not len(rows):
         counts = Counter(table["split"].to_pylist())
-        there = ", ".join(f"{name!r} ({n:,})" for name, n in counts.items()) or "no rows"
-        wanted = "" if split is None else f" in the split {split!r}"
-        what = "image" if schema.equals(IMAGES) else "caption"
+        splits = ", ".join(f"{name!r} ({n:,})" for name, n in counts.items()) or "no rows"
+        in_split = "" if split is None else f" in the split {split!r}"
+        kind = "image" if schema.equals(IMAGES) else "caption"
         raise CacheError(
-            f"{path}: no {what}{wanted}; found {there}: choose another `split`, or prepare the "
+            f"{path}: no {kind}{in_split}; found {splits}: choose another `split`, or prepare the "
             "data set with one"
         )
     return rows
@@ -133,7 +133,7 @@ def _check_ids(path: Path, ids: pa.ChunkedArray) -> None:
     twice = pc.greater(counts.field("counts"), 1)
     if pc.any(twice).as_py():
         name = counts.field("values").filter(twice)[0].as_py()
-        one, two = [row for row, each in enumerate(ids.to_pylist()) if each == name][:2]
+        one, two = [row for row, image_id in enumerate(ids.to_pylist()) if image_id == name][:2]
         raise CacheError(
             f"{path}: row {two}: image_id: found {name!r}, as in row {one}, expected an id of its "
             "own; recreate the file"
@@ -212,8 +212,8 @@ def key_column(column: pa.ChunkedArray | pa.Array, width: int = KEY_BYTES) -> Ke
     return np.concatenate(chunks) if chunks else np.empty((0, width), dtype=np.uint8)
 
 
-def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
-    if found.remove_metadata().equals(expected.remove_metadata()):
+def _check(path: Path, actual: pa.Schema, expected: pa.Schema) -> None:
+    if actual.remove_metadata().equals(expected.remove_metadata()):
         return
     kind = (expected.metadata or {}).get(b"sightline", b"table").decode()
 
@@ -221,7 +221,7 @@ def _check(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
         return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
     raise CacheError(
-        f"{path}: not a manifest of kind {kind}\n  found:    {describe(found)}\n"
+        f"{path}: not a manifest of kind {kind}\n  found:    {describe(actual)}\n"
         f"  expected: {describe(expected)}\n  Run `sightline prepare` to rewrite it."
     )
 
@@ -299,7 +299,7 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
     places: list[Place] = []
     for row, (image_id, path, offset, length) in enumerate(zip(*columns, strict=True)):
         if (offset is None) != (length is None):
-            offset, length = ("null" if each is None else each for each in (offset, length))
+            offset, length = ("null" if number is None else number for number in (offset, length))
             raise CacheError(
                 f"{manifest}: row {row}: image {image_id!r} has offset {offset} and "
                 f"length {length}, expected two numbers, or both null if the file is the "

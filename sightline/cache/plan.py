@@ -91,11 +91,11 @@ class StoredPlan:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def differences(self, other: StoredPlan) -> list[str]:
+    def differences(self, resumed: StoredPlan) -> list[str]:
         """The differing settings of two runs, one ``name: other → self`` line each."""
         mine, theirs = (
             {"fingerprint": plan.fingerprint, "rows": plan.rows, **asdict(plan.asked)}
-            for plan in (self, other)
+            for plan in (self, resumed)
         )
         lines = [
             f"{name}: {theirs[name]} → {mine[name]}" for name in mine if mine[name] != theirs[name]
@@ -189,13 +189,13 @@ class WorkerNumber:
         Raises:
             SightlineError: invalid format, or no such worker.
         """
-        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-        if found is None or int(found[1]) >= int(found[2]):
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+        if match is None or int(match[1]) >= int(match[2]):
             raise SightlineError(
                 f"worker {text!r}: expected i/n with i from 0 to n - 1, such as 0/4 for the first "
                 "of four"
             )
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> WorkerNumber:

@@ -62,7 +62,7 @@ def _read_record(folder: Path) -> DatasetRecord:
 def hub_datasets(folders: Iterable[Path]) -> tuple[str, ...]:
     """Names on the hub that are recorded in the folders of data sets, each once."""
     names = [dataset_facts(folder).hub_dataset for folder in dict.fromkeys(folders)]
-    return tuple(dict.fromkeys(name for each in names if each for name in each.split(",")))
+    return tuple(dict.fromkeys(name for entry in names if entry for name in entry.split(",")))
 
 
 @dataclass(frozen=True)

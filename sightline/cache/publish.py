@@ -26,7 +26,7 @@ from sightline.output import Output
 
 
 def write_shards(
-    output: Output, keys: Keys, shard_rows: int, rows: Rows, known: Sequence[ShardRecord] = ()
+    output: Output, keys: Keys, shard_rows: int, rows: Rows, sound: Sequence[ShardRecord] = ()
 ) -> Rows:
     """Split ``keys`` into shards and write those of ``rows``.
 
@@ -34,39 +34,39 @@ def write_shards(
         keys: uint8 [n, 32], sorted; keys that ``rows`` lacks (failed rows) leave a gap, so that
             the split does not depend on failures.
         shard_rows: keys per shard, including failed rows.
-        known: sound shards of the output, which are not written again.
+        sound: sound shards of the output, which are not written again.
     """
-    there = {record.name: record for record in known}
+    record_of = {record.name: record for record in sound}
     files: list[Shard] = []
     parts: list[Keys] = []
     digests = [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
     for start in range(0, len(keys), shard_rows):
-        found = rows.find(keys[start : start + shard_rows])
-        found = found[found >= 0]
-        if len(found):
-            record, hashed = _write(output, rows, found, there)
+        places = rows.find(keys[start : start + shard_rows])
+        places = places[places >= 0]
+        if len(places):
+            record, hashed = _write(output, rows, places, record_of)
             files.append(Shard(output.folder, record))
-            parts.append(rows.keys[found])
+            parts.append(rows.keys[places])
             digests.append(hashed)
-    made = rows_in(rows.spec, files, keys=parts)
-    made.digests = np.concatenate(digests)
-    return made
+    written_rows = rows_in(rows.spec, files, keys=parts)
+    written_rows.digests = np.concatenate(digests)
+    return written_rows
 
 
 def _write(
-    output: Output, rows: Rows, found: NDArray[np.int64], there: Mapping[str, ShardRecord]
+    output: Output, rows: Rows, places: NDArray[np.int64], stored: Mapping[str, ShardRecord]
 ) -> tuple[ShardRecord, Digests]:
     """Write the rows at these positions as one shard, unless it is there.
 
     Returns:
         The shard's record, and the digests of its rows.
     """
-    keys, suffix = rows.keys[found], rows.format.suffix
+    keys, suffix = rows.keys[places], rows.format.suffix
     if rows.digests is not None:
-        name = shard_name(keys, rows.digests[found], suffix)
-        if name in there:
-            return there[name], rows.digests[found]
-    values = rows.gather(found)
+        name = shard_name(keys, rows.digests[places], suffix)
+        if name in stored:
+            return stored[name], rows.digests[places]
+    values = rows.gather(places)
     digests = rows.format.digests(values)
     name, data = shard_name(keys, digests, suffix), rows.format.encode(keys, values)
     output.write(name, data)
@@ -75,7 +75,7 @@ def _write(
         blake3=blake3(data).hexdigest(),
         bytes=len(data),
         rows=len(keys),
-        computed=merged(rows.computed(found)),
+        computed=merged(rows.computed(places)),
     )
     return record, digests
 
@@ -119,16 +119,16 @@ def publish(
 
 def merged(computed: Sequence[Computed]) -> Computed:
     """Merge several accounts: equal values appear once, different ones side by side."""
-    distinct = {repr(sorted(each.items())): each for each in computed}
+    distinct = {repr(sorted(run.items())): run for run in computed}
     if len(distinct) == 1:
         return dict(computed[0])
-    names = sorted({name for each in computed for name in each})
+    names = sorted({name for run in computed for name in run})
     values = {
-        name: {repr(each[name]): each[name] for each in computed if name in each} for name in names
+        name: {repr(run[name]): run[name] for run in computed if name in run} for name in names
     }
     return {
-        name: next(iter(some.values()))
-        if len(some) == 1
-        else " + ".join(sorted(map(str, some.values())))
-        for name, some in values.items()
+        name: next(iter(values_of.values()))
+        if len(values_of) == 1
+        else " + ".join(sorted(map(str, values_of.values())))
+        for name, values_of in values.items()
     }

@@ -77,11 +77,11 @@ class EncoderRecord(_Strict):
 class _Spec(_Strict):
     def differences(self, other: _Spec) -> list[str]:
         """Differences between two specs, one ``name: other → self`` line each."""
-        one, two = _flat(self.model_dump()), _flat(other.model_dump())
+        after, before = _flat(self.model_dump()), _flat(other.model_dump())
         return [
-            f"{name}: {two.get(name, 'absent')} → {one.get(name, 'absent')}"
-            for name in sorted(one.keys() | two.keys())
-            if one.get(name) != two.get(name)
+            f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
+            for name in sorted(after.keys() | before.keys())
+            if after.get(name) != before.get(name)
         ]
 
 
@@ -103,9 +103,9 @@ class FeatureSpec(_Spec):
     @property
     def normalised(self) -> bool | None:
         """Whether every row has length 1; None if that is not recorded."""
-        found = self.preprocessing.get("normalised")
-        if isinstance(found, bool):
-            return found
+        recorded = self.preprocessing.get("normalised")
+        if isinstance(recorded, bool):
+            return recorded
         return None if self.is_foreign else False
 
     @property
@@ -178,11 +178,11 @@ class Recheck(_Strict):
     fingerprint: _Digest
 
     def __str__(self) -> str:
-        found = f"{self.differing:,} of {self.rows:,} recomputed rows differ"
+        outcome = f"{self.differing:,} of {self.rows:,} recomputed rows differ"
         if not self.differing:
-            found = f"{self.rows:,} rows recomputed and equal"
+            outcome = f"{self.rows:,} rows recomputed and equal"
         return (
-            f"{found} (smallest cosine {self.smallest_cosine:.6f}, largest difference "
+            f"{outcome} (smallest cosine {self.smallest_cosine:.6f}, largest difference "
             f"{self.largest_difference:.3g}, encoder {self.encoder})"
         )
 
@@ -209,19 +209,19 @@ class Provenance(_Strict):
             "imported, not checked" if self.check is None else "imported, differs when recomputed"
         )
 
-    def checked(self, found: Recheck) -> Provenance:
+    def checked(self, recheck: Recheck) -> Provenance:
         """This provenance after another check of an imported set.
 
         The last check counts, but no later sample of the same encoder hides a difference.
         """
         before = self.check
-        same = before is not None and before.fingerprint == found.fingerprint
-        if before is not None and same and before.differing and not found.differing:
-            found = before
+        same = before is not None and before.fingerprint == recheck.fingerprint
+        if before is not None and same and before.differing and not recheck.differing:
+            recheck = before
         return Provenance(
             imported=self.imported,
-            recomputed=0 if found.differing else found.rows,
-            check=found,
+            recomputed=0 if recheck.differing else recheck.rows,
+            check=recheck,
         )
 
     def __str__(self) -> str:
@@ -369,9 +369,9 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
     except (ValueError, RecursionError) as error:
         raise CacheError(f"{path}: truncated or not JSON ({error}); {_AGAIN}") from error
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
-        found = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
+        schema = body.get("schema", "none") if isinstance(body, dict) else type(body).__name__
         raise CacheError(
-            f"{path}: schema version {str(found)[:80]!r}, expected {SCHEMA}; "
+            f"{path}: schema version {str(schema)[:80]!r}, expected {SCHEMA}; "
             "use the Sightline version that wrote it, or rerun its stage"
         )
     if body.pop("digest", None) != digest(body):
@@ -398,18 +398,18 @@ def check_file(folder: Path, record: FileRecord) -> Path:
     """
     path = folder / record.name
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError as error:
         raise CacheError(f"{path}: missing; {REMEDY}") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         # an untrusted link may point anywhere
         raise CacheError(
             f"{path}: not a plain file; a cache set contains no links "
             "(with DVC, use `dvc config cache.type reflink,hardlink,copy`)"
         )
-    if found.st_size != record.bytes:
+    if status.st_size != record.bytes:
         raise CacheError(
-            f"{path}: {found.st_size} bytes, expected {record.bytes}: truncated or changed; "
+            f"{path}: {status.st_size} bytes, expected {record.bytes}: truncated or changed; "
             f"{REMEDY}"
         )
     return path

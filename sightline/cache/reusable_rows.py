@@ -50,21 +50,21 @@ class ReusableRows:
         faults = remembered_faults(folder, record.files, remember=remember)
         self.sound = sound_part(folder, record, faults)
 
-    def missing(self, wanted: Keys, *, retry_failed: bool) -> NDArray[np.bool_]:
-        """Which of ``wanted`` (uint8 [n, 32], sorted) need computing: bool [n].
+    def missing(self, keys: Keys, *, retry_failed: bool) -> NDArray[np.bool_]:
+        """Which of ``keys`` (uint8 [n, 32], sorted) need computing: bool [n].
 
         Args:
             retry_failed: failed rows too; those that `repair` took out always do.
         """
-        missing = self.sound.rows.find(wanted) < 0
+        missing = self.sound.rows.find(keys) < 0
         if not retry_failed:
             failed = [key for key, code in self.sound.failed.items() if code != DAMAGED]
-            rows = find_keys(wanted, as_keys(failed))
+            rows = find_keys(keys, as_keys(failed))
             missing[rows[rows >= 0]] = False
         return missing
 
     def copies(
-        self, wanted: Keys, missing: NDArray[np.bool_], root: Path | None
+        self, keys: Keys, missing: NDArray[np.bool_], root: Path | None
     ) -> tuple[list[Rows], NDArray[np.bool_]]:
         """Rows on disk that need no model: this set's dropped ones, then those of other sets.
 
@@ -78,7 +78,7 @@ class ReusableRows:
         for rows in self._on_disk(root):
             if not left.any():
                 break
-            places = find_keys(wanted, rows.keys)
+            places = find_keys(keys, rows.keys)
             mine = rows.only((places >= 0) & left[places])
             if not self.owns(mine):
                 # a new shard gets a new digest: copying damaged rows would give them a valid one
@@ -87,7 +87,7 @@ class ReusableRows:
                 mine = mine.only(fine[mine.shards])
             if len(mine):
                 copies.append(mine)
-                left[find_keys(wanted, mine.keys)] = False
+                left[find_keys(keys, mine.keys)] = False
         return copies, missing & ~left
 
     def _on_disk(self, root: Path | None) -> Iterator[Rows]:
@@ -109,28 +109,28 @@ class ReusableRows:
 
     def _dropped_rows(self) -> Rows:
         """Rows in the shards of this set but not in its index: no manifest wanted them."""
-        there = self.sound.rows
-        sizes = np.array([file.record.rows for file in there.files], dtype=np.int64)
-        some = np.flatnonzero(there.live() < sizes)
-        if not len(some):
+        sound = self.sound.rows
+        sizes = np.array([file.record.rows for file in sound.files], dtype=np.int64)
+        with_dropped = np.flatnonzero(sound.live() < sizes)
+        if not len(with_dropped):
             return Rows(self.spec)
-        live = there.by_shard()
-        dead = [np.setdiff1d(np.arange(sizes[i]), there.numbers[live[i]]) for i in some]
-        return rows_in(self.spec, [there.files[i] for i in some], dead)
+        live = sound.by_shard()
+        dead = [np.setdiff1d(np.arange(sizes[i]), sound.numbers[live[i]]) for i in with_dropped]
+        return rows_in(self.spec, [sound.files[i] for i in with_dropped], dead)
 
     def owns(self, rows: Rows) -> bool:
         """Whether rows are in shards of this set."""
         return any(file.folder == self.folder for file in rows.files)
 
-    def kept(self, wanted: Keys, again: NDArray[np.bool_]) -> tuple[Rows, dict[bytes, str]]:
+    def kept(self, keys: Keys, again: NDArray[np.bool_]) -> tuple[Rows, dict[bytes, str]]:
         """Rows of the set that are still wanted, and the codes of rows that remain failed.
 
         Args:
             again: which of the wanted rows are computed or copied: bool [n].
         """
         bad = as_keys(sorted(self.sound.failed))
-        places = find_keys(wanted, bad)
+        places = find_keys(keys, bad)
         stays = (places >= 0) & ~again[places]
         failed = {key.tobytes(): self.sound.failed[key.tobytes()] for key in bad[stays]}
         rows = self.sound.rows
-        return rows.only(find_keys(wanted, rows.keys) >= 0), failed
+        return rows.only(find_keys(keys, rows.keys) >= 0), failed

@@ -73,19 +73,19 @@ def compress_counts(runs: list[int]) -> str:
     values = np.array(runs, dtype=np.int64)
     values[3:] -= values[1:-2].copy()
     characters = np.empty((len(values), _MOST_GROUPS), dtype=np.uint8)
-    written = np.zeros(characters.shape, dtype=bool)
+    used = np.zeros(characters.shape, dtype=bool)
     active = np.ones(len(values), dtype=bool)
     for place in range(_MOST_GROUPS):
         group = values & 0x1F
         values >>= 5
         # stop once only sign extension of this group's highest bit remains
-        more = values != -(group >> 4)
-        characters[:, place] = group + more * _MORE + _OFFSET
-        written[:, place] = active
-        active &= more
+        goes_on = values != -(group >> 4)
+        characters[:, place] = group + goes_on * _MORE + _OFFSET
+        used[:, place] = active
+        active &= goes_on
         if not active.any():
             break
-    return characters[written].tobytes().decode("ascii")
+    return characters[used].tobytes().decode("ascii")
 
 
 def expand_counts(counts: str) -> list[int]:
@@ -98,8 +98,8 @@ def expand_counts(counts: str) -> list[int]:
     groups = np.frombuffer(counts.encode("utf-32-le"), dtype="<u4").astype(np.int64) - _OFFSET
     strange = np.flatnonzero((groups < 0) | (groups >= 2 * _MORE))
     if len(strange):
-        found = counts[strange[0]]
-        raise CacheError(f"mask: {found!r} is not valid in COCO's run-length encoding")
+        character = counts[strange[0]]
+        raise CacheError(f"mask: {character!r} is not valid in COCO's run-length encoding")
     if not len(groups):
         return []
     ends = np.flatnonzero(groups & _MORE == 0)

@@ -120,27 +120,27 @@ def rows_of_no_file(spec: Spec, keys: Keys, values: Any) -> Rows:
 def rows_in(
     spec: Spec,
     files: Sequence[Shard],
-    wanted: Sequence[NDArray] | None = None,
+    rows: Sequence[NDArray] | None = None,
     keys: Sequence[Keys] | None = None,
 ) -> Rows:
     """The rows of these shards by the keys they contain; of equal keys the first shard's.
 
     Args:
-        wanted: the rows of each shard to take; None: all.
+        rows: the rows of each shard to take; None: all.
         keys: those of each shard, where they are known; None: they are read.
     """
     every = Rows(spec, files)
-    taken, shards, numbers = [every.keys], [every.shards], [every.numbers]
+    key_parts, shards, numbers = [every.keys], [every.shards], [every.numbers]
     for number, file in enumerate(files):
-        known = every.shard(number)[0] if keys is None else keys[number]
-        if wanted is None:
-            here = np.arange(file.record.rows, dtype=np.int32)
+        keys_of = every.shard(number)[0] if keys is None else keys[number]
+        if rows is None:
+            chosen = np.arange(file.record.rows, dtype=np.int32)
         else:
-            here, known = wanted[number].astype(np.int32), known[wanted[number]]
-        taken.append(known)
-        shards.append(np.full(len(here), number, dtype=np.int32))
-        numbers.append(here)
-    return _sorted(spec, files, taken, shards, numbers, None)
+            chosen, keys_of = rows[number].astype(np.int32), keys_of[rows[number]]
+        key_parts.append(keys_of)
+        shards.append(np.full(len(chosen), number, dtype=np.int32))
+        numbers.append(chosen)
+    return _sorted(spec, files, key_parts, shards, numbers, None)
 
 
 def joined(spec: Spec, sources: Sequence[Rows]) -> Rows:
@@ -150,14 +150,14 @@ def joined(spec: Spec, sources: Sequence[Rows]) -> Rows:
         return sources[0]
     sources = [Rows(spec), *sources]
     starts = np.cumsum([0, *(len(rows.files) for rows in sources)]).astype(np.int32)
-    known = [rows.digests for rows in sources[1:] if rows.digests is not None]
+    digests = [rows.digests for rows in sources[1:] if rows.digests is not None]
     return _sorted(
         spec,
         [file for rows in sources for file in rows.files],
         [rows.keys for rows in sources],
         [rows.shards + start for rows, start in zip(sources, starts, strict=False)],
         [rows.numbers for rows in sources],
-        known if known and len(known) == len(sources) - 1 else None,
+        digests if digests and len(digests) == len(sources) - 1 else None,
     )
 
 
@@ -172,6 +172,6 @@ def _sorted(
     """Rows from their columns in parts; the first of equal keys counts."""
     every = np.concatenate(keys)
     order = unique_sorted(every)
-    known = None if digests is None else np.concatenate(digests)[order]
+    in_order = None if digests is None else np.concatenate(digests)[order]
     places = np.concatenate(shards)[order], np.concatenate(numbers)[order]
-    return Rows(spec, files, every[order], *places, known)
+    return Rows(spec, files, every[order], *places, in_order)

@@ -178,8 +178,8 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
     first = unique_sorted(keys)
     every = rows_of_no_file(spec, keys[first], rows.take(pa.array(first)))
     with set_output(folder, kind=spec.kind) as output:
-        made = write_shards(output, every.keys, every.format.shard_rows, every)
-        return publish(output, [made], {}, Provenance()).rows
+        shards = write_shards(output, every.keys, every.format.shard_rows, every)
+        return publish(output, [shards], {}, Provenance()).rows
 
 
 _EXACTLY = ConfigDict(extra="forbid", strict=True)
@@ -383,7 +383,7 @@ def write_phrase_tokens(
     first = np.ones(len(keys), dtype=bool)
     first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
     offsets = np.append(np.flatnonzero(first), len(keys)).astype(np.int32)
-    spans = [pa.array(np.asarray(each, dtype=np.int32)[order]) for each in (starts, ends)]
+    spans = [pa.array(np.asarray(column, dtype=np.int32)[order]) for column in (starts, ends)]
     names = ["token_start", "token_end", "cutout_key"]
     phrases = pa.StructArray.from_arrays([*spans, key_array(cutouts[order])], names)
     lists = pa.ListArray.from_arrays(pa.array(offsets), phrases)

@@ -139,8 +139,8 @@ class Numbers:
     ) -> NDArray:
         """Row ``rows[i]`` of shard ``numbers[i]``, for every i: [n, dim], a copy."""
         values = np.empty((len(rows), self.dim), self.dtype)
-        for here in _by_shard(numbers):
-            values[here] = shards(int(numbers[here[0]]))[rows[here]]
+        for places in _by_shard(numbers):
+            values[places] = shards(int(numbers[places[0]]))[rows[places]]
         return values
 
     def joined(self, parts: Sequence[NDArray]) -> NDArray:
@@ -151,8 +151,8 @@ class Numbers:
         """XXH3-128 of each row's bytes: uint8 [n, 16]."""
         data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1).data
         size = self.row_bytes
-        each = [xxh3_128_digest(data[at : at + size]) for at in range(0, len(data), size)]
-        return np.frombuffer(b"".join(each), np.uint8).reshape(-1, DIGEST_BYTES)
+        row_digests = [xxh3_128_digest(data[at : at + size]) for at in range(0, len(data), size)]
+        return np.frombuffer(b"".join(row_digests), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Tables:
     ) -> pa.Table:
         """Row ``rows[i]`` of shard ``numbers[i]``, for every i: a table of n rows."""
         places = _by_shard(numbers)
-        parts = [self.taken(shards(int(numbers[here[0]])), rows[here]) for here in places]
+        parts = [self.taken(shards(int(numbers[group[0]])), rows[group]) for group in places]
         order = np.concatenate([np.empty(0, dtype=np.int64), *places])
         return self.taken(self.joined(parts), np.argsort(order, kind="stable"))
 
@@ -214,12 +214,12 @@ class Tables:
 
     def digests(self, rows: pa.Table) -> Digests:
         """XXH3-128 of each row's JSON, in which bytes are the digest of theirs (hex): [n, 16]."""
-        each = [
+        row_digests = [
             xxh3_128_digest(json.dumps(row, separators=(",", ":"), default=_hex).encode())
             for batch in rows.to_batches(1024)
             for row in batch.to_pylist()
         ]
-        return np.frombuffer(b"".join(each), np.uint8).reshape(-1, DIGEST_BYTES)
+        return np.frombuffer(b"".join(row_digests), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 Format = Numbers | Tables

@@ -59,17 +59,17 @@ def verify(
     live = every.by_shard() if every is not None else []
     for number, shard in enumerate(record.shards):
         if shard.name in damaged:
-            here = live[number] if live else None
-            changed = _what_changed(damaged[shard.name], shard, number, every, here)
+            live_rows = live[number] if live else None
+            changed = _what_changed(damaged[shard.name], shard, number, every, live_rows)
             faults.append(f"{damaged[shard.name]}; {changed}")
         elif every is not None:
             faults += _row_faults(every, number, live[number], look=rows)
         progress(shard.bytes if rows else 0)
     if not faults and every is not None:
-        found = content_digest(every, failed)
-        if found != record.content_digest:
+        digest = content_digest(every, failed)
+        if digest != record.content_digest:
             faults.append(
-                f"{folder}: content digest {found[:16]}, expected {record.content_digest[:16]}"
+                f"{folder}: content digest {digest[:16]}, expected {record.content_digest[:16]}"
             )
     return faults
 
@@ -116,7 +116,7 @@ class UsableRows:
 
     def lines(self) -> list[str]:
         """What is wrong, one sentence per fault."""
-        lines = [str(each) for each in self.dropped]
+        lines = [str(fault) for fault in self.dropped]
         if self.index_fault:
             lines.append(f"{self.index_fault}; rebuilt from the keys in the shards")
         return lines
@@ -161,10 +161,10 @@ def all_sound(folder: Path, record: SetRecord) -> UsableRows:
     Raises:
         CacheError: something is damaged.
     """
-    found = sound_part(folder, record, file_faults(folder, record.files))
-    if found.lines():
-        raise CacheError(f"{found.lines()[0]}; run `sightline cache repair {folder}` first")
-    return found
+    usable = sound_part(folder, record, file_faults(folder, record.files))
+    if usable.lines():
+        raise CacheError(f"{usable.lines()[0]}; run `sightline cache repair {folder}` first")
+    return usable
 
 
 def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
@@ -183,12 +183,12 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
         record = read_record(folder)
         _require_readable(folder, record.files)
         damaged = file_faults(folder, record.files, progress)
-        found = sound_part(folder, record, damaged)
-        if not found.lines() and not verify(folder):
-            return found
-        publish(output, [found.rows], found.failed, record.provenance)
-        output.remove(dropped.name for dropped in found.dropped)
-        return found
+        usable = sound_part(folder, record, damaged)
+        if not usable.lines() and not verify(folder):
+            return usable
+        publish(output, [usable.rows], usable.failed, record.provenance)
+        output.remove(dropped.name for dropped in usable.dropped)
+        return usable
 
 
 def _require_readable(folder: Path, files: Sequence[FileRecord]) -> None:
@@ -224,15 +224,15 @@ def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Ro
 
 
 def _what_changed(
-    fault: str, shard: ShardRecord, number: int, every: Rows | None, here: NDArray | None
+    fault: str, shard: ShardRecord, number: int, every: Rows | None, live: NDArray | None
 ) -> str:
     """Which rows of a damaged shard are not those that the index lists."""
-    in_use = "" if here is None else f" ({len(here):,} in use)"
+    in_use = "" if live is None else f" ({len(live):,} in use)"
     lost = f"its {shard.rows:,} rows{in_use} are lost"
-    if every is None or here is None or UNREADABLE in fault:  # mapping it would end the process
+    if every is None or live is None or UNREADABLE in fault:  # mapping it would end the process
         return lost
     try:
-        wrong = _differing(every, number, here)
+        wrong = _differing(every, number, live)
     except CacheError:
         return lost
     if not len(wrong):
@@ -240,7 +240,7 @@ def _what_changed(
     return f"{len(wrong):,} of its {shard.rows:,} rows{in_use} changed: {_some(wrong)}"
 
 
-def _row_faults(every: Rows, number: int, here: NDArray, *, look: bool) -> list[str]:
+def _row_faults(every: Rows, number: int, live: NDArray, *, look: bool) -> list[str]:
     """What is wrong with a shard whose bytes are those of the record; ``look`` at its rows too."""
     if not look and isinstance(every.spec, TableSpec):
         return []
@@ -250,7 +250,7 @@ def _row_faults(every: Rows, number: int, here: NDArray, *, look: bool) -> list[
         rows = every.shard(number)[1]
         if not look:
             return []
-        wrong = _differing(every, number, here)
+        wrong = _differing(every, number, live)
     except CacheError as error:
         return [str(error)]
     if len(wrong):
@@ -272,13 +272,13 @@ def _layout_fault(folder: Path, shard: ShardRecord, spec: Spec) -> str | None:
     return None
 
 
-def _differing(every: Rows, number: int, here: NDArray) -> NDArray[np.int32]:
+def _differing(every: Rows, number: int, live: NDArray) -> NDArray[np.int32]:
     """Numbers of the rows of a shard that differ from the index in key or digest, sorted."""
     assert every.digests is not None
     keys, rows = every.shard(number)
-    numbers = every.numbers[here]
-    same = (keys[numbers] == every.keys[here]).all(axis=1)
-    same &= (every.format.digests(rows)[numbers] == every.digests[here]).all(axis=1)
+    numbers = every.numbers[live]
+    same = (keys[numbers] == every.keys[live]).all(axis=1)
+    same &= (every.format.digests(rows)[numbers] == every.digests[live]).all(axis=1)
     return np.sort(numbers[~same])
 
 

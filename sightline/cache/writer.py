@@ -191,7 +191,7 @@ class SetWriter:
                 different plan.
         """
         block_rows = BLOCK_ROWS.get(self.spec.kind, 1)
-        asked = Shape(batch_size, block_rows, shard_rows or self.format.shard_rows, threads, code)
+        shape = Shape(batch_size, block_rows, shard_rows or self.format.shard_rows, threads, code)
         keys = as_keys(keys)
         first = unique_sorted(keys)
         self._wanted = keys[first]
@@ -203,11 +203,11 @@ class SetWriter:
         again = retry_failed and self.worker is None
         self._done = np.zeros_like(missing)
         self._mark(self._done, self.parts, again=again)
-        stored, self.shape = StoredPlan.load(self.run_folder), asked
+        stored, self.shape = StoredPlan.load(self.run_folder), shape
         if stored and stored.fingerprint == self.spec.fingerprint and self._done.any():
             # an interrupted run resumes in its original shape, or its rows would not match
             kept = stored.shape
-            self.shape = replace(asked, batch_size=kept.batch_size, threads=kept.threads)
+            self.shape = replace(shape, batch_size=kept.batch_size, threads=kept.threads)
 
         def cut(done: NDArray[np.bool_], parts: Iterable[str]) -> Plan:
             rows = self._planned & ~done
@@ -217,7 +217,7 @@ class SetWriter:
                 None if lengths is None else lengths[first][rows],
                 self.shape,
                 None if groups is None else groups[first][rows],
-                asked,
+                shape,
                 frozenset(parts),
             )
 
@@ -346,13 +346,13 @@ class SetWriter:
             self._finish(kept_failed)
             return self._there.record
         self._output.remove(shard.name for shard in self._there.sound.dropped)
-        own = len(kept) or any(self._there.owns(rows) for rows in self._copies)
+        computed_here = len(kept) or any(self._there.owns(rows) for rows in self._copies)
         kept, small = self._split_small(kept)
         sources = joined(self.spec, [finished, *self._copies, small])
         again[find_keys(self._wanted, small.keys)] = True
         keys = picked(self._wanted, again)
         new = write_shards(self._output, keys, self.shape.shard_rows, sources)
-        if provenance is None and own and self._there.record is not None:
+        if provenance is None and computed_here and self._there.record is not None:
             provenance = self._there.record.provenance
         self.failures |= failed
         # before publishing: no kill leaves an error without its reason
@@ -378,15 +378,15 @@ class SetWriter:
         that of the rows there are.
         """
         if isinstance(self.format, Numbers):
-            each = float(self.format.row_bytes + KEY_BYTES)
+            size = float(self.format.row_bytes + KEY_BYTES)
         else:
             record = self._there.record
             shards = [] if record is None else list(record.shards)
             shards += [part.shard for part in self.parts if part.shard is not None]
             if not shards:
                 return None
-            each = sum(shard.bytes for shard in shards) / sum(shard.rows for shard in shards)
-        return round(rows * (each + _INDEX_BYTES)), round(rows * (2 * each + _INDEX_BYTES))
+            size = sum(shard.bytes for shard in shards) / sum(shard.rows for shard in shards)
+        return round(rows * (size + _INDEX_BYTES)), round(rows * (2 * size + _INDEX_BYTES))
 
     # -- the existing set --------------------------------------------------------------------
 
@@ -425,14 +425,14 @@ class SetWriter:
         return self._shared is None or self._shared.alone
 
     def _unchanged(self, kept: Rows, failed: Mapping[bytes, str]) -> bool:
-        there = self._there.sound
+        sound = self._there.sound
         return (
             self._there.record is not None
-            and not there.dropped
-            and not there.index_fault
+            and not sound.dropped
+            and not sound.index_fault
             and not (self._planned | self._copied).any()
-            and len(kept) == len(there.rows)
-            and len(failed) == len(there.failed)
+            and len(kept) == len(sound.rows)
+            and len(failed) == len(sound.failed)
         )
 
     def _split_small(self, kept: Rows) -> tuple[Rows, Rows]:
@@ -482,9 +482,9 @@ class SetWriter:
     def _look_for_parts(self) -> None:
         assert self._finished is not None
         with self._marking:
-            known = len(self._finished.parts)
+            count = len(self._finished.parts)
             self._finished.refresh()
-            self._mark(self._done, self._finished.parts[known:])
+            self._mark(self._done, self._finished.parts[count:])
 
     def _mark(self, rows: NDArray[np.bool_], parts: Iterable[Part], *, again: bool = False) -> None:
         """Set ``rows`` (bool [n] over the wanted keys) that are in ``parts``.
@@ -494,8 +494,8 @@ class SetWriter:
         """
         for part in parts:
             for keys in (part.keys, as_keys([] if again else list(part.failed))):
-                found = find_keys(self._wanted, keys)
-                rows[found[found >= 0]] = True
+                places = find_keys(self._wanted, keys)
+                rows[places[places >= 0]] = True
 
     def _finish(self, failed: Iterable[bytes]) -> None:
         """Clean up after publishing, with these keys failed: plan and parts are obsolete."""
@@ -524,9 +524,9 @@ class SetWriter:
         sizes = self.bytes_of(rows)
         free = free_bytes(self.run_folder)
         if sizes is not None and sizes[1] > free:
-            each = sizes[0] // max(rows, 1)
+            row_bytes = sizes[0] // max(rows, 1)
             raise SightlineError(
-                f"{self.folder}: {rows} rows of about {each} bytes need about "
+                f"{self.folder}: {rows} rows of about {row_bytes} bytes need about "
                 f"{in_bytes(sizes[1])} during writing, but only {in_bytes(free)} are free; "
                 "free some space or choose another output folder. Nothing was started."
             )

@@ -45,10 +45,10 @@ class GradedPairs:
             SightlineError: a score that is not a finite number (names ``file`` and the line).
         """
         first, second, gold = [], [], []
-        for number, (score, left, two) in rows:
+        for number, (score, left, right) in rows:
             gold.append(_parse_score(score, file, number))
             first.append(squeeze(left))
-            second.append(squeeze(two))
+            second.append(squeeze(right))
         return cls(name, tuple(first), tuple(second), np.array(gold, dtype=np.float64))
 
     def __len__(self) -> int:

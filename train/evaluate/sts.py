@@ -149,9 +149,9 @@ def load_sick(folder: str | Path) -> GradedPairs:
             f"{file}, line 1: found {' '.join(header)[:80]!r}, expected a header with "
             f"{', '.join(columns_needed)}; fetch the file again"
         )
-    score, left, two = (header.index(name) for name in columns_needed)
+    score, left, right = (header.index(name) for name in columns_needed)
     every = ((n, _columns(file, n, line, header)) for n, line in enumerate(lines, start=2))
-    rows = ((number, (columns[score], columns[left], columns[two])) for number, columns in every)
+    rows = ((number, (columns[score], columns[left], columns[right])) for number, columns in every)
     return GradedPairs.of("SICK-R test", file, rows)
 
 
