@@ -92,9 +92,9 @@ def to_yaml(params: Mapping[str, Any], names: Sequence[str]) -> str:
             continue
         value = params[section]
         lines = [f"# {about}", f"{section}:" if value else f"{section}: {_inline(value)}"]
-        for key, each in (value or {}).items():
-            nested = isinstance(each, (dict, list)) and each
-            text = _dump({key: each}, None, 98) if nested else f"{key}: {_inline(each)}"
+        for key, content in (value or {}).items():
+            nested = isinstance(content, (dict, list)) and content
+            text = _dump({key: content}, None, 98) if nested else f"{key}: {_inline(content)}"
             lines += [f"  {line}" for line in text.splitlines()]
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
@@ -111,11 +111,11 @@ def edits(file: Path) -> tuple[bool, Any]:
     if command is None:
         return True, machine
     try:
-        written = configuration(*command[1].split())
+        generated = configuration(*command[1].split())
     except SightlineError:
         return True, machine
-    own = machine if machine != written.pop(_MACHINE, None) else None
-    return now != written, own
+    edited = machine if machine != generated.pop(_MACHINE, None) else None
+    return now != generated, edited
 
 
 def first_line(path: Path) -> str:
@@ -125,8 +125,8 @@ def first_line(path: Path) -> str:
 
 
 def _files(folder: Path, pattern: str) -> dict[str, Path]:
-    found = sorted(path for path in folder.glob(pattern) if path.is_file())
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
+    paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
 
 
 def _layers(
@@ -140,16 +140,16 @@ def _layers(
         if name not in files:
             where = f"{files[above[-1]]}: {_EXTENDS}" if above else "configure"
             raise ParamsError(f"{where}: {unknown(name, files, 'configuration')}")
-        own = read_yaml(files[name])
+        content = read_yaml(files[name])
         for key in (_EXTENDS, _REMOVE):
-            given = own.get(key, [])
-            if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+            bases = content.get(key, [])
+            if not isinstance(bases, list) or not all(isinstance(entry, str) for entry in bases):
                 raise ParamsError(
-                    f"{files[name]}: {key}: found {given!r}, expected a list of names"
+                    f"{files[name]}: {key}: found {bases!r}, expected a list of names"
                 )
-        for base, layer in _layers(own.pop(_EXTENDS, []), files, (*above, name)).items():
+        for base, layer in _layers(content.pop(_EXTENDS, []), files, (*above, name)).items():
             layers.setdefault(base, layer)
-        layers.setdefault(name, own)
+        layers.setdefault(name, content)
     return layers
 
 

@@ -69,16 +69,16 @@ class Project:
         from dvc.dvcfile import PROJECT_FILE
         from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
 
-        wanted = collect_stages(self._repo, targets or [PROJECT_FILE], glob=_patterns(targets))
+        requested = collect_stages(self._repo, targets or [PROJECT_FILE], glob=_patterns(targets))
         graph = get_active_graph(self._repo.index.graph)
         self.stages: dict[str, Stage] = {
-            stage.addressing: stage for stage in plan_repro(graph, wanted)
+            stage.addressing: stage for stage in plan_repro(graph, requested)
         }
         self.needs = {
-            name: [other.addressing for other in graph.successors(stage)]
+            name: [successor.addressing for successor in graph.successors(stage)]
             for name, stage in self.stages.items()
         }
-        self.targets = {stage.addressing for stage in wanted} if targets else set()
+        self.targets = {stage.addressing for stage in requested} if targets else set()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Project:
         beforehand if they have made it anew: DVC would take missing data for unchanged data.
         """
         stage, options = self.stages[name], self._options
-        upstream = [self.stages[other] for other in self.needs[name]]
+        upstream = [self.stages[needed] for needed in self.needs[name]]
         with _said_by_dvc(), self._locked():
             due = (
                 options.force
@@ -120,7 +120,7 @@ class Project:
 
         Part of a folder would be a changed folder to DVC.
         """
-        outs = [out for other in self.needs[stage.addressing] for out in self.stages[other].outs]
+        outs = [out for needed in self.needs[stage.addressing] for out in self.stages[needed].outs]
         paths = [
             os.path.relpath(out.fs_path)
             for dep in stage.deps

@@ -59,11 +59,11 @@ class Checked:
     note: Provenance | None = None
 
     def __str__(self) -> str:
-        found = self.found
+        recheck = self.found
         lines = [
-            f"{counted(found.rows, 'row')} encoded again: {self.equal} with identical bytes, "
-            f"smallest cosine {found.smallest_cosine:.6f}, largest difference "
-            f"{found.largest_difference:.3g}"
+            f"{counted(recheck.rows, 'row')} encoded again: {self.equal} with identical bytes, "
+            f"smallest cosine {recheck.smallest_cosine:.6f}, largest difference "
+            f"{recheck.largest_difference:.3g}"
         ]
         lines += [f"set.json now says: {self.note}"] if self.note else []
         return "\n".join([*lines, *self.faults])
@@ -89,8 +89,8 @@ def check(
     by_key = dict(zip(keys, inputs.entries, strict=True))
     rows = _drawn(folder, features, by_key, count)
     with tempfile.TemporaryDirectory() as scratch:
-        drawn = replace(inputs, entries=[by_key[key] for key in rows])
-        again = _encode(features, drawn, config, Path(scratch) / "set", settings, machine)
+        sample = replace(inputs, entries=[by_key[key] for key in rows])
+        again = _encode(features, sample, config, Path(scratch) / "set", settings, machine)
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)
         old, new = features.take(rows), again.take(rows)
@@ -104,25 +104,25 @@ def check(
         f"{off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
         for i in np.flatnonzero(~((cosine >= SAME) & (off <= SAME_LENGTH)))
     ]
-    made = again.record.spec
-    found = Recheck(
+    respec = again.record.spec
+    recheck = Recheck(
         rows=len(rows),
         differing=len(faults),
         smallest_cosine=round(float(cosine.min()), 8),
         largest_difference=float(f"{np.abs(old.astype(float) - new.astype(float)).max():.6g}"),
-        encoder=f"{made.encoder.name}, weights {made.encoder.source}"[:1000],
-        fingerprint=made.fingerprint,
+        encoder=f"{respec.encoder.name}, weights {respec.encoder.source}"[:1000],
+        fingerprint=respec.fingerprint,
     )
     equal = int((old.view(np.uint8) == new.view(np.uint8)).all(axis=1).sum())
     imported = features.record.provenance.imported
-    return Checked(found, equal, faults, _noted(folder, found) if imported else None)
+    return Checked(recheck, equal, faults, _noted(folder, recheck) if imported else None)
 
 
-def _noted(folder: Path, found: Recheck) -> Provenance:
+def _noted(folder: Path, recheck: Recheck) -> Provenance:
     """Keep the result for an imported set in its record; what this now says."""
     with set_output(folder) as output:
         record = read_record(folder, FEATURE_KINDS)
-        provenance = record.provenance.checked(found)
+        provenance = record.provenance.checked(recheck)
         if provenance != record.provenance:
             write_record(output, record.model_copy(update={"provenance": provenance}))
     return provenance
@@ -130,14 +130,14 @@ def _noted(folder: Path, found: Recheck) -> Provenance:
 
 def _length_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
     """Relative difference of the lengths of each pair of rows, [n, dim] each: float64 [n]."""
-    one, two = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (first, second))
-    return np.abs(one - two) / np.maximum(np.maximum(one, two), np.finfo(np.float64).tiny)
+    a, b = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (first, second))
+    return np.abs(a - b) / np.maximum(np.maximum(a, b), np.finfo(np.float64).tiny)
 
 
 def _drawn(folder: Path, features: FeatureSet, by_key: dict[bytes, Any], count: int) -> list[bytes]:
     """Random keys of the set whose input is available."""
-    here = as_keys(sorted(by_key))
-    known = here[find_keys(features.keys, here) >= 0]
+    available = as_keys(sorted(by_key))
+    known = available[find_keys(features.keys, available) >= 0]
     if not len(known):
         raise CacheError(f"{folder}: none of its {len(features):,} rows matches these inputs")
     picked = np.random.default_rng(count).choice(len(known), min(count, len(known)), replace=False)
@@ -146,7 +146,7 @@ def _drawn(folder: Path, features: FeatureSet, by_key: dict[bytes, Any], count: 
 
 def _encode(
     features: FeatureSet,
-    drawn: FeatureInputs,
+    sample: FeatureInputs,
     config: EncoderConfig,
     out: Path,
     settings: ExtractSettings,
@@ -164,7 +164,7 @@ def _encode(
     settings = settings.model_copy(update=recorded)
     machine = machine.model_copy(update={"threads": threads})
     try:
-        run(extract_job(drawn, config, out, settings, machine), 1.0, machine)
+        run(extract_job(sample, config, out, settings, machine), 1.0, machine)
     except SightlineError:
         if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
             raise
@@ -173,24 +173,24 @@ def _encode(
 
 def _recorded(features: FeatureSet, name: str) -> int | None:
     """A setting from the first shard whose rows were all computed with a single value of it."""
-    found = (shard.computed.get(name) for shard in features.record.shards)
-    return next((number for number in found if isinstance(number, int)), None)
+    numbers = (shard.computed.get(name) for shard in features.record.shards)
+    return next((number for number in numbers if isinstance(number, int)), None)
 
 
 def _require_the_same_encoder(folder: Path, features: FeatureSet, again: FeatureSet) -> None:
-    spec, made = features.record.spec, again.record.spec
+    spec, respec = features.record.spec, again.record.spec
     if spec.is_foreign:
-        if made.dim != spec.dim:
+        if respec.dim != spec.dim:
             raise SightlineError(
-                f"{folder}: its rows have {spec.dim:,} numbers, but {made.encoder.name} makes "
-                f"{made.dim:,}; give the encoder that made them"
+                f"{folder}: its rows have {spec.dim:,} numbers, but {respec.encoder.name} makes "
+                f"{respec.dim:,}; give the encoder that made them"
             )
         return
     if spec.normalised:  # an export of our own rows, of which the encoder knows nothing
-        rest = {name: v for name, v in spec.preprocessing.items() if name != "normalised"}
-        spec = spec.model_copy(update={"preprocessing": rest})
-    if made.fingerprint != spec.fingerprint:
-        lines = made.differences(spec)
+        preprocessing = {name: v for name, v in spec.preprocessing.items() if name != "normalised"}
+        spec = spec.model_copy(update={"preprocessing": preprocessing})
+    if respec.fingerprint != spec.fingerprint:
+        lines = respec.differences(spec)
         raise SightlineError(
             f"{folder}: the encoder differs from its record:\n  "
             + "\n  ".join(lines)

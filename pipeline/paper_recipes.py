@@ -26,8 +26,8 @@ class Recipes:
     """
 
     def __init__(self) -> None:
-        here = CONFIGS.is_dir()
-        root = Path() if here else Path(__file__).parents[1]
+        in_project = CONFIGS.is_dir()
+        root = Path() if in_project else Path(__file__).parents[1]
         self._configs, self._graph_file = root / CONFIGS, root / GRAPH_FILE
         self._params: dict[str, Params] = {}
 

@@ -131,10 +131,10 @@ class Evaluation(Settings):
 
     @model_validator(mode="after")
     def _known_tasks(self) -> Evaluation:
-        for name, given in self.tasks.items():
-            wanted = given.task or name
-            if wanted not in TASKS:
-                raise ValueError(f"tasks.{name}: {unknown(wanted, TASKS, TASKS.what)}")
+        for name, entry in self.tasks.items():
+            task = entry.task or name
+            if task not in TASKS:
+                raise ValueError(f"tasks.{name}: {unknown(task, TASKS, TASKS.what)}")
         return self
 
 
@@ -251,7 +251,7 @@ class Params(Settings):
                     f"datasets.{name}.source: found nothing, expected the folder (or file) that it "
                     "comes from, which DVC watches"
                 )
-        for where, wanted, known in [
+        for where, names, choices in [
             ("graph.pairs", [graph.pairs], datasets),
             ("graph.text", [graph.text], datasets),
             ("graph.grounded", graph.grounded, datasets),
@@ -263,9 +263,9 @@ class Params(Settings):
             ("report.gain", [self.report.gain] if self.report.gain else [], self.runs),
             ("report.control", [self.report.control] if self.report.control else [], self.runs),
         ]:
-            for name in wanted:
-                if name not in known:
-                    raise ValueError(f"{where}: {unknown(name, known, 'name')}")
+            for name in names:
+                if name not in choices:
+                    raise ValueError(f"{where}: {unknown(name, choices, 'name')}")
         if graph.object_encoders and graph.pairs not in graph.grounded:
             raise ValueError(
                 f"graph.object_encoders: `ground` finds the objects; add {graph.pairs} to "
@@ -279,10 +279,10 @@ class Params(Settings):
     def _runs_make_sense(self) -> Params:
         owners: dict[str, str] = {}
         labels: dict[str, str] = {}
-        for system, given in self.systems.items():
-            if given.runs and given.objective is None:
+        for system, entry in self.systems.items():
+            if entry.runs and entry.objective is None:
                 raise ValueError(f"systems.{system}.objective: is missing")
-            for name in given.runs:
+            for name in entry.runs:
                 if not re.fullmatch(r"[\w-]+", name):
                     raise ValueError(
                         f"systems.{system}.runs: found the name {name!r}, expected letters, "
@@ -295,9 +295,9 @@ class Params(Settings):
                     )
                 owners[name] = system
                 run, label = f"systems.{system}.runs.{name}", self.runs[name].label
-                if (other := labels.setdefault(label, run)) != run:
+                if (first := labels.setdefault(label, run)) != run:
                     raise ValueError(
-                        f"{other} and {run}: reports would call both {label!r}; change the `label` "
+                        f"{first} and {run}: reports would call both {label!r}; change the `label` "
                         "of one"
                     )
         return self
@@ -307,8 +307,8 @@ class Params(Settings):
         if name in self.datasets:
             return {name}
         if name not in self.joined:
-            known = [*self.datasets, *self.joined]
-            raise ValueError(f"joined.{above[-1]}: {unknown(name, known, 'data set')}")
+            choices = [*self.datasets, *self.joined]
+            raise ValueError(f"joined.{above[-1]}: {unknown(name, choices, 'data set')}")
         if name in above:
             cycle = " → ".join(f"joined.{each}" for each in (*above[above.index(name) :], name))
             raise ValueError(f"{cycle}: a data set cannot be a part of itself; change one of these")
@@ -332,20 +332,20 @@ class Params(Settings):
             name: ConfiguredRun(
                 system,
                 run.label or name,
-                given.objective or "",
-                {**given.parameters, **run.parameters},
-                self._train(f"systems.{system}.runs.{name}.train", given.train, run.train),
+                entry.objective or "",
+                {**entry.parameters, **run.parameters},
+                self._train(f"systems.{system}.runs.{name}.train", entry.train, run.train),
             )
-            for system, given in self.systems.items()
-            for name, run in given.runs.items()
+            for system, entry in self.systems.items()
+            for name, run in entry.runs.items()
         }
 
     def _train(self, where: str, *overrides: dict[str, Any]) -> TrainConfig:
         values = self.train.model_dump()
-        for own in overrides:
-            if own.keys() & _LENGTHS:  # a length replaces all others
+        for override in overrides:
+            if override.keys() & _LENGTHS:  # a length replaces all others
                 values = {key: value for key, value in values.items() if key not in _LENGTHS}
-            values |= own
+            values |= override
         try:
             return TrainConfig.model_validate(values)
         except ValidationError as error:
@@ -362,12 +362,12 @@ class Params(Settings):
 
 
 def _named(
-    known: Mapping[str, T], name: str, section: str, what: str, others: Iterable[str] = ()
+    entries: Mapping[str, T], name: str, section: str, kind: str, further: Iterable[str] = ()
 ) -> T:
-    if name not in known:
-        wrong = unknown(name, [*known, *others], what)
+    if name not in entries:
+        wrong = unknown(name, [*entries, *further], kind)
         raise ParamsError(f"{FILE_NAME}: {section}: {wrong}")
-    return known[name]
+    return entries[name]
 
 
 def load_params(path: Path | str = FILE_NAME) -> Params:
@@ -382,17 +382,17 @@ def load_params(path: Path | str = FILE_NAME) -> Params:
     return validate_params(read_yaml(path), str(path))
 
 
-def validate_params(given: dict[str, Any], where: str) -> Params:
+def validate_params(values: dict[str, Any], where: str) -> Params:
     """Check the content of a parameter file; ``where`` is its name in errors."""
     try:
-        return Params.model_validate(given)
+        return Params.model_validate(values)
     except ValidationError as error:
         raise ParamsError("\n".join(f"{where}: {line}" for line in explain(error))) from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in ``path``."""
-    found = user_files.read_yaml(path)
-    if not isinstance(found, dict):
-        raise ParamsError(f"{path}: found {type(found).__name__}, expected a mapping of sections")
-    return found
+    content = user_files.read_yaml(path)
+    if not isinstance(content, dict):
+        raise ParamsError(f"{path}: found {type(content).__name__}, expected a mapping of sections")
+    return content

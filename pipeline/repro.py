@@ -108,8 +108,8 @@ class _Run:
         """The stages, those with the longest chain of others behind them first."""
         length = dict.fromkeys(self._project.stages, 0)
         for name in reversed(self._project.stages):
-            for other in self._project.needs[name]:
-                length[other] = max(length[other], length[name] + 1)
+            for needed in self._project.needs[name]:
+                length[needed] = max(length[needed], length[name] + 1)
         return sorted(length, key=lambda name: -length[name])
 
     def run(self) -> None:

@@ -99,9 +99,9 @@ def _end_with_the_parent() -> None:
 
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
-    given = os.environ.get(VISIBLE)
-    if given is not None:
-        names = [name.strip() for name in given.split(",")]
+    listed = os.environ.get(VISIBLE)
+    if listed is not None:
+        names = [name.strip() for name in listed.split(",")]
         return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
     return [str(index) for index in range(len(hardware.driver_gpus()[1]))]
 
@@ -112,9 +112,9 @@ def jobs_here(gpus: list[str], threads: int | None = None) -> int:
     Args:
         threads: CPU threads of each; None: one.
     """
-    given = os.environ.get(JOBS)
-    if given:
-        return int(given)
+    jobs = os.environ.get(JOBS)
+    if jobs:
+        return int(jobs)
     if gpus:
         return len(gpus)
     return max(1, min(hardware.cores() // (threads or 1), hardware.memory().free // _ROOM))

@@ -170,10 +170,10 @@ def code(params: Params) -> Iterator[str]:
             continue
         runs = [params.run(run) for run in system.runs]
         objectives = {each for run in runs for each in objectives_of(run.objective, run.parameters)}
-        found = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(objectives)}
+        body = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(objectives)}
         out = graph.code_file(name)
-        _write_json(out, found)
-        yield f"{out}: {len(found['modules'])} modules"
+        _write_json(out, body)
+        yield f"{out}: {len(body['modules'])} modules"
 
 
 def _write_json(out: Path, body: dict[str, Any]) -> None:
@@ -226,15 +226,15 @@ def train(
 def evaluation_data(params: Params, task: str) -> str:
     """Check the data of an evaluation task and record its digests; returns a one-line summary."""
     if task not in params.evaluation.tasks:
-        known = params.evaluation.tasks
-        raise ParamsError(f"params.yaml: evaluation.tasks: {unknown(task, known, 'task')}")
+        tasks = params.evaluation.tasks
+        raise ParamsError(f"params.yaml: evaluation.tasks: {unknown(task, tasks, 'task')}")
     evaluation = _evaluation(params, [task])
-    found = {name: each.model_dump() for name, each in evaluation.evaluated_on.items()}
+    found = {name: measured.model_dump() for name, measured in evaluation.evaluated_on.items()}
     settings = evaluation.measured[task].settings
     body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found, "settings": settings}
     out = graph.evaluation_file(task)
     _write_json(out, body)
-    return "\n".join([*(f"warning: {each}" for each in evaluation.warnings), str(out)])
+    return "\n".join([*(f"warning: {warning}" for warning in evaluation.warnings), str(out)])
 
 
 def evaluate(params: Params) -> Iterator[str]:
@@ -292,10 +292,10 @@ def _score(
         for run, seed in runs[job::jobs]:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
             try:
-                said, failed = _scores_of(*evaluate_run(folder, evaluation, out, device)), False
+                line, failed = _scores_of(*evaluate_run(folder, evaluation, out, device)), False
             except SightlineError as error:
-                said, failed = str(error), True
-            send((f"{run}, seed {seed}: {said}", failed))
+                line, failed = str(error), True
+            send((f"{run}, seed {seed}: {line}", failed))
 
     calls = {f"scorer {job + 1} of {jobs}": partial(score, job) for job in range(jobs)}
     return (sent for _, sent in side_by_side(calls))
@@ -315,8 +315,8 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
     """Some of the tasks in params.yaml, with their data."""
     from train.evaluate.evaluation import Evaluation
 
-    given = {name: params.evaluation.tasks[name].settings for name in names}
-    return Evaluation.load(given, "params.yaml: evaluation.tasks.")
+    settings = {name: params.evaluation.tasks[name].settings for name in names}
+    return Evaluation.load(settings, "params.yaml: evaluation.tasks.")
 
 
 def report(params: Params) -> Path:
@@ -328,8 +328,8 @@ def report(params: Params) -> Path:
 
     about, runs, out = params.report, params.runs, graph.REPORT
     files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
-    found = map(load_result, files)
-    results = [each.model_copy(update={"run": runs[each.run].label}) for each in found]
+    loaded = map(load_result, files)
+    results = [result.model_copy(update={"run": runs[result.run].label}) for result in loaded]
     baseline, comparisons = runs[about.baseline].label, []
     if about.gain is not None:
         control = None if about.control is None else runs[about.control].label
@@ -379,14 +379,14 @@ class Stage(NamedTuple):
     def words(self) -> list[str]:
         """The words that it takes."""
         parameters = signature(self.run).parameters.values()
-        return [each.name for each in parameters if each.kind != each.KEYWORD_ONLY][1:]
+        return [word.name for word in parameters if word.kind != word.KEYWORD_ONLY][1:]
 
     @property
     def options(self) -> set[str]:
         """The options that it takes."""
         parameters = signature(self.run).parameters.values()
-        own = {each.name for each in parameters if each.kind == each.KEYWORD_ONLY}
-        return own | Machine.model_fields.keys() if own else own
+        options = {option.name for option in parameters if option.kind == option.KEYWORD_ONLY}
+        return options | Machine.model_fields.keys() if options else options
 
 
 def _features_stage(kind: Kind) -> Stage:

@@ -68,7 +68,7 @@ def tokenize_phrases(
     if not tokenizer.is_fast:
         raise SightlineError(f"{student}: its tokenizer has no character offsets; use a fast one")
     digest = tokenizer_sha256(tokenizer)
-    found = np.full((len(texts), 2), -1, dtype=np.int32)
+    token_spans = np.full((len(texts), 2), -1, dtype=np.int32)
     dropped: Counter[str] = Counter()
     distinct = list(rows_of)
     with progress(f"phrase tokens for {Path(student).name}", len(distinct), "captions") as advance:
@@ -79,17 +79,17 @@ def tokenize_phrases(
             )
             columns = encoded["offset_mapping"], encoded["special_tokens_mask"]
             for text, offsets, special in zip(part, *columns, strict=True):
-                seen = _tokens_seen(special, max_length)
+                visible = _tokens_seen(special, max_length)
                 for row in rows_of[text]:
                     span = token_span(offsets, special, *spans[row])
                     if span is None:
                         dropped[NO_TOKEN] += 1
-                    elif span[1] > seen:
+                    elif span[1] > visible:
                         dropped[TRUNCATED] += 1
                     else:
-                        found[row] = span
+                        token_spans[row] = span
             advance(len(part))
-    kept = np.flatnonzero(found[:, 0] >= 0)
+    kept = np.flatnonzero(token_spans[:, 0] >= 0)
     keys = {name: key_column(table.column(name)) for name in ("image_key", "caption_key")}
     header = PhraseTokenHeader(
         Path(student).name, digest, max_length, len(texts), dict(sorted(dropped.items()))
@@ -99,7 +99,7 @@ def tokenize_phrases(
         header,
         pair_keys(keys["image_key"][kept], keys["caption_key"][kept]),
         key_column(table.column("cutout_key"))[kept],
-        *found[kept].T.tolist(),
+        *token_spans[kept].T.tolist(),
     )
     return header
 

@@ -72,15 +72,15 @@ def _unforeseen(error: Exception) -> str:
     import traceback
 
     what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    said = f"{what[:200]!r} is a bug in Sightline; what was published before is intact. Please "
+    message = f"{what[:200]!r} is a bug in Sightline; what was published before is intact. Please "
     try:
         handle, path = tempfile.mkstemp(prefix="sightline-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             about = [sys.version, platform.platform(), shlex.join(sys.argv), ""]
             file.write("\n".join(about + traceback.format_exception(error)))
     except OSError:
-        return said + "report it with the traceback, which `sightline --debug` prints"
-    return said + f"report it with {path}, the traceback (`sightline --debug` prints it)"
+        return message + "report it with the traceback, which `sightline --debug` prints"
+    return message + f"report it with {path}, the traceback (`sightline --debug` prints it)"
 
 
 def _harmless(message: str) -> str:

@@ -200,18 +200,18 @@ def gc(
 
     if compact and dry_run:
         raise typer.BadParameter("not with --dry-run", param_hint="--compact")
-    found = {}
+    garbage_of = {}
     for folder in sets_below(path):
         if compact:
             compact_set(folder)
-        found[folder.as_posix()] = (garbage if dry_run else collect)(folder)
+        garbage_of[folder.as_posix()] = (garbage if dry_run else collect)(folder)
     if as_json:
-        print_json({folder: asdict(each) for folder, each in found.items()})
+        print_json({folder: asdict(waste) for folder, waste in garbage_of.items()})
         return
-    for folder, each in found.items():
-        sizes = counted(len(each.files), "file"), counted(each.rows, "row"), in_bytes(each.bytes)
+    for folder, waste in garbage_of.items():
+        sizes = counted(len(waste.files), "file"), counted(waste.rows, "row"), in_bytes(waste.bytes)
         print(f"{folder}: {', '.join(sizes)}")
-    total = sum(each.bytes for each in found.values())
+    total = sum(waste.bytes for waste in garbage_of.values())
     print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
@@ -234,17 +234,17 @@ def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
             f"{path}: {'a file' if path.exists() else 'no such folder'}; "
             "expected a set, or a folder of sets"
         )
-    found: list[Path] = []
+    folders_of_sets: list[Path] = []
     for parent, folders, files in os.walk(path, onerror=_raise):
         folders[:] = [name for name in folders if not name.endswith(".run")]
         if FILE_NAME in files or (lost and any(map(_LOST.fullmatch, files))):
-            found.append(Path(parent))
-    if not found:
+            folders_of_sets.append(Path(parent))
+    if not folders_of_sets:
         raise CacheError(
             f"{path}: no cache set here or below; create one with `sightline extract`, `ground` or "
             "`tokens`"
         )
-    return sorted(found)
+    return sorted(folders_of_sets)
 
 
 def _raise(error: OSError) -> None:
@@ -252,7 +252,7 @@ def _raise(error: OSError) -> None:
 
 
 @contextmanager
-def _progress(what: str, folder: Path, *, rows: bool = False) -> Iterator[Callable[[int], None]]:
+def _progress(action: str, folder: Path, *, rows: bool = False) -> Iterator[Callable[[int], None]]:
     """A progress bar in megabytes that takes bytes, from any thread."""
     from sightline.cache import CacheError
     from sightline.cache.record import read_record
@@ -264,7 +264,7 @@ def _progress(what: str, folder: Path, *, rows: bool = False) -> Iterator[Callab
     except CacheError:
         total = 0  # the next reader reports what is wrong
     lock, done = Lock(), 0
-    with progress(f"{what} {folder.as_posix()}", total >> 20, "MB") as advance:
+    with progress(f"{action} {folder.as_posix()}", total >> 20, "MB") as advance:
 
         def tell(count: int) -> None:
             nonlocal done

@@ -37,11 +37,11 @@ def diff(a: SET, b: SET, as_json: JSON = False) -> None:
     """
     from sightline.cache.diff import compare
 
-    found = compare(a, b)
+    difference = compare(a, b)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(difference))
         return
-    print("\n".join(found.lines()))
+    print("\n".join(difference.lines()))
 
 
 def export_set(
@@ -75,8 +75,8 @@ def export_set(
     Example: sightline cache export data/features/scenes/image/clip --format parquet
     --out clip-of-scenes
     """
-    given = {"--data": data, "--normalise": normalise, "--licence": licence}
-    _only(form, _EXPORT_TAKES[form], given)
+    options = {"--data": data, "--normalise": normalise, "--licence": licence}
+    _only(form, _EXPORT_TAKES[form], options)
     if form == "tar":
         from sightline.cache.archive import export_set as export
 
@@ -132,11 +132,11 @@ def import_set(
     from pipeline.interchange.foreign import SUFFIXES
 
     archive = source.suffix == ".tar" or (source.is_file() and source.suffix not in SUFFIXES)
-    what = form or (_TAR if archive else _TOOLS)
+    layout = form or (_TAR if archive else _TOOLS)
     data, note = options.data, options.source
-    given = {f"--{name.replace('_', '-')}": value for name, value in options}
-    given["--texts"] = texts
-    _only(what, _IMPORT_TAKES[what], given)
+    values = {f"--{name.replace('_', '-')}": value for name, value in options}
+    values["--texts"] = texts
+    _only(layout, _IMPORT_TAKES[layout], values)
     if form == "mcse":
         from pipeline.interchange.mcse_files import import_mcse
 
@@ -148,9 +148,9 @@ def import_set(
 
         note, dataset = note or "a JSON file in KDMCSE's form", _needed(data, "--data")
         images, captions = out / "image/clip", out / "text/clip"
-        one, other, report = import_kdmcse(source, dataset, images, captions, note)
+        one, second, report = import_kdmcse(source, dataset, images, captions, note)
         print(
-            f"{images}: {counted(one.rows, 'image')}\n{captions}: {counted(other.rows, 'caption')}"
+            f"{images}: {counted(one.rows, 'image')}\n{captions}: {counted(second.rows, 'caption')}"
         )
         print(f"{dataset}: {report.summary()}")
     elif archive:
@@ -167,11 +167,11 @@ def import_set(
         print(f"check it: sightline extract … --out {out} --check 20")
 
 
-def _only(what: str, takes: tuple[str, ...], given: Mapping[str, object]) -> None:
+def _only(layout: str, takes: tuple[str, ...], options: Mapping[str, object]) -> None:
     """Misuse (exit code 2) of options that are for another format."""
-    if used := [option for option, value in given.items() if value and option not in takes]:
+    if used := [option for option, value in options.items() if value and option not in takes]:
         has = f"has {', '.join(takes)}" if takes else "has no such options"
-        raise typer.BadParameter(f"{what} {has}", param_hint=" and ".join(used))
+        raise typer.BadParameter(f"{layout} {has}", param_hint=" and ".join(used))
 
 
 def _needed(value: Path | None, option: str) -> Path:

@@ -77,10 +77,10 @@ class _Lazy(TyperGroup):
 def _tell_of_removed(error: Any) -> None:
     """Say of a command, an option or a value that Sightline had what stands in its place."""
     message, context = getattr(error, "message", ""), getattr(error, "ctx", None)
-    named = re.search(r"No such (?:command|option):? '?([\w-]+)|'([\w-]+)' is not one of", message)
-    if named is None or context is None:
+    match = re.search(r"No such (?:command|option):? '?([\w-]+)|'([\w-]+)' is not one of", message)
+    if match is None or context is None:
         return
-    words = [named[1]] if named[1] else [str(error.param.opts[0]), named[2]]
+    words = [match[1]] if match[1] else [str(error.param.opts[0]), match[2]]
     while context.parent is not None:
         words.insert(0, context.info_name)
         context = context.parent
@@ -91,12 +91,12 @@ def _tell_of_removed(error: Any) -> None:
 def load(name: str) -> Any:
     """The command or group called ``name``."""
     module, _, attribute = COMMANDS[name].place.partition(":")
-    found = getattr(importlib.import_module(f"pipeline.cli.{module}"), attribute)
-    if not isinstance(found, typer.Typer):
+    command = getattr(importlib.import_module(f"pipeline.cli.{module}"), attribute)
+    if not isinstance(command, typer.Typer):
         alone = typer.Typer(add_completion=False)
-        alone.command(name, hidden=COMMANDS[name].hidden)(found)
-        found = alone
-    loaded = get_command(found)
+        alone.command(name, hidden=COMMANDS[name].hidden)(command)
+        command = alone
+    loaded = get_command(command)
     loaded.name = name
     return loaded
 

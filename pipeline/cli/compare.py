@@ -78,9 +78,9 @@ def compare(
     Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
     """
     if paper is not None:
-        others = {"--baseline": baseline, "--published": published, "--curve": curve}
-        others |= {"--metric": metric, "--data": data, "--plot": plot}
-        if hint := " and ".join(option for option, value in others.items() if value):
+        excluded = {"--baseline": baseline, "--published": published, "--curve": curve}
+        excluded |= {"--metric": metric, "--data": data, "--plot": plot}
+        if hint := " and ".join(option for option, value in excluded.items() if value):
             raise typer.BadParameter("not with --paper", param_hint=hint)
         if ":" in paper:
             _compare_with(paper, [Path(run) for run in runs or ()], format_, out)
@@ -111,22 +111,22 @@ def compare(
     if page or plot is not None:
         require("matplotlib", "a chart")
     rows = select_published(published)
-    found, reference = find_runs(runs, graph.RESULTS, baseline)
+    measured, reference = find_runs(runs, graph.RESULTS, baseline)
     if curve is None:
-        shown = compare_runs(found, reference, rows)
+        shown = compare_runs(measured, reference, rows)
         included = _neighbours(shown.results, data) if page else ()
         charts = charts_of(shown) if page else None
         document = document_of(shown, included=included, charts=charts)
     else:
-        shown = curve_of(found, curve, metric, reference if baseline else None)
+        shown = curve_of(measured, curve, metric, reference if baseline else None)
         document = document_of_curve(shown, page=page)
-    drawn = None if plot is None else _drawn(shown, plot.suffix)
+    figure = None if plot is None else _drawn(shown, plot.suffix)
     show(document, format_, out, [] if data is None else [data])
-    if plot is not None and drawn is not None:
+    if plot is not None and figure is not None:
         from sightline.output import write_file
         from train.report.charts import MARK
 
-        write_file(plot, drawn, MARK)
+        write_file(plot, figure, MARK)
 
 
 def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:

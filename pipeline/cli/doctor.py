@@ -57,8 +57,8 @@ def doctor(as_json: JSON = False) -> None:
             value = "yes" if value else "no (run in the root of a clone)"
         several = value if isinstance(value, (list, dict)) else None
         print(f"{name:24} {'' if several else value or 'none'}".rstrip())
-        for each in several or ():
-            print(f"  {each:22} {several[each]}" if isinstance(several, dict) else f"  {each}")
+        for entry in several or ():
+            print(f"  {entry:22} {several[entry]}" if isinstance(several, dict) else f"  {entry}")
 
 
 def _examine() -> dict[str, Any]:

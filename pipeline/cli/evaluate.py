@@ -70,31 +70,31 @@ def evaluate(
     if names == [LIST]:
         _list_tasks(set_, as_json)
         return
-    given = _settings_of(names, set_)
+    settings = _settings_of(names, set_)
     sources = models_of(models)
     from train.evaluate.evaluation import Evaluation, evaluate_model
     from train.evaluate.models import EvaluatedModel, name_models
 
-    named = name_models(sources)
-    evaluation = Evaluation.load(given)  # before any model, so that a missing file fails fast
+    named_models = name_models(sources)
+    evaluation = Evaluation.load(settings)  # before any model, so that a missing file fails fast
     results: list[RunResult] = []
     partial: list[RunResult] = []
     failures: list[str] = []
-    for one in named:
+    for source in named_models:
         failed: dict[str, SightlineError] = {}
         try:
-            model = EvaluatedModel.load(one.source, pooling, device)
-            if one is named[0]:
+            model = EvaluatedModel.load(source.source, pooling, device)
+            if source is named_models[0]:
                 _say_where(model)
-            result = evaluate_model(model, evaluation, one.run, failed)
+            result = evaluate_model(model, evaluation, source.run, failed)
             if len(failed) < len(evaluation.tasks):
                 results.append(result)
                 partial += [result] if failed else []
         except SightlineError as error:  # of the model itself
-            if len(named) == 1:
+            if len(named_models) == 1:
                 raise
-            failures.append(f"{one.name} was not scored: {error}")
-        failures += [f"{task} failed for {one.name}: {error}" for task, error in failed.items()]
+            failures.append(f"{source.name} was not scored: {error}")
+        failures += [f"{task} failed for {source.name}: {error}" for task, error in failed.items()]
     if not results:
         raise SightlineError("\n".join(failures))
     if as_json:
@@ -129,22 +129,22 @@ def _print_card(tasks: Sequence[str], models: Sequence[str], results: Path) -> N
     print(card_with_scores(Path(models[0]), results), end="")
 
 
-def _settings_of(names: Sequence[str], given: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _settings_of(names: Sequence[str], words: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Task → its settings, from ``--set``; a name without a task is for all that have it."""
     from sightline.settings import unknown
     from train.evaluate.task import task_class
 
     classes = {name: task_class(name).Settings for name in names}
-    texts = pairs_of(given, "--set")
-    known = [
+    texts = pairs_of(words, "--set")
+    choices = [
         option
         for name, model in classes.items()
         for key in model.model_fields
         for option in (key, f"{name}.{key}")
     ]
     for option in texts:
-        if option not in known:
-            raise typer.BadParameter(unknown(option, set(known), "setting"), param_hint="--set")
+        if option not in choices:
+            raise typer.BadParameter(unknown(option, set(choices), "setting"), param_hint="--set")
     settings: dict[str, dict[str, Any]] = {}
     for name, model in classes.items():
         own = {key: texts.get(f"{name}.{key}", texts.get(key)) for key in model.model_fields}
@@ -157,14 +157,14 @@ def _settings_of(names: Sequence[str], given: Sequence[str]) -> dict[str, dict[s
     return settings
 
 
-def _list_tasks(given: Sequence[str], as_json: bool) -> None:
+def _list_tasks(words: Sequence[str], as_json: bool) -> None:
     """What there is, and whether the data that params.yaml or --set data=… names is here."""
     from pipeline.params import FILE_NAME, load_params
     from train.evaluate.task import TASKS, task_class
 
-    data = pairs_of(given, "--set").get("data")
+    data = pairs_of(words, "--set").get("data")
     entries = load_params().evaluation.tasks if Path(FILE_NAME).is_file() else {}
-    found = {}
+    described = {}
     for name in TASKS:
         task = task_class(name)
         places = {
@@ -174,7 +174,7 @@ def _list_tasks(given: Sequence[str], as_json: bool) -> None:
         }
         if data is not None:
             places[f"data={data}"] = {"data": data}
-        found[name] = {
+        described[name] = {
             "about": task.about,
             "needs": task.needs,
             "settings": {
@@ -184,13 +184,13 @@ def _list_tasks(given: Sequence[str], as_json: bool) -> None:
             "data": {where: _state(name, settings) for where, settings in places.items()},
         }
     if as_json:
-        print_json(found)
+        print_json(described)
         return
-    for name, about in found.items():
+    for name, about in described.items():
         print(f"{name}: {about['about']}")
         print(f"    data: {about['needs']}")
-        for key, what in about["settings"].items():
-            print(f"    {key}: {what}")
+        for key, help_text in about["settings"].items():
+            print(f"    {key}: {help_text}")
         for where, state in about["data"].items():
             print(f"    {where}: {state}")
 

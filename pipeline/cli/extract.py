@@ -95,9 +95,9 @@ def extract(
         raise typer.BadParameter(f"{copy_from}: no such folder", param_hint="--copy-from")
     if weights is None and kind != "teacher":
         raise typer.BadParameter("is missing; it has no default here", param_hint="--weights")
-    named = "image" if kind == "object" else kind
-    parameters = set_values(encoder_class(encoder, named), set_)
-    config = named_encoder(encoder, weights or "pretrained", named, **parameters)
+    encoder_kind = "image" if kind == "object" else kind
+    parameters = set_values(encoder_class(encoder, encoder_kind), set_)
+    config = named_encoder(encoder, weights or "pretrained", encoder_kind, **parameters)
     if not (check or dry_run) and launched_workers(machine, worker, [out]):
         return
     settings = settings.model_copy(update={"cutouts": rules})

@@ -122,24 +122,24 @@ def takes(
     options = [_option(model.model_fields[name], name, flags[name], helps[name]) for name in shown]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(command, eval_str=True)
+        signature = inspect.signature(command, eval_str=True)
 
         @functools.wraps(command)
         def call(**values: Any) -> Any:
-            given = {name: values.pop(f"{parameter}_{name}") for name in shown}
-            words = {name: value for name, value in given.items() if value not in (None, [])}
+            texts = {name: values.pop(f"{parameter}_{name}") for name in shown}
+            words = {name: value for name, value in texts.items() if value not in (None, [])}
             return command(**values, **{parameter: from_words(model, words, names)})
 
         kept = [
-            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for each in own.parameters.values()
-            if each.name != parameter
+            p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in signature.parameters.values()
+            if p.name != parameter
         ]
-        added = [each.replace(name=f"{parameter}_{each.name}") for each in options]
-        call.__signature__ = own.replace(parameters=[*kept, *added])  # pyright: ignore
-        call.__annotations__ = {each.name: each.annotation for each in [*kept, *added]}
+        added = [option.replace(name=f"{parameter}_{option.name}") for option in options]
+        call.__signature__ = signature.replace(parameters=[*kept, *added])  # pyright: ignore
+        call.__annotations__ = {option.name: option.annotation for option in [*kept, *added]}
         del call.__wrapped__  # pyright: ignore
-        models = getattr(command, "models", {}) | {each.name: model for each in added}
+        models = getattr(command, "models", {}) | {option.name: model for option in added}
         call.models = models  # pyright: ignore
         return call
 
@@ -184,12 +184,12 @@ def from_words(
         words: field → text, or texts of a repeatable option.
         names: field → name of its option, where it differs.
     """
-    given = dict(words)
+    values = dict(words)
     for name, value in words.items():
         if any(get_origin(arm) is dict for arm in types_of(model.model_fields[name].annotation)):
-            given[name] = pairs_of(value, _flag(name, names))
+            values[name] = pairs_of(value, _flag(name, names))
     try:
-        return model.model_validate(given)
+        return model.model_validate(values)
     except ValidationError as error:
         mistake = error.errors()[0]  # under the name of its option
         message, place = mistake["msg"].removeprefix("Value error, "), [*map(str, mistake["loc"])]
@@ -197,7 +197,7 @@ def from_words(
         raise typer.BadParameter(": ".join(filter(None, (where, message)))) from error
 
 
-def set_values(model: type[BaseModel], given: Sequence[str]) -> dict[str, Any]:
+def set_values(model: type[BaseModel], words: Sequence[str]) -> dict[str, Any]:
     """The parameters of ``--set NAME=VALUE``, for a model that checks them.
 
     A VALUE is YAML, except where the model has text: there it is taken as it is. Dots lead into a
@@ -207,7 +207,7 @@ def set_values(model: type[BaseModel], given: Sequence[str]) -> dict[str, Any]:
         typer.BadParameter: not NAME=VALUE, a name that appears twice, or not YAML.
     """
     tree: dict[str, Any] = {}
-    for name, text in pairs_of(given, "--set").items():
+    for name, text in pairs_of(words, "--set").items():
         *above, last = name.split(".")
         place = tree
         for part in above:
@@ -286,7 +286,7 @@ def types_of(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         return types_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [arm for each in get_args(annotation) for arm in types_of(each)]
+        return [arm for inner in get_args(annotation) for arm in types_of(inner)]
     return [annotation]
 
 
@@ -320,10 +320,10 @@ def launched_workers(machine: Machine, worker: WorkerNumber | None, sets: Sequen
     return True
 
 
-def print_summary(summary: SetSummary, as_json: bool, **more: Any) -> None:
-    """What a command did to a set; ``more`` is for JSON alone."""
+def print_summary(summary: SetSummary, as_json: bool, **fields: Any) -> None:
+    """What a command did to a set; ``fields`` is for JSON alone."""
     if as_json:
-        print_json({**summary.body(), **more})
+        print_json({**summary.body(), **fields})
     else:
         print(f"{summary.folder}: {summary}")
 
@@ -335,13 +335,13 @@ def print_check(checked: Checked, out: Path) -> None:
         raise typer.Exit(1)
 
 
-def models_of(given: list[str] | None) -> list[str]:
+def models_of(models: list[str] | None) -> list[str]:
     """The models of ``--model``; misuse (exit code 2) if there are none."""
-    if not given:
+    if not models:
         raise typer.BadParameter(
             "give at least one, a folder or a name on the hub", param_hint="--model"
         )
-    return given
+    return models
 
 
 def print_json(value: Any) -> None:
@@ -349,13 +349,13 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False))
 
 
-def pairs_of(given: Sequence[str], option: str) -> dict[str, str]:
+def pairs_of(words: Sequence[str], option: str) -> dict[str, str]:
     """``NAME=VALUE`` options as a dictionary; misuse (exit code 2) for anything else."""
     pairs: dict[str, str] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
+    for word in words:
+        name, equals, value = word.partition("=")
         if not (name and equals and value):
-            raise typer.BadParameter(f"found {each!r}, expected NAME=VALUE", param_hint=option)
+            raise typer.BadParameter(f"found {word!r}, expected NAME=VALUE", param_hint=option)
         if name in pairs:
             raise typer.BadParameter(f"{name} appears twice", param_hint=option)
         pairs[name] = value

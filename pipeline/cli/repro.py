@@ -74,7 +74,7 @@ def repro(
         raise typer.Exit(1)
 
 
-def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
+def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
     """The jobs of this machine; ``threads`` and ``devices`` in params.yaml come first."""
     from pipeline.repro import Jobs
     from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
@@ -84,7 +84,7 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
     machine = params.machine
     chosen = machine if devices is None else from_words(Machine, {"devices": devices})
     gpus, threads = chosen.gpus(visible_gpus()), machine.threads
-    count = given or jobs_here(gpus, threads)
+    count = jobs or jobs_here(gpus, threads)
     share = threads or int(os.environ.get(OMP) or max(1, cores() // count))
     whole = {JOBS: str(count)}
     if gpus:
@@ -97,6 +97,6 @@ def _jobs(params: Params, given: int | None, devices: str | None) -> Jobs:
         words = command.split()
         return words[:2] == ["sightline", "stage"] and words[2] in dividing
 
-    one = {OMP: str(share), JOBS: "1"}
-    slots = [one | gpu_of(gpus, index) for index in range(count)]
+    share_of_one = {OMP: str(share), JOBS: "1"}
+    slots = [share_of_one | gpu_of(gpus, index) for index in range(count)]
     return Jobs(slots, whole, divides)

@@ -42,20 +42,20 @@ def stage(
 
     if name not in stages.STAGES:
         raise typer.BadParameter(unknown(name, stages.STAGES, "stage"), param_hint="NAME")
-    chosen, given = stages.STAGES[name], tuple(words or ())
-    if len(given) != len(chosen.words):
+    chosen, arguments = stages.STAGES[name], tuple(words or ())
+    if len(arguments) != len(chosen.words):
         usage = " ".join([f"sightline stage {name}", *map(str.upper, chosen.words)])
-        raise typer.BadParameter(f"found {' '.join(given) or 'no word'}, expected: {usage}")
-    own = {"worker": worker, "retry_failed": retry_failed, "dry_run": dry_run, "check": check}
-    own = {option: value for option, value in own.items() if value}
-    if odd := sorted({*machine.model_fields_set, *own} - chosen.options):
+        raise typer.BadParameter(f"found {' '.join(arguments) or 'no word'}, expected: {usage}")
+    options = {"worker": worker, "retry_failed": retry_failed, "dry_run": dry_run, "check": check}
+    options = {option: value for option, value in options.items() if value}
+    if odd := sorted({*machine.model_fields_set, *options} - chosen.options):
         option = f"--{odd[0].replace('_', '-')}"
         raise typer.BadParameter(f"the stage {name} does not take it", param_hint=option)
     params = stages.load_here(machine)
-    sets = chosen.sets(*given) if chosen.sets else []
+    sets = chosen.sets(*arguments) if chosen.sets else []
     if sets and not (check or dry_run) and launched_workers(params.machine, worker, sets):
         return
-    done = chosen.run(params, *given, **own)
+    done = chosen.run(params, *arguments, **options)
     if not is_first_process():
         return
     if hasattr(done, "faults"):

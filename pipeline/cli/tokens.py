@@ -39,7 +39,7 @@ def tokens(
 
     if phrases is None:
         count = tokenize(texts_of(data), student, max_length, out, data)
-        about, said = {"texts": count}, f"{count:,} distinct texts"
+        about, text = {"texts": count}, f"{count:,} distinct texts"
     elif len(data) > 1:
         raise SightlineError("--phrases: belong to one data set; give --data once")
     else:
@@ -48,5 +48,5 @@ def tokens(
         captions = PreparedDataset.open(data[0]).captions_manifest
         header = tokenize_phrases(phrases, captions, student, max_length, out)
         about = {"phrases": header.phrases, "dropped": header.dropped}
-        said = summary(header)
-    print_json({"out": out.as_posix(), **about}) if as_json else print(f"{out}: {said}")
+        text = summary(header)
+    print_json({"out": out.as_posix(), **about}) if as_json else print(f"{out}: {text}")

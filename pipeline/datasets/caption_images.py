@@ -188,10 +188,10 @@ def _refuse_duplicates(captions: Captions, kept: Sequence[int], ids: Sequence[st
         return
     first: dict[str, int] = {}
     twice = [(name, i) for i, name in zip(kept, ids, strict=True) if first.setdefault(name, i) != i]
-    name, other = twice[0]
+    name, second = twice[0]
     at = ""
     if captions.lines is not None:
-        at = f" (lines {captions.lines[first[name]]} and {captions.lines[other]})"
+        at = f" (lines {captions.lines[first[name]]} and {captions.lines[second]})"
     raise DatasetError(
         f"{captions.where}: {len(twice)} duplicate caption ids, the first is {name!r}{at}; "
         f"give every caption a unique id"
@@ -205,9 +205,9 @@ def _column(
     if captions.splits is None:
         return
     where = f"{captions.where}, column split"
-    known = {
+    splits = {
         name: split_name(name, where) if name.strip() else ""
         for name in dict.fromkeys(captions.splits)
     }
     for i in kept:
-        yield rows[i], captions.images[i], known[captions.splits[i]], where
+        yield rows[i], captions.images[i], splits[captions.splits[i]], where

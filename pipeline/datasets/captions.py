@@ -220,9 +220,9 @@ def _tsv_rows(path: Path) -> _Records:
 
 def _read_table(path: Path, read: Callable[[Path], _Records]) -> Captions:
     rows = read(path)
-    _, written = next(rows, (0, []))
-    header = [name.strip().lower() for name in written]
-    _check_columns(path, header, written)
+    _, names = next(rows, (0, []))
+    header = [name.strip().lower() for name in names]
+    _check_columns(path, header, names)
     trimmed = dict.fromkeys(OPTIONAL, 0)
 
     def records() -> _Records:
@@ -232,7 +232,7 @@ def _read_table(path: Path, read: Callable[[Path], _Records]) -> Captions:
             if len(row) != len(header):
                 raise DatasetError(
                     f"{path}: line {line}: found {len(row)} columns, expected {len(header)} "
-                    f"({', '.join(map(short, written))})"
+                    f"({', '.join(map(short, names))})"
                 )
             record = dict(zip(header, row, strict=True))
             for name in OPTIONAL:
@@ -243,9 +243,9 @@ def _read_table(path: Path, read: Callable[[Path], _Records]) -> Captions:
 
     captions = _of_rows(Captions(str(path), lines=[]), records(), _ROW.validate_python)
     captions.remarks += [
-        f"{path.name}: column {short(there)} read as {name}"
-        for name, there in zip(header, written, strict=True)
-        if name != there and name in (*REQUIRED, *OPTIONAL)
+        f"{path.name}: column {short(original)} read as {name}"
+        for name, original in zip(header, names, strict=True)
+        if name != original and name in (*REQUIRED, *OPTIONAL)
     ]
     captions.remarks += [
         f"{path.name}: white space around {count:,} values of {name} left out"
@@ -255,11 +255,11 @@ def _read_table(path: Path, read: Callable[[Path], _Records]) -> Captions:
     return captions
 
 
-def _check_columns(path: Path, header: list[str], written: Sequence[str]) -> None:
+def _check_columns(path: Path, header: list[str], names: Sequence[str]) -> None:
     missing = [name for name in REQUIRED if name not in header]
     if missing or len(set(header)) != len(header):
         raise DatasetError(
-            f"{path}: wrong columns: found {', '.join(map(short, written)) or 'none'}; expected "
+            f"{path}: wrong columns: found {', '.join(map(short, names)) or 'none'}; expected "
             f"{' and '.join(REQUIRED)}, and optionally {' and '.join(OPTIONAL)}; rename the "
             f"header of the file"
         )

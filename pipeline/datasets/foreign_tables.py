@@ -76,7 +76,7 @@ def _arrow(source: pa.MemoryMappedFile) -> tuple[pa.Schema, _Batches]:
 
     def read(columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            some = batch.select(columns)
-            yield from (some.slice(start, rows) for start in range(0, len(some), rows))
+            chosen = batch.select(columns)
+            yield from (chosen.slice(start, rows) for start in range(0, len(chosen), rows))
 
     return reader.schema, read

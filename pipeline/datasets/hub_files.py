@@ -76,10 +76,10 @@ def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
 
 def _saved(datasets: Any, path: Path) -> dict[str, list[Path]]:
     loaded = datasets.load_from_disk(str(path), keep_in_memory=False)
-    named = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
+    parts = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
     return {
-        split: [Path(each["filename"]) for each in part.cache_files]
-        for split, part in named.items()
+        split: [Path(file["filename"]) for file in part.cache_files]
+        for split, part in parts.items()
     }
 
 
@@ -96,7 +96,7 @@ def _loose(datasets: Any, path: Path, config: str | None) -> dict[str, list[Path
             builder = datasets.load_dataset_builder(**attempt, name=config, cache_dir=scratch)
         splits: dict[str, list[Path]] = {}
         for split, files in (builder.config.data_files or {}).items():
-            if tables := [Path(each) for each in files if Path(each).suffix[1:] in _TABLES]:
+            if tables := [Path(file) for file in files if Path(file).suffix[1:] in _TABLES]:
                 splits[str(split)] = tables
         if splits:
             return splits
@@ -114,8 +114,8 @@ def missing_numbers(files: Iterable[Path]) -> list[str]:
             # save_to_disk has the same names in the folder of every split
             counts[file.parent, match["stem"], match["rest"], int(match["count"])] += 1
     return [
-        f"{there} of {count} files {stem}-*-of-{count:05d}{rest} are in {folder.name}; get the "
+        f"{present} of {count} files {stem}-*-of-{count:05d}{suffix} are in {folder.name}; get the "
         "others too"
-        for (folder, stem, rest, count), there in counts.items()
-        if there != count
+        for (folder, stem, suffix, count), present in counts.items()
+        if present != count
     ]

@@ -128,7 +128,7 @@ class HuggingFaceSource(Source):
                 zip(names, rows, strict=True),
                 report,
                 count=len(files),
-                what="files",
+                unit="files",
                 where=where,
                 strict=self.strict,
                 progress=progress,
@@ -171,25 +171,25 @@ def _check(source: HuggingFaceSource, path: Path) -> list[str]:
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
     schema = schema_of(path)
-    found = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
-    wanted = {
+    columns = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
+    needed = {
         "image": (source.image, _is_image, "bytes, a path, or a struct of both"),
         "caption": (source.caption, _is_caption, "a string or a list of strings"),
     }
     if source.split_column:
-        wanted["split_column"] = (source.split_column, _is_text, "a string")
-    for setting, (name, fits, expected) in wanted.items():
+        needed["split_column"] = (source.split_column, _is_text, "a string")
+    for setting, (name, fits, expected) in needed.items():
         if schema.names.count(name) != 1:
             raise DatasetError(
                 f"{path}: has no column {name!r}; name one of its columns with `{setting}` "
-                f"({found})"
+                f"({columns})"
             )
         if not fits(schema.field(name).type):
             raise DatasetError(
                 f"{path}: column {name!r} is {schema.field(name).type}, expected {expected}; name "
-                f"another column with `{setting}` ({found})"
+                f"another column with `{setting}` ({columns})"
             )
-    return list(dict.fromkeys(name for name, _, _ in wanted.values()))
+    return list(dict.fromkeys(name for name, _, _ in needed.values()))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -246,19 +246,19 @@ class _Reader:
             for row in batch.to_pylist():
                 name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
                 self._numbers[theirs] += 1
-                own = row[column] if column else ""
-                own = split_name(own, f"{file}, column {column}") if own else split
-                self._add(rows, name, row, own)
+                of_row = row[column] if column else ""
+                of_row = split_name(of_row, f"{file}, column {column}") if of_row else split
+                self._add(rows, name, row, of_row)
         return rows
 
     def _add(self, rows: ManifestRows, name: str, row: dict[str, Any], split: str) -> None:
-        (data, written), path = _image_of(row[self._source.image]), None
+        (data, location), path = _image_of(row[self._source.image]), None
         if data is not None and self._source.images is not None:
             raise DatasetError(
                 f"row {name}: column {self._source.image!r} contains the images themselves, so "
                 "`images` does not apply; remove it"
             )
-        if data is None and (path := self._file_of(rows, name, written)) is not None:
+        if data is None and (path := self._file_of(rows, name, location)) is not None:
             data = Path(path).read_bytes()
         if data is None:
             return
@@ -269,20 +269,20 @@ class _Reader:
             rows.add_image(image_id, self._place(name, data, path), data, split, key)
             if self._owners.setdefault(key, split) != split:
                 rows.problem("images_in_two_splits", image_id)
-        said = row[self._source.caption]
-        for text in [said] if isinstance(said, str) else filter(None, said or []):
+        captions = row[self._source.caption]
+        for text in [captions] if isinstance(captions, str) else filter(None, captions or []):
             rows.add_caption(image_id, self._captions[image_id], text, split)
             self._captions[image_id] += 1
 
-    def _file_of(self, rows: ManifestRows, name: str, written: str) -> str | None:
+    def _file_of(self, rows: ManifestRows, name: str, location: str) -> str | None:
         """The file of a row that has only a path; None, with the reason noted, if there is none."""
-        path = os.path.normpath(os.path.join(self._real, written))  # noqa: PTH118
-        if not written:
+        path = os.path.normpath(os.path.join(self._real, location))  # noqa: PTH118
+        if not location:
             rows.problem("rows_without_image", name)
-        elif "://" in written or not Path(path).is_relative_to(self._real):
-            rows.problem("images_outside_their_folder", f"{name}: {written!a}")
+        elif "://" in location or not Path(path).is_relative_to(self._real):
+            rows.problem("images_outside_their_folder", f"{name}: {location!a}")
         elif "\0" in path or not os.path.isfile(path):  # noqa: PTH113
-            rows.problem("images_without_file", f"{name}: {written!a}")
+            rows.problem("images_without_file", f"{name}: {location!a}")
         else:
             return path
         return None

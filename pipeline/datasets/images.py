@@ -71,9 +71,9 @@ def scan_images(
     paths_below: set[str] = set()
     ignored = 0
     for folder in folders:
-        images, others = image_files(root / folder, root)
+        images, ignored_here = image_files(root / folder, root)
         paths_below.update(images)
-        ignored += others
+        ignored += ignored_here
     paths = sorted(path for path in paths_below if path.rpartition("/")[2] not in leave_out)
     keys = np.empty((len(paths), KEY_BYTES), dtype=np.uint8)
     sizes = np.zeros((len(paths), 2), dtype=np.int32)
@@ -108,33 +108,33 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such image folder; check the path")
     images: list[str] = []
-    other = 0
+    ignored = 0
     for parent, files in _folders(folder):
         relative = PurePosixPath(parent.relative_to(root).as_posix())
         for name in files:
             suffix = Path(name).suffix.lower()
             if name.startswith(".") or suffix not in SUFFIXES or _is_special(parent / name):
-                other += 1
+                ignored += 1
                 continue
             images.append(_usable(str(relative / name), folder))
     if not images:
         raise DatasetError(
-            f"{folder}: no images in this folder ({other} other files; looked for "
+            f"{folder}: no images in this folder ({ignored} other files; looked for "
             f"{', '.join(sorted(SUFFIXES))}); check the path"
         )
-    return images, other
+    return images, ignored
 
 
 def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
     """Every folder at and below ``top`` with its files, links after all others, none twice."""
-    linked, seen = deque([top]), set()
+    linked, visited = deque([top]), set()
     while linked:
         for parent, names, files in os.walk(linked.popleft()):
             about = Path(parent).stat()
-            if (about.st_dev, about.st_ino) in seen:
+            if (about.st_dev, about.st_ino) in visited:
                 names.clear()
                 continue
-            seen.add((about.st_dev, about.st_ino))
+            visited.add((about.st_dev, about.st_ino))
             yield Path(parent), files
             names[:] = sorted(name for name in names if not name.startswith("."))
             links = (Path(parent) / name for name in names)

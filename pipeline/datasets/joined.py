@@ -121,9 +121,9 @@ def _refuse_shared_images(images: pa.Table, parts: list[str]) -> None:
     owners: dict[bytes, str] = {}  # key → id
     shared: list[tuple[str, str]] = []
     for key, image in zip(images["key"].to_pylist(), images["image_id"].to_pylist(), strict=True):
-        other = owners.setdefault(key, image)
-        if other.partition("/")[0] != image.partition("/")[0]:
-            shared.append((other, image))
+        owner = owners.setdefault(key, image)
+        if owner.partition("/")[0] != image.partition("/")[0]:
+            shared.append((owner, image))
     if shared:
         raise DatasetError(
             f"joining {', '.join(parts)}: {len(shared)} image(s) are in two data sets under "

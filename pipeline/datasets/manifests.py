@@ -98,7 +98,7 @@ def write_files(
     report: PrepareReport,
     *,
     count: int,
-    what: str,
+    unit: str,
     where: str,
     strict: bool,
     limit: int = sys.maxsize,
@@ -109,7 +109,7 @@ def write_files(
     Args:
         files: name of each file and what it holds, in order; no more are read than ``limit`` needs.
         count: of the files.
-        what: they are, in the plural.
+        unit: they are, in the plural.
         limit: number of images, of which the first are kept.
     """
     images, captions = [IMAGES.empty_table()], [CAPTIONS.empty_table()]
@@ -128,10 +128,10 @@ def write_files(
         for kind, names in rows.problems.items():
             problems[kind] += names
         if progress is not None:
-            progress("reading", done, count, what)
+            progress("reading", done, count, unit)
         if not room:
             break
-    report.counts[what] = len(report.shards)
+    report.counts[unit] = len(report.shards)
     report.notes += _sizes(report.shards)
     for kind, names in sorted(problems.items()):
         (report.warn if kind == INCOMPLETE else report.note)(kind, names)
@@ -194,26 +194,26 @@ def _with_control(texts: pa.Array) -> pa.BooleanArray:
 
 def _visible_captions(captions: pa.Table, report: PrepareReport) -> pa.Table:
     """The captions with something to see, cleaned."""
-    ids, said = captions["caption_id"], captions["text"]
-    control = ids.filter(_with_control(said)).to_pylist()
+    ids, written_texts = captions["caption_id"], captions["text"]
+    control = ids.filter(_with_control(written_texts)).to_pylist()
     report.note("captions_without_their_control_characters", control)
-    texts = cleaned(said)
+    texts = cleaned(written_texts)
     kept = visible(texts)
     report.note("empty_captions", ids.filter(pc.invert(kept)).to_pylist())
-    _count_trimmed(said, texts, kept, "captions", report)
+    _count_trimmed(written_texts, texts, kept, "captions", report)
     captions = captions.set_column(CAPTIONS.get_field_index("text"), "text", texts)
     return captions if pc.all(kept).as_py() else captions.filter(kept)
 
 
 def _count_trimmed(
-    said: pa.Array, texts: pa.Array, kept: pa.Array, what: str, report: PrepareReport
+    original: pa.Array, texts: pa.Array, kept: pa.Array, unit: str, report: PrepareReport
 ) -> None:
     """Count the texts that lost outer white space: a hash of the raw text does not find them."""
-    trimmed = pc.and_not(pc.and_(kept, pc.not_equal(said, texts)), _with_control(said))
+    trimmed = pc.and_not(pc.and_(kept, pc.not_equal(original, texts)), _with_control(original))
     if count := pc.sum(trimmed).as_py():
-        report.counts[f"{what}_trimmed"] = count
+        report.counts[f"{unit}_trimmed"] = count
         report.notes.append(
-            f"white space around {count:,} {what} left out; their key is the SHA-256 of the text "
+            f"white space around {count:,} {unit} left out; their key is the SHA-256 of the text "
             "without it"
         )
 

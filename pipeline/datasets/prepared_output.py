@@ -79,10 +79,10 @@ def building(
     """
     report = PrepareReport(kind)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output:
-        there = _kind_of(output)
-        if there not in (None, kind):
+        stored = _kind_of(output)
+        if stored not in (None, kind):
             raise DatasetError(
-                f"{out}: holds a data set of kind {there}, but this is one of kind {kind}; choose "
+                f"{out}: holds a data set of kind {stored}, but this is one of kind {kind}; choose "
                 "another folder, or delete that data set first"
             )
         output.check(writes)
@@ -113,9 +113,9 @@ def _refuse_another(output: Output, folder: Path, out: Path) -> None:
         if not old:
             continue
         if old.isdisjoint(new):
-            what = name.removesuffix(".parquet")
+            unit = name.removesuffix(".parquet")
             raise DatasetError(
-                f"{out}: holds a different data set: none of its {len(old):,} {what} is among the "
+                f"{out}: holds a different data set: none of its {len(old):,} {unit} is among the "
                 f"{len(new):,} new ones; choose another folder, or delete that data set first"
             )
         return

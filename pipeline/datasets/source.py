@@ -103,7 +103,7 @@ class Source(FamilySettings):
         """The input files and folders of the data set."""
         values = [getattr(self, name) for name in type(self).model_fields if name != "source"]
         nested = [list(v.values()) if isinstance(v, dict) else [v] for v in values]
-        return [path for some in nested for path in some if isinstance(path, Path)]
+        return [path for paths in nested for path in paths if isinstance(path, Path)]
 
 
 def _an_image_folder(value: Any) -> Any:
@@ -205,7 +205,7 @@ def split_name(name: str, where: str) -> str:
     Raises:
         DatasetError: an unknown name; ``where`` is its location.
     """
-    known = _SPLITS.get(name.strip().lower())
-    if known is None:
+    split = _SPLITS.get(name.strip().lower())
+    if split is None:
         raise DatasetError(f"{where}: unknown split {name!r}; expected train, dev (or val) or test")
-    return known
+    return split

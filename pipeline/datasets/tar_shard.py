@@ -42,7 +42,7 @@ def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member
             f"{file.name}: not an uncompressed tar file ({error}); check `shards`, and "
             "decompress .tar.gz first: in a compressed one no image has a place of its own"
         ) from None
-    last, others = "", 0
+    last, skipped = "", 0
     try:
         while (member := tar.next()) is not None:
             tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
@@ -53,7 +53,7 @@ def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                others += 1
+                skipped += 1
             elif name := _inside(member.name):
                 yield Member(name, member.offset_data, member.size)
             else:
@@ -64,8 +64,8 @@ def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member
         fault = f"cannot be read after {last} ({error})"
     if fault:
         rows.problem(INCOMPLETE, f"{shard}: {fault}")
-    if others:
-        rows.problem("shards_with_links_or_devices", f"{shard}: {others} left out")
+    if skipped:
+        rows.problem("shards_with_links_or_devices", f"{shard}: {skipped} left out")
 
 
 def _fault_of_the_end(file: IO[bytes], at: int, last: str) -> str:

@@ -108,7 +108,7 @@ class WebDatasetSource(Source):
             zip((path.as_posix() for path, _ in shards), _read_all(self, shards), strict=False),
             report,
             count=len(shards),
-            what="shards",
+            unit="shards",
             where=str(self.images),
             strict=self.strict,
             limit=self.limit or sys.maxsize,
@@ -127,14 +127,14 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
     if not root.is_dir():
         raise DatasetError(f"{root}: no such folder of shards; check the path")
     shards: set[Path] = set()
-    for each in _expanded(pattern):
-        matches = [path.relative_to(root) for path in root.glob(each) if path.is_file()]
+    for glob in _expanded(pattern):
+        matches = [path.relative_to(root) for path in root.glob(glob) if path.is_file()]
         if not matches:
-            of = "" if each == pattern else f" (of {pattern})"
-            there = sorted(path.name for path in root.iterdir())[:3]
+            of = "" if glob == pattern else f" (of {pattern})"
+            files = sorted(path.name for path in root.iterdir())[:3]
             raise DatasetError(
-                f"{root}: no shard matches {each!r}{of}; check `shards` and the folder, which "
-                f"contains {', '.join(map(ascii, there)) or 'nothing'}"
+                f"{root}: no shard matches {glob!r}{of}; check `shards` and the folder, which "
+                f"contains {', '.join(map(ascii, files)) or 'nothing'}"
             )
         shards.update(matches)
     return sorted(shards)
@@ -150,7 +150,7 @@ def _expanded(pattern: str) -> list[str]:
         raise DatasetError(f"shards: found {match[0]}, expected a range that counts up")
     before, after, width = pattern[: match.start()], pattern[match.end() :], len(match[1])
     numbers = range(first, last + 1)
-    return [each for n in numbers for each in _expanded(f"{before}{n:0{width}}{after}")]
+    return [expanded for n in numbers for expanded in _expanded(f"{before}{n:0{width}}{after}")]
 
 
 def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[ManifestRows]:
@@ -163,8 +163,8 @@ def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Itera
         return _read_shard(source.images, *shard, suffix, read)
 
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
-        while some := list(islice(waiting, 2 * workers)):
-            yield from pool.map(rows_of, some)
+        while batch := list(islice(waiting, 2 * workers)):
+            yield from pool.map(rows_of, batch)
 
 
 def _read_shard(

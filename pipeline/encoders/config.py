@@ -128,16 +128,16 @@ class EncoderConfig(FamilySettings):
         """
         raise self._does_not_encode("texts", "build_text")
 
-    def _does_not_encode(self, what: str, method: str) -> SightlineError:
-        others: list[str] = []
+    def _does_not_encode(self, inputs: str, method: str) -> SightlineError:
+        families: list[str] = []
         for name in self.families:
             with suppress(SightlineError):  # one that cannot be imported is not suggested
                 family = self.families.subclass(name, EncoderConfig)
                 if getattr(family, method) is not getattr(EncoderConfig, method):
-                    others.append(name)
+                    families.append(name)
         return SightlineError(
-            f"family {self.family!r} ({self.model}) does not encode {what}; "
-            f"families that do: {', '.join(others)}"
+            f"family {self.family!r} ({self.model}) does not encode {inputs}; "
+            f"families that do: {', '.join(families)}"
         )
 
 
@@ -305,8 +305,8 @@ def _family_of(name: str, kind: EncoderKind) -> str:
     models: list[str] = require("open_clip", "this encoder").list_models()
     if name.replace("/", "-") in models:
         return "open_clip"
-    known = [*(RESNETS if kind == "image" else ()), *models]
-    lowered = {model.lower(): model for model in known}
+    names = [*(RESNETS if kind == "image" else ()), *models]
+    lowered = {model.lower(): model for model in names}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.4)
     guess = f" (did you mean {lowered[near[0]]}?)" if near else ""
     resnets = f"torchvision: {', '.join(RESNETS)}; " if kind == "image" else ""

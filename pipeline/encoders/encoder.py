@@ -77,6 +77,6 @@ class TextEncoder:
         for length in np.unique(lengths).tolist():
             same = np.flatnonzero(lengths == length)
             for start in range(0, len(same), batch_size):
-                some = same[start : start + batch_size]
-                rows[some] = self.encode([texts[int(i)] for i in some], length).numpy()
+                batch = same[start : start + batch_size]
+                rows[batch] = self.encode([texts[int(i)] for i in batch], length).numpy()
         return rows

@@ -62,10 +62,10 @@ class FrozenModel:
 
     def input(self, tensor: Tensor) -> Tensor:
         """``tensor``, from anywhere, on the device; images in the model's dtype and layout."""
-        there = tensor.to(self.device, non_blocking=True)
-        if not there.is_floating_point():
-            return there
-        return there.to(self.dtype).contiguous(memory_format=self._layout)
+        moved = tensor.to(self.device, non_blocking=True)
+        if not moved.is_floating_point():
+            return moved
+        return moved.to(self.dtype).contiguous(memory_format=self._layout)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         """What `forward` makes of the `input` of ``tensors``, as float32 on the device.

@@ -71,8 +71,8 @@ def _towers(
         with quiet(), from_hub(config.model, f"weights {spec.value!r}"):
             weights = Path(open_clip.download_pretrained(published))
         revision = str(published.get("hf_hub") or weights.stem).rstrip("/")
-    own = {"mean": config.mean, "std": config.std, "interpolation": config.interpolation}
-    preprocessing |= {key: value for key, value in own.items() if value}
+    overrides = {"mean": config.mean, "std": config.std, "interpolation": config.interpolation}
+    preprocessing |= {key: value for key, value in overrides.items() if value}
     model = _untrained(config.model, architecture, preprocessing, spec.seed)
     if spec.kind != "random":
         _load(model, read_state_dict(weights), source, config.model)
@@ -135,9 +135,9 @@ def _published(name: str, tag: str, architecture: Mapping[str, Any]) -> Mapping[
     record = open_clip.get_pretrained_cfg(name, tag)
     if not record:
         tags = open_clip.list_pretrained_tags_by_model(name)
-        there = ", ".join(tags) or "none; use file:PATH or random:SEED"
-        found = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise SightlineError(f"{name} {found}; published tags: {there}")
+        published = ", ".join(tags) or "none; use file:PATH or random:SEED"
+        fault = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
+        raise SightlineError(f"{name} {fault}; published tags: {published}")
     quick = bool(record.get("quick_gelu"))
     if quick != bool(architecture.get("quick_gelu")):
         # open_clip only warns and uses the wrong activation; the features would be wrong.
@@ -203,11 +203,11 @@ def _preprocessing(cfg: Mapping[str, Any], name: str) -> ImagePreprocessing:
     shape = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     if cfg["interpolation"] == "random":  # open_clip's name for "any"; it evaluates with bicubic
         cfg = {**cfg, "interpolation": "bicubic"}
-    for key, known in ("interpolation", Interpolation), ("resize_mode", ResizeMode):
-        if cfg[key] not in get_args(known):
+    for key, choices in ("interpolation", Interpolation), ("resize_mode", ResizeMode):
+        if cfg[key] not in get_args(choices):
             raise SightlineError(
                 f"{name}: {key} {cfg[key]!r} in its preprocess_cfg; "
-                f"expected {' or '.join(get_args(known))}"
+                f"expected {' or '.join(get_args(choices))}"
             )
     return ImagePreprocessing(
         resize=shape,

@@ -100,8 +100,8 @@ class ImagePreprocessing:
         if out is None:
             out = torch.empty(pixels.shape, dtype=torch.float32, device=pixels.device)
         mean, std = (
-            torch.tensor(each).view(3, 1, 1).to(pixels.device, non_blocking=True)
-            for each in (self.mean, self.std)
+            torch.tensor(channels).view(3, 1, 1).to(pixels.device, non_blocking=True)
+            for channels in (self.mean, self.std)
         )
         return out.copy_(pixels).div_(255).sub_(mean).div_(std)
 
@@ -110,10 +110,10 @@ class ImagePreprocessing:
         from torch.nn import functional
 
         sides: list[int] = []
-        for there, wanted in zip(image.shape[:0:-1], self.crop[::-1], strict=True):
-            more = wanted - there  # on both sides together; to crop is to pad by less than 0
-            before = more // 2 if more > 0 else -round(-more / 2)
-            sides += [before, more - before]
+        for size, target in zip(image.shape[:0:-1], self.crop[::-1], strict=True):
+            padding = target - size  # on both sides together; to crop is to pad by less than 0
+            before = padding // 2 if padding > 0 else -round(-padding / 2)
+            sides += [before, padding - before]
         return functional.pad(image, sides, value=self.fill)
 
     def describe(self) -> dict[str, object]:

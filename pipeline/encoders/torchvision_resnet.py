@@ -70,9 +70,9 @@ def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, T
     """(tag, file name, state dict) of published weights. Resolves the tag ``DEFAULT``."""
     choices = models.get_model_weights(model)
     if tag not in choices.__members__:
-        there = ", ".join(choices.__members__)
-        found = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise SightlineError(f"{model} {found}; use pretrained: with one of {there}")
+        published = ", ".join(choices.__members__)
+        fault = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
+        raise SightlineError(f"{model} {fault}; use pretrained: with one of {published}")
     weights = choices[tag]
     with reaching(model, f"weights {weights.name!r}"), quiet(), redirect_stdout(sys.stderr):
         # The file's name ends in a prefix of its SHA-256, which torch checks on download. torch

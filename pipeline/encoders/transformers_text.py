@@ -211,8 +211,8 @@ def _max_length(
     """The user's value, else that of a published sentence encoder's settings, else its own."""
     if config.max_length is None:
         with source.reading(_SENTENCE_CONFIG):
-            found = source.json(_SENTENCE_CONFIG, or_give="max_length") or {}
-            published = int(found.get("max_seq_length") or 0) or None
+            sentence_settings = source.json(_SENTENCE_CONFIG, or_give="max_length") or {}
+            published = int(sentence_settings.get("max_seq_length") or 0) or None
         return own_max_length(tokenizer, settings, published)
     most = positions(settings)
     if most is not None and config.max_length > most:

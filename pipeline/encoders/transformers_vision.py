@@ -52,12 +52,12 @@ def build_image(config: TransformersConfig, device: torch.device, precision: str
         for part in ("text_model", "text_projection"):
             if hasattr(model, part):
                 delattr(model, part)
-    seen = model.get_image_features if has_two_towers(settings) else model
+    encode_pixels = model.get_image_features if has_two_towers(settings) else model
     patches = _patches(getattr(settings, "vision_config", settings), preprocessing.crop)
 
     def forward(images: Tensor) -> Tensor:
         """[n, 3, h, w] → [n, dim]."""
-        output = seen(pixel_values=images)
+        output = encode_pixels(pixel_values=images)
         if pooling == "pooler":
             return getattr(output, "pooler_output", output)
         tokens = output.last_hidden_state  # [n, special tokens and patches, d]
@@ -123,9 +123,9 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     def lengths(texts: Sequence[str]) -> list[int]:
         return [length] * len(texts)
 
-    def encode(texts: Sequence[str], asked: int) -> Tensor:
-        if asked != length:
-            raise ValueError(f"length is {asked}; this tower takes {length} only")
+    def encode(texts: Sequence[str], requested: int) -> Tensor:
+        if requested != length:
+            raise ValueError(f"length is {requested}; this tower takes {length} only")
         return frozen(*tokens(texts)).cpu()  # [n, length] → [n, dim]
 
     with torch.no_grad():
@@ -150,10 +150,10 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
 
 def _refuse(config: TransformersConfig, *names: str) -> None:
     """Refuse what only a teacher of texts has."""
-    given = [name for name in names if getattr(config, name) is not None]
-    if given:
+    present = [name for name in names if getattr(config, name) is not None]
+    if present:
         raise SightlineError(
-            f"{config.model}: {' and '.join(given)}: for teachers alone; a vision model and its "
+            f"{config.model}: {' and '.join(present)}: for teachers alone; a vision model and its "
             "text tower take none, so leave it out"
         )
 

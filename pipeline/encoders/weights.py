@@ -106,8 +106,8 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
         if state[name].shape != expected[name].shape
     ]
     problems = [
-        f"{len(names)} {what} ({_few(names)})"
-        for what, names in (
+        f"{len(names)} {fault} ({_few(names)})"
+        for fault, names in (
             ("missing", missing),
             ("unexpected", unexpected),
             ("with a different shape", unlike),

@@ -157,10 +157,10 @@ def _require_sockets() -> None:
     try:
         # a path as long as those of `multiprocessing`
         with (
-            tempfile.TemporaryDirectory(prefix="pymp-", dir=folder) as made,
+            tempfile.TemporaryDirectory(prefix="pymp-", dir=folder) as created,
             socket.socket(socket.AF_UNIX) as probe,
         ):
-            probe.bind(f"{made}/listener-12345678")
+            probe.bind(f"{created}/listener-12345678")
     except OSError as error:
         raise SightlineError(
             f"{folder}: decode processes cannot open a socket in this temporary folder: {error}; "
@@ -215,12 +215,12 @@ class Feed:
             images = torch.zeros(shape, device=self._encoder.device)
             self._read.preprocessing.normalised(pixels, out=images[: len(rows)])
             features_there = self._encoder.encode(images)
-            here = torch.empty(features_there.shape, dtype=torch.float32, pin_memory=True)
-            here.copy_(features_there, non_blocking=True)
+            on_host = torch.empty(features_there.shape, dtype=torch.float32, pin_memory=True)
+            on_host.copy_(features_there, non_blocking=True)
             done = computing.record_event()
 
         def result() -> np.ndarray:
             done.synchronize()
-            return here.numpy()
+            return on_host.numpy()
 
         return result

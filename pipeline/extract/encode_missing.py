@@ -128,8 +128,8 @@ def feature_job(
     calls = HalvingCalls(out.as_posix())
 
     def entries_of(batch: Batch) -> list[Any]:
-        found = [entries[row] for row in find_keys(keys, batch.keys)]
-        return found if inputs.stored is None else inputs.stored.filled(found)
+        chosen = [entries[row] for row in find_keys(keys, batch.keys)]
+        return chosen if inputs.stored is None else inputs.stored.filled(chosen)
 
     lengths = groups = None
     if inputs.are_texts:

@@ -235,8 +235,8 @@ def texts_in(path: Path) -> list[str]:
         columns = [(field.name, str(field.type)) for field in read_schema(path)]
         kinds = [kind for name, kind in columns if name == "text"]
         if kinds not in (["string"], ["large_string"]):
-            there = ", ".join(f"{name}: {kind}" for name, kind in columns)
-            raise SightlineError(f"{path}: has columns {there}; expected one `text` of strings")
+            described = ", ".join(f"{name}: {kind}" for name, kind in columns)
+            raise SightlineError(f"{path}: has columns {described}; expected one `text` of strings")
         table = read_table(path, ["text"])
         check_values(path, table)
         texts = table["text"].to_pylist()

@@ -189,8 +189,8 @@ class CutoutPreprocessing:
         if out is None:
             out = torch.empty(colour.shape, dtype=torch.float32, device=pixels.device)
         mean, std = (
-            torch.tensor(each).view(3, 1, 1).to(pixels.device, non_blocking=True)
-            for each in (self.image.mean, self.image.std)
+            torch.tensor(channels).view(3, 1, 1).to(pixels.device, non_blocking=True)
+            for channels in (self.image.mean, self.image.std)
         )
         clear = (_OPAQUE - alpha).to(torch.float32).div_(_OPAQUE)
         # bicubic overshoots, by more in a bright channel than in alpha
@@ -268,9 +268,9 @@ class StoredCutouts:
 
     def filled(self, entries: Sequence[CutoutEntry]) -> list[CutoutEntry]:
         """The entries, those that are stored with their pictures."""
-        found = self._rows.find(as_keys([entry.key for entry in entries]))
-        pictures = iter(self._rows.gather(found[found >= 0])["png"].to_pylist())
+        places = self._rows.find(as_keys([entry.key for entry in entries]))
+        pictures = iter(self._rows.gather(places[places >= 0])["png"].to_pylist())
         return [
             entry._replace(png=next(pictures)) if row >= 0 else entry
-            for row, entry in zip(found, entries, strict=True)
+            for row, entry in zip(places, entries, strict=True)
         ]

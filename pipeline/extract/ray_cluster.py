@@ -53,13 +53,13 @@ def on_ray(
         resources, device, room = _room(ray, machine.device, threads)
         count = min(most or room, room)
         task = ray.remote(max_retries=DEATHS, retry_exceptions=[Killed], **resources)(_worker)
-        given = {k: v for k, v in os.environ.items() if k.startswith(_HANDED_DOWN)}
+        inherited = {k: v for k, v in os.environ.items() if k.startswith(_HANDED_DOWN)}
         names = {}
         for index in range(count):
             worker = WorkerNumber(index, count)
             words = of_worker(command, worker, device)
-            names[task.remote(f"{worker} on {device}", words, str(Path.cwd()), given)] = worker
-        left, begun, said = list(names), time.monotonic(), False
+            names[task.remote(f"{worker} on {device}", words, str(Path.cwd()), inherited)] = worker
+        left, begun, warned = list(names), time.monotonic(), False
         with redirect_stdout(sys.stderr):  # Ray prints what it retries, where our result belongs
             try:
                 while left:
@@ -67,8 +67,8 @@ def on_ray(
                     for ref in ended:
                         yield _end_of(ray, ref, names[ref])
                     yield None
-                    if not watch.done and not said and time.monotonic() - begun > _PATIENCE:
-                        said = True
+                    if not watch.done and not warned and time.monotonic() - begun > _PATIENCE:
+                        warned = True
                         to_stderr(
                             "no row is done yet: workers are starting, or wait for room on the "
                             "Ray cluster (`ray status`)"
@@ -100,13 +100,13 @@ def _worker(name: str, command: list[str], folder: str, environment: dict[str, s
     try:
         os.chdir(folder)
     except OSError:
-        said = (
+        message = (
             f"error: {folder}: node {socket.gethostname()} of the cluster has no such folder; "
             "every node needs the folders of inputs and outputs at the same path"
         )
-        return Ended(name, 1, "", said)
-    with TemporaryDirectory(prefix="sightline-") as made:
-        child = Child(name, command, Path(made, "worker"))
+        return Ended(name, 1, "", message)
+    with TemporaryDirectory(prefix="sightline-") as scratch:
+        child = Child(name, command, Path(scratch, "worker"))
         try:
             status = child.process.wait()
         finally:

@@ -274,12 +274,12 @@ def _to_do(job: Job, writer: SetWriter, batches: Sequence[Batch]) -> SetSummary:
     """What a run would compute, beside any run that is writing there."""
     left = sum(len(batch.keys) for batch in batches)
     new_bytes = writer.bytes_of(left + writer.copied_rows)
-    there = writer.wanted_rows - left - writer.copied_rows
+    stored = writer.wanted_rows - left - writer.copied_rows
     remarks = [f"recomputing everything because {why}" for why in writer.replaces]
     return SetSummary(
         writer.folder,
         job.unit,
-        holds=f"{there:,} {job.unit} there",
+        holds=f"{stored:,} {job.unit} there",
         copied=writer.copied_rows,
         remarks=(*remarks, *writer.repaired),
         to_do=left,
@@ -352,8 +352,8 @@ def _named(writer: SetWriter) -> tuple[str, ...]:
     # a pulled set comes without the list
     failures = sorted(writer.failures.items())
     lines = [f"  {each['path'] or key.hex()[:16]}: {each['reason']}" for key, each in failures[:3]]
-    more = f"{len(failures) - 3:,} more in " if len(failures) > 3 else ""
-    return (*lines, f"  {more}{writer.run_folder / FAILURES}") if lines else ()
+    further = f"{len(failures) - 3:,} more in " if len(failures) > 3 else ""
+    return (*lines, f"  {further}{writer.run_folder / FAILURES}") if lines else ()
 
 
 def _check_failures(summary: SetSummary, total: int, max_failed: float) -> None:
@@ -370,15 +370,15 @@ def _check_failures(summary: SetSummary, total: int, max_failed: float) -> None:
     good = total - failed
     if good and failed <= max_failed * total:
         return
-    found = f"all {total:,} {unit} failed"
+    outcome = f"all {total:,} {unit} failed"
     remedy = "Fix or remove these files and rerun `sightline prepare`"
     if good:
-        found = (
+        outcome = (
             f"{failed:,} of {total:,} {unit} failed, more than max_failed = {max_failed:g} allows; "
             f"the {good:,} good ones are published"
         )
         remedy += ", or raise max_failed"
-    raise SightlineError("\n".join([f"{out}: {found}.", *summary.failures, f"  {remedy}."]))
+    raise SightlineError("\n".join([f"{out}: {outcome}.", *summary.failures, f"  {remedy}."]))
 
 
 @contextmanager

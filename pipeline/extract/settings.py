@@ -129,11 +129,11 @@ class Machine(Settings):
 
     @field_validator("devices", mode="before")
     @classmethod
-    def _in_full(cls, given: Any) -> tuple[str, ...]:
+    def _in_full(cls, value: Any) -> tuple[str, ...]:
         """Full names, each once: ``0`` is ``cuda:0``, and ``0,1`` a list; none is ``auto``."""
-        if isinstance(given, str):
-            given = given.split(",")
-        words = given if isinstance(given, list | tuple) else [given]
+        if isinstance(value, str):
+            value = value.split(",")
+        words = value if isinstance(value, list | tuple) else [value]
         names: list[str] = []
         for device in words:
             word = str(device).strip()

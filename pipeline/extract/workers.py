@@ -63,8 +63,8 @@ class Ended:
             return ""
         if self.status < 0:
             return f"{self.name} {killed_by(-self.status)}"
-        _, found, message = f"\n{self.said}".partition(f"\n{_ERROR}")
-        return message.strip() if found else f"{self.name}: {self.said.strip() or self.status}"
+        _, marker, message = f"\n{self.said}".partition(f"\n{_ERROR}")
+        return message.strip() if marker else f"{self.name}: {self.said.strip() or self.status}"
 
 
 def run_workers(
@@ -107,10 +107,10 @@ def run_workers(
     else:
         ends = _on_devices(command, machine.devices, worker or WorkerNumber(0, 1), watch)
         every = watch.until_all_ended(ends)
-    failed = list(dict.fromkeys(each.error for each in every if each.error))
+    failed = list(dict.fromkeys(end.error for end in every if end.error))
     if not failed:
-        return max(every, key=lambda each: each.when).printed
-    if any(not each.error for each in every):
+        return max(every, key=lambda end: end.when).printed
+    if any(not end.error for end in every):
         failed.append(
             "What the other workers computed is kept; rerun the same command to resume."
             if any(rows_done(folder) for folder in sets)
@@ -221,9 +221,9 @@ class Child:
         written: its output goes to files of this name with ``.out`` and ``.err``.
     """
 
-    def __init__(self, name: str, command: Sequence[str], written: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], stem: Path) -> None:
         self._name, self._command = name, command
-        self._output, self._errors = written.with_suffix(".out"), written.with_suffix(".err")
+        self._output, self._errors = stem.with_suffix(".out"), stem.with_suffix(".err")
         self._deaths = 0
         self.start()
 

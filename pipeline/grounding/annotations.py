@@ -80,7 +80,7 @@ class PhrasesFile:
             else:
                 detail = f"the caption reads {caption.text[start:end]!r} there"
                 dropped.append(Dropped(row["phrase"], "not_in_caption", detail))
-        found = [
+        phrases = [
             Grounded(
                 some[0]["phrase"],
                 start,
@@ -91,7 +91,7 @@ class PhrasesFile:
             )
             for (start, end), some in spans.items()
         ]
-        return found, dropped
+        return phrases, dropped
 
     def _mask(self, row: dict[str, Any], image: Tensor, caption: Caption) -> Tensor:
         """bool [h, w]; GroundingError if it is damaged or its size differs from the image's."""

@@ -160,26 +160,26 @@ class BlockGrounder:
     def _ground(self, batch: Sequence[_Image]) -> None:
         """Give the intact images their answers; those that the grounder refuses fail."""
         while True:
-            asked = [
+            questions = [
                 (image, image.pixels, caption)
                 for image in batch
                 if image.pixels is not None
                 for caption in image.unit.captions
             ]
 
-            def call(start: int, stop: int, asked: Sequence[Any] = asked) -> list[Answer]:
-                _, pixels, captions = zip(*asked[start:stop], strict=True)
+            def call(start: int, stop: int, questions: Sequence[Any] = questions) -> list[Answer]:
+                _, pixels, captions = zip(*questions[start:stop], strict=True)
                 return self._grounder.ground(pixels, captions)
 
             try:
-                answers = chain.from_iterable(self.calls[0].run(len(asked), call))
+                answers = chain.from_iterable(self.calls[0].run(len(questions), call))
             except GroundingError as error:
-                blamed = {image.unit.key: image for image, *_ in asked}.get(error.image_key)
+                blamed = {image.unit.key: image for image, *_ in questions}.get(error.image_key)
                 if blamed is None:
                     raise  # not about an image of this batch: retrying would never end
                 blamed.fail(error)
             else:
-                for (image, *_), answer in zip(asked, answers, strict=True):
+                for (image, *_), answer in zip(questions, answers, strict=True):
                     image.answers.append(answer)
                 return
 
@@ -187,9 +187,9 @@ class BlockGrounder:
         """Apply the rules and segment: rows of the intact images, in order."""
         intact = [image for image in batch if image.pixels is not None]
         for image in intact:
-            for i, (found, dropped) in enumerate(image.answers):
-                phrases, more = select(found, self._rules, *image.size)
-                image.answers[i] = phrases, [*dropped, *more]
+            for i, (phrases_found, dropped) in enumerate(image.answers):
+                phrases, rejected = select(phrases_found, self._rules, *image.size)
+                image.answers[i] = phrases, [*dropped, *rejected]
         masks = self._segmented([image for image in intact if image.phrases])
         rows = []
         for image in intact:
@@ -262,8 +262,8 @@ def _checked(image: _Image, masks: Tensor, count: int) -> Tensor:
     """``masks``, if there are ``count`` with the image's size; GroundingError otherwise."""
     expected = [count, *image.size]
     if list(masks.shape) != expected or masks.dtype != torch.bool:
-        found = f"{masks.dtype} {list(masks.shape)}".removeprefix("torch.")
-        reason = f"masks: found {found}, expected bool {expected}"
+        shape = f"{masks.dtype} {list(masks.shape)}".removeprefix("torch.")
+        reason = f"masks: found {shape}, expected bool {expected}"
         raise GroundingError(image.unit.key, "wrong_size", reason)
     return masks
 

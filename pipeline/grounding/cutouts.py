@@ -57,13 +57,13 @@ def cutouts_job(
         with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
             for batch in batches:
                 objects = cutout_entries(records, phrases.take(find_keys(keys, batch.keys)), places)
-                images = [[*some] for _, some in groupby(objects, lambda each: each.image_key)]
+                images = [[*group] for _, group in groupby(objects, lambda entry: entry.image_key)]
                 rows: list[dict[str, Any]] = []
                 failed: dict[bytes, Failure] = {}
-                for some, failures in pool.map(cut, images):
-                    rows += some
+                for group, failures in pool.map(cut, images):
+                    rows += group
                     failed |= failures
-                    advance(len(some) + len(failures))
+                    advance(len(group) + len(failures))
                 yield BatchResult(batch, pa.Table.from_pylist(rows, schema=CUTOUTS), failed)
 
     def cut(objects: list[CutoutEntry]) -> tuple[list[dict[str, Any]], dict[bytes, Failure]]:

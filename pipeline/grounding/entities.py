@@ -108,12 +108,12 @@ class Entities:
 
     def _answer(self, image: Tensor, caption: Caption) -> Answer:
         sentences, entities = self._read(image, caption)
-        named = {mention.entity for sentence in sentences for mention in sentence.mentions}
-        found: list[Grounded] = []
+        mentioned = {mention.entity for sentence in sentences for mention in sentence.mentions}
+        phrases: list[Grounded] = []
         dropped = [
             Dropped("", "unnamed", f"id {entity} has no phrase in any sentence")
             for entity in entities
-            if entity not in named
+            if entity not in mentioned
         ]
         for sentence in sentences:
             spans = align(sentence, caption.text)
@@ -125,14 +125,14 @@ class Entities:
                     words = sentence.text[mention.start : mention.end]
                     dropped.append(Dropped(words, "not_in_caption", "the mark holds no letter"))
                 elif entity is not None and entity.boxes:
-                    found.append(_grounded(caption.text, span, entity))
+                    phrases.append(_grounded(caption.text, span, entity))
                 else:
                     dropped.append(_without_box(caption.text[slice(*span)], mention, entity))
             if not sentence.mentions:
                 dropped.append(Dropped("", "no_phrase", "nothing is marked in this sentence"))
-            return found, dropped
+            return phrases, dropped
         dropped.append(Dropped("", "no_phrase", "no sentence of the image reads like this caption"))
-        return found, dropped
+        return phrases, dropped
 
     def _read(self, image: Tensor, caption: Caption) -> tuple[list[Sentence], dict[str, Entity]]:
         """The sentences of an image, and its entities by id."""
@@ -153,11 +153,11 @@ class Entities:
                 f"has {width} × {height}",
             )
         entities: dict[str, Entity] = {}
-        for thing in annotation["object"]:
-            for name in thing["name"]:
+        for element in annotation["object"]:
+            for name in element["name"]:
                 entity = entities.setdefault(name, Entity())
-                entity.scene = entity.scene or thing["scene"] == "1"
-                if box := thing["bndbox"]:
+                entity.scene = entity.scene or element["scene"] == "1"
+                if box := element["bndbox"]:
                     corners = box["xmin"] - 1, box["ymin"] - 1, box["xmax"], box["ymax"]
                     entity.boxes.append(corners)
         return sentences, entities
@@ -239,21 +239,21 @@ def _read_annotation(path: Path) -> _File:
         root = ElementTree.fromstring(read_data(path))
     except (ElementTree.ParseError, LookupError, ValueError) as error:  # also a strange encoding
         raise SightlineError(f"{path}: truncated or invalid XML ({error})") from error
-    written = {
+    content = {
         "size": _texts(root.find("size")),
         "object": [
             {
                 "name": [
-                    text for name in thing.iter("name") if (text := (name.text or "").strip())
+                    text for name in element.iter("name") if (text := (name.text or "").strip())
                 ],
-                "bndbox": _texts(thing.find("bndbox")),
-                "scene": (thing.findtext("scene") or "").strip(),
+                "bndbox": _texts(element.find("bndbox")),
+                "scene": (element.findtext("scene") or "").strip(),
             }
-            for thing in root.iter("object")
+            for element in root.iter("object")
         ],
     }
     try:
-        return _FILE.validate_python(written)
+        return _FILE.validate_python(content)
     except ValidationError as error:
         raise refusal(path, error, dotted) from None
 
@@ -276,14 +276,14 @@ def align(sentence: Sentence, caption: str) -> list[tuple[int, int] | None] | No
         None if they do not match.
     """
     for counts in (lambda c: not c.isspace(), str.isalnum):
-        here, there = _characters(caption, counts), _characters(sentence.text, counts)
-        if [c for c, _ in here] != [c for c, _ in there]:
+        ours, marked_text = _characters(caption, counts), _characters(sentence.text, counts)
+        if [c for c, _ in ours] != [c for c, _ in marked_text]:
             continue
         spans: list[tuple[int, int] | None] = []
         for mention in sentence.mentions:
             inside = [
                 at
-                for (_, at), (_, marked) in zip(here, there, strict=True)
+                for (_, at), (_, marked) in zip(ours, marked_text, strict=True)
                 if mention.start <= marked < mention.end
             ]
             spans.append((inside[0], inside[-1] + 1) if inside else None)

@@ -50,13 +50,13 @@ class Florence2Grounder(ModelGrounder[Florence2Settings]):
             self.answers(images, texts), images, captions, texts, strict=True
         ):
             height, width = image.shape[1:]
-            found, dropped = parse_answer(
+            phrases, dropped = parse_answer(
                 answer, caption.text, (width, height), self._processor.post_processor
             )
             if len(text) < len(caption.text):
                 detail = f"only the first {len(text):,} of {len(caption.text):,} characters fit"
                 dropped.append(Dropped("", "too_long", detail))
-            answers.append((found, dropped))
+            answers.append((phrases, dropped))
         return answers
 
     def answers(self, images: Sequence[Tensor], texts: Sequence[str]) -> list[str]:
@@ -106,7 +106,7 @@ def parse_answer(
     """
     parsed = post_processor(text=answer, image_size=size, parse_tasks="phrase_grounding")
     finder = SpanFinder(caption, ascii_only=True)  # the post-processing drops all but ASCII
-    found: list[Grounded] = []
+    phrases: list[Grounded] = []
     dropped = _unparsed(answer, post_processor.banned_grounding_tokens)
     for phrase in parsed["phrase_grounding"]:
         span = finder.find(phrase["cat_name"])
@@ -115,8 +115,8 @@ def parse_answer(
             dropped.append(Dropped(label, "not_in_caption", finder.reason(label)))
             continue
         boxes = torch.tensor(phrase["bbox"], dtype=torch.float32)
-        found.append(Grounded(caption[slice(*span)], *span, boxes, torch.ones(len(boxes))))
-    return found, dropped
+        phrases.append(Grounded(caption[slice(*span)], *span, boxes, torch.ones(len(boxes))))
+    return phrases, dropped
 
 
 def _unparsed(answer: str, banned: set[str]) -> list[Dropped]:

@@ -106,19 +106,19 @@ class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
             return [], [Dropped("", "no_phrase", "the caption has no noun phrase")]
         boxes, scores = output
         passed = scores.amax(dim=1) > self._settings.box_threshold  # [q]
-        found: list[Grounded] = []
+        phrases: list[Grounded] = []
         dropped: list[Dropped] = []
         for span, tokens in zip(query.spans, query.tokens, strict=True):
             phrase = caption[slice(*span)]
-            own = scores[:, tokens].amax(dim=1)  # [q]
-            rows = torch.nonzero(passed & (own > self._settings.text_threshold)).flatten()
+            of_phrase = scores[:, tokens].amax(dim=1)  # [q]
+            rows = torch.nonzero(passed & (of_phrase > self._settings.text_threshold)).flatten()
             if len(rows):
-                found.append(Grounded(phrase, *span, boxes[rows], own[rows]))
+                phrases.append(Grounded(phrase, *span, boxes[rows], of_phrase[rows]))
             else:
-                best = float(torch.where(passed, own, 0).max()) if bool(passed.any()) else 0.0
+                best = float(torch.where(passed, of_phrase, 0).max()) if bool(passed.any()) else 0.0
                 detail = f"no box above the thresholds (best of the boxes: {best:.3f})"
                 dropped.append(Dropped(phrase, "no_box", detail))
-        return found, dropped + [self._beyond(caption, span) for span in query.beyond]
+        return phrases, dropped + [self._beyond(caption, span) for span in query.beyond]
 
     def _beyond(self, caption: str, span: tuple[int, int]) -> Dropped:
         most = self._model.config.max_text_len

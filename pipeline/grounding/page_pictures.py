@@ -94,18 +94,18 @@ def thumbnails(
     table = read_manifest(manifest, IMAGES)
     rows = zip(places_of(manifest, table), table["key"].to_pylist(), strict=True)
     sources = dict(zip(table["image_id"].to_pylist(), rows, strict=True))
-    found = {}
+    pictures = {}
     for image in image_ids:
         if image not in sources or (keys is not None and image not in keys):
-            found[image] = Thumbnail(problem=f"{image}: not in {manifest.name}")
+            pictures[image] = Thumbnail(problem=f"{image}: not in {manifest.name}")
             continue
         place, key = sources[image]
         try:
             pixels = load_picture(place.below(root), key if keys is None else keys[image])
-            found[image] = Thumbnail(photograph(pixels, side))
+            pictures[image] = Thumbnail(photograph(pixels, side))
         except ImageError as error:
-            found[image] = Thumbnail(problem=f"{place}: {error.reason}")
-    return found
+            pictures[image] = Thumbnail(problem=f"{place}: {error.reason}")
+    return pictures
 
 
 def photographs(

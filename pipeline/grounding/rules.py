@@ -107,11 +107,11 @@ def _without_duplicates(
     overlaps = box_iou(boxes.reshape(-1, 4), boxes.reshape(-1, 4)).tolist()
     kept: list[int] = []
     for row, phrase in enumerate(phrases):
-        for other in kept:
-            overlap = overlaps[row][other]
+        for better in kept:
+            overlap = overlaps[row][better]
             if limit is not None and overlap >= limit:
-                detail = f"box of {phrases[other].phrase!r}, IoU {overlap:.2f}"
-            elif _span(phrase) == _span(phrases[other]):
+                detail = f"box of {phrases[better].phrase!r}, IoU {overlap:.2f}"
+            elif _span(phrase) == _span(phrases[better]):
                 detail = "the same words again"
             else:
                 continue

@@ -43,9 +43,9 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
             for place in places:
                 questions[caption.image_key, caption.text[slice(*place)].lower()] = None
         keys = list(dict.fromkeys(key for key, _ in questions))
-        found = self._ask([images[first[key]] for key in keys], keys, list(questions))
+        answers_of = self._ask([images[first[key]] for key in keys], keys, list(questions))
         return [
-            self._answer(caption, places, found)
+            self._answer(caption, places, answers_of)
             for caption, places in zip(captions, spans, strict=True)
         ]
 
@@ -66,24 +66,24 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
         pixels = self._processor.image_processor(images=list(images), return_tensors="pt")
         answers: dict[tuple[bytes, str], Found] = {}
         with computing(self._device, self._precision):
-            seen = self._model.get_vision_features(pixels["pixel_values"].to(self._device))
+            features = self._model.get_vision_features(pixels["pixel_values"].to(self._device))
             for start in range(0, len(questions), len(images)):
-                some = questions[start : start + len(images)]
-                rows = [keys.index(key) for key, _ in some]
+                batch = questions[start : start + len(images)]
+                rows = [keys.index(key) for key, _ in batch]
                 text = self._processor.tokenizer(
-                    [phrase for _, phrase in some],
+                    [phrase for _, phrase in batch],
                     padding="max_length",
                     truncation=True,
                     max_length=MAX_TOKENS,
                     return_tensors="pt",
                 ).to(self._device)
                 output = self._model(
-                    vision_embeds=_rows_of(seen, rows),
+                    vision_embeds=_rows_of(features, rows),
                     input_ids=text["input_ids"],
                     attention_mask=text["attention_mask"],
                 )
                 sizes = [tuple(images[row].shape[1:]) for row in rows]
-                answers.update(zip(some, self._read(output, sizes), strict=True))
+                answers.update(zip(batch, self._read(output, sizes), strict=True))
         return answers
 
     def _read(self, output: Any, sizes: Sequence[tuple[int, ...]]) -> list[Found]:
@@ -104,13 +104,13 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
         self,
         caption: Caption,
         spans: Sequence[tuple[int, int]],
-        found: dict[tuple[bytes, str], Found],
+        instances: dict[tuple[bytes, str], Found],
     ) -> Answer:
         grounded: list[Grounded] = []
         dropped: list[Dropped] = []
         for span in spans:
             phrase = caption.text[slice(*span)]
-            boxes, scores, masks = found[caption.image_key, phrase.lower()]
+            boxes, scores, masks = instances[caption.image_key, phrase.lower()]
             if len(boxes):
                 grounded.append(Grounded(phrase, *span, boxes, scores, masks))
             else:
@@ -120,12 +120,12 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
         return grounded, dropped
 
 
-def _rows_of(seen: Any, rows: Sequence[int]) -> Any:
+def _rows_of(features: Any, rows: Sequence[int]) -> Any:
     """Encoded images, one for each of ``rows``; an image may occur several times."""
-    return type(seen)(
+    return type(features)(
         **{
             name: tuple(level[list(rows)] for level in value)
-            for name, value in seen.items()
+            for name, value in features.items()
             if name in ("fpn_hidden_states", "fpn_position_encoding")
         }
     )

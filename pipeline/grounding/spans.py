@@ -29,14 +29,14 @@ class SpanFinder:
 
     def find(self, label: str) -> tuple[int, int] | None:
         """Span (start, end) of the next occurrence of ``label``, or None if there is none left."""
-        wanted = self._wanted(label)
-        if not wanted:
+        folded = self._wanted(label)
+        if not folded:
             return None
-        start = self._resume.get(wanted, 0)
-        while (start := self._text.find(wanted, start)) >= 0:
-            end = start + len(wanted)
+        start = self._resume.get(folded, 0)
+        while (start := self._text.find(folded, start)) >= 0:
+            end = start + len(folded)
             if self._separates(start) and self._separates(end):
-                self._resume[wanted] = end
+                self._resume[folded] = end
                 return self._widened(self._folded[start][1], self._folded[end - 1][2])
             start += 1
         return None
@@ -54,8 +54,8 @@ class SpanFinder:
         """Whether the position before folded character ``at`` is between two clusters and words."""
         if at in (0, len(self._folded)):
             return True
-        (before, start, _), (after, other, _) = self._folded[at - 1 : at + 1]
-        return start != other and not (_in_word(before) and _in_word(after))
+        (before, start, _), (after, next_start, _) = self._folded[at - 1 : at + 1]
+        return start != next_start and not (_in_word(before) and _in_word(after))
 
     def _widened(self, start: int, end: int) -> tuple[int, int]:
         """The span, extended over ignored non-ASCII letters at its ends."""

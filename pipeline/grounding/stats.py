@@ -45,7 +45,7 @@ def statistics(folder: Path, captions: Path | None = None) -> dict[str, Any]:
         "images": len(images),
         "failed": dict(Counter(sorted(failed.values())).most_common()),
         "captions": sum(images["captions"].to_pylist()),
-        "contrasted": sum(len(some) >= _LEAST_PAIRS for some in spans.values()),
+        "contrasted": sum(len(spans_of) >= _LEAST_PAIRS for spans_of in spans.values()),
         "pairs": len(phrases),
         "pairs_per_image": len(phrases) / max(len(images), 1),
         "published_pairs_per_image": PUBLISHED_PAIRS,
@@ -86,9 +86,9 @@ def _coverage(spans: _Spans, captions: Path) -> float | None:
             f"{min(absent).hex()[:12]}…); give the manifest that the grounding was made from"
         )
     shares = []
-    for (_, caption), some in spans.items():
+    for (_, caption), group in spans.items():
         length = len(texts[caption])
-        covered = {at for start, end in some for at in range(max(start, 0), min(end, length))}
+        covered = {at for start, end in group for at in range(max(start, 0), min(end, length))}
         if length:
             shares.append(len(covered) / length)
     return sum(shares) / len(shares) if shares else None

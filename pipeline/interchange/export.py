@@ -77,8 +77,8 @@ def export_features(
     source = ExportedRows(features, names, normalise)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as work:
         (write_parquet if form == "parquet" else write_npy)(work, source)
-        now = {"spec": spec, "fingerprint": spec.fingerprint}
-        provenance = describe(record.model_copy(update=now))
+        update = {"spec": spec, "fingerprint": spec.fingerprint}
+        provenance = describe(record.model_copy(update=update))
         for of_the_set in ("Size", "Content digest") if normalise else ("Size",):
             provenance.pop(of_the_set, None)
         (work / "README.md").write_text(card(spec, form, provenance, licence, list(names)), "utf-8")
@@ -86,7 +86,7 @@ def export_features(
         size = sum(path.stat().st_size for path in files)
         about = {"schema": SCHEMA, "form": form, "spec": spec.model_dump(mode="json")}
         output.publish(work, about)
-    unnamed = max((each.null_count for each in names.values()), default=0)
+    unnamed = max((column.null_count for column in names.values()), default=0)
     return Exported(len(features), len(files), size, unnamed)
 
 

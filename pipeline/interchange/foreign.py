@@ -130,12 +130,12 @@ def find(source: Path, kind: Kind | None, features: str | None, names: str | Non
     """
     if not source.exists():
         raise SightlineError(f"{source}: no such file or folder; {_EXPECTED}")
-    if folders := [what for what in ("img", "text") if (source / f"{what}_emb").is_dir()]:
+    if folders := [kind_of for kind_of in ("img", "text") if (source / f"{kind_of}_emb").is_dir()]:
         return _clip_retrieval(source, folders, kind, features, names)
     files = [source] if source.is_file() else sorted(source.rglob("*"))
     for suffix in SUFFIXES[:-1]:
-        if some := [path for path in files if path.suffix == suffix and path.is_file()]:
-            return _datacomp_or_tables(some, kind, features, names)
+        if files_of := [path for path in files if path.suffix == suffix and path.is_file()]:
+            return _datacomp_or_tables(files_of, kind, features, names)
     if any(path.suffix == ".npy" for path in files):
         raise SightlineError(
             f"{source}: rows without metadata: nothing says which image or text each of them "
@@ -155,14 +155,14 @@ def _clip_retrieval(
             f"{source}: has img_emb and text_emb; choose with --kind image or text"
         )
     kind = kind or ("image" if folders == ["img"] else "text")
-    what = "img" if kind == "image" else "text"
+    prefix = "img" if kind == "image" else "text"
     numbered = {
         match[1]: path
-        for path in (source / f"{what}_emb").glob("*.npy")
-        if (match := re.fullmatch(rf"{what}_emb_(\d+)\.npy", path.name))
+        for path in (source / f"{prefix}_emb").glob("*.npy")
+        if (match := re.fullmatch(rf"{prefix}_emb_(\d+)\.npy", path.name))
     }
     if not numbered:
-        raise SightlineError(f"{source}: has no {what}_emb/{what}_emb_N.npy")
+        raise SightlineError(f"{source}: has no {prefix}_emb/{prefix}_emb_N.npy")
     parts = [
         _part(numbered[number], source / f"metadata/metadata_{number}.parquet", "", kind, names)
         for number in sorted(numbered, key=int)
@@ -186,8 +186,8 @@ def _datacomp_or_tables(
         _part(path, path.with_suffix(".parquet") if archives else path, column, kind, names)
         for path, column in zip(files, columns, strict=True)
     ]
-    known = {} if features is None else {"array" if archives else "column": features}
-    return Foreign(files[0].suffix[1:], kind, parts, known)
+    facts = {} if features is None else {"array" if archives else "column": features}
+    return Foreign(files[0].suffix[1:], kind, parts, facts)
 
 
 def _column_of_rows(path: Path, name: str | None) -> str:
@@ -204,9 +204,9 @@ def _column_of_rows(path: Path, name: str | None) -> str:
     if name is None and len(usual) == 1:
         name = usual[0]
     if name is None or name not in kinds:
-        there = (f"{each!r}: {kind}" if kind else repr(each) for each, kind in kinds.items())
+        columns = (f"{each!r}: {kind}" if kind else repr(each) for each, kind in kinds.items())
         raise SightlineError(
-            f"{path}: has {', '.join(there)[:500] or 'no arrays'}; name the array, or the column "
+            f"{path}: has {', '.join(columns)[:500] or 'no arrays'}; name the array, or the column "
             "of lists of numbers, with --features"
         )
     kind = kinds[name]
@@ -225,18 +225,18 @@ def _part(rows: Path, table: Path, column: str, kind: Kind, names: str | None) -
             f"{rows}: {table.name} is missing, so nothing says which {kind} each row describes; "
             "without it there are no keys"
         )
-    there = {field.name: str(field.type) for field in schema_of(table)}
+    columns = {field.name: str(field.type) for field in schema_of(table)}
     usual = (KEY, *NAMES["image" if kind == "image" else "text"])
     for name in usual if names is None else (names,):
-        keyed = name == KEY and name in there and _has_keys(table)
-        if name not in there or (name == KEY and names is None and not keyed):
+        keyed = name == KEY and name in columns and _has_keys(table)
+        if name not in columns or (name == KEY and names is None and not keyed):
             continue
-        if there[name] not in ("string", "large_string"):
-            raise SightlineError(f"{table}: column {name!r} is {there[name]}, expected texts")
+        if columns[name] not in ("string", "large_string"):
+            raise SightlineError(f"{table}: column {name!r} is {columns[name]}, expected texts")
         return Part(rows, table, column, name, keyed)
-    what = "names the images" if kind == "image" else "holds the texts"
+    role = "names the images" if kind == "image" else "holds the texts"
     raise SightlineError(
-        f"{table}: has columns {', '.join(there)[:300]}; without one that {what} there are no "
+        f"{table}: has columns {', '.join(columns)[:300]}; without one that {role} there are no "
         "keys: give it with --names"
     )
 

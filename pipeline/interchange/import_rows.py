@@ -118,15 +118,15 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     """
     foreign = find(source, options.kind, options.features, options.names)
     dim, dtype = _one_shape(foreign.parts)
-    keys, known, counts, trimmed = _keys(source, foreign, options)
-    kept = np.flatnonzero(known)
-    kept = kept[np.sort(unique_sorted(keys[known]))]
+    keys, keyed, counts, trimmed = _keys(source, foreign, options)
+    kept = np.flatnonzero(keyed)
+    kept = kept[np.sort(unique_sorted(keys[keyed]))]
     if not len(kept):
         raise SightlineError(f"{source}: contains no rows")
-    wanted = np.zeros(len(keys), dtype=bool)
-    wanted[kept] = True
+    chosen = np.zeros(len(keys), dtype=bool)
+    chosen[kept] = True
     every = list(zip(foreign.parts, counts, strict=True))
-    normalised, contradicting = _measure(every, keys, known, wanted)
+    normalised, contradicting = _measure(every, keys, keyed, chosen)
     spec = foreign_spec(
         foreign.form,
         [path for part in foreign.parts for path in dict.fromkeys((part.rows, part.table))],
@@ -139,10 +139,10 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     )
     inputs = [source] if options.data is None else [source, options.data]
     blocks = (
-        (keys[here][wanted[here]], rows[wanted[here]]) for here, rows in _blocks(every, "import")
+        (keys[here][chosen[here]], rows[chosen[here]]) for here, rows in _blocks(every, "import")
     )
     record = write_rows(out, spec, keys[kept], blocks, inputs)
-    repeated, missing = int(known.sum()) - len(kept), int((~known).sum())
+    repeated, missing = int(keyed.sum()) - len(kept), int((~keyed).sum())
     return Imported(record, foreign.form, missing, repeated, contradicting, trimmed)
 
 
@@ -175,29 +175,29 @@ def _keys(
     for part in foreign.parts:
         names = part.names_of_rows()
         if part.keyed:
-            some = [bytes.fromhex(name) if name and is_key(name) else None for name in names]
+            part_keys = [bytes.fromhex(name) if name and is_key(name) else None for name in names]
         elif foreign.kind == "image":
             images = images or _ImageKeys(source, options.data, names)
-            some = images.of(names)
+            part_keys = images.of(names)
         else:
             texts = cleaned(pa.array(names, pa.string())).to_pylist()
             trimmed += sum(text != name for text, name in zip(texts, names, strict=True))
-            some = [key_of_text(text) if text else None for text in texts]
-        if None in some and not lost:
-            row = some.index(None)
+            part_keys = [key_of_text(text) if text else None for text in texts]
+        if None in part_keys and not lost:
+            row = part_keys.index(None)
             lost = f"{names[row]!r:.80} (row {row} of {part.table.name})"
-        keys += some
+        keys += part_keys
         counts.append(len(names))
-    known = np.array([key is not None for key in keys], dtype=bool)
-    if lost and not (options.allow_missing and known.any()):
+    keyed = np.array([key is not None for key in keys], dtype=bool)
+    if lost and not (options.allow_missing and keyed.any()):
         where = f"not in {options.data}" if foreign.kind == "image" else "empty"
-        remedy = "; --allow-missing leaves these rows out" if known.any() else ""
+        remedy = "; --allow-missing leaves these rows out" if keyed.any() else ""
         raise SightlineError(
-            f"{source}: {int((~known).sum()):,} of {len(keys):,} rows have no key, because their "
+            f"{source}: {int((~keyed).sum()):,} of {len(keys):,} rows have no key, because their "
             f"{foreign.kind} is {where}, such as {lost}{remedy}"
         )
     raw = b"".join(key or bytes(KEY_BYTES) for key in keys)
-    return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), known, counts, trimmed
+    return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), keyed, counts, trimmed
 
 
 class _ImageKeys:
@@ -253,9 +253,9 @@ class _ImageKeys:
         for name in sample:
             parts = name.split("/")
             rests = ("/".join(parts[i:]) for i in range(1, len(parts)))
-            rest = next((rest for rest in rests if self._names.find(rest) >= 0), None)
-            if rest is not None:
-                beginnings[name.removesuffix(rest)] += 1
+            tail = next((tail for tail in rests if self._names.find(tail) >= 0), None)
+            if tail is not None:
+                beginnings[name.removesuffix(tail)] += 1
         return beginnings.most_common(1)[0][0]
 
     def _hash(self, row: int) -> bytes | None:
@@ -266,22 +266,22 @@ class _ImageKeys:
 
 
 def _measure(
-    parts: list[tuple[Part, int]], keys: Keys, known: NDArray[np.bool_], wanted: NDArray[np.bool_]
+    parts: list[tuple[Part, int]], keys: Keys, keyed: NDArray[np.bool_], chosen: NDArray[np.bool_]
 ) -> tuple[bool, int]:
     """Whether every row has length 1; how many rows repeat a key with other numbers."""
-    repeated = {keys[i].tobytes() for i in np.flatnonzero(known & ~wanted)}
+    repeated = {keys[i].tobytes() for i in np.flatnonzero(keyed & ~chosen)}
     first: dict[bytes, bytes] = {}
     normalised, contradicting = True, 0
-    for here, rows in _blocks(parts, "measure"):
+    for place, rows in _blocks(parts, "measure"):
         normalised = normalised and are_unit(rows)
-        for i in np.flatnonzero(known[here]) if repeated else ():
-            key = keys[here][i].tobytes()
+        for i in np.flatnonzero(keyed[place]) if repeated else ():
+            key = keys[place][i].tobytes()
             if key in repeated:
                 contradicting += first.setdefault(key, rows[i].tobytes()) != rows[i].tobytes()
     return normalised, contradicting
 
 
-def _blocks(parts: list[tuple[Part, int]], what: str) -> Iterator[tuple[slice, NDArray]]:
+def _blocks(parts: list[tuple[Part, int]], action: str) -> Iterator[tuple[slice, NDArray]]:
     """All rows, and where they are among all of them.
 
     Args:
@@ -291,7 +291,7 @@ def _blocks(parts: list[tuple[Part, int]], what: str) -> Iterator[tuple[slice, N
         SightlineError: a part's rows are more or fewer than its names.
     """
     end = 0
-    with progress(what, sum(names for _, names in parts), "rows") as advance:
+    with progress(action, sum(names for _, names in parts), "rows") as advance:
         for part, names in parts:
             begin, end = end, end + names
             at = begin
@@ -314,20 +314,20 @@ def foreign_spec(
     dim: int,
     source: str,
     dtype: DTypeName = "float32",
-    **known: Any,
+    **facts: Any,
 ) -> FeatureSpec:
     """A record that claims only what is known about rows that another tool made.
 
     Args:
         files: that they come from; their SHA-256, or that of the list of them, is recorded.
         source: what computed the rows.
-        known: added to the preprocessing, such as ``normalised=True``.
+        facts: added to the preprocessing, such as ``normalised=True``.
 
     Raises:
         SightlineError: ``source`` is too long or contains control characters.
     """
     sums = [key_of_file(path).hex() for path in files]
-    listed = "".join(f"{each}\n" for each in sums).encode()
+    listed = "".join(f"{digest}\n" for digest in sums).encode()
     sha256 = sums[0] if len(sums) == 1 else hashlib.sha256(listed).hexdigest()
     try:
         encoder = EncoderRecord(name=f"{FOREIGN}{form}", source=source, weights_sha256=sha256)
@@ -336,7 +336,7 @@ def foreign_spec(
     return FeatureSpec(
         kind=kind,
         encoder=encoder,
-        preprocessing={"imported_from": form, "file_sha256": sha256, **known},
+        preprocessing={"imported_from": form, "file_sha256": sha256, **facts},
         precision="unknown",
         dim=dim,
         dtype=dtype,
@@ -358,8 +358,8 @@ def write_rows(
     how: dict[str, str | int] = {"imported_from": spec.encoder.name}
     with SetWriter(out, spec, inputs) as writer:
         if writer.plan(as_keys(keys), batch_size=_BATCH):
-            for some, rows in blocks:
-                writer.add(as_keys(some), rows, computed=how)
+            for block_keys, rows in blocks:
+                writer.add(as_keys(block_keys), rows, computed=how)
         record = writer.publish(Provenance(imported=True))
     assert isinstance(record, FeatureSetRecord)
     return record

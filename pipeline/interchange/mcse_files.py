@@ -117,11 +117,11 @@ def import_kdmcse(
         keys: dict[str, bytes] = {}  # id → key
         captions: list[tuple[str, str]] = []
         image_dim = text_dim = 0
-        for name, image, said, rows in read_entries(path):
+        for name, image, sentences, rows in read_entries(path):
             if name in keys:
                 raise SightlineError(f"{path}: lists the image {name[:80]!r} twice")
             keys[name] = _keys_of_rows(image)[0]
-            captions += [(name, text) for text in said]
+            captions += [(name, text) for text in sentences]
             image_dim, text_dim = image_dim or image.shape[1], text_dim or rows.shape[1]
             if (image.shape[1], rows.shape[1]) != (image_dim, text_dim):
                 raise SightlineError(
@@ -130,10 +130,10 @@ def import_kdmcse(
         if not keys:
             raise SightlineError(f"{path}: contains no images")
         spec = foreign_spec("kdmcse", [path], "image", image_dim, source)
-        blocks = ((_keys_of_rows(each.image), each.image) for each in read_entries(path))
+        blocks = ((_keys_of_rows(entry.image), entry.image) for entry in read_entries(path))
         image_record = write_rows(images, spec, list(keys.values()), blocks, [path])
         spec = foreign_spec("kdmcse", [path], "text", text_dim, source)
-        blocks = ((_keys_of_captions(each.captions), each.texts) for each in read_entries(path))
+        blocks = ((_keys_of_captions(entry.captions), entry.texts) for entry in read_entries(path))
         text_keys = _keys_of_captions([text for _, text in captions])
         text_record = write_rows(texts, spec, text_keys, blocks, [path])
         pairs = ((key, name) for name, key in keys.items())
@@ -174,16 +174,16 @@ def read_entries(path: Path) -> Iterator[Entry]:
 
 def _entry(where: str, name: str, value: Any) -> Entry:
     fields = ("captions", "image_feat", "lang_feat")
-    found = value if isinstance(value, dict) else {}
-    if missing := [each for each in fields if each not in found]:
+    entry = value if isinstance(value, dict) else {}
+    if missing := [field for field in fields if field not in entry]:
         raise SightlineError(f"{where}: lacks {', '.join(missing)}")
-    captions = found["captions"]
+    captions = entry["captions"]
     if not (isinstance(captions, list) and all(isinstance(text, str) for text in captions)):
         raise SightlineError(f"{where}: captions are not a list of strings")
     try:
         with np.errstate(over="ignore"):  # what is too large is refused below
-            image = np.asarray([found["image_feat"]], dtype=np.float32)
-            texts = np.asarray(found["lang_feat"], dtype=np.float32)
+            image = np.asarray([entry["image_feat"]], dtype=np.float32)
+            texts = np.asarray(entry["lang_feat"], dtype=np.float32)
     except (ValueError, TypeError, OverflowError) as error:
         raise SightlineError(f"{where}: features are not rows of numbers ({error})") from error
     if image.ndim != 2 or not image.size:

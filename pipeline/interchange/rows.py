@@ -41,9 +41,9 @@ class ExportedRows:
         """Columns of a table of rows: key, names, and the features as a fixed-size list."""
         kind = pa.float16() if self.features.dtype.itemsize == 2 else pa.float32()
         item = pa.field("item", kind, nullable=False)
-        named = [pa.field(name, pa.string()) for name in self.names]
+        strings = [pa.field(name, pa.string()) for name in self.names]
         rows = pa.field(FEATURES, pa.list_(item, self.features.dim))
-        return pa.schema([pa.field(KEY, pa.string(), nullable=False), *named, rows])
+        return pa.schema([pa.field(KEY, pa.string(), nullable=False), *strings, rows])
 
     def tables(self, rows: range) -> Iterator[pa.Table]:
         """``rows`` as tables of `schema`, a few megabytes at a time."""
@@ -79,22 +79,22 @@ def write_npy(folder: Path, source: ExportedRows) -> None:
     ``{img,text}_emb/{img,text}_emb_N.npy`` and ``metadata/metadata_N.parquet``, with the key as
     one of its columns (https://github.com/rom1504/clip-retrieval, clip_inference/writer.py).
     """
-    what = "text" if source.features.record.spec.kind in TEXT_KINDS else "img"
-    for name in (f"{what}_emb", "metadata"):
+    prefix = "text" if source.features.record.spec.kind in TEXT_KINDS else "img"
+    for name in (f"{prefix}_emb", "metadata"):
         (folder / name).mkdir()
     shape = {"descr": source.features.dtype.str, "fortran_order": False}
     for number, rows in _files(source):
         with ExitStack() as stack:
-            path = folder / f"{what}_emb" / f"{what}_emb_{number:04}.npy"
+            path = folder / f"{prefix}_emb" / f"{prefix}_emb_{number:04}.npy"
             file = stack.enter_context(path.open("xb"))
             table = folder / "metadata" / f"metadata_{number:04}.parquet"
             schema = source.schema.remove(source.schema.get_field_index(FEATURES))
             writer = stack.enter_context(pq.ParquetWriter(table, schema))
             header = {**shape, "shape": (len(rows), source.features.dim)}
             np.lib.format.write_array_header_1_0(file, header)
-            for some in source.tables(rows):
-                file.write(some[FEATURES].chunk(0).values.to_numpy().data)
-                writer.write_table(some.drop_columns([FEATURES]))
+            for part in source.tables(rows):
+                file.write(part[FEATURES].chunk(0).values.to_numpy().data)
+                writer.write_table(part.drop_columns([FEATURES]))
 
 
 def _files(source: ExportedRows) -> Iterator[tuple[int, range]]:

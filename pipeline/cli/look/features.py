@@ -66,8 +66,8 @@ def features(
     if dataset is not None:
         manifests = dataset.captions_manifest, dataset.images_manifest
         captions, images = (path if path.is_file() else None for path in manifests)
-    given = {name: getattr(chosen, name) for name in chosen.model_fields_set}
-    settings = _configured(sets).model_copy(update=given)
+    fields = {name: getattr(chosen, name) for name in chosen.model_fields_set}
+    settings = _configured(sets).model_copy(update=fields)
     inputs = [*sets, *(path for path in (captions, images) if path is not None)]
     if out is not None:
         check_output_file(out, SCHEMA.encode(), inputs)

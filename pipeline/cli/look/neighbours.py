@@ -97,39 +97,39 @@ def neighbours(
     from train.report.neighbour_tables import SCHEMA, document_of, shown_images
     from train.report.render import show, to_file
 
-    dataset, named = PreparedDataset.open(data), name_models(models or [])
+    dataset, runs = PreparedDataset.open(data), name_models(models or [])
     captions, manifest = dataset.captions_manifest, dataset.images_manifest
     inputs = [path for path in (captions, manifest, queries, features) if path is not None]
-    inputs += [Path(model.source) for model in named]
+    inputs += [Path(model.source) for model in runs]
     if out is not None:
         check_output_file(out, SCHEMA.encode(), inputs)
     pool = read_pool(captions, split)
-    asked = [*read_queries(sentences or [], queries), *pool.sample(sample, seed)]
-    asked = tuple(dict.fromkeys(asked))
+    starts = [*read_queries(sentences or [], queries), *pool.sample(sample, seed)]
+    starts = tuple(dict.fromkeys(starts))
     where = dataset.folder.name + ("" if split is None else f", split {split!r}")
-    own = tuple(map(pool.images_of, asked))
+    own = tuple(map(pool.images_of, starts))
     if encoder is None:
-        question = ModelNeighbours(asked, own, f"{len(pool):,} distinct captions of {where}", k)
+        question = ModelNeighbours(starts, own, f"{len(pool):,} distinct captions of {where}", k)
         images = read_images(manifest, split) if to_images else None
-        found = _of_runs(named, question, pool, images, features, pooling, device)
+        answers = _of_runs(runs, question, pool, images, features, pooling, device)
     else:
         assert features is not None  # checked above
         assert weights is not None
         images = read_images(manifest, split)
-        question = ModelNeighbours(asked, own, f"{len(images.ids):,} images of {where}", k)
-        found = _of_encoder(encoder, weights, question, pool, images, features, device)
-    show(document_of(found, _TITLE), "json" if as_json else "terminal")
+        question = ModelNeighbours(starts, own, f"{len(images.ids):,} images of {where}", k)
+        answers = _of_encoder(encoder, weights, question, pool, images, features, device)
+    show(document_of(answers, _TITLE), "json" if as_json else "terminal")
     if out is not None:
         shown = None
         if dataset.image_root is not None and not no_photographs:
-            shown = thumbnails(manifest, dataset.image_root, shown_images(found), side=_SIDE)
-        page = to_file(document_of(found, _TITLE, shown), "html")
+            shown = thumbnails(manifest, dataset.image_root, shown_images(answers), side=_SIDE)
+        page = to_file(document_of(answers, _TITLE, shown), "html")
         write_file(out, page, SCHEMA.encode(), inputs)
         print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)
 
 
 def _of_runs(
-    named: list[NamedModel],
+    runs: list[NamedModel],
     question: ModelNeighbours,
     pool: CaptionPool,
     images: ImagePool | None,
@@ -143,10 +143,10 @@ def _of_runs(
     from train.evaluate.models import EvaluatedModel, open_features
     from train.evaluate.neighbours import find_captions, find_images
 
-    found: dict[str, ModelNeighbours] = {}
+    answers_of: dict[str, ModelNeighbours] = {}
     reasons: list[str] = []
-    with progress("neighbours", len(named), "models") as advance:
-        for names in named:
+    with progress("neighbours", len(runs), "models") as advance:
+        for names in runs:
             model = EvaluatedModel.load(names.source, pooling, device)
             answers = replace(
                 question, captions=find_captions(model, question.queries, pool, question.k)
@@ -163,15 +163,15 @@ def _of_runs(
                 )
                 reasons += [f"{names.name}: {pictures.reason}"] if pictures.reason else []
                 answers = replace(answers, pictures=pictures)
-            found[names.name] = answers
+            answers_of[names.name] = answers
             advance(1)
-    if len(reasons) == len(named):
+    if len(reasons) == len(runs):
         raise SightlineError(
             f"--to-images: no model can find images ({'; '.join(reasons)}); give the folder of a "
             "finished run that learned from images, such as runs/mcse-clip/seed-0, or leave the "
             "option out"
         )
-    return found
+    return answers_of
 
 
 def _of_encoder(

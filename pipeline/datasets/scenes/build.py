@@ -40,14 +40,14 @@ def build(
     for split in SPLITS:  # no split is empty, however few scenes there are
         if not any(scene.split == split for scene in scenes):
             scenes[SPLITS.index(split)] = random_scene(random, split)
-    captions, taken = _write_captions(scenes, source.seed)
+    captions, used = _write_captions(scenes, source.seed)
     pixels = _write_pictures(source, folder, scenes, captions, report, progress)
 
     pairs: dict[str, list[GradedPair]] = {}
     for split in SPLITS:
         count = getattr(source, f"{split}_pairs")
-        pairs[split] = graded_pairs(count, split, stream(source.seed, "pairs", split), taken)
-        taken.update(text for pair in pairs[split] for text in pair[1:])
+        pairs[split] = graded_pairs(count, split, stream(source.seed, "pairs", split), used)
+        used.update(text for pair in pairs[split] for text in pair[1:])
         _write_pairs(folder / "similarity" / f"{split}.tsv", pairs[split])
         report.counts[f"{split}_pairs"] = count
 
@@ -65,19 +65,19 @@ def build(
 
 def _write_captions(scenes: list[Scene], seed: int) -> tuple[list[list[Caption]], set[str]]:
     """Five differently worded captions per scene, and all their texts."""
-    taken: set[str] = set()
+    used: set[str] = set()
     captions: list[list[Caption]] = []
     for number, scene in enumerate(scenes):
         random = stream(seed, "captions", number)
-        own: dict[str, Caption] = {}
-        while len(own) < CAPTIONS_EACH:
+        by_text: dict[str, Caption] = {}
+        while len(by_text) < CAPTIONS_EACH:
             description, order = describe(scene, random)
             caption = write(description, random)
             spans = sorted(zip(order, caption.spans, strict=True))  # in the order of the scene
-            own[caption.text] = Caption(caption.text, tuple(s for _, s in spans), caption.words)
-        captions.append(list(own.values()))
-        taken.update(own)
-    return captions, taken
+            by_text[caption.text] = Caption(caption.text, tuple(s for _, s in spans), caption.words)
+        captions.append(list(by_text.values()))
+        used.update(by_text)
+    return captions, used
 
 
 def _write_pictures(

@@ -47,8 +47,8 @@ class Description:
         """The same meaning from the second thing's side: left of becomes right of."""
         if self.relation is None:
             return self
-        one, other, *rest = self.mentions
-        return Description((other, one, *rest), CONVERSE[self.relation])
+        first, second, *third = self.mentions
+        return Description((second, first, *third), CONVERSE[self.relation])
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def describe(scene: Scene, random: Random) -> tuple[Description, list[int]]:
     order = list(range(len(scene.things)))
     random.shuffle(order)
     placed = [scene.things[i] for i in order]
-    mentions = tuple(Mention(there.thing, random_said(random)) for there in placed)
+    mentions = tuple(Mention(place.thing, random_said(random)) for place in placed)
     where = relation(placed[0], placed[1]) if len(placed) > 1 else None
     return Description(mentions, where), order
 

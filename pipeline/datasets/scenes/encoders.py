@@ -236,8 +236,8 @@ def _berts(folder: Path, source: ScenesSource, pairs: Sequence[GradedPair], done
                 padded = tokenizer.pad({"input_ids": [ids[i] for i in part]}, return_tensors="pt")
                 vectors.append(model(**padded).last_hidden_state[:, 0])
             back = torch.tensor(by_length).argsort()
-            one, other = torch.cat(vectors)[back].chunk(2)  # [N, hidden] each
-            yield functional.mse_loss(functional.cosine_similarity(one, other), scores[rows])
+            left, right = torch.cat(vectors)[back].chunk(2)  # [N, hidden] each
+            yield functional.mse_loss(functional.cosine_similarity(left, right), scores[rows])
 
     model.eval()  # no dropout: the targets are exact
     _fit(torch.optim.AdamW(model.parameters(), lr=1e-3), losses(), steps, done)
@@ -310,9 +310,9 @@ def _save(path: Path, model: nn.Module, config: dict[str, Any]) -> None:
     _write_json(path.with_suffix(".json"), config)
 
 
-def _note(path: Path, what: str, seed: int, steps: int) -> None:
+def _note(path: Path, subject: str, seed: int, steps: int) -> None:
     """What weights were trained on."""
-    trained = f"trained on the {what} scenes, seed {seed}, {steps} steps"
+    trained = f"trained on the {subject} scenes, seed {seed}, {steps} steps"
     source = trained if steps else f"random weights, seed {seed}"
     _write_json(path, {"source": source, "data": "scenes", "seed": seed, "steps": steps})
 

@@ -77,9 +77,9 @@ def random_scene(random: Random, split: str | None = None) -> Scene:
             return Scene(placed, random.randrange(20, 70))
 
 
-def relation(one: Placed, other: Placed) -> str:
-    """Where ``one`` is relative to ``other``: left, right, above or below."""
-    dx, dy = one.x - other.x, one.y - other.y
+def relation(first: Placed, second: Placed) -> str:
+    """Where ``first`` is relative to ``second``: left, right, above or below."""
+    dx, dy = first.x - second.x, first.y - second.y
     if abs(dx) > abs(dy):
         return "left" if dx < 0 else "right"
     return "above" if dy < 0 else "below"
@@ -93,7 +93,7 @@ def _place(things: tuple[Thing, ...], random: Random) -> tuple[Placed, ...] | No
         for _ in range(30):
             x = 0.01 + radius + room * random.random()
             y = 0.01 + radius + room * random.random()
-            if all(_apart(x, y, radius, there) for there in placed):
+            if all(_apart(x, y, radius, neighbour) for neighbour in placed):
                 placed.append(Placed(thing, x, y, radius))
                 break
         else:
@@ -101,7 +101,7 @@ def _place(things: tuple[Thing, ...], random: Random) -> tuple[Placed, ...] | No
     return tuple(placed)
 
 
-def _apart(x: float, y: float, radius: float, there: Placed) -> bool:
-    dx, dy = abs(x - there.x), abs(y - there.y)
-    touching = dx * dx + dy * dy < (radius + there.radius + 0.02) ** 2
+def _apart(x: float, y: float, radius: float, neighbour: Placed) -> bool:
+    dx, dy = abs(x - neighbour.x), abs(y - neighbour.y)
+    touching = dx * dx + dy * dy < (radius + neighbour.radius + 0.02) ** 2
     return not touching and abs(dx - dy) > _CLEAR

@@ -27,52 +27,52 @@ class GradedPair(NamedTuple):
     sentence2: str
 
 
-def similarity(one: Description, other: Description) -> float:
+def similarity(first: Description, second: Description) -> float:
     """Similarity of meaning of two captions: 0–5, symmetric, 5 for the same meaning.
 
     The things are matched one to one optimally. Each attribute that both mention counts 1 or
     0 by `WEIGHTS`, one that only one of them mentions counts half, one that neither mentions is
     ignored. The relation, if there is one, contributes a tenth.
     """
-    if len(one.mentions) > len(other.mentions):
-        one, other = other, one
-    longest = len(other.mentions)
-    table = [[_thing_similarity(a, b) for b in other.mentions] for a in one.mentions]
+    if len(first.mentions) > len(second.mentions):
+        first, second = second, first
+    longest = len(second.mentions)
+    table = [[_thing_similarity(a, b) for b in second.mentions] for a in first.mentions]
     best = 0.0
-    for match in permutations(range(longest), len(one.mentions)):
+    for match in permutations(range(longest), len(first.mentions)):
         total = sum(table[i][j] for i, j in enumerate(match)) / longest
-        if one.relation is not None or other.relation is not None:
+        if first.relation is not None or second.relation is not None:
             total *= 1 - _RELATION_SHARE
-            total += _RELATION_SHARE * _relation_similarity(one, other, match)
+            total += _RELATION_SHARE * _relation_similarity(first, second, match)
         best = max(best, total)
     return HIGHEST * best
 
 
-def _thing_similarity(one: Mention, other: Mention) -> float:
+def _thing_similarity(first: Mention, second: Mention) -> float:
     got = possible = 0.0
     for name, weight in WEIGHTS.items():
-        told = (name in one.said) + (name in other.said)
+        told = (name in first.said) + (name in second.said)
         if not told:
             continue
         possible += weight
         if told == 1:
             got += weight / 2
-        elif getattr(one.thing, name) == getattr(other.thing, name):
+        elif getattr(first.thing, name) == getattr(second.thing, name):
             got += weight
     return got / possible
 
 
-def _relation_similarity(one: Description, other: Description, match: tuple[int, ...]) -> float:
-    if one.relation is None or other.relation is None:
+def _relation_similarity(first: Description, second: Description, match: tuple[int, ...]) -> float:
+    if first.relation is None or second.relation is None:
         return 0.5
     if set(match[:2]) != {0, 1}:
         return 0.5  # they relate different pairs, so nothing is known about this one
-    told = other if match[0] == 0 else other.turned()
-    return float(one.relation == told.relation)
+    told = second if match[0] == 0 else second.turned()
+    return float(first.relation == told.relation)
 
 
 def graded_pairs(
-    count: int, split: str, random: Random, taken: Collection[str]
+    count: int, split: str, random: Random, forbidden: Collection[str]
 ) -> list[GradedPair]:
     """Pairs of captions whose grades are spread evenly from 0 to 5.
 
@@ -81,15 +81,15 @@ def graded_pairs(
     meaning they use synonyms. Thus word overlap carries no information about the grade.
 
     Args:
-        taken: sentences that must not be used (captions of images, and other splits).
+        forbidden: sentences that must not be used (captions of images, and other splits).
     """
     pairs: list[GradedPair] = []
-    seen = set(taken)
+    used = set(forbidden)
     while len(pairs) < count:
         pair = _pair(HIGHEST * (len(pairs) % _LEVELS) / (_LEVELS - 1), split, random)
-        if pair.sentence1 in seen or pair.sentence2 in seen or pair.sentence1 == pair.sentence2:
+        if pair.sentence1 in used or pair.sentence2 in used or pair.sentence1 == pair.sentence2:
             continue
-        seen.update(pair[1:])
+        used.update(pair[1:])
         pairs.append(pair)
     return pairs
 
@@ -102,14 +102,14 @@ def _pair(target: float, split: str, random: Random) -> GradedPair:
         changed = _changed(first, share, random)
         if owner(tuple(mention.thing for mention in changed.mentions)) != split:
             continue
-        found = similarity(first, changed)
-        if abs(found - target) < abs(score - target):
-            nearest, score = changed, found
+        reached = similarity(first, changed)
+        if abs(reached - target) < abs(score - target):
+            nearest, score = changed, reached
         if abs(score - target) < _NEAR_ENOUGH:
             break
-    one = write(first, random)
-    other = write(nearest, random, avoid=one.words)
-    return GradedPair(score, one.text, other.text)
+    left = write(first, random)
+    right = write(nearest, random, avoid=left.words)
+    return GradedPair(score, left.text, right.text)
 
 
 def _changed(description: Description, share: float, random: Random) -> Description:

@@ -139,8 +139,8 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
     if not grounded:
         raise SightlineError(f"{phrases}: contains no phrases, so there is nothing to show")
     count = min(limit, len(grounded))
-    some = [grounded[i * len(grounded) // count] for i in range(count)]
-    shown = {card.row["key"]: card for card in some}
+    chosen = [grounded[i * len(grounded) // count] for i in range(count)]
+    shown = {card.row["key"]: card for card in chosen}
     texts = read_manifest(captions, CAPTIONS).select(["image_id", "text"])
     for image_id, text in zip(*texts.to_pydict().values(), strict=True):
         key = key_of.get(image_id, b"")
@@ -152,7 +152,7 @@ def read_contents(phrases: Path, captions: Path, images: Path, limit: int) -> Co
                 f"{captions}: image {card.row['image_id']!r} has phrases of {len(strangers)} "
                 "captions that it does not have; give the manifest that the phrases were made from"
             )
-    return Contents(some, len(grounded))
+    return Contents(chosen, len(grounded))
 
 
 def pieces(text: str, phrases: Sequence[Phrase]) -> list[Piece]:

@@ -102,10 +102,10 @@ def _view(card: ImageCard, root: Path) -> dict[str, object]:
         sized = []
         for phrase in caption.phrases:
             box = _scaled(phrase.row["box"], (width, height), small)
-            drawn = {"number": phrase.number, "colour": phrase.colour, "shape": phrase.shape}
-            sized.append((box[2] * box[3], {**drawn, "box": box}))
+            marked = {"number": phrase.number, "colour": phrase.colour, "shape": phrase.shape}
+            sized.append((box[2] * box[3], {**marked, "box": box}))
         sized.sort(key=lambda pair: -pair[0])
-        captions.append([drawn for _, drawn in sized])
+        captions.append([marked for _, marked in sized])
     drawing = {
         "photo": None if pixels is None else photograph(pixels, _SHOWN_SIDE),
         "cutouts": cutouts,
@@ -128,20 +128,20 @@ def _draw(
     """
     shapes: list[str] = []
     cutouts: list[str] = []
-    known: dict[tuple[int | str, ...], tuple[int | None, str]] = {}
+    shape_of: dict[tuple[int | str, ...], tuple[int | None, str]] = {}
     for phrase in (phrase for caption in card.captions for phrase in caption.phrases):
         code = phrase.row["mask"]
         name = *code["size"], code["counts"]
-        if name not in known:
+        if name not in shape_of:
             mask = _mask(code, size)
             if isinstance(mask, str):
-                known[name] = None, mask
+                shape_of[name] = None, mask
             else:
-                known[name] = len(shapes), ""
+                shape_of[name] = len(shapes), ""
                 shapes.append(outline(shrink(mask, *small)))
                 if pixels is not None:
                     cutouts.append(cut_out(pixels, mask, CUTOUT_SIDE))
-        phrase.shape, fault = known[name]
+        phrase.shape, fault = shape_of[name]
         phrase.problem = "; ".join(filter(None, (phrase.problem, fault)))
     return shapes, cutouts
 
@@ -149,8 +149,8 @@ def _draw(
 def _mask(code: MaskCode, size: tuple[int, int]) -> NDArray[np.bool_] | str:
     """The mask, or what is wrong with it."""
     if tuple(code["size"]) != size:
-        found, expected = (f"{width} × {height}" for height, width in (code["size"], size))
-        return f"mask of {found} pixels, image of {expected}"
+        actual, expected = (f"{width} × {height}" for height, width in (code["size"], size))
+        return f"mask of {actual} pixels, image of {expected}"
     try:
         mask = decode_mask(code["size"], code["counts"])
     except SightlineError as error:

@@ -18,7 +18,7 @@ class BoxSegmenter:
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
         """See `Segmenter`. A box without any pixel centre has an empty mask."""
-        return [_fill(image, some) for image, some in zip(images, boxes, strict=True)]
+        return [_fill(image, image_boxes) for image, image_boxes in zip(images, boxes, strict=True)]
 
 
 def _fill(image: Tensor, boxes: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ class PromptedSegmenter:
         """See `Segmenter`. Images without boxes cost nothing."""
         logits = iter(self.logits(images, boxes))
         masks = []
-        for image, some in zip(images, boxes, strict=True):
+        for image, image_boxes in zip(images, boxes, strict=True):
             height, width = image.shape[1:]
-            if len(some):
+            if len(image_boxes):
                 parts = next(logits).split(max(1, _PIXELS // (height * width)))
                 masks.append(torch.cat([_at_size(part, height, width) for part in parts]))
             else:
@@ -93,21 +93,21 @@ class PromptedSegmenter:
     def logits(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
         """Logits float32 [k, s/4, s/4] on the device, for each image that has a box."""
         size = self._backend.image_size
-        counts = [len(some) for some in boxes if len(some)]
+        counts = [len(image_boxes) for image_boxes in boxes if len(image_boxes)]
         if not counts:
             return []
         prompts = torch.cat([_to_input(i, b, size) for i, b in zip(images, boxes, strict=True)])
         owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         with computing(self._device, self._precision):
-            asked = [image for image, some in zip(images, boxes, strict=True) if len(some)]
+            asked = [image for image, part in zip(images, boxes, strict=True) if len(part)]
             pixels = torch.stack([model_input(image.to(self._device), size) for image in asked])
             features = self._backend.features(pixels)
-            found = []
-            for rows, some in zip(owners.split(BOXES), prompts.split(BOXES), strict=True):
-                here = rows.to(self._device)
-                maps = [level[here] for level in features]
-                found.append(self._backend.logits(maps, some.to(self._device)).float())
-        return list(torch.cat(found).split(counts))
+            parts = []
+            for rows, part in zip(owners.split(BOXES), prompts.split(BOXES), strict=True):
+                index = rows.to(self._device)
+                maps = [level[index] for level in features]
+                parts.append(self._backend.logits(maps, part.to(self._device)).float())
+        return list(torch.cat(parts).split(counts))
 
 
 def model_input(image: Tensor, size: int) -> Tensor:

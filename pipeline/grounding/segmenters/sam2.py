@@ -157,8 +157,8 @@ def _instantiate(path: Path) -> Any:
 def _targets(value: Any) -> set[str]:
     """Every ``_target_`` in nested settings."""
     if isinstance(value, dict):
-        own = {str(value["_target_"])} if "_target_" in value else set()
-        return own.union(*map(_targets, value.values()))
+        targets = {str(value["_target_"])} if "_target_" in value else set()
+        return targets.union(*map(_targets, value.values()))
     return set().union(*map(_targets, value)) if isinstance(value, list) else set()
 
 

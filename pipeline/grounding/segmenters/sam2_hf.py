@@ -30,10 +30,10 @@ def build(settings: Sam2HfSettings, device: torch.device, precision: str) -> Pro
     check_precision(precision)
     spec = parse_weights(settings.weights)
     source = Pretrained(settings.model, spec.revision)
-    found = source.config().model_type
-    if found not in _KINDS:
+    kind = source.config().model_type
+    if kind not in _KINDS:
         raise SightlineError(
-            f"{settings.model}: this is a checkpoint of {found!r}, expected a SAM 2 "
+            f"{settings.model}: this is a checkpoint of {kind!r}, expected a SAM 2 "
             f"({' or '.join(map(repr, _KINDS))}); use one, such as facebook/sam2.1-hiera-large"
         )
     model = build_model(source, spec, Sam2Model, source.config(Sam2Config))
