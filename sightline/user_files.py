@@ -112,7 +112,7 @@ def read_json(path: Path, schema: TypeAdapter[T], expected: str) -> T:
     Args:
         expected: what the file should be, for messages.
     """
-    text = read_text(path)
+    text = read_text(path, expected)
     try:
         return schema.validate_json(text)
     except ValidationError as error:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from sightline.cache import FeatureSet
 from sightline.cache.record import Doubt
 from sightline.digest import digest
 from sightline.errors import SightlineError
-from sightline.settings import explain
+from sightline.user_files import read_json
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
@@ -221,14 +221,8 @@ class RunSummary(BaseModel):
         file = folder / FILE_NAME
         if not file.is_file():
             raise SightlineError(f"{folder}: no finished run here (no {FILE_NAME}); train it first")
-        try:
-            return cls.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError) as error:
-            reason = explain(error)[0] if isinstance(error, ValidationError) else error
-            raise SightlineError(
-                f"{file}: this version cannot read it ({reason}); train the run again, or use the "
-                "version of Sightline that wrote it"
-            ) from error
+        expected = "a run of this version; train it again, or use the version that wrote it"
+        return read_json(file, TypeAdapter(cls), expected)
 
     def __str__(self) -> str:
         parts = [f"{self.run}, seed {self.seed}: {self.steps:,} steps"]

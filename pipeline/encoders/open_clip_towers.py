@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from pipeline.encoders.config import OpenClipConfig
@@ -23,6 +24,7 @@ from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet, reaching
 from sightline.sentence_transformers_folder import tokenizer_sha256
+from sightline.user_files import read_json
 
 open_clip: Any = require("open_clip", "this encoder")
 
@@ -114,11 +116,7 @@ def _untrained(
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model config, preprocessing config) of a JSON file: open_clip's flat or nested layout."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise SightlineError(f"{path}: not readable as JSON ({error})") from error
-    content = content if isinstance(content, dict) else {}
+    content = read_json(path, TypeAdapter(dict[str, Any]), "an open_clip model config")
     architecture = content.get("model_cfg", content)
     missing = [name for name in _NEEDED if name not in architecture]
     if missing:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
+from sightline.user_files import read_json
 
 _SHOWN = 3
 _PROVENANCE = "provenance.json"
@@ -179,11 +181,8 @@ def _provenance(notes: Sequence[Path]) -> str:
     path = next((path for path in notes if path.is_file()), None)
     if path is None:
         return ""
-    try:
-        claim = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise SightlineError(f"{path}: not readable as JSON ({error}); fix or remove it") from error
-    sentence = claim.get("source") if isinstance(claim, dict) else None
+    claim = read_json(path, TypeAdapter(dict[str, Any]), "a note on weights; fix or remove it")
+    sentence = claim.get("source")
     return f" ({sentence})" if isinstance(sentence, str) and sentence else ""
 
 

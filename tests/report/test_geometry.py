@@ -22,16 +22,27 @@ from train.evaluate.results import (
     load_result,
     save_result,
 )
-from train.report.charts import draw_plane
+from train.report.charts import plane_of_runs
+from train.report.table import Cell, Row, Table
 
 NASTY = '</style><script>window.hacked = 1</script> & "$y$"'
+
+
+def plane(models):
+    """The figure of a table of models: name → alignment, uniformity and score."""
+    tasks = ("alignment", "uniformity", "Avg")
+    rows = [
+        Row(name, (), dict(zip(tasks, map(Cell, figures, [None] * 3), strict=True)))
+        for name, figures in models.items()
+    ]
+    return plane_of_runs(Table(tasks, tuple(rows), lower_is_better=tasks[:2]))
 
 
 def test_no_text_of_the_plane_overprints_another():
     # twelve models with long names in nearly one place, one at an edge
     names = [f"a model that has quite a long name, the {i}th" for i in range(12)]
     models = {name: (0.2 + i / 300, -2 + i / 100, 70.0) for i, name in enumerate(names)}
-    figure = draw_plane(models | {"far": (0.9, -1.0, 70.0)}, "Avg")
+    figure = plane(models | {"far": (0.9, -1.0, 70.0)})
     figure.draw_without_rendering()
     (legend,), (axis, bar) = figure.legends, figure.axes
     texts = [*legend.get_texts(), *axis.texts, axis.xaxis.label, axis.yaxis.label, bar.yaxis.label]
@@ -46,12 +57,12 @@ def test_no_text_of_the_plane_overprints_another():
 def test_a_model_without_a_score_is_a_hollow_dot_and_one_without_geometry_is_left_out():
     undefined = {"none": (None, -1.0, 70.0)}
     models = {"scored": (0.2, -2.0, 70.0), "unscored": (0.2, -2.0, None)}
-    figure = draw_plane(models | undefined, "Avg")
+    figure = plane(models | undefined)
     full, hollow = figure.axes[0].lines
     assert full.get_markerfacecolor() != "white"
     assert hollow.get_markerfacecolor() == "white"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["scored", "unscored"]
-    assert draw_plane(undefined, "Avg") is None
+    assert plane(undefined) is None
 
 
 @pytest.fixture(scope="module")

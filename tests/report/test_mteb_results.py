@@ -142,10 +142,10 @@ def test_a_run_without_scores_by_mteb_is_refused_with_the_page(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "Expecting"), ('{"mteb_dataset_name": "STS12"}', "task_name: Field required")],
+    [("{", "not JSON"), ('{"mteb_dataset_name": "STS12"}', "task_name")],
 )
 def test_a_damaged_or_old_file_is_named(tmp_path, text, said):
     folder = written(tmp_path)
     (folder / "STS12.json").write_text(text)
-    with pytest.raises(SightlineError, match=f"STS12.json: not a result of MTEB 1.11.*{said}"):
+    with pytest.raises(SightlineError, match=f"STS12.json: .*{said}.*a result of MTEB 1"):
         find_run(str(folder), tmp_path)

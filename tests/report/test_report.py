@@ -104,18 +104,18 @@ def test_features_are_taken_from_a_feature_sets_own_record():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "no such file; expected the result of a finished run. Run its train and evaluate"),
-        ('{"schema": "sightline.result/1"', "truncated or not JSON"),
-        ('{"schema": "sightline.result/9"}', "schema 'sightline.result/9', expected"),
-        ("[]", "schema 'list', expected"),
-        ('{"schema": "sightline.result/1"}', "run: Field required"),
+        (None, "no such file; expected the result of a finished run; run its train and evaluate"),
+        ('{"schema": "sightline.result/1"', "not JSON (EOF while parsing"),
+        ('{"schema": "sightline.result/9"}', "schema: found 'sightline.result/9', expected"),
+        ("[]", "found [], expected an object"),
+        ('{"schema": "sightline.result/1"}', "run: is missing"),
         (
             '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": null}}}}',
-            "tasks.t: scores.a is null but reasons does not say why",
+            "scores.a is null but reasons does not say why",
         ),
         (
             '{"schema": "sightline.result/1", "run": "a", "tasks": {"t": {"scores": {"a": NaN}}}}',
-            "tasks.t.scores.a: Input should be a finite number",
+            "tasks.t.scores.a: found nan, expected a finite number",
         ),
     ],
 )

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from sightline.errors import SightlineError
 from sightline.output import write_file
-from sightline.settings import explain
+from sightline.user_files import read_json
 from train.records import FeatureUse, RunSummary
 
 FILE_NAME = "result.json"
@@ -272,31 +271,8 @@ def load_result(path: str | Path) -> RunResult:
         SightlineError: missing, not JSON, another schema, or a field that is unknown, missing or
             of the wrong type (named).
     """
-    file = _result_file(path)
-    try:
-        body = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SightlineError(
-            f"{file}: no such file; expected the result of a finished run. Run its train and "
-            "evaluate stages first"
-        ) from None
-    except OSError as error:
-        raise SightlineError(f"{file}: cannot be read ({error}); run the stage again") from error
-    except (ValueError, RecursionError) as error:
-        raise SightlineError(
-            f"{file}: truncated or not JSON ({error}); run its evaluate stage again"
-        ) from error
-    schema = body.get("schema") if isinstance(body, dict) else type(body).__name__
-    if schema != SCHEMA:
-        raise SightlineError(
-            f"{file}: schema {schema!r}, expected {SCHEMA!r}; run its evaluate stage again"
-        )
-    try:
-        return RunResult.model_validate(body)
-    except ValidationError as error:
-        raise SightlineError(
-            f"{file}: {explain(error)[0]}; run its evaluate stage again"
-        ) from error
+    expected = "the result of a finished run; run its train and evaluate stages again"
+    return read_json(_result_file(path), TypeAdapter(RunResult), expected)
 
 
 def _result_file(path: str | Path) -> Path:

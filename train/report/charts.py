@@ -187,43 +187,32 @@ def subset_chart(
 
 
 def plane_of_runs(table: Table) -> Figure | None:
-    """The runs' alignment and uniformity, coloured by the average or the first other score.
+    """Uniformity across, alignment up, both better when lower (MCSE, figure 2); a shape a run.
 
-    None if no run was scored on both.
+    Colours are the average or the first other score; a run without it is hollow. None if no run was
+    scored on both.
     """
     if not {"alignment", "uniformity"} <= set(table.tasks):
         return None
     scores = [t for t in table.tasks if t not in table.lower_is_better and not table.titles.get(t)]
     score = AVERAGE if AVERAGE in scores else next(iter(scores), "")
-    models = {}
+    placed: dict[str, list[float | None]] = {}
     for name, row in table.measured.items():
         cells = [row.cells.get(task) for task in ("alignment", "uniformity", score)]
-        models[name] = tuple(cell.mean if cell else None for cell in cells)
-    return draw_plane(models, score)
-
-
-def draw_plane(models: Mapping[str, Sequence[float | None]], score: str) -> Figure | None:
-    """Uniformity across, alignment up, both better when lower (MCSE, figure 2); a shape a model.
-
-    Args:
-        models: name → alignment, uniformity and score; one without a score is hollow.
-        score: what the colours mean.
-
-    Returns:
-        None if no model has alignment and uniformity.
-    """
-    placed = {name: figures for name, figures in models.items() if None not in figures[:2]}
+        means = [cell.mean if cell else None for cell in cells]
+        if None not in means[:2]:
+            placed[name] = means
     if not placed:
         return None
     y, x, score_of = np.array(list(placed.values()), dtype=float).T
-    scores = score_of[np.isfinite(score_of)].tolist()
+    colouring = score_of[np.isfinite(score_of)].tolist()
     names = list(map(short, placed))
     columns = 3 if max(map(len, names)) < _LEGEND else 2
     height = 4.4 + 0.2 * -(-len(placed) // columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, height), layout="constrained")
         axis = figure.subplots()
-        low, high = min(scores, default=0.0), max(scores, default=0.0)
+        low, high = min(colouring, default=0.0), max(colouring, default=0.0)
         low, high = (low - 0.5, high + 0.5) if high - low < 1 else (low, high)
         colours = ScalarMappable(Normalize(low, high), "viridis")
         for place, name in enumerate(names):
@@ -233,7 +222,7 @@ def draw_plane(models: Mapping[str, Sequence[float | None]], score: str) -> Figu
             look = {"ms": 8.4, "mfc": face, "mec": edge, "mew": 0.9, "ls": "", "zorder": 3}
             shape = _SHAPES[place % len(_SHAPES)]
             axis.plot(x[place], y[place], marker=shape, label=name, **look)
-        if scores:
+        if colouring:
             bar = figure.colorbar(colours, ax=axis, pad=0.02)
             bar.set_label(score)
             bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter
 
 from sightline.errors import SightlineError
+from sightline.user_files import read_json
 from train.evaluate.results import RunResult, TaskResult
 from train.evaluate.task import add_mean, mean
 
@@ -109,7 +110,7 @@ class MtebFolder:
         Raises:
             SightlineError: several revisions, or a file that is not one of MTEB's results.
         """
-        places = _places(path)
+        places = places_of_results(path)
         if not places:
             return None
         if len(places) > 1:
@@ -227,12 +228,8 @@ def _check_revisions(task: str, folders: Sequence[MtebFolder]) -> None:
             )
 
 
-def holds_results(folder: Path) -> bool:
-    """Whether `MtebFolder.read` finds results there."""
-    return bool(_places(folder))
-
-
-def _places(path: Path) -> list[Path]:
+def places_of_results(path: Path) -> list[Path]:
+    """``path`` and the folders in it, as far as MTEB wrote results there."""
     return [place for place in (path, *sorted(path.glob("*"))) if _has_results(place)]
 
 
@@ -249,16 +246,7 @@ def _has_results(folder: Path) -> bool:
 
 
 def _read(file: Path) -> TaskFile:
-    try:
-        return TaskFile.model_validate(json.loads(file.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    raise SightlineError(
-        f"{file}: not a result of MTEB 1.11 or later ({reason}); remove it, or evaluate it again"
-    )
+    return read_json(file, TypeAdapter(TaskFile), "a result of MTEB 1.11 or later; remove it")
 
 
 def _model_name(folder: Path) -> str:

@@ -29,7 +29,7 @@ from train.report.grid import (
     printable,
     text_cell,
 )
-from train.report.mteb_results import holds_results
+from train.report.mteb_results import places_of_results
 from train.report.published import BEST_DEV, MINUTES, Column, Entry, PaperRow
 from train.report.table import TRAINING, Cell, Row, flatten, make_table, numbers_of
 from train.run_spec import OF_THE_MACHINE
@@ -217,7 +217,7 @@ def _measured(
     candidates: list[tuple[list[str], list[RunResult]]] = []
     unrelated = []
     for folder in (root / compared.published.run for root in roots):
-        if not results_in(folder) and not holds_results(folder):
+        if not results_in(folder) and not places_of_results(folder):
             continue
         run = find_run(folder.name, folder.parent)
         check_comparable([run])
