@@ -247,9 +247,9 @@ class Output:
         self._list(self.owned - {*self._listed(data), self.record})
         self.write(self.record, data)
 
-    def remove_unlisted(self) -> None:
-        """Remove our files that the record does not list."""
-        self.remove(self.owned - self._recorded())
+    def remove_unlisted(self, but: Collection[str] = ()) -> None:
+        """Remove our files that the record does not list, ``but`` these."""
+        self.remove(self.owned - self._recorded() - {*but})
 
     def _recorded(self) -> set[str]:
         """The names that the record lists, and its own."""

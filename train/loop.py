@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from sightline import devices
-from sightline.atomic_files import write_bytes
 from sightline.devices import peak_memory
 from sightline.errors import SightlineError
 from train.batch import Batch
@@ -275,8 +274,7 @@ class Loop:
             state.should_stop = True
 
     def _save_best(self) -> None:
-        weights = save(on_the_host(self._model))
-        write_bytes(self._folder.best, weights, via=self._folder.output.unfinished)
+        self._folder.keep_best(self.state, save(on_the_host(self._model)))
 
     def _save(self) -> None:
         """Write the checkpoint of this step."""

@@ -79,6 +79,7 @@ class RunState(BaseModel):
         log: entries so far, each with its ``step``.
         best: dev score of the best weights, or None.
         best_step: the step that they are from.
+        best_tensors: their file → its BLAKE3.
         stopped_early: the early stop ended the run here.
         seconds: spent in training steps, without dev scores and checkpoints.
         sentences: rows trained on.
@@ -92,8 +93,8 @@ class RunState(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    schema_: Literal["sightline.checkpoint/1"] = Field(
-        default="sightline.checkpoint/1", alias="schema"
+    schema_: Literal["sightline.checkpoint/2"] = Field(
+        default="sightline.checkpoint/2", alias="schema"
     )
 
     spec_digest: str = ""
@@ -104,6 +105,7 @@ class RunState(BaseModel):
     log: list[dict[str, float]] = []
     best: float | None = None
     best_step: int | None = None
+    best_tensors: dict[str, str] = {}
     stopped_early: bool = False
     seconds: float = 0.0
     sentences: int = 0

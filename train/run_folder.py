@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from blake3 import blake3
 from pydantic import ValidationError
 
 from sightline.digest import blake3_of_file, digest
@@ -15,20 +16,21 @@ from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
 from train.records import FILE_NAME, SCHEMA, RunState, RunSummary
 
 CHECKPOINTS = "checkpoints"
-BEST_FILE, FAILURE_FILE = "best.safetensors", "failure.json"
+FAILURE_FILE = "failure.json"
 TENSORS = MODEL_FILE, LOOP_FILE = "model.safetensors", "loop.pt"
 _STATE_FILE = f"{CHECKPOINTS}/state.json"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
-_WHILE_IT_RUNS = (BEST_FILE, FAILURE_FILE, _STATE_FILE)
+_WHILE_IT_RUNS = (FAILURE_FILE, _STATE_FILE)
 
 
 class RunFolder:
     """Where a run writes: results that stay, and what a stopped run needs to resume.
 
-    The checkpoint is ``checkpoints/state.json`` with the tensors that it lists, in ``a`` or ``b``
-    beside it: a new one is written into the other folder, and the state replaced last. Only files
-    that ``run.json`` or an unfinished run have listed are replaced or removed (`sightline.output`);
-    notes beside or below them stay.
+    The checkpoint is ``checkpoints/state.json`` with the tensors that it lists: those of its step,
+    in ``a`` or ``b`` beside it, and the best weights, named by their step. New ones are written
+    beside them, the state is replaced last, and what it no longer lists goes after that. A finished
+    run stays until its successor is done. Only files that ``run.json`` or an unfinished run have
+    listed are replaced or removed (`sightline.output`); notes beside or below them stay.
 
     Args:
         inputs: files and folders that the run reads.
@@ -39,8 +41,8 @@ class RunFolder:
 
     def __init__(self, path: Path, inputs: Iterable[Path] = ()) -> None:
         self.path = path
-        self.best = path / BEST_FILE
         self.scratch = path
+        self._listed = frozenset[str]()  # files of the checkpoint that is on disk
         self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs)
 
     @contextmanager
@@ -102,22 +104,27 @@ class RunFolder:
     # ---- a run ----------------------------------------------------------------------------------
 
     def begin(self, state: RunState) -> None:
-        """Remove what another run left, so that nothing stale is read beside the new results.
+        """Remove what an unfinished run left; a finished one stays until `finish`.
 
         Args:
             state: of the new run; written first, so that a kill halfway leaves no checkpoint.
         """
         self._write(state)
-        self.output.claim(self.output.owned)
-        self.output.remove(self.output.owned - {FILE_NAME, _STATE_FILE})
-        self.output.remove([FILE_NAME])
         self.output.claim(_WHILE_IT_RUNS)
+        self.output.remove_unlisted(but=[_STATE_FILE])
+
+    def keep_best(self, state: RunState, weights: bytes) -> None:
+        """Keep the weights of `state.best_step`, beside those that the checkpoint lists."""
+        name = f"{CHECKPOINTS}/best-{state.best_step}.safetensors"
+        self.output.write(name, weights)
+        superseded = state.best_tensors.keys() - self._listed
+        state.best_tensors = {name: blake3(weights).hexdigest()}
+        self.output.remove(superseded - {name})
 
     @contextmanager
     def checkpoint(self, state: RunState) -> Iterator[Path]:
         """A folder for the tensors of ``state``: the new checkpoint, once the block has ended."""
-        older = state.tensors
-        name = "b" if any(file.startswith(f"{CHECKPOINTS}/a/") for file in older) else "a"
+        name = "b" if any(f.startswith(f"{CHECKPOINTS}/a/") for f in state.tensors) else "a"
         root = self.scratch / "checkpoint"
         part = root / CHECKPOINTS / name
         part.mkdir(parents=True, exist_ok=True)
@@ -126,7 +133,8 @@ class RunFolder:
         state.tensors = {f.relative_to(root).as_posix(): blake3_of_file(f) for f in files}
         self.output.move_in(root)
         self._write(state)
-        self.output.remove(older)
+        of_checkpoints = {name for name in self.output.owned if name.startswith(CHECKPOINTS)}
+        self.output.remove(of_checkpoints - self._listed - {_STATE_FILE})
 
     def state(self) -> RunState | None:
         """The state of an unfinished run, without a checkpoint at step 0; None if there is none.
@@ -144,30 +152,29 @@ class RunFolder:
             raise self._damaged(path) from error
 
     def check(self, state: RunState) -> None:
-        """Refuse a checkpoint whose tensors are not as they were written, or without best weights.
+        """Refuse a checkpoint whose tensors, the best weights among them, are not as written.
 
         Raises:
             SightlineError: a file of it is missing or damaged.
         """
-        from safetensors import SafetensorError, safe_open
-
-        for name, digest_then in state.tensors.items():
+        self._listed = _files_of(state)
+        for name, digest_then in {**state.tensors, **state.best_tensors}.items():
             file = self.path / name
             if not file.is_file() or blake3_of_file(file) != digest_then:
                 raise self._damaged(file)
-        if state.best is not None:
-            try:
-                with safe_open(self.best, framework="pt"):
-                    pass
-            except (OSError, SafetensorError) as error:
-                raise self._damaged(self.best) from error
 
     def tensors_of(self, state: RunState) -> Path:
         """The folder with the tensors of a checkpoint."""
         return (self.path / next(iter(state.tensors))).parent
 
     def finish(self, summary: RunSummary, results: Path) -> RunSummary:
-        """Publish the files of ``results`` and ``run.json``; remove what is no longer needed."""
+        """Publish the files of ``results`` and ``run.json``; remove what is no longer needed.
+
+        The run that this one replaces goes now. If a kill comes between, no ``run.json`` names a
+        model that is half another's, and the checkpoint of the last step makes the results again.
+        """
+        self.output.claim(self.output.owned)
+        self.output.remove([FILE_NAME])
         names = self.output.move_in(results)
         summary = summary.model_copy(update={"files": tuple(sorted(names))})
         self.output.commit(summary.to_bytes())
@@ -180,6 +187,7 @@ class RunFolder:
 
     def _write(self, state: RunState) -> None:
         self.output.write(_STATE_FILE, state.model_dump_json(indent=1, by_alias=True).encode())
+        self._listed = _files_of(state)
 
     def _damaged(self, file: Path) -> SightlineError:
         return SightlineError(
@@ -188,10 +196,14 @@ class RunFolder:
         )
 
     def _require_ours(self) -> None:
-        names = (MODEL_FOLDER, CHECKPOINTS, HEADS_FILE, BEST_FILE, FAILURE_FILE)
+        names = (MODEL_FOLDER, CHECKPOINTS, HEADS_FILE, FAILURE_FILE)
         present = [name for name in names if (self.path / name).exists()]
         if present and not ((self.path / FILE_NAME).exists() or self.output.begun):
             raise SightlineError(
                 f"{self.path}: contains {', '.join(present)}, which no training run of Sightline "
                 "left and this one would overwrite; name another folder, or move them away"
             )
+
+
+def _files_of(state: RunState) -> frozenset[str]:
+    return frozenset([*state.tensors, *state.best_tensors])

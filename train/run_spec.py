@@ -211,7 +211,7 @@ def run_spec(
         pairs: folder of a prepared data set whose images and captions are trained on.
         sentences: folder of a prepared data set whose sentences are trained on.
         phrases: phrase tokens of the captions, for an objective that reads objects.
-        given: further fields of `RunSpec`.
+        fields: further fields of `RunSpec`.
 
     Raises:
         SightlineError: an unknown or invalid parameter.

@@ -43,12 +43,12 @@ def train_run(
 
     ``spec.out`` then holds ``model/`` (a sentence-transformers folder), ``heads.safetensors`` and
     ``run.json``, which has the whole log. While it trains, ``checkpoints/`` holds the newest
-    checkpoint and ``best.safetensors`` the best weights; both go when the run is done.
+    checkpoint with the best weights so far, which go when the run is done.
 
     On SIGINT or SIGTERM the step is finished and a checkpoint saved before the signal takes effect.
     A stopped run resumes from its checkpoint, with the weights that an uninterrupted run would have
     (bit for bit on a CPU). A finished run of the same specification and inputs is returned
-    unchanged; any other is replaced, once everything that the new one needs is loaded.
+    unchanged; any other stays until the new one is done.
 
     Several processes started by `torchrun` or `accelerate launch` train one run together
     (`train.distributed`), and each gets its summary. Only process 0 writes and reports.
@@ -101,6 +101,7 @@ def train_run(
             if (folder.path / FILE_NAME).is_file():
                 why = folder.outdated(inputs.digest, inputs.code)
                 tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
+                tell(f"{spec.run}: that one stays until this one is done")
             folder.begin(state)
 
         processes.on_main(begin)
@@ -378,7 +379,8 @@ def _export(
     from train.card import model_card
 
     if state.best_step is not None:
-        model.load_state_dict(load_file(folder.best))
+        (best,) = state.best_tensors
+        model.load_state_dict(load_file(folder.path / best))
     results, pooling = folder.scratch / "results", inputs.spec.student.pooling
     results.mkdir()
     summary = _summary(inputs, state, sum(weight.numel() for weight in model.parameters()), device)

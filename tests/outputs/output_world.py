@@ -108,7 +108,7 @@ FOLDERS = [
     Command(
         "train",
         f"{TRAIN} --max-steps 2 --eval-steps 1 --batch-size 4 --out OUT",
-        "run.json heads.safetensors model/config.json best.safetensors",
+        "run.json heads.safetensors model/config.json checkpoints/state.json",
     ),
     Command("cache import", "cache import @set.tar --out OUT", "set.json"),
     Command(

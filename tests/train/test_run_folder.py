@@ -18,6 +18,7 @@ from sightline.cache import key_column
 from sightline.cache.record import read_record
 from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
+from sightline.output import Output
 from train import progress, run_folder
 from train.loop import Callback
 from train.objectives.simcse import SimCSE
@@ -118,6 +119,42 @@ def test_one_run_at_a_time(world, tmp_path, finished_run):
 # ---- a finished run -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_finished_run_stays_until_its_successor_is_done(world, finished, steps):
+    first, before = RunSummary.read(finished), content(finished)
+    spec = world.spec(finished, seed=1)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[KillAfter(steps)])
+    after = content(finished)
+    assert {name: after[name] for name in before} == before
+    assert RunSummary.read(finished) == first
+    assert (steps_to_do(spec).done > 0) == (steps > 2)
+    second = train_run(spec, say=silent)
+    assert RunSummary.read(finished) == second != first
+    assert content(finished).keys() == before.keys()
+
+
+def test_a_kill_while_a_run_is_replaced_leaves_no_model_under_the_wrong_record(
+    world, finished, monkeypatch
+):
+    spec, real = world.spec(finished, seed=1), Output.move_in
+
+    def killed_while_moving(output, made):
+        names = real(output, made)
+        if "heads.safetensors" in names:
+            raise Killed
+        return names
+
+    monkeypatch.setattr(Output, "move_in", killed_while_moving)
+    with pytest.raises(Killed):
+        train_run(spec, say=silent)
+    monkeypatch.undo()
+    assert not (finished / "run.json").exists()
+    lines = []
+    assert train_run(spec, say=lines.append).steps == 6
+    assert "resuming after step 6" in lines[0]
+
+
 def test_a_finished_run_is_not_trained_again_but_a_changed_one_is(world, finished):
     first = RunSummary.read(finished)
     (finished / "notes.txt").write_text("why")
@@ -203,7 +240,7 @@ def test_checkpoints_are_as_often_as_told_and_read_once(world, tmp_path, monkeyp
     train_run(spec, say=lines.append)
     assert "resuming after step 3" in lines[0]
     saved = [path.name for path in hashed if path.is_relative_to(tmp_path / "checkpoints")]
-    assert sorted(saved) == ["loop.pt", "model.safetensors"]
+    assert sorted(saved) == ["best-2.safetensors", "loop.pt", "model.safetensors"]
 
 
 def test_a_checkpoint_of_other_parameters_is_not_resumed_and_of_another_optimiser_is_kept(
@@ -222,10 +259,56 @@ def test_a_checkpoint_of_other_parameters_is_not_resumed_and_of_another_optimise
     assert "parameters or inputs changed since the checkpoint of step 4; starting over" in lines[0]
 
 
+class Copies(Callback):
+    """Copies of the encoder's weights, by step."""
+
+    def __init__(self):
+        self.of = {}
+
+    def begin(self, state, model):
+        self.model = model
+
+    def step(self, state):
+        weights = self.model.encoder.state_dict().items()
+        self.of[state.step] = {name: value.clone() for name, value in weights}
+
+
+def test_a_resumed_run_exports_the_weights_that_it_records(world, tmp_path, monkeypatch):
+    # the best of a time line that a kill ended is forgotten, as another GPU may score differently
+    copies, scores = Copies(), iter([10.0, 20.0, 5.0, 5.0])
+    monkeypatch.setattr("train.train_run.dev_score", lambda *_: next(scores))
+    spec = world.spec(tmp_path / "run", train={"save_steps": 3})
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[copies, KillAfter(5)])
+    kept = {path.name for path in (tmp_path / "run/checkpoints").glob("best-*")}
+    assert kept == {"best-2.safetensors", "best-4.safetensors"}
+    found = train_run(spec, say=silent)
+    assert (found.best_step, found.best_dev) == (2, 10.0)
+    exported = weights_of(tmp_path / "run")
+    assert_equal({name: exported[name] for name in copies.of[2]}, copies.of[2])
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_superseded_best_weights_go_with_the_checkpoint_that_named_them(
+    world, tmp_path, monkeypatch
+):
+    seen, scores = {}, iter([10.0, 20.0, 30.0])
+    monkeypatch.setattr("train.train_run.dev_score", lambda *_: next(scores))
+
+    class Look(Callback):
+        def step(self, state):
+            names = (tmp_path / "run/checkpoints").glob("best-*")
+            seen[state.step] = sorted(path.name for path in names)
+
+    train_run(world.spec(tmp_path / "run", train={"save_steps": 5}), say=silent, callbacks=[Look()])
+    assert seen[3] == ["best-2.safetensors"]
+    assert seen[5] == ["best-4.safetensors"]  # no checkpoint names the one before
+
+
 def test_a_damaged_checkpoint_is_named_and_left_alone(world, killed):
     checkpoint = killed / "checkpoints"
     files = [checkpoint / name for name in ("b/model.safetensors", "b/loop.pt", "state.json")]
-    for file in (*files, killed / "best.safetensors"):
+    for file in (*files, *checkpoint.glob("best-*.safetensors")):
         data = file.read_bytes()
         for damaged in (data[: len(data) // 2], None):
             file.unlink()
@@ -395,7 +478,7 @@ def test_what_a_kill_left_unfinished_does_not_stay_in_the_output(world, tmp_path
     for folder in (out, beside, ours):
         folder.mkdir()
     (beside / "lock").write_text(f"process 1 on host\n{token}\n")
-    for path in (out / theirs, ours / ".best.safetensors.tmp", ours / "model.safetensors"):
+    for path in (out / theirs, ours / ".best-4.safetensors.tmp", ours / "model.safetensors"):
         path.write_bytes(b"half of it")
     train_run(world.spec(out, train={"max_steps": 1}), say=silent)
     assert [path.name for path in out.glob(".*")] == [theirs]
