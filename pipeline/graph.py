@@ -61,9 +61,17 @@ def phrase_tokens_folder(dataset: str, student: str) -> Path:
     return Path("data/phrase-tokens") / dataset / student
 
 
+CODE = Path("data/code")
+
+
 def code_file(system: str) -> Path:
     """Digests of the source code that trains a system."""
-    return Path("data/code") / f"{system}.json"
+    return CODE / f"{system}.json"
+
+
+def task_code_file(task: str) -> Path:
+    """Digest of the source code that scores an evaluation task."""
+    return CODE / "tasks" / f"{task}.json"
 
 
 def evaluation_file(task: str) -> Path:

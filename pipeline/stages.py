@@ -22,6 +22,7 @@ from sightline.errors import SightlineError
 from sightline.output import write_file
 from sightline.progress import PhaseProgress
 from sightline.settings import unknown
+from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.encode_again import Checked
@@ -161,10 +162,11 @@ def phrase_tokens(params: Params, dataset: str) -> str:
     return f"{out}: {summary(header)}"
 
 
-def code(params: Params) -> Iterator[str]:
-    """Write digests of the source files that train each system."""
-    from train.code_digest import CODE_SCHEMA, code_of, objectives_of
+def code(params: Params) -> str:
+    """Write digests of the source files behind each system and task; returns a one-line summary."""
+    from train.code_digest import CODE_SCHEMA, code_of, code_of_task, objectives_of
 
+    systems = 0
     for name, system in params.systems.items():
         if not system.runs or system.objective is None:
             continue
@@ -173,7 +175,12 @@ def code(params: Params) -> Iterator[str]:
         body = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(objectives)}
         out = graph.code_file(name)
         _write_json(out, body)
-        yield f"{out}: {len(body['modules'])} modules"
+        systems += 1
+    tasks = params.evaluation.tasks
+    for name, entry in tasks.items():
+        body = {"schema": CODE_SCHEMA, "task": name, "code": code_of_task(entry.task or name)}
+        _write_json(graph.task_code_file(name), body)
+    return f"{graph.CODE}: {counted(systems, 'system')}, {counted(len(tasks), 'task')}"
 
 
 def _write_json(out: Path, body: dict[str, Any]) -> None:
@@ -182,7 +189,7 @@ def _write_json(out: Path, body: dict[str, Any]) -> None:
 
 
 def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
-    """Keep finished runs after an edit that changes no numbers; yields a line for each.
+    """Keep finished runs and scores after an edit that changes no numbers; yields a line for each.
 
     Args:
         names: names of the runs; empty: all runs in params.yaml.
@@ -191,6 +198,8 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
         SightlineError: there is no such run.
     """
     from train.code_digest import code_of, objectives_of
+    from train.evaluate.evaluation import accept_code as accept_code_of_result
+    from train.evaluate.evaluation import accept_run, digest_of_run
     from train.records import FILE_NAME
     from train.run_folder import RunFolder
 
@@ -198,13 +207,19 @@ def accept_code(params: Params, names: Sequence[str]) -> Iterator[str]:
         run = params.run(name)
         current = code_of(objectives_of(run.objective, run.parameters))
         for seed in params.graph.seeds:
-            folder = graph.run_folder(name, seed)
+            folder, scores = graph.run_folder(name, seed), graph.result_file(name, seed)
             if not (folder / FILE_NAME).is_file():
                 yield f"{folder}: not trained yet"
-            elif RunFolder(folder).accept(current):
+                continue
+            before = digest_of_run(folder)
+            if RunFolder(folder).accept(current):
                 yield f"{folder}: accepted"
+                if scores.is_file():
+                    accept_run(scores, folder, before)
             else:
                 yield f"{folder}: the code that trained it has not changed"
+            if scores.is_file() and (tasks := accept_code_of_result(scores)):
+                yield f"{scores}: accepted for {', '.join(tasks)}"
 
 
 def train(

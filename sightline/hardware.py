@@ -8,7 +8,9 @@ import platform
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from sightline.errors import first_lines
@@ -269,6 +271,18 @@ def cpu_warning(device: str) -> str:
         f"this computes on the CPU, but the driver lists {counted(len(listed), 'GPU')} "
         f"({listed[0]}); use device auto or cuda, or see `sightline doctor` if PyTorch uses none"
     )
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Package → version, of those that what is computed depends on; absent ones are left out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str] = {}
+    for package in ("sightline", "torch", "transformers", "tokenizers", "numpy", "scipy"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def cores() -> int:

@@ -1,8 +1,8 @@
-"""Digests of the code that trains a system: they change with a loss, not with a comment.
+"""Digests of the code that trains or scores: they change with a loss or metric, not a comment.
 
-They are of the files that train every system, of the objective's file, and of the losses that it
-names. Source files are parsed and never imported, so this needs neither torch nor an installed
-extra.
+Those of a system are of the files that train every system, of the objective's file, and of the
+losses that it names; those of an evaluation task are of its file and all that it scores with.
+Source files are parsed and never imported, so this needs neither torch nor an installed extra.
 """
 
 from __future__ import annotations
@@ -34,6 +34,15 @@ CORE = (
     "sightline.cache.caption_choice",
 )
 """The modules that train every system (tests/train/test_code_digest.py says why not the others)."""
+
+SCORING = (
+    "train.embed",
+    "train.evaluate.models",
+    "sightline.pooling",
+    "sightline.sentence_transformers_folder",
+)
+"""The modules that every score goes through: from an encoder's folder to its embeddings."""
+_CARRIES_SCORES = ("train.evaluate.evaluation", "train.evaluate.results")
 
 CODE_SCHEMA = "sightline.code/1"
 _LOSSES = "train.losses"
@@ -69,6 +78,28 @@ def code_of(objectives: Iterable[str]) -> dict[str, str]:
                 left.append(package)
     digests = {module: _digest(module) for module in modules}
     return dict(sorted({**digests, **_digests_of_losses(losses)}.items()))
+
+
+@cache
+def code_of_task(name: str) -> str:
+    """Digest of the code that computes the scores of an evaluation task.
+
+    It covers `SCORING`, the task's module (of another package, all of it), and the modules of
+    `train.evaluate` that these import.
+
+    Raises:
+        SightlineError: the task is unknown, or its source is missing or not valid Python.
+    """
+    from train.evaluate.task import TASKS  # it needs pyarrow
+
+    modules = {*SCORING, *_with_its_package(TASKS.place(name).partition(":")[0])}
+    left = [*modules]
+    while left:
+        for package, _ in _imported(left.pop()):
+            if package.startswith("train.evaluate.") and package not in modules:
+                modules.add(package)
+                left += [] if package in _CARRIES_SCORES else [package]
+    return digest({module: _digest(module) for module in modules.difference(_CARRIES_SCORES)})
 
 
 def _digests_of_losses(names: set[str]) -> dict[str, str]:

@@ -144,6 +144,7 @@ class RunSummary(BaseModel):
         processes: how many processes trained it; several numbers if it was resumed with a
             different number of them.
         device, precision: used for training.
+        versions: package → version that trained it.
         processor: model of the CPU, where it was the device.
         files: what the run left beside this file, by name.
     """
@@ -181,6 +182,7 @@ class RunSummary(BaseModel):
     device: str = ""
     processor: str = ""
     precision: str = ""
+    versions: dict[str, str] = {}
     spec_digest: str
     code: dict[str, str]
     accepted_code: tuple[str, ...] = ()

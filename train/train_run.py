@@ -14,7 +14,7 @@ from sightline.cache.prepared import hub_datasets
 from sightline.devices import device_name
 from sightline.digest import digest
 from sightline.errors import LostProcess, SightlineError
-from sightline.hardware import cpu_warning, processor
+from sightline.hardware import cpu_warning, processor, versions
 from sightline.progress import Say, to_stderr
 from train.data import first_paired
 from train.distributed import Processes, joined
@@ -423,6 +423,7 @@ def _summary(
         device=device_name(device),
         processor=processor().model if device.type == "cpu" else "",
         precision=spec.train.precision,
+        versions=versions(),
         spec_digest=inputs.digest,
         code=inputs.code,
         **state.model_dump(include=reached),

@@ -12,9 +12,10 @@ def accept(
         list[str] | None, typer.Argument(help="Names under `runs` of a system; default: all.")
     ] = None,
 ) -> None:
-    """Keep finished runs after an edit that changes no numbers.
+    """Keep finished runs and scores after an edit of the code.
 
-    Otherwise the next `dvc repro` retrains them. Their results record it.
+    For an edit that changes no numbers: without it the next `dvc repro` trains and scores again.
+    The results record it.
 
     Example: sightline accept mcse-clip
     """

@@ -35,7 +35,7 @@ COMMANDS = {
     "compare": Entry("compare:compare", "Compare runs with each other and with the papers."),
     "look": Entry("look:app", "Look at groundings, features and neighbours."),
     "cache": Entry("cache:app", "List, verify, repair and share the sets of the cache."),
-    "accept": Entry("accept:accept", "Keep finished runs after an edit that changes no numbers."),
+    "accept": Entry("accept:accept", "Keep finished runs and scores after an edit of the code."),
     "repro": Entry("repro:repro", "Run the stages that changed, side by side."),
     "doctor": Entry("doctor:doctor", "Show what this machine has, and what is wrong with it."),
     "stage": Entry("stage:stage", "Run one stage of the graph, as `dvc repro` does.", hidden=True),

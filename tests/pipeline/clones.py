@@ -111,8 +111,7 @@ def repository(folder: Path, path: str, remote: Path, changes: dict | None = Non
     for section, values in (changes or {}).items():
         params[section] |= values
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    code = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["code"]["deps"]
-    for source in [*code, *(dataset["source"] for dataset in params["datasets"].values())]:
+    for source in ("code.txt", *(dataset["source"] for dataset in params["datasets"].values())):
         (folder / source).parent.mkdir(parents=True, exist_ok=True)
         (folder / source).write_text("what something is made from")
     (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))

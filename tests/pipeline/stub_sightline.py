@@ -55,7 +55,9 @@ def tokens() -> None:
 
 def code() -> None:
     for system in params()["systems"]:
-        write(f"data/code/{system}.json", Path("train").read_text())
+        write(f"data/code/{system}.json", Path("code.txt").read_text())
+    for task in params()["evaluation"]["tasks"]:
+        write(f"data/code/tasks/{task}.json", Path("code.txt").read_text())
 
 
 def train(run: str, seed: str) -> None:

@@ -10,15 +10,26 @@ from pathlib import Path
 
 import pytest
 from conftest import KillAfter, Killed, silent
+from made_results import made_result
 
 import train.losses
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from sightline.hardware import versions
 from train import code_digest, run_inputs
-from train.code_digest import CORE, code_of, objectives_of
-from train.evaluate.evaluation import Evaluation, evaluate_run
+from train.code_digest import CORE, code_of, code_of_task, objectives_of
+from train.evaluate.evaluation import (
+    Evaluation,
+    accept_code,
+    accept_run,
+    digest_of_run,
+    evaluate_run,
+)
+from train.evaluate.results import RunResult, load_result, save_result
+from train.evaluate.task import TASKS
 from train.objectives import OBJECTIVES
 from train.records import RunSummary
+from train.report.comparison import compare_results
 from train.report.table import make_table
 from train.run_folder import RunFolder
 from train.train_run import train_run
@@ -321,3 +332,117 @@ def test_only_a_finished_run_is_accepted(tmp_path):
     with pytest.raises(SightlineError, match="no finished run here"):
         RunFolder(tmp_path / "none").accept({})
     assert not (tmp_path / "none").exists()
+
+
+# ---- code that scores ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def edited(monkeypatch):
+    """Makes as if these modules had been edited."""
+    real = code_digest._digest
+
+    def edit(*modules: str) -> None:
+        code_of_task.cache_clear()
+        monkeypatch.setattr(
+            code_digest, "_digest", lambda module: real(module) + "!" * (module in modules)
+        )
+
+    yield edit
+    code_of_task.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "tasks"),
+    [
+        ("train.embed", {*TASKS}),
+        ("sightline.pooling", {*TASKS}),
+        ("train.evaluate.sts", {"sts", "similarity", "geometry"}),
+        ("train.evaluate.cosines", {*TASKS}),
+        ("train.evaluate.softmax_classifiers", {"transfer"}),
+        ("train.evaluate.candidates", {"retrieval", "neighbours"}),
+        ("train.evaluate.results", set()),
+        ("train.losses", set()),
+        ("train.report.table", set()),
+    ],
+)
+def test_which_tasks_an_edited_module_scores(edited, module, tasks):
+    before = {name: code_of_task(name) for name in TASKS}
+    edited(module)
+    assert {name for name in TASKS if code_of_task(name) != before[name]} == tasks
+
+
+@pytest.fixture
+def scored(world, tmp_path, edited):
+    """Scores a finished run; (the result, the tasks that were scored now)."""
+    train_run(world.spec(tmp_path / "run", train={"max_steps": 2}), say=silent)
+    tasks = {
+        "similarity": {"data": world.root / "dev.tsv"},
+        "geometry": {"data": world.root / "dev.tsv"},
+        "other": {"task": "similarity", "data": world.root / "dev.tsv"},
+    }
+
+    def score() -> tuple[RunResult, list[str]]:
+        out = tmp_path / "results/run.json"
+        out.parent.mkdir(exist_ok=True)
+        return evaluate_run(tmp_path / "run", Evaluation.load(tasks), out)
+
+    return score
+
+
+def test_an_edited_metric_is_scored_again_and_nothing_else_is(scored, edited, tmp_path):
+    first, names = scored()
+    assert names == ["similarity", "geometry", "other"]
+    assert first.tasks["geometry"].code == code_of_task("geometry")
+    assert first.tasks["geometry"].versions == first.training.versions == versions()
+    assert {*versions()} == {"sightline", "torch", "transformers", "tokenizers", "numpy", "scipy"}
+    assert scored() == (first, [])
+    edited("train.evaluate.geometry")
+    second, names = scored()
+    assert names == ["geometry"]
+    assert second.scores == first.scores
+    assert second.tasks["geometry"].code != first.tasks["geometry"].code
+
+
+def test_a_result_whose_code_is_accepted_or_unknown_is_not_scored_again(scored, edited, tmp_path):
+    scored()
+    file = tmp_path / "results/run.json"
+    edited("train.evaluate.geometry")
+    assert accept_code(file) == ["geometry"]
+    assert accept_code(file) == []
+    assert scored()[1] == []
+    edited("train.embed")
+    result = load_result(file)
+    unknown = {n: t.model_copy(update={"code": ""}) for n, t in result.tasks.items()}
+    save_result(result.model_copy(update={"tasks": unknown}), file)
+    assert scored()[1] == []
+    assert accept_code(file) == []
+
+
+def test_an_accepted_run_keeps_its_scores(scored, tmp_path):
+    scored()
+    run, file = tmp_path / "run", tmp_path / "results/run.json"
+    before = digest_of_run(run)
+    assert RunFolder(run).accept({"edited": "0"})
+    accept_run(file, run, before)
+    assert load_result(file).training == RunSummary.read(run)
+    assert scored()[1] == []
+
+
+def test_a_comparison_says_which_rows_were_scored_by_different_code():
+    def scored_by(run: str, code: str, *accepted: str) -> RunResult:
+        result = made_result(run, scores={"STS12": 70.0})
+        tasks = {
+            name: task.model_copy(update={"code": code, "accepted_code": accepted})
+            for name, task in result.tasks.items()
+        }
+        return result.model_copy(update={"tasks": tasks})
+
+    def notes(*results: RunResult) -> list[str]:
+        return [note for note in compare_results(results).notes if "different code" in note]
+
+    old, new, unknown = scored_by("old", "1"), scored_by("new", "2"), scored_by("unknown", "")
+    (note,) = notes(old, new, unknown)
+    assert "old and new were scored by different code" in note
+    assert notes(old, unknown) == notes(old, scored_by("old-too", "1")) == []
+    assert notes(scored_by("old", "1", "2"), new) == []

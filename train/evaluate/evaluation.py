@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
+from sightline.hardware import versions
+from train.code_digest import code_of_task
 from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
-from train.evaluate.task import Task, make_task
+from train.evaluate.task import TASKS, Task, make_task
 from train.records import FILE_NAME, RunSummary
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class Evaluation:
                 why = f"the task failed: {error}"
                 lost = dict.fromkeys(self.measured[name].evaluated_on, why)
                 scored = {"scores": dict.fromkeys(lost), "reasons": lost}
+            scored["versions"] = versions()
             results[name] = self.measured[name].model_copy(update=scored)
         return results
 
@@ -113,7 +116,7 @@ def evaluate_model(
     """
     of_run = {}
     if model.folder is not None and model.summary is not None:
-        of_run = {"training": model.summary, "run_sha256": _sha256(model.folder)}
+        of_run = {"training": model.summary, "run_sha256": digest_of_run(model.folder)}
     tasks = evaluation.score(model, failed=failed)
     return RunResult(run=run or model.name, tasks=tasks, pooling=model.pooling or "", **of_run)
 
@@ -148,7 +151,9 @@ def evaluate_run(
         model = EvaluatedModel.load(str(folder), device=device)
         kept |= evaluation.score(model, missing, failed)
     tasks = {name: kept[name] for name in evaluation.tasks if name not in failed}
-    result = RunResult(run=summary.run, tasks=tasks, training=summary, run_sha256=_sha256(folder))
+    result = RunResult(
+        run=summary.run, tasks=tasks, training=summary, run_sha256=digest_of_run(folder)
+    )
     if tasks or not evaluation.tasks:
         save_result(result, out)
     if failed:
@@ -173,7 +178,7 @@ def _previous(folder: Path, out: Path) -> RunResult | None:
         result = load_result(out)
     except SightlineError:
         return None
-    return result if result.run_sha256 == _sha256(folder) else None
+    return result if result.run_sha256 == digest_of_run(folder) else None
 
 
 def _is_current(result: RunResult, evaluation: Evaluation) -> bool:
@@ -182,15 +187,44 @@ def _is_current(result: RunResult, evaluation: Evaluation) -> bool:
 
 
 def _kept(result: RunResult, evaluation: Evaluation) -> dict[str, TaskResult]:
-    """Those of a run's earlier results that are of the tasks as they are now."""
+    """Those of a run's earlier results that are of the tasks, and their code, as they are now."""
     return {
-        name: result.tasks[name]
+        name: earlier
         for name, measured in evaluation.measured.items()
-        if name in result.tasks and result.tasks[name].measures_as(measured)
+        if (earlier := result.tasks.get(name)) is not None
+        if earlier.measures_as(measured) and earlier.is_of(measured.code)
     }
 
 
-def _sha256(folder: Path) -> str:
+def accept_code(file: Path) -> list[str]:
+    """Record that the code of today scores as that behind the result in ``file`` did.
+
+    Returns:
+        The tasks whose code had changed.
+    """
+    result, accepted = load_result(file), dict[str, TaskResult]()
+    for name, task in result.tasks.items():
+        if task.task in TASKS and not task.is_of(code := code_of_task(task.task)):
+            codes = (*task.accepted_code, code)
+            accepted[name] = task.model_copy(update={"accepted_code": codes})
+    if accepted:
+        save_result(result.model_copy(update={"tasks": {**result.tasks, **accepted}}), file)
+    return list(accepted)
+
+
+def accept_run(file: Path, folder: Path, before: str) -> None:
+    """Let the result in ``file`` be of the run in ``folder``, whose record has been rewritten.
+
+    Args:
+        before: `digest_of_run` until then; a result of any other run stays as it is.
+    """
+    result = load_result(file)
+    if result.run_sha256 == before:
+        update = {"training": RunSummary.read(folder), "run_sha256": digest_of_run(folder)}
+        save_result(result.model_copy(update=update), file)
+
+
+def digest_of_run(folder: Path) -> str:
     """SHA-256 (hex) of run.json, which every training rewrites."""
     return key_of_file(folder / FILE_NAME).hex()
 
@@ -205,6 +239,7 @@ def _measured(name: str, task: Task[Any]) -> TaskResult:
         evaluated_on={metric: about.data for metric, about in metrics.items()},
         lower_is_better=tuple(m for m, about in metrics.items() if not about.higher_is_better),
         hidden=tuple(metric for metric, about in metrics.items() if not about.shown),
+        code=code_of_task(task.name) if task.name in TASKS else "",
     )
 
 

@@ -138,6 +138,9 @@ class TaskResult(BaseModel):
         evaluated_on: metric → what it was measured on.
         lower_is_better: the metrics that are better when lower.
         hidden: those without a column in reports.
+        code: digest of the code that scored (`train.code_digest`); empty: unknown.
+        accepted_code: later digests, accepted as not changing the scores (`sightline accept`).
+        versions: package → version that scored.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -154,6 +157,9 @@ class TaskResult(BaseModel):
     evaluated_on: dict[str, EvaluationSet] = {}
     lower_is_better: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    code: str = ""
+    accepted_code: tuple[str, ...] = ()
+    versions: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _undefined_scores_have_a_reason(self) -> TaskResult:
@@ -169,7 +175,12 @@ class TaskResult(BaseModel):
     def measures_as(self, result: TaskResult) -> bool:
         """Whether both are of one task, with the same settings and data."""
         scored = {"scores", "subsets", "reasons", "references", "notes", "neighbours"}
+        scored |= {"code", "accepted_code", "versions"}
         return self.model_dump(exclude=scored) == result.model_dump(exclude=scored)
+
+    def is_of(self, code: str) -> bool:
+        """Whether this code scored it, or may have: of some results it is not known."""
+        return not self.code or code in (self.code, *self.accepted_code)
 
 
 class RunResult(BaseModel):

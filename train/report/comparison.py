@@ -206,6 +206,7 @@ def compare_results(
         *_notes_on_tests(table, differences),
         *([f"lower is better: {', '.join(lower)}"] if lower else []),
         *_notes_on_published(results, published),
+        *_notes_on_code(results),
         *table.notes,
         *notes_on_training(results),
     ]
@@ -297,6 +298,22 @@ def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) 
         for task, expected in EXPECTED_PAIRS.items()
         if task in tasks and measured.get(task, expected) != expected
     ]
+    return notes
+
+
+def _notes_on_code(results: Sequence[RunResult]) -> list[str]:
+    """Which tasks were scored by different code; of some results it is not known."""
+    notes = []
+    for name in dict.fromkeys(name for result in results for name in result.tasks):
+        scored = [(result.run, result.tasks[name]) for result in results if name in result.tasks]
+        codes = {task.code: (run, {task.code, *task.accepted_code}) for run, task in scored}
+        codes.pop("", None)
+        if codes and not set.intersection(*(accepted for _, accepted in codes.values())):
+            runs = " and ".join(dict.fromkeys(run for run, _ in codes.values()))
+            notes.append(
+                f"{name}: {runs} were scored by different code; score them again, or say with "
+                "`sightline accept` that it makes no difference"
+            )
     return notes
 
 
