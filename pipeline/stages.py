@@ -142,7 +142,7 @@ def tokens(params: Params) -> str:
 
     student, sources = params.student, graph.training_texts(params)
     out = graph.tokens_folder(student.name)
-    count = tokenize(texts_of(sources), student.model, student.max_length, out, sources)
+    count = tokenize(texts_of(sources), student.source, student.max_length, out, sources)
     return f"{out}: {count:,} distinct texts"
 
 
@@ -155,7 +155,7 @@ def phrase_tokens(params: Params, dataset: str) -> str:
     header = tokenize_phrases(
         graph.grounding_folder(dataset),
         PreparedDataset(graph.dataset_folder(dataset)).captions_manifest,
-        student.model,
+        student.source,
         student.max_length,
         out,
     )

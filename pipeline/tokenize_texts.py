@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.extract.inputs import texts_in
 from sightline.atomic_files import model_paths
 from sightline.cache import TokenHeader, keys_of_texts, write_tokens
-from sightline.cache.keys import key_of_file
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
@@ -39,7 +37,7 @@ def tokenize(
     """Write the token set of ``texts`` for ``student`` to ``out``; repeated texts count once.
 
     Args:
-        student: folder of a Hugging Face encoder or its hub name.
+        student: folder of a Hugging Face encoder or its hub name, also NAME@REVISION.
         max_length: maximum tokens per row, special tokens included; longer texts are truncated.
         inputs: source files of the texts.
 
@@ -82,13 +80,7 @@ def tokenize(
 
 
 def weights_identity(student: str) -> str:
-    """The student's initial weights: SHA-256 of its folder's files, or a hub commit."""
-    from sightline.sentence_transformers_folder import files_of
+    """The student's initial weights, as SHA-256 of their files."""
+    from sightline.sentence_transformers_folder import pin
 
-    folder = Path(student)
-    if folder.is_dir():
-        files = files_of(folder)
-        return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
-    from sightline.pretrained import Pretrained
-
-    return f"hub:{getattr(Pretrained(student).config(), '_commit_hash', None)}"
+    return f"sha256:{pin(student).weights_sha256}"

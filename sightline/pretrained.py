@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -129,7 +129,7 @@ class Pretrained:
     the folder, silence the libraries, and try a hub that does not respond only once.
 
     Attributes:
-        name: of the folder or the hub model.
+        name: of the folder or the hub model; ``NAME@REVISION`` gives both.
         revision: of a hub model; empty for its main branch.
         subfolder: of the folder or hub model that holds the files.
 
@@ -142,6 +142,10 @@ class Pretrained:
     subfolder: str = ""
 
     def __post_init__(self) -> None:
+        name, at, revision = self.name.rpartition("@")
+        if at and self.folder is None:
+            object.__setattr__(self, "name", name)
+            object.__setattr__(self, "revision", revision)
         if self.folder is None:
             try:
                 validate_repo_id(self.name)
@@ -152,8 +156,7 @@ class Pretrained:
                 ) from error
         elif self.revision:
             raise SightlineError(
-                f"{self.name}: a folder has no revision {self.revision!r}; "
-                "write weights: pretrained"
+                f"{self.name}: a folder has no revision {self.revision!r}; remove it"
             )
 
     @property
@@ -251,6 +254,12 @@ class Pretrained:
         if report["missing_keys"]:
             model.pooler = None
         return model.eval()
+
+    def files(self, names: Iterable[str]) -> dict[str, Path]:
+        """Those of the files ``names`` that the model has: name → where it lies here."""
+        with self.reading("files"):
+            found = {name: self._path_of(name, must_know=False) for name in names}
+        return {name: path for name, path in found.items() if path is not None}
 
     def json(self, name: str, *, or_give: str = "") -> Any:
         """Content of a JSON file beside the model; None if there is no such file.

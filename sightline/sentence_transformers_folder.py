@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 
+from sightline.cache.keys import key_of_file
+from sightline.digest import Pinned
 from sightline.errors import SightlineError
 from sightline.pooling import TeacherPooling
 from sightline.pretrained import Pretrained
@@ -226,6 +228,34 @@ def positions(config: PretrainedConfig) -> int | None:
     return count - (int(config.pad_token_id or 0) + 1 if from_padding else 0)
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of an encoder's folder that decide what it computes: weights and configuration."""
-    return sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".json"))
+_INDEX = "model.safetensors.index.json"
+_OF_WEIGHTS = ("config.json", "model.safetensors", _INDEX)
+_OF_A_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model"),
+    *("tokenizer.model", "sentence_bert_config.json"),
+)
+
+
+def pin(source: str | Path) -> Pinned:
+    """Identify the files that `load_model` and `load_tokenizer` read of a folder or hub model."""
+    plain = Pretrained(str(source))
+    modules = plain.json("modules.json") or []
+    kinds = {str(module["type"]).rsplit(".", 1)[-1]: str(module["path"]) for module in modules}
+    folder = Pretrained(plain.name, plain.revision, kinds.get("Transformer", ""))
+    weights = folder.files(_OF_WEIGHTS)
+    index = folder.json(_INDEX) if _INDEX in weights else None
+    if index is not None:
+        weights |= folder.files(sorted(set(index["weight_map"].values())))
+    config = weights.get("config.json")
+    in_cache = None if config is None or folder.folder else _SNAPSHOT.search(config.as_posix())
+    tokenizer = folder.files(_OF_A_TOKENIZER)
+    return Pinned(in_cache[1] if in_cache else "", _sha256_of(weights), _sha256_of(tokenizer))
+
+
+_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]+)/")
+
+
+def _sha256_of(files: Mapping[str, Path]) -> str:
+    lines = [f"{key_of_file(path).hex()} {name}\n" for name, path in sorted(files.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -62,9 +62,9 @@ def model_card(
     untrained = any(used.untrained for used in summary.features.values())
     parts = [
         f"---\n{front_matter(summary, metrics)}\n---\n\n# {_title(summary)}",
-        f"A sentence encoder: `{summary.student['model']}` fine-tuned with the objective "
-        f"`{summary.objective}` — {source}. The embedding is the `{pooling}` vector of the last "
-        "layer; similarity is the cosine.",
+        f"A sentence encoder: `{summary.student['model']}`{_pinned(summary)} fine-tuned with the "
+        f"objective `{summary.objective}` — {source}. An embedding is the `{pooling}` vector of "
+        "the last layer; similarity is the cosine.",
         *([_UNTRAINED] if untrained else []),
         *(
             f"**Imported features**: `{name}` is {used.provenance}."
@@ -164,6 +164,15 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
         eval_results=scores or None,
     )
     return data.to_yaml()
+
+
+def _pinned(summary: RunSummary) -> str:
+    """Which student that was, such as `` (commit 86b5e09…, weights SHA-256 1234567890ab)``."""
+    pinned = summary.pinned
+    commit = [f"commit {pinned.revision}"] if pinned.revision else []
+    sha256 = [f"weights SHA-256 `{pinned.weights_sha256[:12]}`"] if pinned.weights_sha256 else []
+    words = ", ".join([*commit, *sha256])
+    return f" ({words})" if words else ""
 
 
 def _slug(name: str) -> str:

@@ -284,9 +284,9 @@ def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedToke
         SightlineError: no such folder or hub model, an incomplete or unsafe folder, or fewer layers
             than asked for.
     """
-    recipe = read_recipe(config.model, bare=True)
-    encoder = load_model(config.model, recipe)
-    tokenizer = load_tokenizer(config.model, recipe)
+    recipe = read_recipe(config.source, bare=True)
+    encoder = load_model(config.source, recipe)
+    tokenizer = load_tokenizer(config.source, recipe)
     fit_pooler(encoder, config.model, config.pooling)
     if config.layers is not None:
         _keep_first_layers(encoder, config)

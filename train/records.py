@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from sightline.cache import FeatureSet
 from sightline.cache.record import Doubt
-from sightline.digest import digest
+from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
 from sightline.user_files import read_json
 
@@ -128,6 +128,7 @@ class RunSummary(BaseModel):
         data: stream → where it was read from.
         dropped_pairs: pairs left out because their image could not be extracted.
         base_model: name of the student on the hub; empty for a folder.
+        pinned: commit of the student on the hub, and digests of its files.
         hub_datasets: names on the hub of the data that it was trained on, where they are known.
         dev: name of the dev set, or None.
         dev_sha256: digest of its pairs.
@@ -164,6 +165,7 @@ class RunSummary(BaseModel):
     dropped_pairs: int
     features: dict[str, FeatureUse]
     base_model: str = ""
+    pinned: Pinned = Pinned()
     hub_datasets: tuple[str, ...] = ()
     dev: str | None
     dev_sha256: str = ""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cache.keys import key_of_file
-from sightline.digest import digest
+from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
-from sightline.sentence_transformers_folder import files_of
+from sightline.sentence_transformers_folder import pin
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs
@@ -24,6 +24,7 @@ class RunInputs:
     """The inputs of a run.
 
     Attributes:
+        student: the encoder to train, by the content of its files.
         digest: SHA-256 (hex) over what determines the result: parameters and the content of every
             input. Paths and settings of the machine (`OF_THE_MACHINE`) do not change it.
         code: digests of the code that trains on them.
@@ -33,6 +34,7 @@ class RunInputs:
     objective: Objective
     data: TrainingData
     dev: GradedPairs | None
+    student: Pinned
     digest: str
     code: dict[str, str]
 
@@ -52,9 +54,10 @@ class RunInputs:
         objective = make_objective(spec.objective, spec.parameters)
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_graded_pairs(spec.dev)
-        content = _content(spec, data, dev)
+        student = pin(spec.student.source)
+        content = _content(spec, data, dev, student)
         code = code_of(objectives_of(spec.objective, spec.parameters))
-        return cls(spec, objective, data, dev, _digest(spec, objective, content), code)
+        return cls(spec, objective, data, dev, student, _digest(spec, objective, content), code)
 
 
 def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
@@ -64,26 +67,25 @@ def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> 
     )
     body["parameters"] = objective.describe()
     body["train"] = spec.train.model_dump(mode="json", exclude=set(OF_THE_MACHINE))
-    if Path(spec.student.model).is_dir():  # its files are among the contents
-        body["student"].pop("model")
+    del body["student"]["model"], body["student"]["revision"]  # its files are among the contents
     return digest({**body, **content})
 
 
-def _content(spec: RunSpec, data: TrainingData, dev: GradedPairs | None) -> dict[str, Any]:
+def _content(
+    spec: RunSpec, data: TrainingData, dev: GradedPairs | None, student: Pinned
+) -> dict[str, Any]:
     """Digests of every input of ``spec``, opened as ``data`` and ``dev``."""
     files: dict[str, Path] = {}
     if spec.pairs is not None:
         files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
     if spec.text is not None:
         files["sentences"] = spec.text.sentences
-    student = Path(spec.student.model)
-    if student.is_dir():
-        files |= {f"student {path.relative_to(student)}": path for path in files_of(student)}
     tokens = {f"of {name}": content for name, content in data.token_digests.items()}
     if data.phrases_digest is not None:
         tokens["of phrases"] = data.phrases_digest
     return {
         "files": {name: key_of_file(path).hex() for name, path in files.items()},
+        "student": [student.weights_sha256, student.tokenizer_sha256],
         "tokens": tokens,
         "dev": None if dev is None else dev.sha256,
         "features": {

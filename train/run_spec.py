@@ -30,7 +30,9 @@ class StudentConfig(Settings):
 
     Attributes:
         name: short name, used in folder names and reports; default: the last part of `model`.
-        model: folder of a Hugging Face encoder, or its name on the hub.
+        model: folder of a Hugging Face encoder, or its name on the hub, also NAME@REVISION.
+        revision: of a model on the hub, a commit, tag or branch; empty: its main branch. A run
+            records the commit and the digests of what was loaded.
         pooling: how token vectors become the sentence embedding.
         max_length: tokens of a training text, special tokens included. Evaluation and export use
             the encoder's own maximum instead.
@@ -39,6 +41,7 @@ class StudentConfig(Settings):
 
     name: str = Field(default="", min_length=1)
     model: str = Field(min_length=1)
+    revision: str = ""
     pooling: TrainedPooling = "cls"
     max_length: int = Field(default=32, ge=3)
     layers: int | None = Field(default=None, ge=1)
@@ -46,9 +49,18 @@ class StudentConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("model"):
-            return {"name": Path(str(values["model"])).name, **values}
-        return values
+        if not isinstance(values, dict) or not values.get("model"):
+            return values
+        model = str(values["model"])
+        name, at, revision = model.rpartition("@")
+        if at and not Path(model).is_dir():
+            values = {"revision": revision, **values, "model": name}
+        return {"name": Path(str(values["model"])).name, **values}
+
+    @property
+    def source(self) -> str:
+        """`model` with its revision, as functions that load it take it."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
 class TrainConfig(Settings):

@@ -19,7 +19,9 @@ def tokens(
             show_default=False,
         ),
     ],
-    student: Annotated[str, typer.Option(help="Folder of an encoder, or its hub name.")],
+    student: Annotated[
+        str, typer.Option(help="Folder of an encoder, or NAME or NAME@REVISION on the hub.")
+    ],
     out: OUT,
     max_length: Annotated[
         int, typer.Option(min=3, help="Maximum tokens per training text, special tokens included.")

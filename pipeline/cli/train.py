@@ -25,7 +25,7 @@ from train.run_spec import StudentConfig, TrainConfig
 @takes(
     "student",
     StudentConfig,
-    only=StudentConfig.model_fields.keys() - {"name"},
+    only=StudentConfig.model_fields.keys() - {"name", "revision"},
     names={"model": "student"},
 )
 def train(

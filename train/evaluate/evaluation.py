@@ -114,9 +114,9 @@ def evaluate_model(
         run: name of the result's row; None for the model's own.
         failed: see `Evaluation.score`.
     """
-    of_run = {}
+    of_run: dict[str, Any] = {"pinned": model.pinned}
     if model.folder is not None and model.summary is not None:
-        of_run = {"training": model.summary, "run_sha256": digest_of_run(model.folder)}
+        of_run |= {"training": model.summary, "run_sha256": digest_of_run(model.folder)}
     tasks = evaluation.score(model, failed=failed)
     return RunResult(run=run or model.name, tasks=tasks, pooling=model.pooling or "", **of_run)
 

@@ -12,8 +12,10 @@ import numpy as np
 from safetensors import SafetensorError
 
 from sightline.cache import FeatureSet
+from sightline.digest import Pinned
 from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
+from sightline.sentence_transformers_folder import pin
 from train.embed import Embedder
 from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
@@ -41,6 +43,7 @@ class EvaluatedModel:
         folder: of the training run; None for any other model.
         summary: of the training run; None for any other model.
         pooling: the one that was asked for; None if the folder's own is used.
+        pinned: which model it is, where no summary says it; None: not known.
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class EvaluatedModel:
         folder: Path | None = None,
         summary: RunSummary | None = None,
         pooling: str | None = None,
+        pinned: Pinned | None = None,
     ) -> None:
-        self.name, self.embedder = name, embedder
+        self.name, self.embedder, self.pinned = name, embedder, pinned
         self.folder, self.summary = folder, summary
         self.pooling = pooling
         self._row_of: dict[str, int] = {}
@@ -67,7 +71,8 @@ class EvaluatedModel:
         checked = None if pooling is None else check_pooling(pooling)
         folder = Path(source)
         if not (folder / FILE_NAME).is_file():
-            return cls(source, Embedder.load(source, checked, device=device), pooling=checked)
+            embedder = Embedder.load(source, checked, device=device)
+            return cls(source, embedder, pooling=checked, pinned=pin(source))
         summary = RunSummary.read(folder)
         embedder = Embedder.load(folder / MODEL_FOLDER, checked, device=device)
         return cls(summary.run, embedder, folder, summary, checked)

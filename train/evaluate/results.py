@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from sightline.digest import Pinned
 from sightline.output import write_file
 from sightline.user_files import read_json
 from train.records import FeatureUse, RunSummary
@@ -192,6 +193,7 @@ class RunResult(BaseModel):
         pooling: the one that the evaluation was asked for; empty if the model's own was used.
         training: the run, as its run.json has it; None for a model that Sightline did not train.
         run_sha256: of the run.json that the scores belong to.
+        pinned: which model it was, of one that Sightline did not train; None: not known.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -202,6 +204,7 @@ class RunResult(BaseModel):
     pooling: str = ""
     training: RunSummary | None = None
     run_sha256: str = ""
+    pinned: Pinned | None = None
 
     @property
     def seed(self) -> int:

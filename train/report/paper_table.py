@@ -39,6 +39,7 @@ _NOT_COMPARED = {
     *(f"train.{name}" for name in OF_THE_MACHINE),
     *("train.compile", "train.chunk"),  # draw other dropout masks, as another seed does
     "student.model",  # may be a folder; the student's name is compared
+    "student.revision",
 }
 """Parameters that a configuration may set otherwise than the run that is compared."""
 _EXAMPLES: Mapping[str, int] = {
