@@ -74,7 +74,7 @@ def test_other_files_under_the_same_name_are_another_student(world, tmp_path, fi
 def test_a_folder_has_no_revision(world, tmp_path):
     base = world.spec(tmp_path / "run")
     student = base.student.model_copy(update={"revision": COMMIT})
-    with pytest.raises(SightlineError, match="there is no such folder|has no revision"):
+    with pytest.raises(SightlineError, match=r"there is no such folder|has no revision"):
         train_run(base.model_copy(update={"student": student}), say=silent)
 
 
