@@ -230,6 +230,12 @@ class Pretrained:
                 f"{self.folder}: no weights here ({' or '.join(patterns)}), and Sightline does not "
                 "unpickle others; convert them with transformers: model.save_pretrained(folder)"
             )
+        if not unpickle and self._is_only_a_pickle():
+            raise SightlineError(
+                f"{self.name}: cached here only as pytorch_model.bin, which Sightline does not "
+                "unpickle for a model that is trained or scored; convert it with transformers: "
+                "model.save_pretrained(folder)"
+            )
         with self.reading("weights"):
             model, report = architecture.from_pretrained(
                 self.name,
@@ -271,6 +277,13 @@ class Pretrained:
         with self.reading(f"{name} (or give {or_give})" if or_give else name):
             path = self._path_of(name, must_know=bool(or_give))
             return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+    def _is_only_a_pickle(self) -> bool:
+        """Whether a hub model is in the cache without safetensors, and nothing else is reached."""
+        if self.folder or self.files(["model.safetensors", "model.safetensors.index.json"]):
+            return False
+        file, revision = str(PurePosixPath(self.subfolder, "pytorch_model.bin")), self.revision
+        return isinstance(try_to_load_from_cache(self.name, file, revision=revision or None), str)
 
     def _path_of(self, name: str, must_know: bool) -> Path | None:
         if self.folder:

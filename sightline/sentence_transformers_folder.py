@@ -34,6 +34,14 @@ _POSITIONS_FROM_PADDING = {
 }
 
 
+SENTENCE_SETTINGS = (
+    "sentence_bert_config.json",
+    *(f"sentence_{kind}_config.json" for kind in ("roberta", "distilbert", "camembert", "albert")),
+    *("sentence_xlm-roberta_config.json", "sentence_xlnet_config.json"),
+)
+"""Names under which sentence-transformers looks for a model's own settings, in this order."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a sentence-transformers folder says to make an embedding.
@@ -90,8 +98,7 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
                 )
         described = folder.json("config_sentence_transformers.json") or {}
         prompts = {name: text for name, text in (described.get("prompts") or {}).items() if text}
-        transformer = Pretrained(str(source), revision, subfolder)
-        settings = transformer.json("sentence_bert_config.json") or {}
+        settings = sentence_settings(Pretrained(folder.name, folder.revision, subfolder))
         length = settings.get("max_seq_length")
         return Recipe(
             pooling=pooling,
@@ -104,12 +111,34 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
         )
 
 
+def sentence_settings(folder: Pretrained, *, or_give: str = "") -> dict[str, Any]:
+    """What the first of `SENTENCE_SETTINGS` in a folder or hub model says; empty without any.
+
+    Args:
+        or_give: see `Pretrained.json`; of the name that is used today.
+    """
+    for name in SENTENCE_SETTINGS:
+        option = or_give if name == SENTENCE_SETTINGS[0] else ""
+        if (settings := folder.json(name, or_give=option)) is not None:
+            return settings
+    return {}
+
+
 def _read_pooling(folder: Pretrained, file: str) -> TeacherPooling:
-    config = folder.json(file) or {}
+    config = folder.json(file)
+    if config is None:
+        raise SightlineError(
+            f"{folder.name}: modules.json lists a Pooling module, but {file} is not here; copy the "
+            "whole folder, or give a pooling"
+        )
     modes = config.get("pooling_mode")
     if modes is None:  # folders of earlier versions of sentence-transformers have a key for each
         keys = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
-        modes = [re.sub("pooling_mode_|_tokens?$", "", key) for key in keys] or "mean"
+        modes = [re.sub("pooling_mode_|_tokens?$", "", key) for key in keys]
+    if not modes:
+        raise SightlineError(
+            f"{folder.name}: {file} names no pooling_mode; correct it, or give a pooling"
+        )
     for pooling in ("cls", "mean", "lasttoken"):
         if modes in (pooling, [pooling]):
             return pooling
@@ -128,7 +157,59 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
     from transformers import AutoModel
 
     folder = Pretrained(str(source), subfolder=recipe.subfolder)
-    return folder.model(AutoModel, folder.config())
+    config = folder.config()
+    check_encoder(folder.name, config)
+    return folder.model(AutoModel, config)
+
+
+def check_encoder(name: str, config: PretrainedConfig) -> None:
+    """Refuse what has no hidden states of its input alone.
+
+    Raises:
+        SightlineError: an encoder–decoder, or a model that takes no text.
+    """
+    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "hidden_size"):
+        raise SightlineError(
+            f"{name}: a {config.model_type!r} model is not a text encoder; use an encoder (BERT, "
+            "RoBERTa, MPNet, …)"
+        )
+
+
+def check_first_token(name: str, model: PreTrainedModel, pooling: TeacherPooling | None) -> None:
+    """Refuse the first token of a decoder, which has seen none of the others.
+
+    Raises:
+        SightlineError: ``pooling`` reads the first token, and it does not depend on the last.
+    """
+    import torch
+
+    if pooling not in ("cls", "pooler"):
+        return
+    ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device)
+    with torch.inference_mode():
+        one, other = model(input_ids=ids).last_hidden_state[:, 0]
+    if torch.equal(one, other):
+        raise SightlineError(
+            f"{name}: pooling {pooling!r} reads the first token, which in this "
+            f"{model.config.model_type} decoder has seen no other; give mean"
+        )
+
+
+def check_vocabulary(name: str, tokenizer: Any, config: PretrainedConfig) -> None:
+    """Refuse a tokenizer with tokens that the model has no embedding for.
+
+    Raises:
+        SightlineError: names both numbers and the first such token.
+    """
+    rows = int(config.vocab_size)
+    beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows}
+    if beyond:
+        first = min(beyond)
+        raise SightlineError(
+            f"{name}: its tokenizer knows {len(tokenizer)} tokens, its embeddings hold {rows} "
+            f"({beyond[first]} is {first}); call model.resize_token_embeddings(len(tokenizer)) and "
+            "save both"
+        )
 
 
 def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBase:
@@ -137,14 +218,20 @@ def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBas
     Raises:
         SightlineError: `source` cannot be loaded, or its tokenizer has no vocabulary.
     """
-    tokenizer = Pretrained(str(source), subfolder=recipe.subfolder).tokenizer()
+    folder = Pretrained(str(source), subfolder=recipe.subfolder)
+    tokenizer = folder.tokenizer()
+    check_vocabulary(folder.name, tokenizer, folder.config())
     if recipe.do_lower_case:
-        backend = tokenizer.backend_tokenizer
-        # Lower-casing twice changes nothing, so an uncased tokenizer is safe here.
-        backend.normalizer = NormalizerSequence(
-            [Lowercase()] if backend.normalizer is None else [Lowercase(), backend.normalizer]
-        )
+        lower_case(tokenizer)
     return tokenizer
+
+
+def lower_case(tokenizer: Any) -> None:
+    """Let ``tokenizer`` lower-case its texts first; an uncased one stays as it is."""
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = NormalizerSequence(
+        [Lowercase()] if backend.normalizer is None else [Lowercase(), backend.normalizer]
+    )
 
 
 def token_ids(
@@ -233,7 +320,7 @@ _OF_WEIGHTS = ("config.json", "model.safetensors", _INDEX)
 _OF_A_TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model"),
-    *("tokenizer.model", "sentence_bert_config.json"),
+    *("tokenizer.model", *SENTENCE_SETTINGS),
 )
 
 

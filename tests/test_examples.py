@@ -121,7 +121,7 @@ GROUPS = ("small", "blue", "dog", "near")
 @pytest.fixture
 def map_inputs(tmp_path) -> Path:
     """A model, graded pairs, and a data set whose test captions are of four groups of twelve."""
-    export_model(tmp_path / "model", *make_encoder(), "mean", "A card.\n")
+    export_model(tmp_path / "model", Embedder(*make_encoder(), "mean"), "A card.\n")
     texts = [" ".join([word] * count) for word in GROUPS for count in range(8, 20)]
     rows = [{"text": text, "split": "test"} for text in (*texts, texts[0])]
     rows.append({"text": "a big dog", "split": "train"})

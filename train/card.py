@@ -62,7 +62,7 @@ def model_card(
     untrained = any(used.untrained for used in summary.features.values())
     parts = [
         f"---\n{front_matter(summary, metrics)}\n---\n\n# {_title(summary)}",
-        f"A sentence encoder: `{summary.student['model']}`{_pinned(summary)} fine-tuned with the "
+        f"A sentence encoder: `{_student(summary)}`{_pinned(summary)} fine-tuned with the "
         f"objective `{summary.objective}` — {source}. An embedding is the `{pooling}` vector of "
         "the last layer; similarity is the cosine.",
         *([_UNTRAINED] if untrained else []),
@@ -73,7 +73,7 @@ def model_card(
         ),
         f"## Use\n\n```python\n{_SENTENCE_TRANSFORMERS}\n```",
         f"Without sentence-transformers:\n\n```python\n{_TRANSFORMERS}{_POOLED[pooling]}\n```",
-        "## Data\n\n" + "\n".join(f"- {stream}: `{path}`" for stream, path in summary.data.items()),
+        "## Data\n\n" + "\n".join(f"- {name}: `{data}`" for name, data in _data(summary).items()),
     ]
     if summary.dropped_pairs:
         parts.append(
@@ -84,7 +84,7 @@ def model_card(
     parts += ["## Scores", *_scores(summary, metrics)]
     parameters = {
         "objective": {"name": summary.objective, **summary.parameters},
-        "student": summary.student,
+        "student": {**summary.student, "model": _student(summary)},
         "train": summary.train,
         "seed": summary.seed,
     }
@@ -164,6 +164,20 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
         eval_results=scores or None,
     )
     return data.to_yaml()
+
+
+def _student(summary: RunSummary) -> str:
+    """Its name on the hub, or that of its folder; a card holds no path of this machine."""
+    return summary.base_model or Path(str(summary.student["model"])).name
+
+
+def _data(summary: RunSummary) -> dict[str, str]:
+    """Stream → name of its data set, the folder of its manifests."""
+    names = {}
+    for stream, text in summary.data.items():
+        folders = [p.parent if p.suffix == ".parquet" else p for p in map(Path, text.split(", "))]
+        names[stream] = ", ".join(dict.fromkeys(folder.name for folder in folders))
+    return names
 
 
 def _pinned(summary: RunSummary) -> str:

@@ -13,6 +13,7 @@ from sightline.devices import AUTOCAST, Precision, check_precision, pick_device
 from sightline.errors import SightlineError
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from sightline.sentence_transformers_folder import (
+    check_first_token,
     load_model,
     load_tokenizer,
     own_max_length,
@@ -111,6 +112,7 @@ class Embedder:
                 f"{source}: the folder does not say how to pool (it has no modules.json with a "
                 "Pooling module); give a pooling: cls, pooler, mean or first_last_mean"
             )
+        check_first_token(str(source), model, chosen)
         tokenizer = load_tokenizer(source, recipe)
         return cls(
             model.to(where),  # pyright: ignore[reportArgumentType]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train.run_spec import TrainedPooling
+import numpy as np
+
+from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+    from train.embed import Embedder
 
 HEADS_FILE = "heads.safetensors"
 MODEL_FOLDER = "model"
@@ -21,35 +26,115 @@ EXPORTED_FILES = (
     *("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"),
 )
 """What an export of BERT or RoBERTa may write into its folder."""
+PROBES = (
+    "A dog runs on the beach.",
+    "TWO CHILDREN play in The Snow",
+    "Straße, naïve café – 两只狗在雪地里玩",
+    "a",
+    "a black and white dog jumps over the old stone wall near the water . " * 200,
+)
+"""Sentences that an export must embed as the trained model does: capitals, other scripts, one word,
+and one that is longer than any encoder takes, in one batch."""
+_TOLERANCE = 1e-5  # of a row's norm
 
 
 def export_model(
-    folder: Path,
-    encoder: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    pooling: TrainedPooling,
-    card: str,
+    folder: Path, trained: Embedder, card: str, pooler: nn.Module | None = None
 ) -> None:
     """Fill the new folder ``folder``: safetensors, modules Transformer + Pooling, and README.md.
 
-    The maximum length is the encoder's own, never that of training (METHODS §8).
+    Args:
+        trained: pooling is `cls` or `mean`; the maximum length is the encoder's own, never that of
+            training (METHODS §8), and every file that has a place for it says the same.
+        pooler: of the encoder that training began with, which goes out as it came in.
     """
-    from sightline.sentence_transformers_folder import own_max_length
-
-    max_length = own_max_length(tokenizer, encoder.config)
+    encoder: Any = trained.model
     folder.mkdir(parents=True, exist_ok=True)
-    encoder.save_pretrained(folder)
-    limited = copy.deepcopy(tokenizer)  # for readers that know nothing of sentence-transformers
-    limited.model_max_length = max_length
-    limited.save_pretrained(folder)
-    for name, content in _settings(int(encoder.config.hidden_size), pooling, max_length).items():
+    without, title = getattr(encoder, "pooler", None), encoder.config._name_or_path
+    try:
+        encoder.config._name_or_path = ""  # a path of this machine
+        if pooler is not None:
+            encoder.pooler = pooler.to(encoder.device)
+        encoder.save_pretrained(folder)
+    finally:
+        encoder.config._name_or_path = title
+        if pooler is not None:
+            encoder.pooler = without
+    _save_tokenizer(folder, trained.tokenizer, trained.max_length)
+    for name, content in _settings(trained.dim, trained.pooling, trained.max_length).items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _settings(width: int, pooling: TrainedPooling, max_length: int) -> dict[str, Any]:
+def _save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Write the tokenizer as every reader should use it: whole, padding on the right.
+
+    tokenizer.json keeps the length of the last call, which readers without transformers follow.
+    A class of transformers may build another tokenizer from its own rules, without a normaliser
+    that was added, such as lower-casing: then the folder names the class that has none.
+    """
+    from transformers import AutoTokenizer
+
+    from sightline.sentence_transformers_folder import tokenizer_sha256
+
+    exported: Any = copy.deepcopy(tokenizer)
+    exported.model_max_length = max_length
+    exported.padding_side = "right"
+    for name in ("max_length", "name_or_path"):
+        exported.init_kwargs.pop(name, None)
+    backend = getattr(exported, "backend_tokenizer", None)
+    if backend is not None and exported.pad_token_id is not None:
+        backend.enable_truncation(max_length)
+        backend.enable_padding(pad_id=exported.pad_token_id, pad_token=exported.pad_token)
+    exported.save_pretrained(folder)
+    if tokenizer_sha256(AutoTokenizer.from_pretrained(folder)) != tokenizer_sha256(exported):
+        file = folder / "tokenizer_config.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config["model_input_names"] = exported.model_input_names
+        file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check_export(folder: Path, trained: Embedder) -> None:
+    """Load an export as its users will, and compare its embeddings with the trained model's.
+
+    By sentence-transformers where it is installed, else by transformers and modules.json; on the
+    CPU in float32.
+
+    Raises:
+        SightlineError: a sentence's embedding differs by more than 1e-5 of its norm.
+    """
+    import torch
+
+    from train.embed import Embedder
+
+    encoder = trained.model
+    if encoder.device.type != "cpu" or encoder.dtype != torch.float32:
+        encoder = copy.deepcopy(encoder).to("cpu", torch.float32)  # pyright: ignore
+    ours = Embedder(encoder, trained.tokenizer, trained.pooling, trained.max_length)
+    expected = ours.encode(PROBES)
+    if find_spec("sentence_transformers") is not None:
+        from sentence_transformers import SentenceTransformer
+
+        loaded = SentenceTransformer(str(folder), device="cpu")
+        found = loaded.encode(list(PROBES), batch_size=len(PROBES), show_progress_bar=False)
+    else:
+        found = Embedder.load(folder, device="cpu").encode(PROBES)
+    norms = np.maximum(np.linalg.norm(expected, axis=1), np.finfo(np.float32).tiny)
+    off = np.linalg.norm(np.asarray(found) - expected, axis=1) / norms
+    worst = int(np.nanargmax(np.where(np.isfinite(off), off, np.inf)))
+    if not off[worst] <= _TOLERANCE:
+        raise SightlineError(
+            f"the exported model embeds {PROBES[worst][:40]!r} otherwise than the trained one (by "
+            f"{off[worst]:.1e} of its norm), so its users would not get the scores of this run. "
+            "Look at the student's tokenizer_config.json and sentence_bert_config.json; the "
+            "checkpoint is kept, and the same command exports it again"
+        )
+
+
+def _settings(width: int, pooling: str, max_length: int) -> dict[str, Any]:
     """The JSON files of a sentence-transformers folder, in the form that every version reads.
 
     Its own writer names classes of the installed version, which earlier versions do not have.

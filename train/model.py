@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -17,9 +18,11 @@ from sightline.devices import Precision, to_device
 from sightline.errors import SightlineError
 from sightline.pooling import pool
 from sightline.sentence_transformers_folder import (
+    check_first_token,
     fit_pooler,
     load_model,
     load_tokenizer,
+    own_max_length,
     positions,
     read_recipe,
 )
@@ -275,22 +278,39 @@ def _group(sentences: TokenRows, rows: list[int]) -> tuple[TokenRows, Tensor]:
     return TokenRows(ids, lengths, Phrases(*spans, phrases.counts[rows])), numbers
 
 
-def load_student(config: StudentConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The encoder to fine-tune, in float32, and its tokenizer.
+@dataclass(frozen=True)
+class LoadedStudent:
+    """The encoder to fine-tune, in float32, with what its folder says of it.
 
-    The pooler is dropped: it would not be trained.
+    Attributes:
+        pooler: set aside, as it would not be trained, for the export; None if there is none.
+        max_length: its own, in tokens, for dev scores and the export; never that of training.
+    """
+
+    encoder: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    pooler: nn.Module | None
+    max_length: int
+
+
+def load_student(config: StudentConfig) -> LoadedStudent:
+    """The encoder that a run begins with.
 
     Raises:
-        SightlineError: no such folder or hub model, an incomplete or unsafe folder, or fewer layers
-            than asked for.
+        SightlineError: no such folder or hub model, an incomplete or unsafe folder, fewer layers
+            than asked for, or pooling that reads what a decoder's first token has not seen.
     """
     recipe = read_recipe(config.source, bare=True)
     encoder = load_model(config.source, recipe)
     tokenizer = load_tokenizer(config.source, recipe)
-    fit_pooler(encoder, config.model, config.pooling)
+    pooling = config.pooling or "cls"
+    check_first_token(config.model, encoder, pooling)
+    pooler: Any = getattr(encoder, "pooler", None)
+    fit_pooler(encoder, config.model, pooling)
     if config.layers is not None:
         _keep_first_layers(encoder, config)
-    return encoder, tokenizer
+    max_length = own_max_length(tokenizer, encoder.config, recipe.max_length)
+    return LoadedStudent(encoder, tokenizer, pooler, max_length)
 
 
 def _keep_first_layers(encoder: PreTrainedModel, config: StudentConfig) -> None:

@@ -49,11 +49,12 @@ class FeatureUse(BaseModel):
 
     @classmethod
     def of_set(cls, features: FeatureSet) -> FeatureUse:
-        """From an open feature set, named by the last three folders of its path."""
-        record = features.record
+        """From an open feature set: `<dataset>/<kind>/<encoder>` in that layout, else its name."""
+        record, places = features.record, features.path.parts
+        in_layout = len(places) > 2 and places[-2] == record.spec.kind
         encoder = record.spec.encoder
         return cls(
-            name="/".join(features.path.parts[-3:]),
+            name="/".join(places[-3:] if in_layout else places[-1:]),
             encoder=encoder.name,
             source=encoder.source,
             revision=encoder.revision,

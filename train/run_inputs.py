@@ -10,13 +10,13 @@ from typing import Any
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
-from sightline.sentence_transformers_folder import pin
+from sightline.sentence_transformers_folder import pin, read_recipe
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs
 from train.evaluate.sts import load_graded_pairs
 from train.objectives import Objective, make_objective
-from train.run_spec import OF_THE_MACHINE, RunSpec
+from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainedPooling
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class RunInputs:
 
     Attributes:
         student: the encoder to train, by the content of its files.
+        pooling: how it is pooled; `own_pooling`: how its folder says, or None.
         digest: SHA-256 (hex) over what determines the result: parameters and the content of every
             input. Paths and settings of the machine (`OF_THE_MACHINE`) do not change it.
         code: digests of the code that trains on them.
@@ -35,6 +36,8 @@ class RunInputs:
     data: TrainingData
     dev: GradedPairs | None
     student: Pinned
+    pooling: TrainedPooling
+    own_pooling: str | None
     digest: str
     code: dict[str, str]
 
@@ -55,9 +58,41 @@ class RunInputs:
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_graded_pairs(spec.dev)
         student = pin(spec.student.source)
-        content = _content(spec, data, dev, student)
+        pooling, own_pooling = pooling_of(spec.student)
+        content = {**_content(spec, data, dev, student), "pooling": pooling}
         code = code_of(objectives_of(spec.objective, spec.parameters))
-        return cls(spec, objective, data, dev, student, _digest(spec, objective, content), code)
+        return cls(
+            spec=spec,
+            objective=objective,
+            data=data,
+            dev=dev,
+            student=student,
+            pooling=pooling,
+            own_pooling=own_pooling,
+            digest=_digest(spec, objective, content),
+            code=code,
+        )
+
+
+def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
+    """How a run pools, and how the student's folder does; None if it does not say, or unlike ours.
+
+    Raises:
+        SightlineError: neither says it in a way that can be trained.
+    """
+    try:
+        own = read_recipe(config.source).pooling
+    except SightlineError:
+        if config.pooling is None:
+            raise
+        own = None
+    if config.pooling is not None:
+        return config.pooling, own
+    if own not in ("cls", "mean", None):
+        raise SightlineError(
+            f"{config.model}: its folder pools by {own}, which is not trained; give cls or mean"
+        )
+    return own or "cls", own
 
 
 def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
@@ -67,7 +102,8 @@ def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> 
     )
     body["parameters"] = objective.describe()
     body["train"] = spec.train.model_dump(mode="json", exclude=set(OF_THE_MACHINE))
-    del body["student"]["model"], body["student"]["revision"]  # its files are among the contents
+    for name in ("model", "revision", "pooling"):  # what they come to is among the contents
+        del body["student"][name]
     return digest({**body, **content})
 
 

@@ -33,7 +33,8 @@ class StudentConfig(Settings):
         model: folder of a Hugging Face encoder, or its name on the hub, also NAME@REVISION.
         revision: of a model on the hub, a commit, tag or branch; empty: its main branch. A run
             records the commit and the digests of what was loaded.
-        pooling: how token vectors become the sentence embedding.
+        pooling: how token vectors become the sentence embedding; None: as the student's folder
+            says, else cls.
         max_length: tokens of a training text, special tokens included. Evaluation and export use
             the encoder's own maximum instead.
         layers: keep only this many first layers; None: all.
@@ -42,7 +43,7 @@ class StudentConfig(Settings):
     name: str = Field(default="", min_length=1)
     model: str = Field(min_length=1)
     revision: str = ""
-    pooling: TrainedPooling = "cls"
+    pooling: TrainedPooling | None = None
     max_length: int = Field(default=32, ge=3)
     layers: int | None = Field(default=None, ge=1)
 

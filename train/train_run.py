@@ -19,7 +19,7 @@ from sightline.progress import Say, to_stderr
 from train.data import first_paired
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
-from train.export import HEADS_FILE, MODEL_FOLDER, export_heads, export_model
+from train.export import HEADS_FILE, MODEL_FOLDER, check_export, export_heads, export_model
 from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
 from train.run_folder import CHECKPOINTS, RunFolder
 from train.run_inputs import RunInputs
@@ -27,12 +27,11 @@ from train.run_spec import RunSpec, run_spec
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
     from sightline.cache import FeatureSet
     from train.embed import Embedder
     from train.loop import Callback
-    from train.model import Student
+    from train.model import LoadedStudent, Student
     from train.objectives import Objective
 
 
@@ -92,7 +91,7 @@ def train_run(
         if state.processes[-1:] != [processes.count]:
             state.processes.append(processes.count)
         device = training_device(spec, processes)
-        model, tokenizer = build_model(inputs)
+        model, student = build_model(inputs)
 
         def begin() -> None:
             _warn(inputs, device, _steps(inputs), tell)
@@ -111,7 +110,7 @@ def train_run(
         from train.loop import Loop
         from train.progress import ProgressReport, StopAtStep
 
-        embedder = Embedder(model.encoder, tokenizer, spec.student.pooling)
+        embedder = Embedder(model.encoder, student.tokenizer, inputs.pooling, student.max_length)
         dev, size = inputs.dev, spec.train.eval_batch_size
         stop = StopAtStep()
         shown = [stack.enter_context(closing(ProgressReport(spec.run, say)))] if main else []
@@ -142,7 +141,7 @@ def train_run(
             raise
 
         # export and record
-        return processes.on_main(lambda: _export(inputs, folder, state, model, tokenizer, device))
+        return processes.on_main(lambda: _export(inputs, folder, state, model, student, device))
 
 
 def train_model(
@@ -157,7 +156,7 @@ def train_model(
     phrases: Path | str | None = None,
     dev: Path | str | None = None,
     seed: int = 0,
-    pooling: str = "cls",
+    pooling: str | None = None,
     max_length: int = 32,
     device: str = "auto",
     say: Say | None = None,
@@ -178,7 +177,7 @@ def train_model(
         phrases: phrase tokens, for an objective that reads objects.
         dev: SentEval's STSBenchmark folder or a similarity TSV, for the choice of the best step.
         seed: of heads, dropout and the order of rows.
-        pooling: `cls` or `mean`.
+        pooling: `cls` or `mean`; None: as the student's folder says, else `cls`.
         max_length: tokens of a training text, as in ``tokens``.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         say: takes lines of progress; None: stderr, or a bar on a terminal.
@@ -290,8 +289,8 @@ def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | Non
     return None
 
 
-def build_model(inputs: RunInputs) -> tuple[Student, PreTrainedTokenizerBase]:
-    """The student with its heads, drawn from the run's seed, and its tokenizer.
+def build_model(inputs: RunInputs) -> tuple[Student, LoadedStudent]:
+    """The student with its heads, drawn from the run's seed, and what it was loaded with.
 
     Raises:
         SightlineError: the student cannot be loaded, or the token ids are not its tokenizer's.
@@ -300,19 +299,22 @@ def build_model(inputs: RunInputs) -> tuple[Student, PreTrainedTokenizerBase]:
 
     from train.model import Student, check_tokenizer, load_student
 
-    spec, student, train, data = inputs.spec, inputs.spec.student, inputs.spec.train, inputs.data
+    spec, train, data = inputs.spec, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
-    encoder, tokenizer = load_student(student)
-    check_tokenizer(tokenizer, encoder, data.samples, student.max_length, data.vocabulary_size)
+    loaded = load_student(spec.student.model_copy(update={"pooling": inputs.pooling}))
+    max_length = spec.student.max_length
+    check_tokenizer(
+        loaded.tokenizer, loaded.encoder, data.samples, max_length, data.vocabulary_size
+    )
     model = Student(
-        encoder,
+        loaded.encoder,
         inputs.objective,
-        student.pooling,
+        inputs.pooling,
         data.dims,
         precision=train.precision,
         compiled=train.compile == "on",
     )
-    return model, tokenizer
+    return model, loaded
 
 
 def dev_score(embedder: Embedder, pairs: GradedPairs, batch_size: int) -> float:
@@ -348,6 +350,11 @@ def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> Non
                 f"{spec.run}: warning: fewer than one step in fifty is on pairs, so the objective "
                 "can hardly differ from one without features; give more pairs or fewer sentences"
             )
+    if inputs.own_pooling not in (None, inputs.pooling):
+        tell(
+            f"{spec.run}: pooling is {inputs.pooling}, but the student's folder says "
+            f"{inputs.own_pooling}"
+        )
     if warning := cpu_warning(device.type):
         tell(f"{spec.run}: warning: {warning}")
     if data.dropped_pairs:
@@ -369,24 +376,31 @@ def _export(
     folder: RunFolder,
     state: RunState,
     model: Student,
-    tokenizer: PreTrainedTokenizerBase,
+    student: LoadedStudent,
     device: torch.device,
 ) -> RunSummary:
-    """Write the best weights, the heads and the record of the run."""
+    """Write the best weights, the heads and the record of the run.
+
+    Raises:
+        SightlineError: the exported folder does not embed as the model that was trained.
+    """
     from safetensors.torch import load_file
 
     from sightline.pretrained import quiet
     from train.card import model_card
+    from train.embed import Embedder
 
     if state.best_step is not None:
         (best,) = state.best_tensors
         model.load_state_dict(load_file(folder.path / best))
-    results, pooling = folder.scratch / "results", inputs.spec.student.pooling
+    results = folder.scratch / "results"
     results.mkdir()
     summary = _summary(inputs, state, sum(weight.numel() for weight in model.parameters()), device)
-    card = model_card(summary, inputs.objective.source, pooling)
+    card = model_card(summary, inputs.objective.source, inputs.pooling)
+    trained = Embedder(model.encoder, student.tokenizer, inputs.pooling, student.max_length)
     with quiet():
-        export_model(results / MODEL_FOLDER, model.encoder, tokenizer, pooling, card)
+        export_model(results / MODEL_FOLDER, trained, card, student.pooler)
+        check_export(results / MODEL_FOLDER, trained)
     export_heads(results / HEADS_FILE, model.heads)
     return folder.finish(summary, results)
 
@@ -405,7 +419,7 @@ def _summary(
         objective=spec.objective,
         seed=spec.seed,
         parameters=inputs.objective.describe(),
-        student=spec.student.model_dump(mode="json"),
+        student={**spec.student.model_dump(mode="json"), "pooling": inputs.pooling},
         train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,

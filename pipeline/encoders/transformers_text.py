@@ -19,11 +19,17 @@ from sightline.errors import SightlineError
 from sightline.pooling import TeacherPooling, needs_hidden_states, pool
 from sightline.pretrained import Pretrained
 from sightline.sentence_transformers_folder import (
+    SENTENCE_SETTINGS,
     Recipe,
+    check_encoder,
+    check_first_token,
+    check_vocabulary,
     fit_pooler,
+    lower_case,
     own_max_length,
     positions,
     read_recipe,
+    sentence_settings,
     token_ids,
     tokenizer_sha256,
 )
@@ -33,7 +39,6 @@ FIRST_BUCKET = 16
 """The shortest padded length, in tokens; each further bucket doubles it."""
 
 MASKED_ATTENTION = "sightline_masked_sdpa"
-_SENTENCE_CONFIG = "sentence_bert_config.json"
 
 
 def bucket(tokens: int, max_length: int) -> int:
@@ -59,6 +64,8 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     pooling, prompt = config.pooling or recipe.pooling or "cls", _prompt(config, recipe)
     source = Pretrained(config.model, spec.revision, recipe.subfolder)
     settings, tokenizer = _settings_and_tokenizer(source)
+    if recipe.do_lower_case:
+        lower_case(tokenizer)
     commit = str(getattr(settings, "_commit_hash", None) or "")
     model = _loaded(config, source, settings, pooling)
     identity = identity_of(
@@ -120,12 +127,9 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
 def _settings_and_tokenizer(source: Pretrained) -> tuple[Any, Any]:
     """The configuration of an encoder, and its tokenizer, which pads on the right."""
     settings = source.config()
-    if getattr(settings, "is_encoder_decoder", False) or not hasattr(settings, "hidden_size"):
-        raise SightlineError(
-            f"{source.name}: a {settings.model_type!r} model is not a text encoder; "
-            "use an encoder (BERT, RoBERTa, MPNet, …)"
-        )
+    check_encoder(source.name, settings)
     tokenizer = source.tokenizer()
+    check_vocabulary(source.name, tokenizer, settings)
     if tokenizer.pad_token_id is None:
         raise SightlineError(
             f"{source.name}: its tokenizer has no padding token, so texts cannot share a batch; "
@@ -159,6 +163,7 @@ def _loaded(
         with seeded(spec.seed), source.reading("configuration"):
             model = AutoModel.from_config(settings, dtype=torch.float32)
     fit_pooler(model, config.model, pooling)
+    check_first_token(config.model, model, pooling)
     if spec.kind == "file":
         state = _encoder_part(model, read_state_dict(Path(spec.value)), pooling)
         load_exactly(model, state, spec.value, config.model)
@@ -210,9 +215,9 @@ def _max_length(
 ) -> int:
     """The user's value, else that of a published sentence encoder's settings, else its own."""
     if config.max_length is None:
-        with source.reading(_SENTENCE_CONFIG):
-            sentence_settings = source.json(_SENTENCE_CONFIG, or_give="max_length") or {}
-            published = int(sentence_settings.get("max_seq_length") or 0) or None
+        with source.reading(SENTENCE_SETTINGS[0]):
+            published = sentence_settings(source, or_give="max_length").get("max_seq_length")
+            published = int(published or 0) or None
         return own_max_length(tokenizer, settings, published)
     most = positions(settings)
     if most is not None and config.max_length > most:

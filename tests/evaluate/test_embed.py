@@ -55,7 +55,7 @@ def test_equals_sentence_transformers(kind, pooling, normalize, tmp_path):
     save_as_theirs(tmp_path / "theirs", save_model(tmp_path / kind, kind), pooling, normalize)
     if kind == "roberta":  # it would run past the last position otherwise
         edit(tmp_path / "theirs/sentence_bert_config.json", max_seq_length=39)
-    export_model(tmp_path / "ours", *make_encoder(kind), pooling, "A card.\n")
+    export_model(tmp_path / "ours", Embedder(*make_encoder(kind), pooling), "A card.\n")
     texts = [*SENTENCES, "a dog " * 60, "an owl, ünknown", " a  dog\n"]
     for folder in (tmp_path / "theirs", tmp_path / "ours"):
         theirs = SentenceTransformer(str(folder), device="cpu")

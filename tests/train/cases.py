@@ -193,7 +193,7 @@ class Case:
         data = self.data()
         objective = make_objective(self.objective, self.parameters)
         torch.manual_seed(1)
-        encoder, _ = load_student(self.spec().student)
+        encoder = load_student(self.spec().student).encoder
         return Student(encoder, objective, "cls", data.dims).train(), data
 
 

@@ -142,3 +142,13 @@ def test_scores_of_another_training_are_refused(trained, result, tmp_path, capsy
     save_result(result.model_copy(update={"run_sha256": "0" * 64}), file)
     assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 1
     assert "its scores are of another training" in " ".join(capsys.readouterr().err.split())
+
+
+def test_it_holds_no_path_of_this_machine(trained, world):
+    out, summary = trained
+    assert str(world.root) in json.dumps(summary.model_dump(mode="json"))  # the record may
+    for file in (out / "model").rglob("*"):
+        if file.suffix in (".md", ".json"):
+            assert str(world.root) not in file.read_text(), file.name
+    card = (out / "model/README.md").read_text()
+    assert f"`{world.student.name}` (weights SHA-256" in card

@@ -217,18 +217,19 @@ def test_parts_are_consecutive_and_even(rows, parts, start):
 
 
 def test_layers_keeps_the_first_ones(world, tmp_path):
-    whole, _ = load_student(student(world))
-    cut, tokenizer = load_student(student(world, layers=1))
+    whole = load_student(student(world)).encoder
+    loaded = load_student(student(world, layers=1))
+    cut, tokenizer = loaded.encoder, loaded.tokenizer
     kept = cut.state_dict()
     assert not any("layer.1." in name for name in kept)
     assert all(torch.equal(whole.state_dict()[name], value) for name, value in kept.items())
-    every, _ = load_student(student(world, layers=2))
+    every = load_student(student(world, layers=2)).encoder
     assert every.state_dict().keys() == whole.state_dict().keys()
     with pytest.raises(SightlineError, match="layers is 3, but the encoder has 2"):
         load_student(student(world, layers=3))
     cut.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    again, _ = load_student(student(world, model=str(tmp_path)))
+    again = load_student(student(world, model=str(tmp_path))).encoder
     assert again.config.num_hidden_layers == 1
 
 
@@ -239,7 +240,8 @@ def test_tokens_that_the_student_cannot_have_made_are_refused(world, tmp_path):
     swapped = text.replace('"circle"', '"\x00"').replace('"square"', '"circle"')
     (folder / "tokenizer.json").write_text(swapped.replace('"\x00"', '"square"'))
     data = TrainingData(world.spec(tmp_path / "unused"), make_objective("simcse", {}))
-    encoder, tokenizer = load_student(student(world, model=str(folder)))
+    loaded = load_student(student(world, model=str(folder)))
+    encoder, tokenizer = loaded.encoder, loaded.tokenizer
     with pytest.raises(SightlineError, match="not made with the student's tokenizer"):
         check_tokenizer(tokenizer, encoder, data.samples, 16, data.vocabulary_size)
     with pytest.raises(SightlineError, match="vocabulary of 999"):
