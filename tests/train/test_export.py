@@ -1,0 +1,226 @@
+"""What goes out is what was scored, also where a student's folder says more than its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    BertTokenizer,
+    GPT2Config,
+    GPT2Model,
+    T5Config,
+)
+
+from sightline.errors import SightlineError
+from train import export
+from train.embed import Embedder
+from train.export import PROBES, check_export, export_model
+from train.model import LoadedStudent, load_student
+from train.run_inputs import pooling_of
+from train.run_spec import StudentConfig
+
+TEXT = "a black dog runs on the beach two children play in snow and white stone wall"
+WORDS = [*dict.fromkeys(TEXT.split())]
+
+
+def student(folder: Path, *, cased: bool = False, side: str = "right", pooler: bool = True) -> Path:
+    """A BERT of two layers with a word-level vocabulary, as `save_pretrained` writes it."""
+    folder.mkdir()
+    letters = "abcdefghijklmnopqrstuvwxyz."
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = dict.fromkeys([*special, *WORDS, *letters, *(f"##{letter}" for letter in letters)])
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    tokenizer = BertTokenizer(
+        str(folder / "vocab.txt"),
+        do_lower_case=not cased,
+        model_max_length=64,
+        padding_side=side,
+    )
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.15,
+    )
+    BertModel(config, add_pooling_layer=pooler).save_pretrained(folder)
+    return folder
+
+
+def as_sentence_transformer(
+    folder: Path, pooling: str | None = "mean", settings: str = "sentence_bert_config.json", **more
+) -> Path:
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / settings).write_text(
+        json.dumps({"max_seq_length": 16, "do_lower_case": False, **more})
+    )
+    if pooling is not None:
+        (folder / "1_Pooling").mkdir()
+        config = {"pooling_mode_cls_token": pooling == "cls", "word_embedding_dimension": 32}
+        config |= {"pooling_mode_mean_tokens": pooling == "mean"}
+        (folder / "1_Pooling/config.json").write_text(json.dumps(config))
+    return folder
+
+
+def loaded(folder: Path, pooling: str | None = None) -> tuple[LoadedStudent, Embedder]:
+    config = StudentConfig.model_validate({"model": str(folder), "pooling": pooling})
+    found = load_student(config)
+    return found, Embedder(found.encoder, found.tokenizer, pooling_of(config)[0], found.max_length)
+
+
+def exported(folder: Path, out: Path, pooling: str | None = None) -> Embedder:
+    found, trained = loaded(folder, pooling)
+    export_model(out, trained, "A card.\n", found.pooler)
+    check_export(out, trained)
+    return trained
+
+
+def test_the_folders_own_pooling_and_length_are_followed_and_exported(tmp_path):
+    folder = as_sentence_transformer(student(tmp_path / "base"))
+    trained = exported(folder, tmp_path / "out")
+    assert (trained.pooling, trained.max_length) == ("mean", 16)
+    ours = Embedder.load(tmp_path / "out", device="cpu")
+    assert (ours.pooling, ours.max_length) == ("mean", 16)
+    theirs = Embedder.load(folder, device="cpu")
+    np.testing.assert_allclose(ours.encode(PROBES), theirs.encode(PROBES), atol=1e-6)
+    config = StudentConfig.model_validate({"model": str(folder), "pooling": "cls"})
+    assert pooling_of(config) == ("cls", "mean")  # which the run says
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sentence_roberta_config.json", "sentence_xlm-roberta_config.json"],
+)
+def test_settings_under_every_name_that_is_still_read(tmp_path, name):
+    folder = as_sentence_transformer(student(tmp_path / "base"), settings=name)
+    assert exported(folder, tmp_path / "out").max_length == 16
+
+
+def test_lower_casing_goes_out(tmp_path):
+    folder = student(tmp_path / "base", cased=True)
+    as_sentence_transformer(folder, do_lower_case=True)
+    trained = exported(folder, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.tokenize("A Black DOG") == ["a", "black", "dog"]
+    rows = trained.encode(["A BLACK DOG", "a black dog"])
+    assert np.array_equal(rows[0], rows[1])
+
+
+def test_an_export_pads_on_the_right(tmp_path):
+    exported(student(tmp_path / "base", side="left"), tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").padding_side == "right"
+
+
+def test_every_place_of_a_length_says_the_same(tmp_path):
+    folder = as_sentence_transformer(student(tmp_path / "base"))
+    file = folder / "tokenizer.json"
+    backend = Tokenizer.from_file(str(file))
+    backend.enable_truncation(7)
+    backend.enable_padding(length=7)
+    backend.save(str(file))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    text = json.dumps({**config, "max_length": 7, "model_max_length": 9})
+    (folder / "tokenizer_config.json").write_text(text)
+    exported(folder, tmp_path / "out")
+    backend = Tokenizer.from_file(str(tmp_path / "out/tokenizer.json"))
+    assert backend.truncation["max_length"] == 16
+    assert backend.padding["length"] is None
+    one, other = backend.encode_batch(["a dog", "a dog " * 40])
+    assert len(one.ids) == len(other.ids) == 16
+    settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert settings["model_max_length"] == 16
+    assert "max_length" not in settings
+    bert = json.loads((tmp_path / "out/sentence_bert_config.json").read_text())
+    assert bert["max_seq_length"] == 16
+
+
+def test_the_pooler_goes_out_as_it_came_in(tmp_path):
+    folder = student(tmp_path / "base")
+    _, trained = loaded(folder)
+    assert trained.model.pooler is None  # it is not trained
+    exported(folder, tmp_path / "out")
+    before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    assert torch.equal(before["pooler.dense.weight"], after["pooler.dense.weight"])
+    _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    exported(student(tmp_path / "without", pooler=False), tmp_path / "none")
+    assert "pooler.dense.weight" not in load_file(tmp_path / "none/model.safetensors")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_export_that_embeds_otherwise_is_refused(tmp_path, monkeypatch, installed):
+    monkeypatch.setattr(export, "find_spec", lambda name: installed or None)
+    found, trained = loaded(student(tmp_path / "base"))
+    export_model(tmp_path / "out", trained, "A card.\n", found.pooler)
+    check_export(tmp_path / "out", trained)
+    config = tmp_path / "out/1_Pooling/config.json"
+    swapped = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **swapped}))
+    with pytest.raises(SightlineError, match=r"exported model embeds '.*' otherwise .*checkpoint"):
+        check_export(tmp_path / "out", trained)
+
+
+# ---- recipes that cannot be followed ------------------------------------------------------------
+
+
+def test_a_pooling_that_is_named_but_not_there_is_an_error(tmp_path):
+    folder = as_sentence_transformer(student(tmp_path / "base"), pooling=None)
+    message = r"base: modules\.json lists a Pooling module, but 1_Pooling/config\.json is not here"
+    for load in (loaded, Embedder.load):
+        with pytest.raises(SightlineError, match=message):
+            load(folder)
+    assert loaded(folder, "cls")[1].pooling == "cls"
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"word_embedding_dimension": 32}')
+    with pytest.raises(SightlineError, match="names no pooling_mode"):
+        loaded(folder)
+
+
+def test_a_token_without_an_embedding_is_one_error(tmp_path):
+    folder = student(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["[NAME]"])
+    tokenizer.save_pretrained(folder)
+    message = rf"knows {rows + 1} tokens, its embeddings hold {rows} \(\[NAME\] is {rows}\)"
+    with pytest.raises(SightlineError, match=message):
+        load_student(StudentConfig.model_validate({"model": str(folder)}))
+    with pytest.raises(SightlineError, match=message):
+        Embedder.load(folder, "mean")
+
+
+def test_the_first_token_of_a_decoder_and_an_encoder_decoder_are_refused(tmp_path):
+    folder = student(tmp_path / "gpt")
+    torch.manual_seed(0)
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    rows = len(AutoTokenizer.from_pretrained(folder))
+    (folder / "model.safetensors").unlink()
+    GPT2Model(GPT2Config(vocab_size=rows, **shape)).save_pretrained(folder)
+    with pytest.raises(SightlineError, match="gpt2 decoder has seen no other; give mean"):
+        Embedder.load(folder, "cls")
+    with pytest.raises(SightlineError, match="gpt2 decoder has seen no other; give mean"):
+        load_student(StudentConfig.model_validate({"model": str(folder)}))
+    assert Embedder.load(folder, "mean").encode(["a dog"]).shape == (1, 16)
+    T5Config(vocab_size=rows, d_model=16).save_pretrained(folder)
+    with pytest.raises(SightlineError, match="a 't5' model is not a text encoder"):
+        Embedder.load(folder, "mean")
