@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
+from yaml import YAMLError
 
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned
@@ -338,6 +339,18 @@ def pin(source: str | Path) -> Pinned:
     in_cache = None if config is None or folder.folder else _SNAPSHOT.search(config.as_posix())
     tokenizer = folder.files(_OF_A_TOKENIZER)
     return Pinned(in_cache[1] if in_cache else "", _sha256_of(weights), _sha256_of(tokenizer))
+
+
+def licence_of(source: str | Path) -> str:
+    """The licence in the front matter of the model card beside a model; empty without one."""
+    from huggingface_hub.repocard import metadata_load
+
+    path = Pretrained(str(source)).files(["README.md"]).get("README.md")
+    try:
+        licence = {} if path is None else metadata_load(path) or {}
+    except (ValueError, OSError, YAMLError):
+        return ""
+    return str(licence.get("license") or "")
 
 
 _SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]+)/")

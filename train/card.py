@@ -156,6 +156,7 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
     ]
     data = ModelCardData(
         base_model=summary.base_model or None,
+        license=summary.licence or None,
         datasets=list(summary.hub_datasets) or None,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",

@@ -129,6 +129,7 @@ class RunSummary(BaseModel):
         data: stream → where it was read from.
         dropped_pairs: pairs left out because their image could not be extracted.
         base_model: name of the student on the hub; empty for a folder.
+        licence: of the student, as its model card says; empty: not known.
         pinned: commit of the student on the hub, and digests of its files.
         hub_datasets: names on the hub of the data that it was trained on, where they are known.
         dev: name of the dev set, or None.
@@ -166,6 +167,7 @@ class RunSummary(BaseModel):
     dropped_pairs: int
     features: dict[str, FeatureUse]
     base_model: str = ""
+    licence: str = ""
     pinned: Pinned = Pinned()
     hub_datasets: tuple[str, ...] = ()
     dev: str | None

@@ -16,6 +16,7 @@ from sightline.digest import digest
 from sightline.errors import LostProcess, SightlineError
 from sightline.hardware import cpu_warning, processor, versions
 from sightline.progress import Say, to_stderr
+from sightline.sentence_transformers_folder import licence_of
 from train.data import first_paired
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
@@ -425,6 +426,7 @@ def _summary(
         dropped_pairs=data.dropped_pairs,
         features={name: FeatureUse.of_set(used) for name, used in data.feature_sets.items()},
         base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
+        licence=licence_of(spec.student.source),
         pinned=inputs.student,
         hub_datasets=hub_datasets(path.parent for path in manifests),
         dev=None if inputs.dev is None else inputs.dev.name,

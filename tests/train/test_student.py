@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import silent
+from huggingface_hub import ModelCard
 
 from sightline.errors import SightlineError
 from sightline.sentence_transformers_folder import pin
@@ -27,6 +28,8 @@ def on_hub(world, tmp_path, monkeypatch):
     (place / "refs").mkdir(parents=True)
     (place / "refs/main").write_text(COMMIT)
     shutil.copytree(world.student, place / "snapshots" / COMMIT)
+    card = "---\nlicense: apache-2.0\n---\n\n# A student\n"
+    (place / "snapshots" / COMMIT / "README.md").write_text(card)
     return place
 
 
@@ -58,6 +61,8 @@ def test_a_run_records_the_files_of_its_student_wherever_they_came_from(world, t
     assert summary.pinned == by_commit.student
     assert (summary.base_model, summary.student["revision"]) == ("papers/student", COMMIT)
     card = (tmp_path / "c/model/README.md").read_text()
+    data = ModelCard.load(tmp_path / "c/model/README.md").data
+    assert (data.base_model, data.license) == ("papers/student", "apache-2.0")
     assert f"commit {COMMIT}, weights SHA-256 `{summary.pinned.weights_sha256[:12]}`" in card
 
 
