@@ -79,6 +79,10 @@ def model_card(
         parts.append(
             f"{summary.dropped_pairs} pairs were left out: their image could not be extracted."
         )
+    if summary.dropped_phrases:
+        parts.append(
+            f"{summary.dropped_phrases} phrases were left out: their object could not be extracted."
+        )
     if summary.features:
         parts.append(_features(summary))
     parts += ["## Scores", *_scores(summary, metrics)]

@@ -120,6 +120,7 @@ class _Stream:
     Attributes:
         lengths: int64 [n], tokens of each row.
         ids: its token ids, padded to the longest row.
+        images: keys of the rows' images, uint8 [n, 32]; None for plain sentences.
         features: by name, of the rows; of the phrases' objects for the names in `of_objects`.
     """
 
@@ -127,6 +128,7 @@ class _Stream:
     tokens: TokenSet
     lengths: NDArray[np.int64]
     ids: Lookup
+    images: NDArray[np.uint8] | None = None
     features: Mapping[str, Lookup] = field(default_factory=dict)
     phrases: RaggedPhrases | None = None
     of_objects: frozenset[str] = frozenset()
@@ -147,6 +149,7 @@ class TrainingData:
         schedule: which rows are in micro-batch k.
         feature_sets: by `FeatureNeed.name`.
         dropped_pairs: pairs left out because their image could not be extracted.
+        dropped_phrases: phrases left out because their object could not be extracted.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
         samples: stream → a few texts with their token ids, to check the student's tokenizer.
@@ -163,7 +166,7 @@ class TrainingData:
         self.seed = spec.seed
         self.feature_sets = {need.name: _open(spec, need) for need in objective.features}
         objective.check_widths(self.dims)
-        self.dropped_pairs = 0
+        self.dropped_pairs = self.dropped_phrases = 0
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
@@ -229,6 +232,18 @@ class TrainingData:
         keys = stream.keys[rows]
         return Batch(k, self.seed, draw.stream, ids, lengths, features, keys, phrases)
 
+    def repeats(self, batches: int) -> tuple[int, int]:
+        """Rows whose text or image their batch has twice, and all, of the first ``batches``."""
+        repeated = total = 0
+        for k in range(batches):
+            draw = self.schedule.draw(k)
+            rows, stream = self.schedule.rows(draw), self._streams[draw.stream]
+            twice = _stands_twice(stream.keys[rows])
+            if stream.images is not None:
+                twice |= _stands_twice(stream.images[rows])
+            repeated, total = repeated + int(twice.sum()), total + len(rows)
+        return repeated, total
+
     def _add(
         self,
         stream: Stream,
@@ -293,6 +308,7 @@ class TrainingData:
             keys["object"] = phrases.cutouts
         features = {need.name: self._lookup(need, keys[need.kind]) for need in needs}
         of_pairs = {"features": features, "phrases": phrases, "of_objects": of_objects}
+        of_pairs["images"] = pairs.image_keys
         self._add("pairs", pairs.texts, pairs.caption_keys, tokens, **of_pairs)
         return paced_by
 
@@ -318,7 +334,9 @@ class TrainingData:
                 "`--phrases` (in a RunSpec `pairs.phrases`)"
             )
         phrases, self.phrases_digest = read_phrases(source.phrases, pairs, tokens)
-        return phrases_without(phrases, self._failed("object", needs))
+        kept = phrases_without(phrases, self._failed("object", needs))
+        self.dropped_phrases = len(phrases.starts) - len(kept.starts)
+        return kept
 
     def _lookup(self, need: FeatureNeed, keys: NDArray[np.uint8]) -> Lookup:
         """Where the features of ``keys`` are; an error names the set that does not match."""
@@ -372,6 +390,12 @@ def _check(spec: RunSpec, objective: Objective) -> None:
     ):
         if refused:
             raise SightlineError(why)
+
+
+def _stands_twice(keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which of [n, 32] appear among them more than once: bool [n]."""
+    _, place, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    return counts[place.ravel()] > 1
 
 
 def first_paired(data: TrainingData, batches: int, count: int = 100) -> Iterator[Batch]:

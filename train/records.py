@@ -128,6 +128,7 @@ class RunSummary(BaseModel):
             (`sightline accept`).
         data: stream → where it was read from.
         dropped_pairs: pairs left out because their image could not be extracted.
+        dropped_phrases: phrases left out because their object could not be extracted.
         base_model: name of the student on the hub; empty for a folder.
         licence: of the student, as its model card says; empty: not known.
         pinned: commit of the student on the hub, and digests of its files.
@@ -165,6 +166,7 @@ class RunSummary(BaseModel):
     train: dict[str, Any]
     data: dict[str, str]
     dropped_pairs: int
+    dropped_phrases: int = 0
     features: dict[str, FeatureUse]
     base_model: str = ""
     licence: str = ""

@@ -13,7 +13,7 @@ from sightline.errors import SightlineError
 from sightline.sentence_transformers_folder import pin, read_recipe
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
-from train.evaluate.similarity import GradedPairs
+from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
 from train.objectives import Objective, make_objective
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainedPooling
@@ -57,6 +57,8 @@ class RunInputs:
         objective = make_objective(spec.objective, spec.parameters)
         data = TrainingData(spec, objective)
         dev = None if spec.dev is None else load_graded_pairs(spec.dev)
+        if dev is not None and (why := why_undefined(dev.gold)):
+            raise SightlineError(f"{spec.dev}: {why}; give a dev set with scores")
         student = pin(spec.student.source)
         pooling, own_pooling = pooling_of(spec.student)
         content = {**_content(spec, data, dev, student), "pooling": pooling}

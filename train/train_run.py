@@ -206,6 +206,9 @@ def train_model(
     return train_run(spec, say=say)
 
 
+_LOOKED_AT = 100  # micro-batches, for what is said before a run
+
+
 @dataclass(frozen=True)
 class StepsToDo:
     """What a run still has to do.
@@ -360,6 +363,17 @@ def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> Non
         tell(f"{spec.run}: warning: {warning}")
     if data.dropped_pairs:
         tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
+    if data.dropped_phrases:
+        tell(
+            f"{spec.run}: {data.dropped_phrases} phrases left out: their objects were not extracted"
+        )
+    count = min(_LOOKED_AT, micro_batches(spec.train, data))
+    repeated, rows = data.repeats(count)
+    if repeated:
+        tell(
+            f"{spec.run}: {100 * repeated / rows:.1f} % of the rows of the first {count} batches "
+            "share their text or image with another row of their batch, which counts as a negative"
+        )
     for line in inputs.objective.warnings(first_paired(data, micro_batches(spec.train, data))):
         tell(f"{spec.run}: warning: {line}")
 
@@ -424,6 +438,7 @@ def _summary(
         train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,
+        dropped_phrases=data.dropped_phrases,
         features={name: FeatureUse.of_set(used) for name, used in data.feature_sets.items()},
         base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
         licence=licence_of(spec.student.source),

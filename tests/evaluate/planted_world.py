@@ -85,7 +85,7 @@ class Folder:
 class Model:
     """A model whose embeddings and heads are planted; its objective is of another package."""
 
-    name, folder, pooling = "planted", None, None
+    name, folder, pooling, pinned = "planted", None, None, None
 
     def __init__(self, embeddings: dict[str, np.ndarray], fingerprint: str = "") -> None:
         self.embeddings = embeddings

@@ -117,7 +117,7 @@ def test_tied_cosines_take_their_mean_rank():
     [
         ([0.5, 0.5], [1.0, 2.0], "constant"),
         ([0.5, 0.5 + 1e-13], [1.0, 2.0], "constant"),
-        ([0.5, 0.6], [2.0, 2.0], "same gold"),
+        ([0.5, 0.6], [2.0, 2.0], "all 2 pairs have the score 2"),
         ([0.5], [2.0], "needs two"),
         ([0.5, np.nan], [1.0, 2.0], "1 of 2 pairs have an embedding that is zero or not finite"),
     ],

@@ -115,12 +115,14 @@ class RetrievalData:
         captions: [m], in the order of their manifest.
         image_of: int64 [m], the row of each caption's image.
         warnings: what was left out of the split, and what cannot be told apart.
+        notes: those of them that results keep.
     """
 
     images: ImagePool
     captions: tuple[str, ...]
     image_of: NDArray[np.int64]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -162,11 +164,21 @@ def load_retrieval(folder: Path, split: str, captions_per_image: int) -> Retriev
             f"{where}: {surplus:,} captions beyond the first `captions` of their images are left "
             "out of retrieval"
         )
+    owners_of: dict[str, set[str]] = {}
+    for row in kept:
+        owners_of.setdefault(texts[row], set()).add(owners[row])
+    notes = []
+    if shared := set[str]().union(*(named for named in owners_of.values() if len(named) > 1)):
+        notes.append(
+            f"{where}: {len(shared):,} images share a caption with another image, word for word; "
+            "of two equal captions each counts as a miss for the other's image"
+        )
     return RetrievalData(
         images,
         tuple(texts[row] for row in kept),
         np.array([row_of[owners[row]] for row in kept], dtype=np.int64),
-        (*warnings, *images.twins(folder, split)),
+        (*warnings, *images.twins(folder, split), *notes),
+        tuple(notes),
     )
 
 
@@ -241,6 +253,7 @@ class RetrievalTask(Task[RetrievalSettings]):
             reasons = dict.fromkeys(METRICS, str(error))
         else:
             kept, notes = present, (*self._left_out(features, present), *notes)
+        notes = (*self.data.notes, *notes)
         by_chance = _mean([chance(image_of) for *_, image_of in self._folds(kept)])
         return TaskResult(
             scores=scores,

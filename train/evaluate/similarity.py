@@ -13,6 +13,8 @@ import numpy as np
 
 from sightline.errors import SightlineError
 from sightline.user_files import read_lines
+from sightline.wording import counted
+from train.evaluate.cosines import DECIMALS
 from train.evaluate.results import EvaluationSet
 
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -135,30 +137,40 @@ def sentences_of(sets: Sequence[GradedPairs]) -> Iterator[str]:
 
 
 def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Cosine of each row of [n, d] with the same row of [n, d]: float64 [n]; NaN for a zero row."""
+    """Cosine of each row of [n, d] with the same row of [n, d]: float64 [n], NaN for a zero row.
+
+    Rounded to `DECIMALS`, so that pairs of equal embeddings tie wherever cosines are ranked.
+    """
     first, second = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.sum(first * second, axis=1) / norms
+        return np.round(np.sum(first * second, axis=1) / norms, DECIMALS)
 
 
 def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
     """Spearman's rank correlation ×100 of two float [n], ties given their mean rank."""
-    reason = None
-    if len(gold) < 2:
-        reason = f"{len(gold)} pairs; a correlation needs two"
-    elif broken := int((~np.isfinite(cosines)).sum()):
+    reason = why_undefined(gold)
+    if reason is not None:
+        return Correlation(None, reason)
+    if broken := int((~np.isfinite(cosines)).sum()):
         reason = f"{broken} of {len(gold)} pairs have an embedding that is zero or not finite"
     elif np.ptp(cosines) <= _ROUNDING:
         reason = "every pair has the same cosine: the embeddings are constant"
-    elif np.ptp(gold) == 0:
-        reason = "every pair has the same gold score"
     if reason is not None:
         return Correlation(None, reason)
     from scipy.stats import spearmanr  # takes a second
 
     result: Any = spearmanr(cosines, gold)
     return Correlation(100.0 * float(result.statistic))
+
+
+def why_undefined(gold: np.ndarray) -> str | None:
+    """Why no model has a correlation with these gold scores; None if one may."""
+    if len(gold) < 2:
+        return f"{counted(len(gold), 'pair')}; a correlation needs two"
+    if np.ptp(gold) == 0:
+        return f"all {len(gold):,} pairs have the score {gold[0]:g}"
+    return None
 
 
 def squeeze(sentence: str) -> str:

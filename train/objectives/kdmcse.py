@@ -210,23 +210,35 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         }
 
     def warnings(self, batches: Iterable[Batch]) -> list[str]:
-        """One line for each threshold that removes nothing from any of the batches."""
+        """A line for each threshold that removes no negative of the batches, or every one."""
         from train.losses import diagonal
 
         if all(term.threshold is None for term in self.params.teacher_terms.values()):
             return []
-        count, highest = 0, dict[str, Any]()  # of each term, and its threshold
+        count, extremes = 0, dict[str, Any]()  # of each term: lowest, highest and its threshold
         for batch in batches:
             count += 1
             for name, threshold, scores in self._filtered(batch):
-                best = scores.masked_fill(diagonal(scores), -math.inf).max()
-                highest[name] = max(best, highest.get(name, (best,))[0]), threshold
-        return [
-            f"{name}_threshold {threshold} removes no negative in the first {count} paired "
-            f"steps: the highest score is {float(best):.3f}. Lower it to filter, or set it to null"
-            for name, (best, threshold) in highest.items()
-            if best < threshold  # as tensors, with the rounding of the filter
-        ]
+                itself = diagonal(scores)
+                low = scores.masked_fill(itself, math.inf).min()
+                high = scores.masked_fill(itself, -math.inf).max()
+                lowest, highest, _ = extremes.get(name, (low, high, threshold))
+                extremes[name] = min(low, lowest), max(high, highest), threshold
+        lines = []
+        for name, (low, high, threshold) in extremes.items():
+            about = f"{name}_threshold {threshold} removes"
+            where = f"in the first {count} paired steps"
+            if high < threshold:  # as tensors, with the rounding of the filter
+                lines.append(
+                    f"{about} no negative {where}: the highest score is {float(high):.3f}. Lower "
+                    "it to filter, or set it to null"
+                )
+            elif low >= threshold:
+                lines.append(
+                    f"{about} every negative {where}, so the term learns nothing: the lowest score "
+                    f"is {float(low):.3f}. Raise it, or set it to null"
+                )
+        return lines
 
     def _text(self, views: Views, heads: Heads) -> Tensor:
         from train.losses import adaptive_margin_nce
