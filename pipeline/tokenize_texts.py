@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pipeline.extract.inputs import texts_in
 from sightline.atomic_files import model_paths
 from sightline.cache import TokenHeader, keys_of_texts, write_tokens
+from sightline.cache.keys import key_of_file
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
@@ -80,7 +82,13 @@ def tokenize(
 
 
 def weights_identity(student: str) -> str:
-    """The student's initial weights, as SHA-256 of their files."""
-    from sightline.sentence_transformers_folder import pin
+    """The student's initial weights: SHA-256 of its folder's files, or a hub commit."""
+    from sightline.sentence_transformers_folder import files_of
 
-    return f"sha256:{pin(student).weights_sha256}"
+    folder = Path(student)
+    if folder.is_dir():
+        files = files_of(folder)
+        return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
+    from sightline.pretrained import Pretrained
+
+    return f"hub:{getattr(Pretrained(student).config(), '_commit_hash', None)}"

@@ -263,7 +263,7 @@ class Pretrained:
 
     def files(self, names: Iterable[str]) -> dict[str, Path]:
         """Those of the files ``names`` that the model has: name → where it lies here."""
-        with self.reading("files"):
+        with self.reading("files", silent=self.folder is None):
             found = {name: self._path_of(name, must_know=False) for name in names}
         return {name: path for name, path in found.items() if path is not None}
 
@@ -274,7 +274,8 @@ class Pretrained:
             or_give: an option that makes the file unnecessary. With it, an unreachable hub is an
                 error; without it, a file that the cache does not know counts as missing.
         """
-        with self.reading(f"{name} (or give {or_give})" if or_give else name):
+        part = f"{name} (or give {or_give})" if or_give else name
+        with self.reading(part, silent=self.folder is None):
             path = self._path_of(name, must_know=bool(or_give))
             return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
@@ -301,16 +302,17 @@ class Pretrained:
             return None
 
     @contextmanager
-    def reading(self, part: str) -> Iterator[None]:
+    def reading(self, part: str, *, silent: bool = True) -> Iterator[None]:
         """Silence the libraries, and turn anything they raise into one SightlineError.
 
         Args:
             part: is being read, such as ``weights``.
+            silent: False where none of them is used, so that none is imported for it.
         """
         name = f"{self.name} (no such folder here, so a hub name)"
         fetching = nullcontext() if self.folder else from_hub(name, part)
         try:
-            with quiet(), fetching:
+            with quiet() if silent else nullcontext(), fetching:
                 yield
         except SightlineError:
             raise

@@ -25,7 +25,7 @@ from train.run_spec import StudentConfig, TrainConfig
 @takes(
     "student",
     StudentConfig,
-    only=StudentConfig.model_fields.keys() - {"name", "revision"},
+    only=StudentConfig.model_fields.keys() - {"name"},
     names={"model": "student"},
 )
 def train(
