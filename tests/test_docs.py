@@ -15,6 +15,8 @@ from demo_params import demo_params
 from shown_commands import PAGES, ROOT, check_command, known_options, shown_commands
 
 from docs.reference import KEYS
+from pipeline.configure import configuration
+from train.report.published import every_row
 
 CODE = [path for room in ("pipeline", "sightline", "train") for path in (ROOT / room).rglob("*.py")]
 OF_A_PACKAGE = "sightline prepare sidecar"  # of docs/extending.md; tests/test_extending.py runs it
@@ -94,10 +96,43 @@ def test_commands_in_messages_exist(command):
     check_command(command)
 
 
-def test_pages_in_messages_exist():
-    for path in CODE:
-        for page in re.findall(r"docs/[\w-]+\.md", path.read_text()):
-            assert (ROOT / page).exists(), f"{path.name} names {page}"
+NAMED_IN = [
+    *CODE,
+    *(path for end in ("json", "yaml", "md.in") for path in (ROOT / "train").rglob(f"*.{end}")),
+    *(ROOT / "configs").rglob("*.yaml"),
+    *(ROOT / "docs").glob("*.md*"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "dvc.yaml", "Makefile")),
+]
+"""Files whose texts a user reads, and that name others."""
+
+
+def test_pages_configurations_and_examples_that_texts_name_exist():
+    for path in NAMED_IN:
+        if path.name == "decisions.md":  # a log of what was
+            continue
+        text = path.read_text()
+        for name in re.findall(
+            r"\b(?:docs|configs|examples|bench)/[\w/-]+\.(?:md|yaml|py)\b", text
+        ):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+def commands_of_the_papers() -> set[str]:
+    texts = (ROOT / "train/report/published.json").read_text()
+    return set(re.findall(r'"(sightline [^"]+)"', texts))
+
+
+@pytest.mark.parametrize("command", sorted(commands_of_the_papers()))
+def test_commands_of_the_papers_exist(command):
+    check_command(command)
+
+
+def test_metrics_of_the_papers_are_those_of_tasks_that_their_configurations_have():
+    """A row is found by its metrics: those of a task under another name have it before them."""
+    for row in every_row():
+        if row.configuration and any(" R@" in name for name in row.scores):
+            tasks = configuration(*row.configuration.split())["evaluation"]["tasks"]
+            assert tasks["retrieval"].get("task", "retrieval") == "retrieval", row.full_name
 
 
 @pytest.mark.parametrize("command", [c for c in SHOWN if c.startswith("make")])

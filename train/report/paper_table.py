@@ -47,9 +47,10 @@ _EXAMPLES: Mapping[str, int] = {
     **dict.fromkeys(GEOMETRY, 1500),  # pairs of STS-B dev
     **{task: sum(splits.values()) for task, splits in EXPECTED_EXAMPLES.items()},
     **dict.fromkeys(RETRIEVAL, 5_000),  # captions of Flickr30k's 1,000 test images
-    **{f"coco-5k: {metric}": 25_000 for metric in RETRIEVAL},
 }
 """Metric → examples of the published test set."""
+_OF_COCO = _EXAMPLES | dict.fromkeys(RETRIEVAL, 25_000)
+"""The same of a model that learned from COCO: captions of its 5,000 test images."""
 _DEV_SET = "STS-B dev"
 _OF_MTEB = "scored by mteb, which does not record the training"
 
@@ -92,7 +93,7 @@ class ComparedRow:
 
     def cell(self, column: Column) -> Cell | None:
         """What is shown below the published value of a column."""
-        metric = self.published.prefix + column.metric
+        metric = column.metric
         return None if self.measured is None else self.measured.cells.get(metric)
 
 
@@ -235,8 +236,9 @@ def _measured(
     settings, results = min(candidates, key=lambda candidate: len(candidate[0]))
     table = make_table([_with_more_metrics(result) for result in results])
     (row,) = table.measured.values()
-    metrics = [compared.published.prefix + column.metric for column in entry.columns]
-    differs = [*settings, *_other_tests(metrics, results)]
+    metrics = [column.metric for column in entry.columns]
+    examples = _OF_COCO if compared.published.data.endswith("coco") else _EXAMPLES
+    differs = [*settings, *_other_tests(metrics, results, examples)]
     marks = [*row.marks, *differs]
     if compared.seeds not in (None, len(row.seeds)):
         marks.append(f"{counted(len(row.seeds), 'seed')}, published {compared.seeds}")
@@ -310,14 +312,16 @@ def _other_settings(results: Sequence[RunResult], expected: ExpectedRun | None) 
     return sorted(unlike)
 
 
-def _other_tests(metrics: Sequence[str], results: Sequence[RunResult]) -> list[str]:
+def _other_tests(
+    metrics: Sequence[str], results: Sequence[RunResult], examples: Mapping[str, int]
+) -> list[str]:
     """Test sets of another size than those of the papers, and means over other tasks."""
     unlike: list[str] = []
-    for metric in (name for name in metrics if name in _EXAMPLES):
+    for metric in (name for name in metrics if name in examples):
         sizes = {e.evaluated_on[metric].examples for e in results if metric in e.evaluated_on}
         unlike += [
-            f"{metric} on {size} examples, not {_EXAMPLES[metric]}"
-            for size in sizes - {None, _EXAMPLES[metric]}
+            f"{metric} on {size} examples, not {examples[metric]}"
+            for size in sizes - {None, examples[metric]}
         ]
     if BEST_DEV in metrics:
         names = {result.training.dev for result in results if result.training is not None}

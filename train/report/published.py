@@ -62,7 +62,6 @@ class PaperRow(_Strict):
         configuration, run: what trains it; `command`: what scores it, if nothing is trained.
         reason: why Sightline does not produce it.
         note: what its score needs besides the configuration.
-        prefix: before the names of its metrics, as those of a renamed evaluation task have it.
         scores, std: column → printed value; empty if the text has none.
         scores_of: the table that printed them first, and has them.
         significant: columns that the paper marks.
@@ -78,7 +77,6 @@ class PaperRow(_Strict):
     command: str = ""
     reason: str = ""
     note: str = ""
-    prefix: str = ""
     scores: dict[str, _Finite] = {}
     std: dict[str, _Finite] = {}
     scores_of: str = ""
