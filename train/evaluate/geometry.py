@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import Field
 
 from train.evaluate.cosines import NotDefinedError, norms_of, unit_rows
 from train.evaluate.results import TaskResult
@@ -120,15 +121,26 @@ def uniformity(embeddings: np.ndarray) -> float:
     return float(np.log(total / (n * (n - 1) / 2)))
 
 
-class GeometryTask(Task[TaskSettings]):
+class GeometrySettings(TaskSettings):
+    """
+    Attributes:
+        split: of STS-B; a TSV has none.
+    """
+
+    split: Literal["train", "dev", "test", "all"] = Field(
+        default="dev", description="of STS-B: train, dev, test or all (MCSE's figure 2)"
+    )
+
+
+class GeometryTask(Task[GeometrySettings]):
     """Alignment and uniformity in two definitions."""
 
     about = "alignment and uniformity, as defined in papers and as in the released evaluation"
     needs = "SentEval's `downstream` folder (STS-B's dev split), or a TSV of graded pairs"
-    Settings = TaskSettings
+    Settings = GeometrySettings
 
-    def __init__(self, settings: TaskSettings) -> None:
-        self.pairs = load_graded_pairs(settings.data)
+    def __init__(self, settings: GeometrySettings) -> None:
+        self.pairs = load_graded_pairs(settings.data, settings.split)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
