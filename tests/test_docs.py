@@ -193,16 +193,15 @@ def test_the_graph_diagram_shows_every_stage():
         assert kind in picture, f"README's graph lacks {stage}"
 
 
-def test_the_sentences_below_the_demos_table_follow_from_it():
+def test_the_sentences_below_the_demos_table_hold_for_it_on_any_cpu():
     text = (ROOT / "README.md").read_text()
     rows = re.findall(r"^\| ([\w() -]+) \| 0 \| \**(-?[\d.]+)", text, re.M)
     scores = {name: float(score) for name, score in rows}
-    best = max(scores, key=scores.__getitem__)
-    assert f"similarity: {best} is best with {scores[best]}, +" in text
-    gains = re.findall(r"[:;] (MCSE [^;+,]*?)(?: is best with .*,)? \+([\d.]+)", text)
-    assert len(gains) == 3
-    for name, gain in gains:  # of scores with more digits
-        assert scores[name] - scores["SimCSE"] == pytest.approx(float(gain), abs=0.011)
+    blind = {scores.pop(name) for name in ("SimCSE", "MCSE with shuffled images")}
+    assert max(blind) < 10 < 60 < min(scores.values())  # tens of points, where CPUs move a few
+    _, _, prose = text.partition("<!-- demo table: end -->")
+    assert "Your digits may differ" in prose
+    assert not re.search(r"is best with", text)
 
 
 def test_the_ci_script_runs_the_commands_of_the_readme():
