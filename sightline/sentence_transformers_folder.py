@@ -74,7 +74,7 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
             ignoring it would silently change the embeddings.
     """
     folder = Pretrained(str(source), revision)
-    with folder.reading("sentence-transformers settings"):
+    with folder.reading("sentence-transformers settings", silent=folder.folder is None):
         modules = folder.json("modules.json")
         if modules is None:
             return Recipe()
