@@ -96,6 +96,35 @@ def test_commands_in_messages_exist(command):
     check_command(command)
 
 
+OF_OTHER_PROGRAMS = OF_OTHERS | {
+    *("--debug", "--glob", "--single-item", "--wait-for-lock", "--root"),  # ours for all, and DVC's
+    *("--no-build-isolation", "--head", "--query-gpu"),  # of pip, Ray and nvidia-smi
+}
+
+
+def texts_of_the_code() -> Iterator[tuple[str, str]]:
+    """Every message, docstring and help text, with its file."""
+    for path in CODE:
+        if path.name != "removed.py":  # which names what is gone
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield path.name, node.value
+
+
+def test_options_and_keys_in_messages_and_docstrings_exist():
+    known = known_options() | OF_OTHER_PROGRAMS
+    for file, text in texts_of_the_code():
+        for option in re.findall(r"(?<![\w-])(--[a-z][a-z-]*[a-z])(?![\w{-])", text):
+            assert option in known, f"{file} names {option}"
+        for section, key in re.findall(r"`([a-z]+)\.([a-z_]+)`", text):
+            if section in KEYS and f"{section}.{key}" not in OF_MODULES:
+                assert key in KEYS[section].model_fields, f"{file} names {section}.{key}"
+
+
+OF_MODULES = {f"train.{path.stem}" for path in (ROOT / "train").iterdir()}
+"""What looks like a key of `train`."""
+
+
 NAMED_IN = [
     *CODE,
     *(path for end in ("json", "yaml", "md.in") for path in (ROOT / "train").rglob(f"*.{end}")),
