@@ -18,9 +18,9 @@ from train.records import FILE_NAME, SCHEMA, RunState, RunSummary
 CHECKPOINTS = "checkpoints"
 FAILURE_FILE = "failure.json"
 TENSORS = MODEL_FILE, LOOP_FILE = "model.safetensors", "loop.pt"
-_STATE_FILE = f"{CHECKPOINTS}/state.json"
+STATE_FILE = f"{CHECKPOINTS}/state.json"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
-_WHILE_IT_RUNS = (FAILURE_FILE, _STATE_FILE)
+_WHILE_IT_RUNS = (FAILURE_FILE, STATE_FILE)
 
 
 class RunFolder:
@@ -111,7 +111,7 @@ class RunFolder:
         """
         self._write(state)
         self.output.claim(_WHILE_IT_RUNS)
-        self.output.remove_unlisted(but=[_STATE_FILE])
+        self.output.remove_unlisted(but=[STATE_FILE])
 
     def keep_best(self, state: RunState, weights: bytes) -> None:
         """Keep the weights of `state.best_step`, beside those that the checkpoint lists."""
@@ -134,7 +134,7 @@ class RunFolder:
         self.output.move_in(root)
         self._write(state)
         of_checkpoints = {name for name in self.output.owned if name.startswith(CHECKPOINTS)}
-        self.output.remove(of_checkpoints - self._listed - {_STATE_FILE})
+        self.output.remove(of_checkpoints - self._listed - {STATE_FILE})
 
     def state(self) -> RunState | None:
         """The state of an unfinished run, without a checkpoint at step 0; None if there is none.
@@ -142,7 +142,7 @@ class RunFolder:
         Raises:
             SightlineError: it is damaged.
         """
-        path = self.path / _STATE_FILE
+        path = self.path / STATE_FILE
         tensors = (self.path / CHECKPOINTS / part / name for part in "ab" for name in TENSORS)
         if not path.is_file() and not any(file.is_file() for file in tensors):
             return None
@@ -186,7 +186,7 @@ class RunFolder:
         self.output.remove_unlisted()
 
     def _write(self, state: RunState) -> None:
-        self.output.write(_STATE_FILE, state.model_dump_json(indent=1, by_alias=True).encode())
+        self.output.write(STATE_FILE, state.model_dump_json(indent=1, by_alias=True).encode())
         self._listed = _files_of(state)
 
     def _damaged(self, file: Path) -> SightlineError:

@@ -20,6 +20,7 @@ from sightline.cache.sets import write_rows
 from sightline.errors import BusyError, SightlineError
 from sightline.output import Output
 from train import progress, run_folder
+from train.evaluate.models import EvaluatedModel
 from train.loop import Callback
 from train.objectives.simcse import SimCSE
 from train.records import RunState, RunSummary
@@ -132,6 +133,11 @@ def test_a_finished_run_stays_until_its_successor_is_done(world, finished, steps
     second = train_run(spec, say=silent)
     assert RunSummary.read(finished) == second != first
     assert content(finished).keys() == before.keys()
+
+
+def test_a_run_that_is_not_finished_is_no_model_yet(killed):
+    with pytest.raises(SightlineError, match="its training is not finished; resume it"):
+        EvaluatedModel.load(str(killed), "cls", "cpu")
 
 
 def test_a_kill_while_a_run_is_replaced_leaves_no_model_under_the_wrong_record(

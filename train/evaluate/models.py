@@ -21,6 +21,7 @@ from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import Objective, make_objective
 from train.records import FILE_NAME, RunSummary
+from train.run_folder import STATE_FILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,6 +72,11 @@ class EvaluatedModel:
         checked = None if pooling is None else check_pooling(pooling)
         folder = Path(source)
         if not (folder / FILE_NAME).is_file():
+            if (folder / STATE_FILE).is_file():
+                raise SightlineError(
+                    f"{source}: its training is not finished; resume it with the command that "
+                    "began it"
+                )
             embedder = Embedder.load(source, checked, device=device)
             return cls(source, embedder, pooling=checked, pinned=pin(source))
         summary = RunSummary.read(folder)
