@@ -17,7 +17,8 @@ from harness import Cost, Report, options_of, take_turns
 
 from sightline.pooling import pool
 from train.embed import Embedder
-from train.evaluate.similarity import correlate, cosine
+from train.evaluate.cosines import cosine
+from train.evaluate.similarity import correlate
 from train.evaluate.sts import TASKS, TestSets, evaluate_sts, load_sts
 
 BATCH, TARGET = 64, 0.7

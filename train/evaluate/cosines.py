@@ -96,7 +96,23 @@ def cosines(
             part = slice(low, low + _CHUNK)
             block = candidates[part].astype(np.float64) / norms[part]
             block_of[:, part] = points[start : start + step] @ block.T
-        yield from np.round(block_of, DECIMALS)
+        yield from _rounded(block_of)
+
+
+def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Cosine of each row of [n, d] with the same row of [n, d]: float64 [n], NaN for a zero row.
+
+    Rounded to `DECIMALS`, so that pairs of equal embeddings tie wherever cosines are ranked.
+    """
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return _rounded(np.sum(first * second, axis=1) / norms)
+
+
+def _rounded(cosines: np.ndarray) -> np.ndarray:
+    """Cosines as they are ranked and compared, everywhere."""
+    return np.round(cosines, DECIMALS)
 
 
 def _largest(row: np.ndarray, k: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from sightline.errors import SightlineError
 from sightline.user_files import read_lines
 from sightline.wording import counted
-from train.evaluate.cosines import DECIMALS
+from train.evaluate.cosines import cosine
 from train.evaluate.results import EvaluationSet
 
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -134,17 +134,6 @@ def set_of_pairs(parts: Sequence[GradedPairs]) -> EvaluationSet:
 def sentences_of(sets: Sequence[GradedPairs]) -> Iterator[str]:
     """Both sides of every pair of every set."""
     return (text for pairs in sets for side in (pairs.first, pairs.second) for text in side)
-
-
-def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Cosine of each row of [n, d] with the same row of [n, d]: float64 [n], NaN for a zero row.
-
-    Rounded to `DECIMALS`, so that pairs of equal embeddings tie wherever cosines are ranked.
-    """
-    first, second = first.astype(np.float64), second.astype(np.float64)
-    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.round(np.sum(first * second, axis=1) / norms, DECIMALS)
 
 
 def correlate(cosines: np.ndarray, gold: np.ndarray) -> Correlation:
