@@ -278,11 +278,11 @@ def versions() -> dict[str, str]:
     """Package → version, of those that what is computed depends on; absent ones are left out."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for package in ("sightline", "torch", "transformers", "tokenizers", "numpy", "scipy"):
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 def cores() -> int:

@@ -188,8 +188,8 @@ def check_first_token(name: str, model: PreTrainedModel, pooling: TeacherPooling
         return
     ids = torch.tensor([[1, 2, 3], [1, 2, 4]], device=model.device)
     with torch.inference_mode():
-        one, other = model(input_ids=ids).last_hidden_state[:, 0]
-    if torch.equal(one, other):
+        first, second = model(input_ids=ids).last_hidden_state[:, 0]
+    if torch.equal(first, second):
         raise SightlineError(
             f"{name}: pooling {pooling!r} reads the first token, which in this "
             f"{model.config.model_type} decoder has seen no other; give mean"
@@ -316,6 +316,8 @@ def positions(config: PretrainedConfig) -> int | None:
     return count - (int(config.pad_token_id or 0) + 1 if from_padding else 0)
 
 
+_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]+)/")
+"""The commit in the path of a file in the hub's cache."""
 _INDEX = "model.safetensors.index.json"
 _OF_WEIGHTS = ("config.json", "model.safetensors", _INDEX)
 _OF_A_TOKENIZER = (
@@ -327,10 +329,7 @@ _OF_A_TOKENIZER = (
 
 def pin(source: str | Path) -> Pinned:
     """Identify the files that `load_model` and `load_tokenizer` read of a folder or hub model."""
-    plain = Pretrained(str(source))
-    modules = plain.json("modules.json") or []
-    kinds = {str(module["type"]).rsplit(".", 1)[-1]: str(module["path"]) for module in modules}
-    folder = Pretrained(plain.name, plain.revision, kinds.get("Transformer", ""))
+    folder = Pretrained(str(source), subfolder=read_recipe(source, bare=True).subfolder)
     weights = folder.files(_OF_WEIGHTS)
     index = folder.json(_INDEX) if _INDEX in weights else None
     if index is not None:
@@ -351,9 +350,6 @@ def licence_of(source: str | Path) -> str:
     except (ValueError, OSError, YAMLError):
         return ""
     return str(licence.get("license") or "")
-
-
-_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]+)/")
 
 
 def _sha256_of(files: Mapping[str, Path]) -> str:

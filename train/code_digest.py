@@ -96,10 +96,11 @@ def code_of_task(name: str) -> str:
     left = [*modules]
     while left:
         for package, _ in _imported(left.pop()):
-            if package.startswith("train.evaluate.") and package not in modules:
+            scores = package.startswith("train.evaluate.") and package not in _CARRIES_SCORES
+            if scores and package not in modules:
                 modules.add(package)
-                left += [] if package in _CARRIES_SCORES else [package]
-    return digest({module: _digest(module) for module in modules.difference(_CARRIES_SCORES)})
+                left.append(package)
+    return digest({module: _digest(module) for module in modules})
 
 
 def _digests_of_losses(names: set[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
-from sightline.sentence_transformers_folder import pin, read_recipe
+from sightline.sentence_transformers_folder import licence_of, pin, read_recipe
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs, why_undefined
@@ -25,6 +25,7 @@ class RunInputs:
 
     Attributes:
         student: the encoder to train, by the content of its files.
+        licence: of it, as its model card says; empty: not known.
         pooling: how it is pooled; `own_pooling`: how its folder says, or None.
         digest: SHA-256 (hex) over what determines the result: parameters and the content of every
             input. Paths and settings of the machine (`OF_THE_MACHINE`) do not change it.
@@ -36,6 +37,7 @@ class RunInputs:
     data: TrainingData
     dev: GradedPairs | None
     student: Pinned
+    licence: str
     pooling: TrainedPooling
     own_pooling: str | None
     digest: str
@@ -69,6 +71,7 @@ class RunInputs:
             data=data,
             dev=dev,
             student=student,
+            licence=licence_of(spec.student.source),
             pooling=pooling,
             own_pooling=own_pooling,
             digest=_digest(spec, objective, content),

@@ -16,7 +16,6 @@ from sightline.digest import digest
 from sightline.errors import LostProcess, SightlineError
 from sightline.hardware import cpu_warning, processor, versions
 from sightline.progress import Say, to_stderr
-from sightline.sentence_transformers_folder import licence_of
 from train.data import first_paired
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
@@ -28,6 +27,7 @@ from train.run_spec import RunSpec, run_spec
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from sightline.cache import FeatureSet
     from train.embed import Embedder
@@ -142,7 +142,9 @@ def train_run(
             raise
 
         # export and record
-        return processes.on_main(lambda: _export(inputs, folder, state, model, student, device))
+        return processes.on_main(
+            lambda: _export(inputs, folder, state, model, embedder, student.pooler, device)
+        )
 
 
 def train_model(
@@ -391,7 +393,8 @@ def _export(
     folder: RunFolder,
     state: RunState,
     model: Student,
-    student: LoadedStudent,
+    embedder: Embedder,
+    pooler: nn.Module | None,
     device: torch.device,
 ) -> RunSummary:
     """Write the best weights, the heads and the record of the run.
@@ -403,7 +406,6 @@ def _export(
 
     from sightline.pretrained import quiet
     from train.card import model_card
-    from train.embed import Embedder
 
     if state.best_step is not None:
         (best,) = state.best_tensors
@@ -412,10 +414,9 @@ def _export(
     results.mkdir()
     summary = _summary(inputs, state, sum(weight.numel() for weight in model.parameters()), device)
     card = model_card(summary, inputs.objective.source, inputs.pooling)
-    trained = Embedder(model.encoder, student.tokenizer, inputs.pooling, student.max_length)
     with quiet():
-        export_model(results / MODEL_FOLDER, trained, card, student.pooler)
-        check_export(results / MODEL_FOLDER, trained)
+        export_model(results / MODEL_FOLDER, embedder, card, pooler)
+        check_export(results / MODEL_FOLDER, embedder)
     export_heads(results / HEADS_FILE, model.heads)
     return folder.finish(summary, results)
 
@@ -441,7 +442,7 @@ def _summary(
         dropped_phrases=data.dropped_phrases,
         features={name: FeatureUse.of_set(used) for name, used in data.feature_sets.items()},
         base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
-        licence=licence_of(spec.student.source),
+        licence=inputs.licence,
         pinned=inputs.student,
         hub_datasets=hub_datasets(path.parent for path in manifests),
         dev=None if inputs.dev is None else inputs.dev.name,
