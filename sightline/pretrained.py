@@ -180,7 +180,15 @@ class Pretrained:
         with self.reading("configuration"):
             if kind is None:
                 from transformers import AutoConfig as kind
-            return kind.from_pretrained(self.name, **self._where())
+            settings = kind.from_pretrained(self.name, **self._where())
+        for part in (settings, *(getattr(settings, name, None) for name in settings.sub_configs)):
+            kernel = str(getattr(part, "_attn_implementation", None) or "")
+            if "/" in kernel:  # transformers would download it from the hub and run it
+                raise SightlineError(
+                    f"{self.name}: its config.json has attention computed by the code of "
+                    f"{kernel!r}, which Sightline never runs; remove attn_implementation from it"
+                )
+        return settings
 
     def tokenizer(self) -> Any:
         """The tokenizer; one without a vocabulary is refused."""

@@ -169,7 +169,8 @@ def check_encoder(name: str, config: PretrainedConfig) -> None:
     Raises:
         SightlineError: an encoder–decoder, or a model that takes no text.
     """
-    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "hidden_size"):
+    takes_text = hasattr(config, "hidden_size") and hasattr(config, "vocab_size")
+    if getattr(config, "is_encoder_decoder", False) or not takes_text:
         raise SightlineError(
             f"{name}: a {config.model_type!r} model is not a text encoder; use an encoder (BERT, "
             "RoBERTa, MPNet, …)"

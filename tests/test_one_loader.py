@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -253,7 +252,7 @@ def test_the_kernel_of_a_stranger_is_never_fetched(folder, kind, load):
         assert load(folder) is not None  # earlier versions of transformers ignore the name
     except SightlineError as error:
         said = str(error)
-    assert not said or re.match(f"{folder}: .*cannot be read", said)
+    assert not said or "which Sightline never runs" in said
     assert "kernels" not in sys.modules
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +37,8 @@ class ImageEncoder:
             fingerprint of such rows.
         options: how the model is run where that changes the last bits of a row, such as
             ``compiled``; part of the plan and of the record.
+        configuration: what else determines a row, such as the digest of the model's
+            configuration; JSON values, recorded with the preprocessing.
     """
 
     identity: EncoderRecord
@@ -46,6 +48,7 @@ class ImageEncoder:
     encode: Callable[[Tensor], Tensor]
     casts_weights: bool = False
     options: tuple[str, ...] = ()
+    configuration: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class TextEncoder:
 
     Attributes:
         identity, dim, casts_weights, options: as in `ImageEncoder`.
-        preprocessing: what determines the model's input (tokenizer digest, lengths, pooling); JSON
-            values.
+        preprocessing: what determines the model's input (tokenizer digest, lengths, pooling), and
+            the digest of its configuration; JSON values.
         lengths: the padded length, in tokens, at which each text is computed. It depends only on
             that text, so that texts of one length can share a batch.
         encode: features of a batch, every text padded to a length, not normalised: n texts, length

@@ -7,10 +7,10 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from pipeline.encoders.config import OpenClipConfig
@@ -19,27 +19,80 @@ from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation, ResizeMode
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.cache.record import EncoderRecord
+from sightline.config_digest import config_sha256
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
-from sightline.pretrained import from_hub, quiet, reaching
+from sightline.pretrained import Pretrained, from_hub, quiet, reaching
 from sightline.sentence_transformers_folder import tokenizer_sha256
+from sightline.settings import explain
 from sightline.user_files import read_json
 
 open_clip: Any = require("open_clip", "this encoder")
 
-DEFAULT_CONTEXT_LENGTH = 77
-"""Default tokens per text (CLIP's), if a model config gives none."""
-
 _NEEDED = ("embed_dim", "vision_cfg", "text_cfg")
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
+_Clean = Literal["lower", "whitespace", "canonicalize"]
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
+
+
+class _ClipTokenizer(BaseModel):
+    """`tokenizer_kwargs` of CLIP's own tokenizer that a model config may choose."""
+
+    model_config = ConfigDict(extra="forbid")
+    clean: _Clean | None = None
+    additional_special_tokens: list[str] | None = None
+
+
+class _HubTokenizer(BaseModel):
+    """The same of a tokenizer of transformers, which would take a permission to run code too."""
+
+    model_config = ConfigDict(extra="forbid")
+    clean: _Clean | None = None
+    strip_sep_token: bool | None = None
+    language: str | None = None
+
+
+class _TextConfig(BaseModel):
+    """What we read of `text_cfg` of a model config; open_clip reads the rest."""
+
+    context_length: Annotated[int, Field(ge=1)] = 77  # CLIP's
+    vocab_size: int | None = None
+    hf_model_name: str | None = None
+    hf_tokenizer_name: str | None = None
+    tokenizer_mode: Literal["", "clips"] | None = None
+    tokenizer_kwargs: dict[str, Any] = {}
+
+    @property
+    def tokenizer_options(self) -> dict[str, Any]:
+        """Those of `tokenizer_kwargs` that are given; ValidationError if one is not allowed."""
+        options = _HubTokenizer if self.hf_tokenizer_name else _ClipTokenizer
+        return options.model_validate(self.tokenizer_kwargs).model_dump(exclude_unset=True)
+
+
+def _text_config(architecture: Mapping[str, Any], name: str) -> _TextConfig:
+    """`text_cfg` of a model config, checked before open_clip builds anything of it.
+
+    Raises:
+        SightlineError: a value of another type, an option of the tokenizer that is not allowed, or
+            a Hugging Face tower that would run code.
+    """
+    where = "text_cfg"
+    try:
+        text = _TextConfig.model_validate(architecture[where])
+        where += ".tokenizer_kwargs"
+        text.tokenizer_options  # noqa: B018  (checked here)
+    except ValidationError as error:
+        raise SightlineError(f"{name}: {'; '.join(explain(error, where))}") from error
+    if text.hf_model_name:
+        Pretrained(text.hf_model_name).config()
+    return text
 
 
 def _towers(
     config: OpenClipConfig, unused: Sequence[str]
-) -> tuple[Any, EncoderRecord, dict[str, Any]]:
-    """The model that `config` names on the CPU, its identity, and its model config.
+) -> tuple[Any, EncoderRecord, int, _TextConfig]:
+    """The model that `config` names on the CPU, its identity, numbers of a row, and `text_cfg`.
 
     Args:
         unused: modules that only the other tower needs; they are dropped.
@@ -66,6 +119,7 @@ def _towers(
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config "
                 f"or one of {', '.join(open_clip.list_models())}"
             )
+    text = _text_config(architecture, config.model)
     if spec.kind == "pretrained":
         source = config.weights
         published = _published(name, spec.value, architecture)
@@ -82,7 +136,7 @@ def _towers(
     for part in unused:
         if isinstance(getattr(model, part, None), torch.nn.Module):
             delattr(model, part)
-    return model, identity, architecture
+    return model, identity, int(architecture["embed_dim"]), text
 
 
 def _untrained(
@@ -169,7 +223,7 @@ def build_image(config: OpenClipConfig, device: torch.device, precision: str) ->
         SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
             unavailable, or a model and weights that disagree about QuickGELU.
     """
-    model, identity, architecture = _towers(config, _TEXT_MODULES)
+    model, identity, dim, _ = _towers(config, _TEXT_MODULES)
 
     def forward(images: Tensor) -> Tensor:
         # CoCa's towers normalise by default, which cannot be undone.
@@ -186,7 +240,7 @@ def build_image(config: OpenClipConfig, device: torch.device, precision: str) ->
     )
     return ImageEncoder(
         identity,
-        int(architecture["embed_dim"]),
+        dim,
         preprocessing,
         device,
         frozen,
@@ -232,10 +286,9 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     Raises:
         SightlineError: as `build_image`; or a tokenizer with more tokens than the tower.
     """
-    model, identity, architecture = _towers(config, ("visual", "text_decoder"))
-    text = architecture["text_cfg"]
-    context_length = int(text.get("context_length", DEFAULT_CONTEXT_LENGTH))
-    tokenizer = _tokenizer(text, context_length, config.file, identity.name)
+    model, identity, dim, text = _towers(config, ("visual", "text_decoder"))
+    context_length = text.context_length
+    tokenizer = _tokenizer(text, config.file, identity.name)
 
     def forward(tokens: Tensor) -> Tensor:
         return model.encode_text(tokens, normalize=False)
@@ -253,13 +306,15 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     preprocessing: dict[str, object] = {
         "tokenizer": type(tokenizer).__name__,
         "tokenizer_sha256": _tokenizer_sha256(tokenizer),
-        "tokenizer_options": dict(text.get("tokenizer_kwargs", {})),
+        "tokenizer_options": text.tokenizer_options,
         "context_length": context_length,
         "pooling": "the model's own: text projection",
     }
+    if text.hf_model_name:
+        preprocessing["config_sha256"] = config_sha256(Pretrained(text.hf_model_name))
     return TextEncoder(
         identity,
-        int(architecture["embed_dim"]),
+        dim,
         preprocessing,
         lengths,
         encode,
@@ -268,33 +323,29 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     )
 
 
-def _tokenizer(text: Mapping[str, Any], context_length: int, file: Path | None, model: str) -> Any:
+def _tokenizer(text: _TextConfig, file: Path | None, model: str) -> Any:
     """The tokenizer that the model config specifies.
 
     Args:
-        text: `text_cfg` of the model config.
         file: of that config; its tokenizer may be in the same folder.
         model: named in errors.
     """
-    options = dict(text.get("tokenizer_kwargs", {}))
-    name = text.get("hf_tokenizer_name")
+    options = {**text.tokenizer_options, "context_length": text.context_length}
+    name = text.hf_tokenizer_name
     if name:
         fetching = from_hub
         if file and (file.parent / name).is_dir():
             name, fetching = str(file.parent / name), reaching
         with fetching(model, f"tokenizer {name!r}"), quiet():
             tokenizer = open_clip.tokenizer.HFTokenizer(
-                name,
-                context_length=context_length,
-                tokenizer_mode=text.get("tokenizer_mode"),
-                **options,
+                name, tokenizer_mode=text.tokenizer_mode, trust_remote_code=False, **options
             )
         size = len(tokenizer.tokenizer)
     else:
-        tokenizer = open_clip.SimpleTokenizer(context_length=context_length, **options)
+        tokenizer = open_clip.SimpleTokenizer(**options)
         size = tokenizer.vocab_size
-    room = int(text.get("vocab_size", size))
-    if not text.get("hf_model_name") and size > room:
+    room = text.vocab_size or size
+    if not text.hf_model_name and size > room:
         raise SightlineError(
             f"{model}: its tokenizer has {size} tokens and its text tower only "
             f"{room}; set text_cfg.vocab_size to {size}"

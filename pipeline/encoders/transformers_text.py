@@ -15,6 +15,7 @@ from pipeline.encoders.config import TransformersConfig
 from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from sightline.config_digest import config_sha256
 from sightline.errors import SightlineError
 from sightline.pooling import TeacherPooling, needs_hidden_states, pool
 from sightline.pretrained import Pretrained
@@ -68,11 +69,11 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         lower_case(tokenizer)
     commit = str(getattr(settings, "_commit_hash", None) or "")
     model = _loaded(config, source, settings, pooling)
-    identity = identity_of(
-        model, f"transformers/{source.title}", spec, revision=commit, folder=source.folder
-    )
     if not source.folder:
         source = replace(source, revision=commit or spec.revision)
+    identity = identity_of(
+        model, f"transformers/{source.title}", spec, revision=commit, source=source
+    )
     max_length = _max_length(config, source, tokenizer, settings)
 
     def forward(ids: Tensor, mask: Tensor) -> Tensor:
@@ -110,6 +111,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         "max_length": max_length,
         "buckets": f"{FIRST_BUCKET} doubled, at most max_length",
         "pooling": pooling,
+        "config_sha256": config_sha256(source),
     }
     if prompt:
         preprocessing["prompt"] = prompt

@@ -15,6 +15,7 @@ from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation
 from pipeline.encoders.weights import build_model, identity_of
 from sightline.cache.record import EncoderRecord
+from sightline.config_digest import config_sha256
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
 from sightline.sentence_transformers_folder import positions, tokenizer_sha256
@@ -78,6 +79,7 @@ def build_image(config: TransformersConfig, device: torch.device, precision: str
         frozen,
         casts_weights=True,
         options=frozen.options,
+        configuration={"config_sha256": config_sha256(source)},
     )
 
 
@@ -136,6 +138,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         "context_length": length,
         "masked": masked,
         "pooling": "the model's own",
+        "config_sha256": config_sha256(source),
     }
     return TextEncoder(
         identity,
@@ -173,7 +176,7 @@ def _loaded(config: TransformersConfig) -> tuple[Pretrained, Any, Any, EncoderRe
     pooling = f"@{config.pooling}" if config.pooling not in (None, "pooler") else ""
     commit = str(getattr(settings, "_commit_hash", None) or "")
     name = f"transformers/{source.title}{pooling}"
-    identity = identity_of(model, name, spec, revision=commit, folder=source.folder)
+    identity = identity_of(model, name, spec, revision=commit, source=source)
     return source, settings, model, identity
 
 

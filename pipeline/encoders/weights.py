@@ -23,6 +23,13 @@ from sightline.pretrained import Pretrained
 from sightline.user_files import read_json
 
 _SHOWN = 3
+_SINGLE = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights in the order in which transformers chooses one."""
 _PROVENANCE = "provenance.json"
 
 
@@ -89,6 +96,27 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def checkpoint_sha256(source: Pretrained) -> str:
+    """`state_dict_sha256` of the tensors as they lie in a model's files.
+
+    Not of the loaded model: transformers renames its tensors from one release to the next.
+    """
+    single = source.files(_SINGLE)
+    chosen = next((name for name in _SINGLE if name in single), None)
+    if chosen is None:
+        raise SightlineError(
+            f"{source.name}: none of {', '.join(_SINGLE)}; save the whole model there "
+            "(an adapter merged into it)"
+        )
+    if not chosen.endswith(".json"):
+        return state_dict_sha256(read_state_dict(single[chosen]))
+    shards = sorted(set(source.json(chosen)["weight_map"].values()))
+    tensors: dict[str, Tensor] = {}
+    for path in source.files(shards).values():
+        tensors |= read_state_dict(path)
+    return state_dict_sha256(tensors)
+
+
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, model: str) -> None:
     """Load `state` into `module`: every name and shape must match.
 
@@ -147,7 +175,11 @@ def build_model(source: Pretrained, spec: WeightsSpec, architecture: Any, settin
 
 
 def identity_of(
-    model: nn.Module, name: str, spec: WeightsSpec, revision: str = "", folder: Path | None = None
+    model: nn.Module,
+    name: str,
+    spec: WeightsSpec,
+    revision: str = "",
+    source: Pretrained | None = None,
 ) -> EncoderRecord:
     """The identity of a model as it was loaded.
 
@@ -159,19 +191,20 @@ def identity_of(
         name: family and architecture, such as ``torchvision/resnet50``.
         spec: the weights that it was loaded with.
         revision: of published weights, if they have one: a commit, or a file name.
-        folder: of published weights, if it is local.
+        source: of published weights of a model of transformers.
     """
     published, value = spec.kind == "pretrained", spec.value
-    notes = [folder / _PROVENANCE] if published and folder else []
+    notes = [source.folder / _PROVENANCE] if published and source and source.folder else []
     if spec.kind == "file":
         file = Path(value)
         value, notes = file.name, [file.with_suffix(f".{_PROVENANCE}"), file.parent / _PROVENANCE]
-    source = f"{spec.kind}:{value}" if value else spec.kind
+    written = f"{spec.kind}:{value}" if value else spec.kind
+    digest = checkpoint_sha256(source) if published and source else None
     return EncoderRecord(
         name=name,
-        source=source + _provenance(notes),
+        source=written + _provenance(notes),
         revision=revision if published else "",
-        weights_sha256=state_dict_sha256(model.state_dict()),
+        weights_sha256=digest or state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",
     )
 

@@ -138,7 +138,7 @@ def feature_job(
         lengths = _lengths(encoder, entries)
     else:
         read = _reader(inputs.kind, encoder, settings.cutouts)
-        preprocessing = read.preprocessing.describe()
+        preprocessing = {**read.preprocessing.describe(), **encoder.configuration}
         rows_of = partial(_rows_of_pictures, encoder, read, entries_of, calls, workers)
     if inputs.kind == "object":
         groups = as_keys([entry.image_key for entry in entries])

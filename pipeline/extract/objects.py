@@ -70,7 +70,7 @@ def from_png(data: bytes) -> Tensor:
     """The cut-out that `to_png` wrote: uint8 [4, h, w]."""
     import torch
 
-    with Image.open(io.BytesIO(data)) as picture:
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 

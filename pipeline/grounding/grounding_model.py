@@ -11,11 +11,13 @@ import transformers
 from pipeline.encoders.config import WeightsSpec, parse_weights
 from pipeline.encoders.weights import build_model, identity_of
 from pipeline.grounding.settings import ModelSettings
+from sightline.config_digest import config_sha256, with_effect
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
 from sightline.sentence_transformers_folder import tokenizer_sha256
 
+_PROCESSING = ("preprocessor_config.json", "processor_config.json")
 _Settings = TypeVar("_Settings", bound=ModelSettings)
 
 
@@ -26,7 +28,8 @@ class LoadedModel:
     Attributes:
         model: in evaluation mode, float32, on the CPU.
         processor: image processor, tokenizer and post-processing from the model's folder.
-        identity: name, source, SHA-256 of weights, tokenizer and image processing; JSON values.
+        identity: name, source, SHA-256 of weights, configuration and tokenizer, and the files of
+            its processing as they lie there; JSON values.
     """
 
     model: Any
@@ -98,18 +101,18 @@ def load_model(name: str, weights: str, model_type: str, class_name: str) -> Loa
     identity = {
         **describe_weights(model, source, spec),
         "tokenizer_sha256": tokenizer_sha256(processor.tokenizer),
-        "image_processing": _plain(processor.image_processor.to_dict()),
+        "processing": {
+            name: with_effect(content) for name in _PROCESSING if (content := source.json(name))
+        },
     }
     return LoadedModel(model, processor, identity)
 
 
 def describe_weights(model: Any, source: Pretrained, spec: WeightsSpec) -> dict[str, object]:
-    """A model's name, source and SHA-256 of its weights, as JSON values."""
-    identity = identity_of(model, source.title, spec, folder=source.folder)
-    return {"model": identity.name, **identity.model_dump(exclude={"name", "revision"})}
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, object]:
-    """Settings of an image processor that are JSON values."""
-    kinds = (str, int, float, bool, list, tuple, dict, type(None))
-    return {key: value for key, value in sorted(settings.items()) if isinstance(value, kinds)}
+    """A model's name, source and SHA-256 of its weights and configuration, as JSON values."""
+    identity = identity_of(model, source.title, spec, source=source)
+    return {
+        "model": identity.name,
+        **identity.model_dump(exclude={"name", "revision"}),
+        "config_sha256": config_sha256(source, generates=model.can_generate()),
+    }

@@ -23,6 +23,7 @@ from pipeline.encoders.weights import (
 )
 from sightline.devices import computing
 from sightline.errors import SightlineError
+from sightline.pretrained import Pretrained
 
 STATE = {
     "b.weight": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -192,7 +193,11 @@ def test_unreadable_files(tmp_path):
 
 def test_the_source_never_reveals_a_path(tmp_path):
     def source(*spec: str, folder: Path | None = None) -> str:
-        return identity_of(nn.Linear(1, 1), "tiny", WeightsSpec(*spec), folder=folder).source
+        model = nn.Linear(1, 1)
+        place = None if folder is None else Pretrained(str(folder))
+        return identity_of(model, "tiny", WeightsSpec(*spec), source=place).source
+
+    save_file(nn.Linear(1, 1).state_dict(), tmp_path / "model.safetensors")
 
     file = str(tmp_path / "clip.safetensors")
     assert source("file", file) == "file:clip.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -105,6 +106,17 @@ def theirs(folder: Path, images: list[np.ndarray]):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_a_models_configuration_is_part_of_its_rows(folders, tmp_path, name):
+    before = encoder(folders / name).build_image(CPU, "fp32")
+    other = shutil.copytree(folders / name, tmp_path / name)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.01}))
+    after = encoder(other).build_image(CPU, "fp32")
+    assert before.identity == after.identity
+    assert before.configuration["config_sha256"] != after.configuration["config_sha256"]
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_features_are_the_librarys(folders, images, name):
     expected = theirs(folders / name, images).pooler_output
     error = (ours(folders / name, images) - expected).abs().max()
@@ -179,6 +191,12 @@ def test_a_processor_that_does_not_normalise_is_followed(folders, images, tmp_pa
     ViTImageProcessor(**SQUARE, resample=3, do_normalize=False).save_pretrained(folder)
     expected = theirs(folder, images).pooler_output
     assert torch.allclose(ours(folder, images), expected, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2"])
+def test_a_vision_model_is_no_teacher(folders, name):
+    with pytest.raises(SightlineError, match="is not a text encoder"):
+        encoder(folders / name).build_text(CPU, "fp32")
 
 
 def test_what_is_not_a_vision_model_is_refused(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from transformers import (
     MMGroundingDinoForObjectDetection,
     Sam3Model,
 )
+from transformers.image_processing_base import ImageProcessingMixin as PreTrainedImageProcessing
 
 from pipeline.grounding.florence2 import parse_answer
 from pipeline.grounding.noun_phrases import noun_phrases
@@ -72,6 +75,36 @@ def test_what_determines_an_answer_is_described(folders, family, told):
     described = grounder(folders, family, **parameters).describe()
     assert {name: described[name] for name in ("family", *told)} == {"family": family, **told}
     assert len(str(described["weights_sha256"])) == 64
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_grounders_configuration_and_processing_are_described_as_they_lie(
+    folders, family, tmp_path, monkeypatch
+):
+    described = grounder(folders, family).describe()
+    shutil.copytree(folders / family, tmp_path / family)
+    config = json.loads((tmp_path / family / "config.json").read_text())
+    config |= {"transformers_version": "9.9", "id2label": {"0": "x"}}
+    (tmp_path / family / "config.json").write_text(json.dumps(config))
+    processing = PreTrainedImageProcessing.to_dict
+    later = {"of_a_later_release": 1}
+    monkeypatch.setattr(
+        PreTrainedImageProcessing, "to_dict", lambda self: {**processing(self), **later}
+    )
+    assert grounder(tmp_path, family).describe() == described
+    other = {**config, "initial_value_of_a_rope": 3}
+    (tmp_path / family / "config.json").write_text(json.dumps(other))
+    changed = grounder(tmp_path, family).describe()
+    assert {name for name in changed if changed[name] != described[name]} == {"config_sha256"}
+
+
+def test_what_a_model_that_writes_is_told_of_its_answers_counts(folders, tmp_path):
+    before = {name: grounder(folders, name).describe() for name in ("florence2", "grounding-dino")}
+    for name in before:
+        shutil.copytree(folders / name, tmp_path / name)
+        (tmp_path / name / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
+    assert grounder(tmp_path, "florence2").describe() != before["florence2"]
+    assert grounder(tmp_path, "grounding-dino").describe() == before["grounding-dino"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,15 @@ def sam2(folder):
 @pytest.fixture(scope="module")
 def sam2_hf(folder):
     return build(family="sam2-hf", model=str(folder / "hf"))
+
+
+def test_a_configuration_of_transformers_is_described(folder, sam2_hf, tmp_path):
+    other = shutil.copytree(folder / "hf", tmp_path / "hf")
+    config = json.loads((other / "config.json").read_text())
+    config["mask_decoder_config"]["num_attention_heads"] = 4
+    (other / "config.json").write_text(json.dumps(config))
+    changed, before = build(family="sam2-hf", model=str(other)).describe(), sam2_hf.describe()
+    assert {name for name in changed if changed[name] != before[name]} == {"config_sha256"}
 
 
 def test_a_box_covers_the_pixels_whose_centres_it_holds():
@@ -181,6 +191,8 @@ def test_a_checkpoint_of_another_model(folder, tmp_path):
         ("model: [", "not a sam2 configuration"),
         ("- 1", "not a sam2 configuration"),
         ("model: {_target_: sam2.modeling.sam2_base.Nobody}", "not a sam2 configuration"),
+        ("model: {_target_: sam2.modeling.sam2_base.torch.load, f: x}", "names sam2.modeling.sam2"),
+        ("model: {_target_: sam2.modeling.sam2_base.trunc_normal_}", "names sam2.modeling.sam2"),
     ],
 )
 def test_invalid_configurations(tmp_path, text, message):

@@ -133,7 +133,7 @@ def _instantiate(path: Path) -> Any:
     try:
         settings: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         description = settings["model"]
-        foreign = sorted(t for t in _targets(description) if not t.startswith("sam2.modeling."))
+        foreign = sorted(target for target in _targets(description) if not _is_model(target))
         if foreign:
             raise SightlineError(
                 f"{path}: names {', '.join(foreign)}; a configuration may only name classes of "
@@ -152,6 +152,18 @@ def _instantiate(path: Path) -> Any:
     ) as error:
         first = str(error).strip().splitlines()[0]
         raise SightlineError(f"{path}: not a sam2 configuration ({first})") from error
+
+
+def _is_model(target: str) -> bool:
+    """Whether this is a class of sam2.modeling itself, not what its modules import from others."""
+    module, _, name = target.rpartition(".")
+    if not module.startswith("sam2.modeling."):
+        return False
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:  # the path goes through something that is not a module
+        return False
+    return found is None or (isinstance(found, type) and found.__module__ == module)
 
 
 def _targets(value: Any) -> set[str]:
