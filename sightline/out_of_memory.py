@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -9,6 +10,19 @@ from sightline.errors import SightlineError
 from sightline.progress import to_stderr
 
 Result = TypeVar("Result")
+_SAID = re.compile(
+    r"out of memory|can't allocate memory|invalid buffer size|alloc_failed|alloc failed",
+    re.IGNORECASE,
+)
+"""In errors of other types: of Apple's GPU, of the CPU, of CUDA's libraries."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device has no room for what was asked of it."""
+    import torch
+
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (isinstance(error, RuntimeError) and bool(_SAID.search(str(error))))
 
 
 class HalvingCalls:
@@ -62,10 +76,8 @@ class HalvingCalls:
         while True:
             try:
                 return [call(start, start + self.count) for start in range(0, items, self.count)]
-            except RuntimeError as error:
-                import torch
-
-                if not isinstance(error, torch.OutOfMemoryError):
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
                     raise
                 reason = str(error).split(". ")[0]
             self._halve(reason)  # outside the handler: the error keeps the full memory alive
@@ -82,6 +94,8 @@ class HalvingCalls:
         before, self.count = self.count, self.count // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        elif torch.backends.mps.is_available():
+            torch.mps.empty_cache()
         to_stderr(
             f"{self._title}: out of memory with {before} {self._items} per call; continuing with "
             f"{self.count}, which is recorded"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sightline.devices import of_several_processes, pick_device, rank_and_count
 from sightline.errors import LostProcess, SightlineError
+from sightline.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -263,13 +264,11 @@ def _store() -> Store:
 @contextmanager
 def _waiting() -> Iterator[None]:
     """Wraps an exchange: PyTorch has no specific error for a lost peer of gloo."""
-    import torch
-
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         raise LostProcess(
             f"another process of this run has ended ({_reason(error)}); check its output, "
             "and rerun the same command to resume from the last checkpoint"

@@ -81,5 +81,5 @@ class TextEncoder:
             same = np.flatnonzero(lengths == length)
             for start in range(0, len(same), batch_size):
                 batch = same[start : start + batch_size]
-                rows[batch] = self.encode([texts[int(i)] for i in batch], length).numpy()
+                rows[batch] = self.encode([texts[int(i)] for i in batch], length).cpu().numpy()
         return rows

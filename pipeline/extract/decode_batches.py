@@ -204,7 +204,7 @@ class Feed:
             images = torch.zeros(shape)
             for row, pixels in enumerate(rows):  # one at a time: they stay in the processor's cache
                 self._read.preprocessing.normalised(pixels, out=images[row])
-            features = self._encoder.encode(images).numpy()
+            features = self._encoder.encode(images).cpu().numpy()
             return lambda: features
         with torch.inference_mode():
             with torch.cuda.stream(self._copies):

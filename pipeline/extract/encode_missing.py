@@ -193,7 +193,7 @@ def _rows_of_texts(
             start: int, stop: int, texts: list[str] = texts, length: int = batch.length
         ) -> np.ndarray:
             part = texts[start:stop]
-            return encoder.encode(part + [""] * (stop - start - len(part)), length).numpy()
+            return encoder.encode(part + [""] * (stop - start - len(part)), length).cpu().numpy()
 
         rows = np.concatenate(calls.run(len(texts), call))
         yield BatchResult(batch, rows[: len(texts)], {})

@@ -6,6 +6,7 @@ import numpy as np
 import one_by_one
 import pytest
 import torch
+from away import away
 
 from sightline.errors import SightlineError
 from train.evaluate import transfer
@@ -224,6 +225,13 @@ def test_dividing_folds_for_memory_changes_no_accuracy_and_no_random_state(monke
     assert (np.random.rand(), float(torch.rand(()))) == expected
     monkeypatch.setattr("train.evaluate.softmax_classifiers._BATCH_BYTES_ON_CPU", 1)
     assert accuracy(task, encode, folds=3, recipe=SHORT) == together
+
+
+def test_another_device_gives_the_accuracies_of_the_cpu():
+    task, encode = made("nested", {"train": 200}, seed=2)
+    expected = accuracy(task, encode, folds=3, recipe=SHORT)
+    with away():
+        assert accuracy(task, encode, folds=3, recipe=SHORT, device="mps") == expected
 
 
 @pytest.mark.gpu

@@ -137,8 +137,11 @@ TEXTS = [f"text {i}" for i in range(50)]
 class Limited:
     """A device with room for so many rows of a text encoder, and the sizes of calls."""
 
-    def __init__(self, room, dies_after=None):
+    def __init__(self, room, dies_after=None, error=None):
         self.room, self.calls, self._dies_after = room, [], dies_after
+        self._error = error or torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB."
+        )
         torch.manual_seed(0)
         self._model = nn.Linear(32, 16)
 
@@ -147,12 +150,9 @@ class Limited:
         if len(self.calls) == self._dies_after:
             raise SightlineError("the power is gone")
         if len(texts) > self.room:
-            self.run_out()
+            raise self._error
         with torch.inference_mode():
             return self._model(torch.tensor(keys_of_texts(texts)).float() / 255)
-
-    def run_out(self):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     def fill(self, out):
         """The set of all texts in ``out``."""
@@ -196,6 +196,24 @@ def test_a_run_resumes_with_the_smaller_number(tmp_path):
     Limited(room=4).fill(tmp_path / "whole")
     one, other = (tmp_path / name / shard.name for name in ("set", "whole"))
     assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("MPS backend out of memory (MPS allocated: 17.9 GB, other allocations: 0 B)"),
+        RuntimeError("Invalid buffer size: 20.25 GiB"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory"
+        ),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+)
+def test_every_device_says_in_its_own_words_that_it_is_full(tmp_path, error):
+    device = Limited(room=3, error=error)
+    device.fill(tmp_path / "set")
+    assert device.calls[:4] == [8, 4, 2, 2]
 
 
 def test_no_room_for_one_row_is_an_error_with_a_way_out(tmp_path):

@@ -5,12 +5,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("cache", "encoders", "grounding")]
 
-from golden_world import ANNOTATED, PHRASES_FILE, PINNING, World, encoder_cases, grounding_cases
+from golden_world import (
+    ANNOTATED,
+    PHRASES_FILE,
+    PINNING,
+    World,
+    encoder_cases,
+    grounding_cases,
+    uniform,
+)
 
 from sightline import read_phrases
 from sightline.cache import PHRASES, write_manifest
@@ -41,3 +50,18 @@ def sets(world):
     for name, (kind, encoder, options) in encoder_cases(world.models).items():
         made[name] = world.extract(name, kind, encoder, **options).path
     return {**made, "tokens": world.tokens, "phrase tokens": world.phrase_tokens}
+
+
+@pytest.fixture(scope="session")
+def features(world):
+    """Rows of one image share most of what they are, in every set of a width."""
+    kinds = {"clip-image": "image", "clip-text": "text", "clip-object": "object"}
+    kinds |= {"first": "teacher", "second": "teacher"}
+    folders = {}
+    for seed, (name, kind) in enumerate(kinds.items()):
+        dim, count = (9 if kind == "teacher" else 7), len(world.keys(kind))
+        images = uniform(dim, len(world.data.images), dim)
+        shared = np.repeat(images, count // len(images), axis=0)
+        rows = shared + 0.7 * uniform(seed, count, dim)
+        folders[name] = world.write_features(name, kind, rows)
+    return folders

@@ -194,7 +194,14 @@ class World:
         return ground_captions(self.data, given, out, cutouts=cutouts, device="cpu")
 
     def extract(
-        self, name: str, kind: Any, encoder: dict, *, rules: dict | None = None, **settings: Any
+        self,
+        name: str,
+        kind: Any,
+        encoder: dict,
+        *,
+        rules: dict | None = None,
+        device: str = "cpu",
+        **settings: Any,
     ) -> FeatureSet:
         """Features of every image, caption or annotated object."""
         return extract_features(
@@ -204,7 +211,7 @@ class World:
             kind,
             phrases=self.root / "grounding" / ANNOTATED,
             rules=CutoutRules(**rules or {}),
-            device="cpu",
+            device=device,
             workers=0,
             settings=ExtractSettings(**{"batch_size": 4, **settings}),
         )

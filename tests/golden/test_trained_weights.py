@@ -65,21 +65,6 @@ class InFloat64(Callback):
         model.heads.load_state_dict(fill(model.heads.state_dict(), 8000))
 
 
-@pytest.fixture(scope="module")
-def features(world):
-    """Rows of one image share most of what they are, in every set of a width."""
-    kinds = {"clip-image": "image", "clip-text": "text", "clip-object": "object"}
-    kinds |= {"first": "teacher", "second": "teacher"}
-    folders = {}
-    for seed, (name, kind) in enumerate(kinds.items()):
-        dim, count = (9 if kind == "teacher" else 7), len(world.keys(kind))
-        images = uniform(dim, len(world.data.images), dim)
-        shared = np.repeat(images, count // len(images), axis=0)
-        rows = shared + 0.7 * uniform(seed, count, dim)
-        folders[name] = world.write_features(name, kind, rows)
-    return folders
-
-
 @pytest.fixture(scope="module", params=SYSTEMS)
 def system(request):
     return request.param
