@@ -7,7 +7,7 @@ import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, get_args
 
 from sightline.errors import SightlineError
@@ -85,10 +85,27 @@ def using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+_OPEN_FILES = (1 << 16, 10_240)
+"""Wanted limits of open files; the second is macOS's own."""
+
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = get_args(Precision)
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 """Precision below fp32 → PyTorch's name for the dtype of autocast."""
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one, as far as the system lets it.
+
+    The usual 1,024, and 256 on macOS, are for programs that use `select`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in _OPEN_FILES:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and allowed > soft:
+            with suppress(ValueError, OSError):  # beyond what the kernel has
+                resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+                return
 
 
 def pick_device(name: str) -> torch.device:

@@ -20,7 +20,13 @@ from sightline.cache.parts import FAILURES, Failure
 from sightline.cache.plan import Batch, WorkerNumber
 from sightline.cache.record import FeatureSetRecord, SetRecord, Spec
 from sightline.cache.writer import SetWriter
-from sightline.devices import device_name, pick_device, threads_here, using_threads
+from sightline.devices import (
+    allow_open_files,
+    device_name,
+    pick_device,
+    threads_here,
+    using_threads,
+)
 from sightline.errors import BusyError, SightlineError
 from sightline.hardware import cpu_warning
 from sightline.out_of_memory import HalvingCalls
@@ -210,6 +216,7 @@ def run(
             first), no disk space, or workers with a different plan.
         BusyError: another run is writing there.
     """
+    allow_open_files()
     writer = SetWriter(job.out, job.spec, job.inputs, worker)
 
     def plan() -> list[Batch]:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +122,8 @@ class Numbers:
             raise
         except Exception as error:  # on damaged files the library may raise anything
             raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
-        with path.open("rb") as opened:
-            whole = mmap(opened.fileno(), 0, access=ACCESS_READ)
+        with pa.memory_map(os.fsencode(path)) as opened:
+            whole = opened.read_buffer()  # which keeps no descriptor open, as `mmap` would
         maps: list[NDArray] = []
         for name, (width, kind) in expected.items():
             offset, size = offsets[name], record.rows * width * kind.itemsize

@@ -6,7 +6,12 @@ A key is 32 bytes, and one as a Python object 65 or more: a set of them anywhere
 from __future__ import annotations
 
 import gc
+import os
+import resource
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +19,9 @@ from stub_set import DIM, SPEC
 
 from sightline.cache import FeatureSet, SetWriter, verify
 from sightline.cache.compact import collect
+from sightline.devices import allow_open_files
 
+ROOT = Path(__file__).parents[2]
 ROWS = 200_000
 MORE = ROWS // 100
 FIXED = 8 << 20
@@ -51,6 +58,70 @@ def bytes_a_row(step):
         return (tracemalloc.get_traced_memory()[1] - FIXED) / ROWS
     finally:
         tracemalloc.stop()
+
+
+FEW_FILES = """
+import resource
+from pathlib import Path
+
+import numpy as np
+from stub_set import DIM, SPEC
+
+from sightline.cache import FeatureSet, SetWriter, verify
+from sightline.cache.compact import collect, compact
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+folder, keys = Path("set"), np.random.default_rng(0).integers(0, 256, (100_000, 32), np.uint8)
+
+
+def fill(wanted, publish=True):
+    with SetWriter(folder, SPEC) as writer:
+        batches = writer.plan(wanted, batch_size=512, shard_rows=500)
+        for batch in batches:
+            writer.add(batch.keys, batch.keys[:, :DIM].astype(np.float32), block=batch.block)
+        return writer.publish() if publish else batches
+
+
+assert len(fill(keys[:-9000], publish=False)) > 3 * 50
+record = fill(keys)
+assert len(record.shards) == 200
+features = FeatureSet.open(folder)
+for draw in range(3):
+    some = keys[np.random.default_rng(draw).permutation(len(keys))[:5000]]
+    assert (features.take(some) == some[:, :DIM]).all()
+assert not verify(folder, rows=True)
+compact(folder)
+collect(folder)
+assert len(FeatureSet.open(folder)) == len(keys)
+"""
+
+
+def test_hundreds_of_parts_and_shards_need_few_open_files(tmp_path):
+    """macOS lets a process have 256; one that is asked for 64 shows that none is kept."""
+    script = [sys.executable, "-c", FEW_FILES]
+    path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(monkeypatch):
+    limits = {"now": (256, resource.RLIM_INFINITY)}
+
+    def set_limit(which, new):
+        if new[0] > 10_240:
+            raise ValueError("not permitted")  # as macOS does beyond its own maximum
+        limits["now"] = new
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    allow_open_files()
+    assert limits["now"] == (10_240, resource.RLIM_INFINITY)
+    limits["now"] = (1024, 4096)
+    allow_open_files()
+    assert limits["now"] == (4096, 4096)
+    allow_open_files()
+    assert limits["now"] == (4096, 4096)
 
 
 def test_opening_and_verifying(folder):
