@@ -43,5 +43,5 @@ def feature_set(
     rng = np.random.default_rng(1)
     with SetWriter(folder, spec) as writer:
         for batch in writer.plan(keys, batch_size=4096, shard_rows=shard_rows):
-            writer.add(batch.keys, rng.standard_normal((len(batch.keys), dim), np.float32))
+            writer.add(batch, rng.standard_normal((len(batch.keys), dim), np.float32))
         writer.publish()

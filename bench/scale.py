@@ -54,7 +54,7 @@ def fill(folder: Path, keys: Keys) -> str:
     computed = 0
     with SetWriter(folder, SPEC) as writer:
         for batch in writer.plan(keys, batch_size=BATCH):
-            writer.add(batch.keys, rows_of(batch.keys))
+            writer.add(batch, rows_of(batch.keys))
             computed += len(batch.keys)
         writer.publish()
     return f"{computed:,} computed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sightline.errors import SightlineError
@@ -46,18 +46,17 @@ class HalvingCalls:
         self.part = part
         self._title, self._items, self._most = title, items, most
 
-    def begin(self, batch_size: int, earlier: Iterable[Mapping[str, Any]]) -> None:
+    def begin(self, batch_size: int, earlier: Mapping[str, Any] | None) -> None:
         """Start with as many items per call as there may be, or as an interrupted run had reached.
 
         Args:
             batch_size: rows per batch of the plan.
-            earlier: how the finished blocks were computed.
+            earlier: how the last block of that run was computed.
         """
         self.count = self.begun_with = self._most or batch_size
-        for computed in earlier:
-            halved = computed.get("halved_to")
-            size = halved.get(self.part) if isinstance(halved, Mapping) else halved
-            self.count = min(self.count, size or self.count)
+        halved = (earlier or {}).get("halved_to")
+        size = halved.get(self.part) if isinstance(halved, Mapping) else halved
+        self.count = min(self.count, size or self.count)
 
     @property
     def halved_to(self) -> int | None:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from fault_layer import FaultLayer
 
-DIM, BATCH, BLOCK = 6, 8, 32
+DIM, BATCH, BLOCK = 6, 8, 16
 SHARD_ROWS = 40
 
 
@@ -123,6 +123,9 @@ class StageServer:
 class _Rows(np.ndarray):
     """An array that can pass for a tensor."""
 
+    def cpu(self) -> _Rows:
+        return self
+
     def numpy(self) -> np.ndarray:
         return np.asarray(self)
 
@@ -202,12 +205,12 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.extract.inputs import FeatureInputs
     from pipeline.extract.runner import run
     from pipeline.extract.settings import ExtractSettings, Machine
-    from sightline.cache import writer
+    from sightline.cache import set_plan
     from sightline.cache.plan import WorkerNumber
 
     without_torch()
     preloaded = "torch" in sys.modules
-    writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
+    set_plan.BLOCK_ROWS = dict.fromkeys(set_plan.BLOCK_ROWS, BLOCK)
     calls: list[int] = []
 
     def counting(texts: Sequence[str], length: int) -> np.ndarray:

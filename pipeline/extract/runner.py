@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.extract.settings import Machine
+from sightline.cache.blocks import Blocks
 from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure
 from sightline.cache.plan import Batch, WorkerNumber
-from sightline.cache.record import FeatureSetRecord, SetRecord, Spec
+from sightline.cache.record import FeatureSetRecord, SetRecord, Spec, set_output
+from sightline.cache.set_plan import Plan, plan_set
+from sightline.cache.shards import Numbers, format_of
 from sightline.cache.writer import SetWriter
 from sightline.devices import (
     allow_open_files,
@@ -218,31 +221,29 @@ def run(
     """
     allow_open_files()
     writer = SetWriter(job.out, job.spec, job.inputs, worker)
-
-    def plan() -> list[Batch]:
-        batches = writer.plan(
-            job.keys,
-            job.lengths,
-            groups=job.groups,
-            batch_size=job.batch_size,
-            shard_rows=shard_rows,
-            retry_failed=retry_failed,
-            copy_from=copy_from,
-            threads=machine.threads or threads_here(),
-            code=", ".join([code_version(), *job.options]),
-        )
-        for calls in job.calls:
-            calls.begin(writer.shape.batch_size, (part.computed for part in writer.parts))
-        return batches
-
+    options = {
+        "lengths": job.lengths,
+        "groups": job.groups,
+        "batch_size": job.batch_size,
+        "shard_rows": shard_rows,
+        "retry_failed": retry_failed,
+        "copy_from": copy_from,
+        "threads": machine.threads or threads_here(),
+        "code": ", ".join([code_version(), *job.options]),
+    }
     if dry_run:
-        with writer.looked_at():
-            return _to_do(job, writer, plan())
+        set_output(job.out, job.inputs, kind=job.spec.kind).check_place()
+        return _to_do(job, plan_set(job.out, job.spec, job.keys, **options))
+
+    def compute() -> int:
+        writer.plan(job.keys, **options)
+        return _compute(job, writer, machine.device)
+
     start, beside = time.monotonic(), 0
     with _saying_what_is_kept(writer, job.unit), ExitStack() as stack:
         if worker is not None:
             with writer.joined():
-                beside = _compute(job, writer, plan(), machine.device)
+                beside = compute()
         try:
             stack.enter_context(writer)
         except BusyError:
@@ -256,7 +257,8 @@ def run(
                 seconds=time.monotonic() - start,
                 halved_to=job.halved_to,
             )
-        computed = beside + _compute(job, writer, plan(), machine.device)
+        computed = beside + compute()
+        counts = writer.counts
         record = writer.publish()
     holds, *remarks = job.describe(record)
     summary = SetSummary(
@@ -265,78 +267,80 @@ def run(
         record,
         holds,
         computed=computed,
-        copied=writer.copied_rows,
-        resumed=max(writer.resumed_rows - beside, 0),
+        copied=counts.copied,
+        resumed=max(counts.resumed - beside, 0),
         failed=record.failed,
         seconds=time.monotonic() - start,
         halved_to=job.halved_to,
         remarks=tuple(remarks),
         failures=_named(writer),
     )
-    _check_failures(summary, writer.wanted_rows, max_failed)
+    _check_failures(summary, counts.wanted, max_failed)
     return summary
 
 
-def _to_do(job: Job, writer: SetWriter, batches: Sequence[Batch]) -> SetSummary:
+def _to_do(job: Job, plan: Plan) -> SetSummary:
     """What a run would compute, beside any run that is writing there."""
-    left = sum(len(batch.keys) for batch in batches)
-    new_bytes = writer.bytes_of(left + writer.copied_rows)
-    stored = writer.wanted_rows - left - writer.copied_rows
-    remarks = [f"recomputing everything because {why}" for why in writer.replaces]
+    blocks = Blocks.seen(plan)
+    left, counts = blocks.rows_left, blocks.counts
+    sizes = plan.bytes_to_write(left)
+    remarks = [f"recomputing everything because {why}" for why in plan.found.replaces]
     return SetSummary(
-        writer.folder,
+        plan.folder,
         job.unit,
-        holds=f"{stored:,} {job.unit} there",
-        copied=writer.copied_rows,
-        remarks=(*remarks, *writer.repaired),
+        holds=f"{counts.wanted - left - counts.copied:,} {job.unit} there",
+        copied=counts.copied,
+        remarks=(*remarks, *plan.lines),
         to_do=left,
-        bytes_to_write=new_bytes and new_bytes[0],
+        bytes_to_write=sizes and sizes[1],
     )
 
 
-def _compute(job: Job, writer: SetWriter, batches: Sequence[Batch], device: str) -> int:
+def _compute(job: Job, writer: SetWriter, device: str) -> int:
     """Compute what is left, or a worker's part of it; returns the number of rows.
 
     Results are written by a separate thread, at most a few batches behind.
     """
-    count = 0
-    if writer.replaces:  # said before hours of work
+    count, blocks = 0, writer.blocks
+    plan = blocks.plan
+    if plan.found.replaces:  # said before hours of work
         to_stderr(f"{writer.folder}: recomputing everything because")
-    for line in [*writer.replaces, *writer.repaired]:
+    for line in [*plan.found.replaces, *writer.repaired]:
         to_stderr(f"  {line}")
-    if not batches:
+    if not blocks.rows_left:
         return 0
+    for calls in job.calls:
+        calls.begin(plan.shape.batch_size, blocks.computed_before())
     device = str(pick_device(device))
     if warning := cpu_warning(device):
         to_stderr(f"{writer.folder}: warning: {warning}")
-    about = {**described(device), "threads": writer.shape.threads}
+    about = {**described(device), "threads": plan.shape.threads}
     if job.options:
         about["options"] = ", ".join(job.options)
     about["batch_size"] = job.calls[0].begun_with if job.calls else 1
     pending: deque[Future[None]] = deque()
+    ahead = 4 if isinstance(format_of(job.spec), Numbers) else 0  # a table's result is a block
     with (
-        using_threads(writer.shape.threads),
+        using_threads(plan.shape.threads),
         progress(
             writer.folder.as_posix(),
-            writer.planned_rows,
+            blocks.counts.planned,
             job.unit,
-            writer.resumed_rows,
+            blocks.counts.resumed,
             # how long it takes together with others is not known
             str(about["device"]) if writer.worker is None else "",
         ) as advance,
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
-        for batch, rows, failed in job.compute(writer.mine(batches, advance), advance):
+        for batch, rows, failed in job.compute(blocks.claim(advance), advance):
             halved = job.halved_to
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
-            good = batch.keys[good_rows(batch, failed)]
-            pending.append(pool.submit(writer.add, good, rows, failed, computed, batch.block))
-            while len(pending) > writer.ahead:
+            pending.append(pool.submit(blocks.add, batch, rows, failed, computed))
+            while len(pending) > ahead:
                 pending.popleft().result()
             count += len(batch.keys)
         for future in pending:
             future.result()
-        writer.flush()
     return count
 
 
@@ -393,9 +397,10 @@ def _saying_what_is_kept(writer: SetWriter, unit: str) -> Iterator[None]:
     """Report progress and how to resume when a signal or a disk error ends the run."""
 
     def kept() -> str:
-        if not writer.planned_rows:
+        counts = writer.counts
+        if not counts.planned:
             return f"{writer.folder}: nothing was started"
-        done = f"{writer.durable_rows:,} of {writer.planned_rows:,}"
+        done = f"{counts.durable:,} of {counts.planned:,}"
         return f"{writer.folder}: {done} {unit} are done and kept"
 
     try:

@@ -357,9 +357,11 @@ def write_rows(
     """
     how: dict[str, str | int] = {"imported_from": spec.encoder.name}
     with SetWriter(out, spec, inputs) as writer:
-        if writer.plan(as_keys(keys), batch_size=_BATCH):
-            for block_keys, rows in blocks:
-                writer.add(as_keys(block_keys), rows, computed=how)
+        writer.plan(as_keys(keys), batch_size=_BATCH)
+        if writer.counts.planned:
+            # in the order of the files: what an interrupted import left is written again
+            for number, (block_keys, rows) in enumerate(blocks):
+                writer.blocks.write(number, as_keys(block_keys), rows, computed=how)
         record = writer.publish(Provenance(imported=True))
     assert isinstance(record, FeatureSetRecord)
     return record

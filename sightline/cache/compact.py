@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sightline.cache.keys import Keys, as_keys, sort_order
-from sightline.cache.publish import publish, write_shards
+from sightline.cache.parts import FOLDER as PARTS
+from sightline.cache.parts import note_of, part_names
+from sightline.cache.plan import StoredPlan
+from sightline.cache.publish import commit, write_shards
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.verify import UsableRows, all_sound
-from sightline.output import Output, next_names
+from sightline.errors import CacheError
+from sightline.output import Output, next_names, run_folder_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class Garbage:
     """What `collect` removed, or would remove.
 
     Attributes:
-        files: name → bytes of superseded files and leftovers of killed runs.
+        files: name → bytes of superseded files, leftovers of killed runs, and parts of interrupted
+            runs (``parts/…``) that the next one cannot go on with.
         rows: rows in live shards that the index no longer references.
         bytes: total bytes freed, including those rows.
     """
@@ -62,6 +68,7 @@ def garbage(folder: Path) -> Garbage:
     listed = {file.name for file in record.files}
     ours = next_names(folder, FILE_NAME) - listed
     paths = {name: folder / name for name in sorted(ours) if "/" not in name}
+    paths |= _strange_parts(folder)
     files = {name: path.lstat().st_size for name, path in paths.items() if path.is_file()}
     held = sum(shard.rows for shard in record.shards)
     rows = held - record.rows
@@ -87,7 +94,28 @@ def collect(folder: Path) -> Garbage:
             _rewrite(output, record, usable, parts, max(shard.rows for shard in record.shards))
         removed = garbage(folder).files
         output.remove(removed)
+        for part in _strange_parts(folder).values():
+            part.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds others
+            (output.run_folder / PARTS).rmdir()
         return Garbage(removed, before.rows, before.bytes)
+
+
+def _strange_parts(folder: Path) -> dict[str, Path]:
+    """``parts/NAME`` → finished parts beside the set of another fingerprint than the plan there."""
+    run_folder = run_folder_of(folder)
+    plan, names = StoredPlan.load(run_folder), part_names(run_folder)
+    mine = {name.plan for name in names if plan and name.file in {*plan.parts}}
+    mine |= {plan.name} if plan else set()
+    strange: dict[str, Path] = {}
+    for name in names:
+        if name.plan not in mine:
+            with suppress(OSError, CacheError):
+                if plan and note_of(run_folder, name)["fingerprint"] == plan.fingerprint:
+                    mine.add(name.plan)
+                    continue
+            strange[f"{PARTS}/{name.file}"] = run_folder / PARTS / name.file
+    return strange
 
 
 def _rewrite(
@@ -98,4 +126,4 @@ def _rewrite(
     full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
     shards = [write_shards(output, keys, shard_rows, usable.rows, full) for keys in parts]
     # a set without rows has no shards
-    return publish(output, shards or [usable.rows], usable.failed, record.provenance)
+    return commit(output, shards or [usable.rows], usable.failed, record.provenance)

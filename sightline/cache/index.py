@@ -21,6 +21,8 @@ from sightline.errors import CacheError
 from sightline.output import Output
 
 OK = "ok"
+INDEX_BYTES = 61
+"""Of a row, about."""
 _ROWS = 1 << 16  # at once
 _AGAIN = "pull the set again, or rerun its stage"
 _SCHEMA = pa.schema(

@@ -1,29 +1,57 @@
-"""What a run has finished but not published: shards of rows, one per block, and failed rows."""
+"""What a run has finished but not published: a part for each block, and the list of failed rows.
+
+A part is a shard, as in the set, with a note about the run. Its name says what it is: the plan, the
+block, and the BLAKE3 of the file.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from blake3 import blake3
 
 from sightline.atomic_files import write_bytes
 from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import ShardRecord, Spec
-from sightline.cache.shards import Computed, format_of, note_in
+from sightline.cache.rows import Shard
+from sightline.cache.shards import Computed, format_of, keys_in, note_in
 from sightline.errors import CacheError
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
-_NAME = re.compile(r"part-[0-9a-f]{32}\.(?:h5|parquet)")
+_NAME = re.compile(r"part-([0-9a-f]{16})-(\d{5,})-([0-9a-f]{32})\.(?:h5|parquet)")
 Failure = dict[str, str]
 """``code``, ``path`` and ``reason`` of a row that could not be computed."""
+
+
+class PartName(NamedTuple):
+    """What the name of a part says.
+
+    Attributes:
+        file: the name.
+        plan: first 16 hex digits of the plan's digest.
+        block: number of its block in that plan.
+        digest: first 32 hex digits of the file's BLAKE3.
+    """
+
+    file: str
+    plan: str
+    block: int
+    digest: str
+
+
+def part_names(run_folder: Path) -> list[PartName]:
+    """The finished parts in a run folder, of every plan, by name; reads no file."""
+    with suppress(OSError):
+        found = map(_NAME.fullmatch, (path.name for path in (run_folder / FOLDER).iterdir()))
+        names = (PartName(name[0], name[1], int(name[2]), name[3]) for name in found if name)
+        return sorted(names)
+    return []  # there is no such folder
 
 
 @dataclass(frozen=True)
@@ -31,153 +59,137 @@ class Part:
     """A finished block.
 
     Attributes:
-        name: name of its file.
+        name: of its file.
         shard: the file as a shard of the rows that were computed; None: all failed.
         keys: uint8 [n, 32] of those rows.
         failed: key → code, path and reason of failed rows.
-        computed: device, library versions and sizes used to compute the block.
     """
 
-    name: str
-    shard: ShardRecord | None
+    name: PartName
+    shard: Shard | None
     keys: Keys
-    failed: dict[bytes, Failure]
-    computed: Computed
+    failed: Mapping[bytes, Failure]
 
 
-class Parts:
-    """The finished blocks in a run folder: each a shard, as in the set, with a note about the run.
-
-    The note is JSON: fingerprint, number of rows, failed rows, and how the rows were computed. A
-    part is named by the BLAKE3 of its file. Opening the folder loads every part with this
-    fingerprint, regardless of its plan.
+def write_part(
+    run_folder: Path,
+    spec: Spec,
+    block: tuple[str, int],
+    keys: Keys,
+    rows: Any,
+    failed: Mapping[bytes, Failure],
+    computed: Computed,
+    unfinished: Path | None = None,
+) -> Part:
+    """Write one block durably; it is complete once this returns.
 
     Args:
-        run_folder: parent of the parts' folder.
-        spec: description of the rows.
-        unfinished: folder to make parts in (`Output.unfinished`).
+        block: the plan's name and the number of the block in it.
+        keys: uint8 [n, 32] of the computed rows, in any order.
+        rows: n rows, as the set's format has them.
+        failed: key → code, path and reason of failed rows.
+        computed: device, library versions and sizes used to compute the block.
+        unfinished: folder to make the file in (`Output.unfinished`).
 
-    Attributes:
-        parts: sorted by file name, then in the order added or found.
-        damaged: names of damaged files.
+    Raises:
+        OSError: the disk is full or failing; earlier parts remain.
     """
-
-    def __init__(self, run_folder: Path, spec: Spec, unfinished: Path | None = None) -> None:
-        self.folder = run_folder / FOLDER
-        self.parts: list[Part] = []
-        self.damaged: list[str] = []
-        self._spec, self._format, self._unfinished = spec, format_of(spec), unfinished
-        self._seen: set[str] = set()
-        self.refresh()
-
-    def append(
-        self, keys: Keys, rows: Any, failed: Mapping[bytes, Failure], computed: Mapping[str, Any]
-    ) -> Part:
-        """Write one block durably; it is complete once this returns.
-
-        Args:
-            keys: uint8 [n, 32] of the computed rows, in any order.
-            rows: n rows, as the set's format has them.
-            failed: key → code, path and reason of failed rows.
-            computed: how the rows were computed, as in `Part`.
-
-        Raises:
-            OSError: the disk is full or failing; earlier parts remain.
-        """
-        about = {
-            "fingerprint": self._spec.fingerprint,
-            "rows": len(keys),
-            "failed": {key.hex(): failed[key] for key in sorted(failed)},
-            "computed": dict(computed),
-        }
-        data = self._format.encode(keys, rows, json.dumps(about).encode())
-        digest = blake3(data).hexdigest()
-        name = f"part-{digest[:32]}.{self._format.suffix}"
-        write_bytes(self.folder / name, data, via=self._unfinished)
-        shard = _shard(name, digest, len(data), len(keys), dict(computed))
-        self._seen.add(name)
-        self.parts.append(Part(name, shard, keys, dict(failed), dict(computed)))
-        return self.parts[-1]
-
-    def refresh(self) -> None:
-        """Load the parts that other workers have finished in the meantime."""
-        for path in sorted(_parts_in(self.folder)):
-            if path.name in self._seen:
-                continue
-            self._seen.add(path.name)
-            try:
-                part = self._read(path)
-            except FileNotFoundError:  # the run beside has published
-                continue
-            except (CacheError, OSError, ValueError, KeyError, TypeError, AttributeError):
-                self.damaged.append(path.name)
-                continue
-            if part is not None:
-                self.parts.append(part)
-
-    def remove_unusable(self) -> None:
-        """Remove damaged parts and those of another fingerprint; no other process writes here."""
-        used = {part.name for part in self.parts}
-        for path in _parts_in(self.folder):
-            if path.name not in used:
-                path.unlink()
-
-    def clear(self) -> None:
-        """Remove every part: published or unusable."""
-        self.parts = []
-        self.remove_unusable()
-        self.leave()
-
-    def leave(self) -> None:
-        """Remove the folder if it is empty."""
-        with suppress(OSError):
-            self.folder.rmdir()
-
-    def _read(self, path: Path) -> Part | None:
-        """The part of this file, or None if it has another fingerprint.
-
-        Raises:
-            CacheError, OSError, ValueError, …: it is damaged, or cannot be read.
-        """
-        data = path.read_bytes()
-        digest = blake3(data).hexdigest()
-        if digest[:32] not in path.name:
-            raise CacheError(f"{path}: damaged")
-        about = json.loads(note_in(path))
-        if about["fingerprint"] != self._spec.fingerprint:
-            return None
-        failed = {bytes.fromhex(key): reason for key, reason in about["failed"].items()}
-        shard = _shard(path.name, digest, len(data), about["rows"], about["computed"])
-        keys = as_keys([]) if shard is None else np.array(self._format.open(self.folder, shard)[0])
-        return Part(path.name, shard, keys, failed, about["computed"])
+    about = {
+        "fingerprint": spec.fingerprint,
+        "rows": len(keys),
+        "failed": {key.hex(): failed[key] for key in sorted(failed)},
+        "computed": dict(computed),
+    }
+    kind, (plan, number) = format_of(spec), block
+    data = kind.encode(keys, rows, json.dumps(about).encode())
+    digest = blake3(data).hexdigest()
+    name = f"part-{plan}-{number:05}-{digest[:32]}.{kind.suffix}"
+    write_bytes(run_folder / FOLDER / name, data, via=unfinished)
+    shard = _shard(run_folder, name, digest, len(data), about)
+    return Part(PartName(name, plan, number, digest[:32]), shard, keys, dict(failed))
 
 
-def _shard(name: str, digest: str, size: int, rows: int, computed: Computed) -> ShardRecord | None:
-    """The record of a part's file as a shard; None if it has no rows."""
-    if not rows:
-        return None
-    return ShardRecord(name=name, blake3=digest, bytes=size, rows=rows, computed=computed)
+def note_of(run_folder: Path, name: PartName) -> dict[str, Any]:
+    """A part's note: fingerprint, number of rows, failed rows, and how they were computed.
 
-
-def rows_in_parts(run_folder: Path, omitted: Collection[str]) -> int:
-    """How many rows are in finished parts, failed ones included, except in those ``omitted``."""
-    parts = _parts_in(run_folder / FOLDER)
-    return sum(_rows_of(path) for path in parts if path.name not in omitted)
-
-
-def _parts_in(folder: Path) -> list[Path]:
-    with suppress(OSError):
-        return [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return []  # there is no such folder
-
-
-@cache
-def _rows_of(path: Path) -> int:
+    Raises:
+        CacheError: the file is damaged, as far as that shows; FileNotFoundError: it is gone.
+    """
+    path = run_folder / FOLDER / name.file
     try:
         about = json.loads(note_in(path))
-        return about["rows"] + len(about["failed"])
-    except (CacheError, OSError, ValueError, KeyError, TypeError):
-        return 0
+        assert isinstance(about["computed"], dict)
+        return {
+            **about,
+            "failed": {bytes.fromhex(key): why for key, why in about["failed"].items()},
+        }
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # on damaged files the libraries may raise anything
+        raise CacheError(f"{path}: damaged") from error
+
+
+def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> Part | None:
+    """The part of this name; None if its rows have another fingerprint.
+
+    Args:
+        check: read all of it, and compare its digest with its name.
+
+    Raises:
+        CacheError: it is damaged; FileNotFoundError: it is gone.
+    """
+    path = run_folder / FOLDER / name.file
+    size, digest = path.stat().st_size, name.digest
+    if check:
+        try:
+            digest = blake3(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise CacheError(f"{path}: damaged ({error.strerror})") from error
+        if digest[:32] != name.digest:
+            raise CacheError(f"{path}: damaged")
+    about = note_of(run_folder, name)
+    if about["fingerprint"] != spec.fingerprint:
+        return None
+    shard = _shard(run_folder, name.file, digest, size, about)
+    keys = as_keys([]) if shard is None else keys_in(*shard, spec)
+    return Part(name, shard, keys, about["failed"])
+
+
+def sound_parts(
+    run_folder: Path, spec: Spec, names: Iterable[PartName], *, check: bool = True
+) -> Iterator[tuple[PartName, Part | None]]:
+    """Each part of this fingerprint that is there; with its name alone if it is damaged.
+
+    Args:
+        check: as in `read_part`.
+    """
+    others: dict[str, bool] = {}  # plan → whether it is of another fingerprint
+    for name in names:
+        if others.get(name.plan):
+            continue
+        try:
+            part = read_part(run_folder, spec, name, check=check)
+        except FileNotFoundError:  # the run beside has published
+            continue
+        except CacheError:
+            yield name, None
+            continue
+        others[name.plan] = part is None
+        if part is not None:
+            yield name, part
+
+
+def _shard(
+    run_folder: Path, name: str, digest: str, size: int, about: Mapping[str, Any]
+) -> Shard | None:
+    """A part's file as a shard; None if it has no rows."""
+    if not about["rows"]:
+        return None
+    digest = digest.ljust(64, "0")  # of a part that was not hashed, only the beginning is known
+    record = ShardRecord(
+        name=name, blake3=digest, bytes=size, rows=about["rows"], computed=about["computed"]
+    )
+    return Shard(run_folder / FOLDER, record)
 
 
 def read_failures(run_folder: Path) -> dict[bytes, Failure]:

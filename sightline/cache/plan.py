@@ -1,13 +1,13 @@
-"""The plan of a run: the missing rows, the order and shape in which to compute them, by whom."""
+"""In which order and shape a run computes rows, what of it is on the disk, and by whom."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +64,8 @@ class StoredPlan:
         rows: how many there are.
         shape: how they are computed.
         asked: the shape that was requested; a resumed run keeps that of the interrupted one.
-        parts: names of the finished parts that were there before it; it omits their rows.
+        parts: names of parts of other plans that it takes rows from, so that it omits these.
+        blocks: rows of each block, in order.
         digest: SHA-256 (hex) of the rows in their order, and of the shape.
     """
 
@@ -73,11 +74,18 @@ class StoredPlan:
     shape: Shape
     asked: Shape
     parts: frozenset[str]
+    blocks: tuple[int, ...]
     digest: str
+
+    @property
+    def name(self) -> str:
+        """How its parts are named."""
+        return self.digest[:16]
 
     def save(self, run_folder: Path, unfinished: Path | None = None) -> None:
         """Write the plan's file, made in the folder ``unfinished``."""
-        body = {**asdict(self), "parts": sorted(self.parts)}
+        equal = [(rows, len(list(same))) for rows, same in groupby(self.blocks)]
+        body = {**asdict(self), "parts": sorted(self.parts), "blocks": equal}
         text = json.dumps(body, indent=1) + "\n"
         write_bytes(run_folder / FILE, text.encode(), via=unfinished)
 
@@ -87,7 +95,8 @@ class StoredPlan:
         try:
             body = json.loads((run_folder / FILE).read_bytes())
             shapes = {name: Shape(**body.pop(name)) for name in ("shape", "asked")}
-            return cls(parts=frozenset(body.pop("parts")), **shapes, **body)
+            blocks = tuple(rows for rows, count in body.pop("blocks") for _ in range(count))
+            return cls(parts=frozenset(body.pop("parts")), blocks=blocks, **shapes, **body)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -103,40 +112,37 @@ class StoredPlan:
         return lines or ["the same number of rows, but different ones"]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a run computes.
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The order in which rows are computed, and their batches.
 
     A row's value may depend on the shape of its batch, so the shape is part of the plan: every
     batch is padded to ``batch_size`` rows and holds rows of only one ``length``.
 
     Attributes:
-        stored: what the plan's file says of it.
         keys: uint8 [n, 32], sorted by length, then by group if there are groups, then by key.
-        lengths: int32 [n], padded length of each row (0 for images).
+        batches: in that order.
+        digest: SHA-256 (hex) of rows, lengths, fingerprint and shape.
     """
 
-    stored: StoredPlan
     keys: Keys
-    lengths: NDArray[np.int32]
+    batches: Sequence[Batch]
+    digest: str
 
     @classmethod
-    def make(
+    def of(
         cls,
         fingerprint: str,
         keys: Keys,
         lengths: NDArray[np.int32] | None,
         shape: Shape,
         groups: Keys | None = None,
-        asked: Shape | None = None,
-        parts: frozenset[str] = frozenset(),
-    ) -> Plan:
-        """Put distinct ``keys`` (uint8 [n, 32]) into the canonical order of computation.
+    ) -> Order:
+        """The canonical order of distinct ``keys`` (uint8 [n, 32]).
 
         Args:
+            lengths: int32 [n], padded length of each row; None: all are of one shape.
             groups: uint8 [n, 32]; rows of one group (the objects of one image) are consecutive.
-            asked: the requested shape, if different.
-            parts: as in `StoredPlan`.
         """
         by_key = sort_order(keys)
         if groups is not None:
@@ -150,25 +156,27 @@ class Plan:
         digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
         digest.update(np.ascontiguousarray(keys).data)
         digest.update(lengths.astype("<i4", copy=False).data)
-        stored = StoredPlan(
-            fingerprint, len(keys), shape, asked or shape, parts, digest.hexdigest()
-        )
-        return cls(stored, keys, lengths)
+        return cls(keys, _batches(keys, lengths, shape), digest.hexdigest())
 
-    def batches(self) -> list[Batch]:
-        """The batches of the plan, in order; each has rows of a single length."""
-        size = self.stored.shape.batch_size
-        batches: list[Batch] = []
-        block = rows = 0
-        edges = np.flatnonzero(np.diff(self.lengths)) + 1
-        for first, end in pairwise([0, *edges.tolist(), len(self.keys)]):
-            for start in range(first, end, size):
-                keys = self.keys[start : min(start + size, end)]
-                batches.append(Batch(block, keys, int(self.lengths[start])))
-                rows += len(keys)
-                if rows >= self.stored.shape.block_rows:
-                    block, rows = block + 1, 0
-        return batches
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Rows of each block."""
+        counts = groupby(self.batches, key=lambda batch: batch.block)
+        return tuple(sum(len(batch.keys) for batch in batches) for _, batches in counts)
+
+
+def _batches(keys: Keys, lengths: NDArray[np.int32], shape: Shape) -> list[Batch]:
+    batches: list[Batch] = []
+    block = rows = 0
+    edges = np.flatnonzero(np.diff(lengths)) + 1
+    for first, end in pairwise([0, *edges.tolist(), len(keys)]):
+        for start in range(first, end, shape.batch_size):
+            part = keys[start : min(start + shape.batch_size, end)]
+            batches.append(Batch(block, part, int(lengths[start])))
+            rows += len(part)
+            if rows >= shape.block_rows:
+                block, rows = block + 1, 0
+    return batches
 
 
 _LAUNCHERS = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_NTASKS"}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
 from sightline.cache.index import content_digest, write_index
-from sightline.cache.keys import Keys
+from sightline.cache.keys import Keys, find_keys, picked
 from sightline.cache.record import (
     FeatureSetRecord,
     FeatureSpec,
@@ -23,6 +24,13 @@ from sightline.cache.rows import Rows, Shard, joined, rows_in
 from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, shard_name
 from sightline.errors import CacheError
 from sightline.output import Output
+
+if TYPE_CHECKING:
+    from sightline.cache.parts import Part
+    from sightline.cache.set_plan import Plan
+
+MAX_SMALL_SHARDS = 16
+"""With more shards than this less than half full, the next run merges them."""
 
 
 def write_shards(
@@ -81,6 +89,71 @@ def _write(
 
 
 def publish(
+    output: Output,
+    plan: Plan,
+    parts: Sequence[Part],
+    provenance: Provenance | None = None,
+    keep_reasons: Callable[[Iterable[bytes]], None] = lambda failed: None,
+) -> SetRecord:
+    """Merge what a plan computed and what it takes from elsewhere into shards, and commit.
+
+    Args:
+        parts: those of the plan's blocks.
+        provenance: of imported rows; default: computed here. A set that keeps imported rows stays
+            imported.
+        keep_reasons: receives the keys of all failed rows before the commit.
+
+    Raises:
+        CacheError: rows of the plan were neither computed nor reported as failed.
+    """
+    found, wanted = plan.found, plan.wanted
+    files = [part.shard for part in parts if part.shard is not None]
+    finished = rows_in(plan.spec, files, keys=[part.keys for part in parts if part.shard])
+    failed = _failed(plan, finished, parts)
+    again = plan.to_compute | plan.copied | plan.resumed
+    kept, kept_failed = found.kept(wanted, again)
+    codes = kept_failed | failed
+    if found.record is not None and found.is_complete(kept, kept_failed) and not again.any():
+        keep_reasons(codes)
+        return found.record
+    output.remove(shard.name for shard in found.sound.dropped)
+    owned = len(kept) or any(found.owns(rows) for rows in plan.sources)
+    if provenance is None and owned and found.record is not None:
+        provenance = found.record.provenance
+    kept, small = _split_small(kept, plan.shape.shard_rows)
+    sources = joined(plan.spec, [finished, *plan.sources, small])
+    del finished
+    again[find_keys(wanted, small.keys)] = True
+    new = write_shards(output, picked(wanted, again), plan.shape.shard_rows, sources)
+    keep_reasons(codes)
+    return commit(output, [kept, new], codes, provenance or Provenance())
+
+
+def _failed(plan: Plan, finished: Rows, parts: Sequence[Part]) -> dict[bytes, str]:
+    """Key → code of the rows of the plan without values.
+
+    Raises:
+        CacheError: some were neither computed nor reported as failed.
+    """
+    reported = {key: why for part in parts for key, why in part.failed.items()}
+    planned = plan.wanted[plan.to_compute]
+    without = [key.tobytes() for key in planned[finished.find(planned) < 0]]
+    lost = sum(key not in reported for key in without)
+    if lost:
+        raise CacheError(f"{plan.folder}: {lost} planned rows were never computed")
+    every = {key: reported[key] for key in without} | plan.failed
+    return {key: why["code"] for key, why in every.items()}
+
+
+def _split_small(kept: Rows, shard_rows: int) -> tuple[Rows, Rows]:
+    """Rows that stay in place, and rows of small shards once there are too many of these."""
+    small = kept.live() < shard_rows / 2
+    if small.sum() <= MAX_SMALL_SHARDS:
+        return kept, kept.only(np.zeros(len(kept), dtype=bool))
+    return kept.only(~small[kept.shards]), kept.only(small[kept.shards])
+
+
+def commit(
     output: Output, parts: Sequence[Rows], failed: Mapping[bytes, str], provenance: Provenance
 ) -> SetRecord:
     """Write the index over rows of the output's shards and replace the commit point.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -64,12 +64,13 @@ class ReusableRows:
         return missing
 
     def copies(
-        self, keys: Keys, missing: NDArray[np.bool_], root: Path | None
+        self, keys: Keys, missing: NDArray[np.bool_], root: Path | None, *, check: bool
     ) -> tuple[list[Rows], NDArray[np.bool_]]:
         """Rows on disk that need no model: this set's dropped ones, then those of other sets.
 
         Args:
             root: folder of other sets.
+            check: read their files, and copy from none that is damaged.
 
         Returns:
             the rows, and which of the wanted keys they are of: bool [n].
@@ -80,7 +81,7 @@ class ReusableRows:
                 break
             places = find_keys(keys, rows.keys)
             mine = rows.only((places >= 0) & left[places])
-            if not self.owns(mine):
+            if check and not self.owns(mine):
                 # a new shard gets a new digest: copying damaged rows would give them a valid one
                 faults = [file_fault(*file) for file in mine.files]
                 fine = np.array([fault is None for fault in faults], dtype=bool)
@@ -134,3 +135,9 @@ class ReusableRows:
         failed = {key.tobytes(): self.sound.failed[key.tobytes()] for key in bad[stays]}
         rows = self.sound.rows
         return rows.only(find_keys(keys, rows.keys) >= 0), failed
+
+    def is_complete(self, kept: Rows, failed: Mapping[bytes, str]) -> bool:
+        """Whether the set is sound and has these rows and failures, so that nothing changes it."""
+        sound = self.sound
+        whole = len(kept) == len(sound.rows) and len(failed) == len(sound.failed)
+        return whole and not sound.dropped and not sound.index_fault

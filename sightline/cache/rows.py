@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from sightline.cache.keys import KEY_BYTES, Keys, find_keys, picked, unique_sorted
 from sightline.cache.record import ShardRecord, Spec
-from sightline.cache.shards import Computed, Digests, format_of
+from sightline.cache.shards import (
+    Computed,
+    DecodedTable,
+    Digests,
+    MappedNumbers,
+    Numbers,
+    OpenShard,
+    by_shard,
+    format_of,
+    open_shard,
+)
 
 _OPEN_TABLES = 4
 """Decoded Parquet shards that are kept; memory maps cost nothing and are all kept."""
@@ -52,7 +62,7 @@ class Rows:
         self.numbers = none if numbers is None else numbers
         self.digests = digests
         self.format = format_of(spec)
-        self._opened: OrderedDict[int, tuple[Keys, Any]] = OrderedDict()
+        self._opened: OrderedDict[int, OpenShard] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -67,13 +77,17 @@ class Rows:
         Raises:
             CacheError: a shard is missing, of another size, or not one.
         """
-        return self.format.gather(lambda n: self.shard(n)[1], self.shards[rows], self.numbers[rows])
+        shards, numbers = self.shards[rows], self.numbers[rows]
+        places = by_shard(shards)
+        parts = (self.shard(int(shards[of[0]])).take(numbers[of]) for of in places)
+        return self.format.gathered(parts, places)
 
-    def shard(self, number: int) -> tuple[Keys, Any]:
-        """Keys and rows of a whole shard; raises as `gather`."""
+    def shard(self, number: int) -> OpenShard:
+        """A whole shard; raises as `gather`."""
         if number not in self._opened:
-            self._opened[number] = self.format.open(*self.files[number])
-            if self.format.suffix == "parquet" and len(self._opened) > _OPEN_TABLES:
+            opened = open_shard(*self.files[number], self.spec)
+            self._opened[number] = opened
+            if not opened.is_mapped and len(self._opened) > _OPEN_TABLES:
                 self._opened.popitem(last=False)
         return self._opened[number]
 
@@ -113,7 +127,8 @@ def rows_of_no_file(spec: Spec, keys: Keys, values: Any) -> Rows:
         values: n rows, as the set's format has them.
     """
     rows = Rows(spec, (), keys, np.zeros(len(keys), np.int32), np.arange(len(keys), dtype=np.int32))
-    rows._opened[0] = keys, values
+    mapped = isinstance(rows.format, Numbers)
+    rows._opened[0] = (MappedNumbers if mapped else DecodedTable)(keys, values)
     return rows
 
 
@@ -132,7 +147,7 @@ def rows_in(
     every = Rows(spec, files)
     key_parts, shards, numbers = [every.keys], [every.shards], [every.numbers]
     for number, file in enumerate(files):
-        keys_of = every.shard(number)[0] if keys is None else keys[number]
+        keys_of = every.shard(number).keys if keys is None else keys[number]
         if rows is None:
             chosen = np.arange(file.record.rows, dtype=np.int32)
         else:

@@ -24,7 +24,7 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.manifest import key_array, key_column
-from sightline.cache.publish import publish, write_shards
+from sightline.cache.publish import commit, write_shards
 from sightline.cache.record import (
     FEATURE_KINDS,
     FeatureSetRecord,
@@ -179,7 +179,7 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
     every = rows_of_no_file(spec, keys[first], rows.take(pa.array(first)))
     with set_output(folder, kind=spec.kind) as output:
         shards = write_shards(output, every.keys, every.format.shard_rows, every)
-        return publish(output, [shards], {}, Provenance()).rows
+        return commit(output, [shards], {}, Provenance()).rows
 
 
 _EXACTLY = ConfigDict(extra="forbid", strict=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
 from sightline.cache.keys import KEY_BYTES, Keys
-from sightline.cache.manifest import KEY, key_array, key_column, read_manifest
+from sightline.cache.manifest import KEY, key_array, key_column, read_manifest, read_table
 from sightline.cache.record import (
     REMEDY,
     FeatureSpec,
     ShardRecord,
     Spec,
     TableKind,
+    TableSpec,
     check_file,
 )
 from sightline.cache.tables import ROWS_OF, SHARD_ROWS
@@ -93,53 +94,11 @@ class Numbers:
             pieces.insert(2 * number + 1, np.ascontiguousarray(array).data)
         return b"".join(pieces)
 
-    def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, NDArray]:
-        """Keys and rows of a shard, as read-only memory maps.
-
-        Raises:
-            CacheError: the file is missing, of another size, or its layout is anything but
-                contiguous runs of plain numbers inside this file.
-        """
-        path = check_file(folder, record)
-        expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (self.dim, self.dtype)}
-        offsets: dict[str, int] = {}
-        try:
-            file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
-            for name, (width, kind) in expected.items():
-                data = _plain_numbers(file, name.encode())
-                if data is None:
-                    raise CacheError(
-                        f"{path}: /{name} is not one contiguous run of numbers in this file; "
-                        f"{REMEDY}"
-                    )
-                if (data.shape, data.dtype) != ((record.rows, width), kind):
-                    raise CacheError(
-                        f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
-                        f"{(record.rows, width)}; {REMEDY}"
-                    )
-                offsets[name] = data.get_offset() or 0
-        except CacheError:
-            raise
-        except Exception as error:  # on damaged files the library may raise anything
-            raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
-        with pa.memory_map(os.fsencode(path)) as opened:
-            whole = opened.read_buffer()  # which keeps no descriptor open, as `mmap` would
-        maps: list[NDArray] = []
-        for name, (width, kind) in expected.items():
-            offset, size = offsets[name], record.rows * width * kind.itemsize
-            if not offset or offset + size > record.bytes or offset % kind.itemsize:
-                raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
-            values = np.frombuffer(whole, kind, record.rows * width, offset)
-            maps.append(values.reshape(record.rows, width))
-        return maps[0], maps[1]
-
-    def gather(
-        self, shards: Callable[[int], NDArray], numbers: NDArray[np.int32], rows: NDArray[np.int32]
-    ) -> NDArray:
-        """Row ``rows[i]`` of shard ``numbers[i]``, for every i: [n, dim], a copy."""
-        values = np.empty((len(rows), self.dim), self.dtype)
-        for places in _by_shard(numbers):
-            values[places] = shards(int(numbers[places[0]]))[rows[places]]
+    def gathered(self, parts: Iterable[NDArray], places: Sequence[NDArray[np.int64]]) -> NDArray:
+        """The rows of parts, of which each says at which places its rows belong: [n, dim]."""
+        values = np.empty((sum(map(len, places)), self.dim), self.dtype)
+        for part, of_part in zip(parts, places, strict=True):
+            values[of_part] = part
         return values
 
     def joined(self, parts: Sequence[NDArray]) -> NDArray:
@@ -168,48 +127,27 @@ class Tables:
         """Rows of a shard of about 64 MiB."""
         return SHARD_ROWS[self.kind]
 
-    @cached_property
-    def _stored(self) -> pa.Schema:
-        return self.schema.insert(0, pa.field("key", KEY))
-
     def encode(self, keys: Keys, rows: pa.Table, note: bytes = b"") -> memoryview:
         """The bytes of a shard with these rows; ``note`` as that of `Numbers`."""
-        table = rows.cast(self.schema).add_column(0, "key", key_array(keys)).cast(self._stored)
+        table = (
+            rows.cast(self.schema)
+            .add_column(0, "key", key_array(keys))
+            .cast(_with_key(self.schema))
+        )
         if note:
             table = table.replace_schema_metadata({_NOTE: note})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         return memoryview(sink.getvalue())
 
-    def open(self, folder: Path, record: ShardRecord) -> tuple[Keys, pa.Table]:
-        """Keys and rows of a shard, decoded; raises as that of `Numbers`."""
-        path = check_file(folder, record)
-        table = read_manifest(path, self._stored)
-        if table.num_rows != record.rows:
-            raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {record.rows:,}")
-        return key_column(table.column("key")), table.drop_columns("key")
-
-    def gather(
-        self,
-        shards: Callable[[int], pa.Table],
-        numbers: NDArray[np.int32],
-        rows: NDArray[np.int32],
-    ) -> pa.Table:
-        """Row ``rows[i]`` of shard ``numbers[i]``, for every i: a table of n rows."""
-        places = _by_shard(numbers)
-        parts = [self.taken(shards(int(numbers[group[0]])), rows[group]) for group in places]
+    def gathered(self, parts: Iterable[pa.Table], places: Sequence[NDArray[np.int64]]) -> pa.Table:
+        """As that of `Numbers`: a table of n rows."""
         order = np.concatenate([np.empty(0, dtype=np.int64), *places])
-        return self.taken(self.joined(parts), np.argsort(order, kind="stable"))
+        return _taken(self.joined(list(parts)), np.argsort(order, kind="stable"))
 
     def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """The rows of all parts, one after the other."""
         return pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
-
-    def taken(self, rows: pa.Table, numbers: NDArray) -> pa.Table:
-        """Some rows, in the order of ``numbers``."""
-        if len(numbers) == rows.num_rows and (numbers == np.arange(len(numbers))).all():
-            return rows  # a copy may be gigabytes
-        return rows.take(pa.array(numbers))
 
     def digests(self, rows: pa.Table) -> Digests:
         """XXH3-128 of each row's JSON, in which bytes are the digest of theirs (hex): [n, 16]."""
@@ -222,7 +160,7 @@ class Tables:
 
 
 Format = Numbers | Tables
-"""How the rows of a set are stored; both have the same methods."""
+"""How new rows of a set are stored; both have the same methods."""
 
 
 def format_of(spec: Spec) -> Format:
@@ -230,6 +168,107 @@ def format_of(spec: Spec) -> Format:
     if isinstance(spec, FeatureSpec):
         return Numbers(spec.dim, np.dtype(spec.dtype).newbyteorder("<"))
     return Tables(ROWS_OF[spec.kind], spec.kind)
+
+
+@dataclass(frozen=True, eq=False)
+class MappedNumbers:
+    """A shard of numbers: read-only memory maps, which keep no file open.
+
+    Attributes:
+        keys: uint8 [n, 32].
+        rows: [n, dim].
+    """
+
+    keys: Keys
+    rows: NDArray
+
+    is_mapped = True
+
+    def take(self, numbers: NDArray) -> NDArray:
+        """Some rows, in the order of ``numbers``: [len(numbers), dim], a copy."""
+        return self.rows[numbers]
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedTable:
+    """A shard of a table, in memory; attributes as `MappedNumbers`."""
+
+    keys: Keys
+    rows: pa.Table
+
+    is_mapped = False
+
+    def take(self, numbers: NDArray) -> pa.Table:
+        """Some rows, in the order of ``numbers``."""
+        return _taken(self.rows, numbers)
+
+
+OpenShard = MappedNumbers | DecodedTable
+"""A shard whose rows can be taken, however they are encoded."""
+
+
+def open_shard(folder: Path, record: ShardRecord, spec: Spec) -> OpenShard:
+    """A shard, in the encoding that its record names by the ending of its file.
+
+    Raises:
+        CacheError: the file is missing, of another size or encoding, or does not hold such rows; of
+            numbers, its layout is anything but contiguous runs of plain numbers inside this file.
+    """
+    path = check_file(folder, record)
+    match spec, path.suffix:
+        case FeatureSpec(), ".h5":
+            return _open_numbers(path, record, spec)
+        case TableSpec(), ".parquet":
+            return _open_table(path, record, spec)
+    raise CacheError(f"{path}: rows of kind {spec.kind} are not stored so; {REMEDY}")
+
+
+def keys_in(folder: Path, record: ShardRecord, spec: Spec) -> Keys:
+    """The keys of a shard alone: uint8 [n, 32]; raises as `open_shard`."""
+    if isinstance(spec, TableSpec):
+        return key_column(read_table(check_file(folder, record), ["key"]).column("key"))
+    return open_shard(folder, record, spec).keys
+
+
+def _open_table(path: Path, record: ShardRecord, spec: TableSpec) -> DecodedTable:
+    table = read_manifest(path, _with_key(ROWS_OF[spec.kind]))
+    if table.num_rows != record.rows:
+        raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {record.rows:,}")
+    return DecodedTable(key_column(table.column("key")), table.drop_columns("key"))
+
+
+def _open_numbers(path: Path, record: ShardRecord, spec: FeatureSpec) -> MappedNumbers:
+    values = np.dtype(spec.dtype).newbyteorder("<")
+    expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (spec.dim, values)}
+    offsets: dict[str, int] = {}
+    try:
+        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
+        for name, (width, kind) in expected.items():
+            data = _plain_numbers(file, name.encode())
+            if data is None:
+                raise CacheError(
+                    f"{path}: /{name} is not one contiguous run of numbers in this file; {REMEDY}"
+                )
+            if (data.shape, data.dtype) != ((record.rows, width), kind):
+                raise CacheError(
+                    f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
+                    f"{(record.rows, width)}; {REMEDY}"
+                )
+            offsets[name] = data.get_offset() or 0
+    except CacheError:
+        raise
+    except Exception as error:  # on damaged files the library may raise anything
+        raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
+    with pa.memory_map(os.fsencode(path)) as opened:
+        whole = opened.read_buffer()  # which keeps no descriptor open, as `mmap` would
+    maps: list[NDArray] = []
+    for name, (width, kind) in expected.items():
+        offset, size = offsets[name], record.rows * width * kind.itemsize
+        if not offset or offset + size > record.bytes or offset % kind.itemsize:
+            raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
+        values = np.frombuffer(whole, kind, record.rows * width, offset)
+        maps.append(values.reshape(record.rows, width))
+    return MappedNumbers(maps[0], maps[1])
 
 
 @lru_cache(maxsize=16)
@@ -279,7 +318,18 @@ def note_in(path: Path) -> bytes:
             raise CacheError(f"{path}: not a readable shard ({error}); {REMEDY}") from error
 
 
-def _by_shard(numbers: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+def _with_key(rows: pa.Schema) -> pa.Schema:
+    return rows.insert(0, pa.field("key", KEY))
+
+
+def _taken(rows: pa.Table, numbers: NDArray) -> pa.Table:
+    """Some rows, in the order of ``numbers``."""
+    if len(numbers) == rows.num_rows and (numbers == np.arange(len(numbers))).all():
+        return rows  # a copy may be gigabytes
+    return rows.take(pa.array(numbers))
+
+
+def by_shard(numbers: NDArray[np.int32]) -> list[NDArray[np.int64]]:
     """Where each shard's number is in ``numbers``; of those that are."""
     order = np.argsort(numbers, kind="stable")
     edges = np.flatnonzero(np.diff(numbers[order])) + 1

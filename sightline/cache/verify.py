@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sightline.cache.file_checks import UNREADABLE, Progress, file_faults
 from sightline.cache.index import content_digest, read_index
-from sightline.cache.publish import publish
+from sightline.cache.publish import commit
 from sightline.cache.record import (
     DAMAGED,
     FILE_NAME,
@@ -28,7 +28,7 @@ from sightline.cache.record import (
     to_bytes,
 )
 from sightline.cache.rows import Rows, Shard, rows_in
-from sightline.cache.shards import DIGEST_BYTES, format_of
+from sightline.cache.shards import DIGEST_BYTES, open_shard
 from sightline.errors import CacheError
 
 
@@ -186,7 +186,7 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
         usable = sound_part(folder, record, damaged)
         if not usable.lines() and not verify(folder):
             return usable
-        publish(output, [usable.rows], usable.failed, record.provenance)
+        commit(output, [usable.rows], usable.failed, record.provenance)
         output.remove(dropped.name for dropped in usable.dropped)
         return usable
 
@@ -216,7 +216,7 @@ def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Ro
     """Every row of the intact shards, by the keys they contain."""
     sound = [Shard(folder, s) for s, fine in zip(record.shards, good, strict=True) if fine]
     rows = rows_in(record.spec, sound)
-    parts = [rows.format.digests(rows.shard(number)[1]) for number in range(len(sound))]
+    parts = [rows.format.digests(rows.shard(number).rows) for number in range(len(sound))]
     starts = np.cumsum([0, *(len(part) for part in parts)])
     every = np.concatenate(parts) if parts else np.empty((0, DIGEST_BYTES), dtype=np.uint8)
     rows.digests = every[starts[rows.shards] + rows.numbers]
@@ -247,7 +247,7 @@ def _row_faults(every: Rows, number: int, live: NDArray, *, look: bool) -> list[
     faults: list[str] = []
     path = every.files[number].folder / every.files[number].record.name
     try:
-        rows = every.shard(number)[1]
+        rows = every.shard(number).rows
         if not look:
             return []
         wrong = _differing(every, number, live)
@@ -266,7 +266,7 @@ def _layout_fault(folder: Path, shard: ShardRecord, spec: Spec) -> str | None:
     """Why a shard of numbers cannot be mapped; its values are not read."""
     if isinstance(spec, FeatureSpec):
         try:
-            format_of(spec).open(folder, shard)
+            open_shard(folder, shard, spec)
         except CacheError as error:
             return str(error)
     return None
@@ -275,10 +275,9 @@ def _layout_fault(folder: Path, shard: ShardRecord, spec: Spec) -> str | None:
 def _differing(every: Rows, number: int, live: NDArray) -> NDArray[np.int32]:
     """Numbers of the rows of a shard that differ from the index in key or digest, sorted."""
     assert every.digests is not None
-    keys, rows = every.shard(number)
-    numbers = every.numbers[live]
-    same = (keys[numbers] == every.keys[live]).all(axis=1)
-    same &= (every.format.digests(rows)[numbers] == every.digests[live]).all(axis=1)
+    shard, numbers = every.shard(number), every.numbers[live]
+    same = (shard.keys[numbers] == every.keys[live]).all(axis=1)
+    same &= (every.format.digests(shard.rows)[numbers] == every.digests[live]).all(axis=1)
     return np.sort(numbers[~same])
 
 

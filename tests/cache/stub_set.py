@@ -104,7 +104,7 @@ def fill(
                 for key in batch.keys[~good]
             }
             rows = rows_of(batch.keys[good], spec)
-            writer.add(batch.keys[good], rows, failed, {"device": "cpu"})
+            writer.add(batch, rows, failed, {"device": "cpu"})
             computed += len(batch.keys)
         return writer.publish(), computed
 

@@ -120,7 +120,7 @@ def test_added_removed_and_changed_rows_are_counted(tmp_path):
             turned = (batch.keys == KEYS[20]).all(axis=1)
             rows[turned] = -rows[turned]
             rows[(batch.keys == KEYS[30]).all(axis=1), 0] += 1
-            writer.add(batch.keys, rows)
+            writer.add(batch, rows)
         writer.publish()
     found = compare(tmp_path / "a", tmp_path / "b")
     assert (found.added, found.gone, found.changed, found.same) == (20, 9, 2, 68)
@@ -138,7 +138,7 @@ def test_a_different_dtype_is_reported_and_another_length_refused(world):
     shorter = SPEC.model_copy(update={"kind": "text", "dim": 4})
     with SetWriter(world / "short", shorter) as writer:
         for batch in writer.plan(KEYS, batch_size=100):
-            writer.add(batch.keys, rows_of(batch.keys)[:, :4])
+            writer.add(batch, rows_of(batch.keys)[:, :4])
         writer.publish()
     with pytest.raises(CacheError, match="cannot be compared"):
         compare(world / "image", world / "short")

@@ -37,7 +37,7 @@ def bring(folder, wanted, part=slice(None), *, publish=True):
     """Compute this part of the batches that the set lacks."""
     with SetWriter(folder, SPEC) as writer:
         for batch in writer.plan(wanted, batch_size=1024)[part]:
-            writer.add(batch.keys, batch.keys[:, :DIM].astype(np.float32))
+            writer.add(batch, batch.keys[:, :DIM].astype(np.float32))
         if publish:
             writer.publish()
 
@@ -78,7 +78,7 @@ def fill(wanted, publish=True):
     with SetWriter(folder, SPEC) as writer:
         batches = writer.plan(wanted, batch_size=512, shard_rows=500)
         for batch in batches:
-            writer.add(batch.keys, batch.keys[:, :DIM].astype(np.float32), block=batch.block)
+            writer.add(batch, batch.keys[:, :DIM].astype(np.float32))
         return writer.publish() if publish else batches
 
 

@@ -24,13 +24,22 @@ from stub_set import (
     rows_of,
 )
 
-from sightline.cache import CacheError, FeatureSet, MissingKeys, SetWriter, verify, writer
+from sightline.cache import (
+    CacheError,
+    FeatureSet,
+    MissingKeys,
+    SetWriter,
+    publish,
+    set_plan,
+    verify,
+)
 from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.keys import unique_sorted
 from sightline.cache.parts import read_failures
 from sightline.cache.plan import WorkerNumber
+from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
-from sightline.cache.writer import MAX_SMALL_SHARDS
 from sightline.errors import BusyError
 from sightline.lock import WriterLock
 
@@ -80,7 +89,7 @@ def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
         (batch,) = writer.plan(KEYS[:4], batch_size=4)
         rows = rows_of(batch.keys)
         rows[2, 1] = value
-        writer.add(batch.keys, rows)
+        writer.add(batch, rows)
         record = writer.publish()
     assert (record.rows, record.failed) == (3, 1)
     assert list(FeatureSet.open(tmp_path / "set").failed.values()) == ["not_finite"]
@@ -99,13 +108,13 @@ def test_failed_rows_are_recomputed_only_on_request(tmp_path, still):
 
 
 def test_a_kill_right_after_the_commit_leaves_no_error_without_its_reason(tmp_path, monkeypatch):
-    publish = writer.publish
+    commit = publish.commit
 
     def killed(*words):
-        publish(*words)
+        commit(*words)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(writer, "publish", killed)
+    monkeypatch.setattr(publish, "commit", killed)
     key = KEYS[3].tobytes()
     with pytest.raises(KeyboardInterrupt):
         fill(tmp_path / "set", failing=frozenset([key]))
@@ -126,7 +135,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
     other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
     with SetWriter(tmp_path / "set", other) as writer:
         assert len(writer.plan(KEYS, batch_size=16)) == 7
-        assert "preprocessing.resize: 224 → 256" in writer.replaces
+        assert "preprocessing.resize: 224 → 256" in writer.blocks.plan.found.replaces
     with pytest.raises(CacheError, match="fingerprint"):
         FeatureSet.open(tmp_path / "set", fingerprint=other.fingerprint)
 
@@ -134,24 +143,37 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
 # --- interrupted runs
 
 
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(set_plan, "BLOCK_ROWS", dict.fromkeys(set_plan.BLOCK_ROWS, 16))
+
+
 def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
     """A run that finished some blocks of 16 rows; their files."""
     with SetWriter(folder, spec) as writer:
         for batch in writer.plan(wanted, batch_size=16, shard_rows=SHARD_ROWS)[:blocks]:
-            writer.add(batch.keys, rows_of(batch.keys), computed={"device": "cpu"})
-            writer.flush()
-    return sorted((folder.with_name(folder.name + ".run") / "parts").iterdir())
+            writer.add(batch, rows_of(batch.keys), computed={"device": "cpu"})
+    return parts_of(folder)
 
 
+def parts_of(folder):
+    parts = folder.with_name(folder.name + ".run") / "parts"
+    return sorted(parts.iterdir()) if parts.exists() else []
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_an_interrupted_run_keeps_its_batch_shape_and_retries_its_failures(tmp_path):
     assert fill(tmp_path / "set", failing=BAD, stop_after=6, batch_size=16)[0] is None
     with SetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=64, shard_rows=SHARD_ROWS)
-        assert writer.shape.batch_size == 16
+        assert writer.blocks.plan.shape.batch_size == 16
+        (said,) = writer.repaired
+        assert said.startswith("batches of 16, as the interrupted run had, not of 64; delete")
     record, _ = fill(tmp_path / "set", retry_failed=True)
     assert (record.rows, record.failed) == (len(KEYS), 0)
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("damage", ["cut", "flip", "flip in its note", "empty"])
 def test_a_damaged_part_is_named_and_recomputed(tmp_path, clean, damage):
     first, *_ = broken_off(tmp_path / "set")
@@ -161,28 +183,65 @@ def test_a_damaged_part_is_named_and_recomputed(tmp_path, clean, damage):
     first.write_bytes({"cut": data[:-5], "empty": b""}.get(damage, flipped))
     with SetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
-        assert writer.resumed_rows == 32
+        assert writer.counts.resumed == 32
         (said,) = writer.repaired
         assert "damaged part of an interrupted run" in said
     fill(tmp_path / "set")
     assert files(tmp_path / "set") == files(clean)
 
 
-def test_parts_of_another_encoder_are_not_used(tmp_path):
-    broken_off(tmp_path / "set", spec=SPEC.model_copy(update={"precision": "bf16"}))
-    with SetWriter(tmp_path / "set", SPEC) as writer:
-        writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
-        assert writer.resumed_rows == 0
-    assert not (tmp_path / "set.run" / "parts").exists()
+BF16 = SPEC.model_copy(update={"precision": "bf16"})
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_parts_of_another_encoder_are_neither_used_nor_lost(tmp_path, clean):
+    """A run that was entered by mistake and stopped deletes no night's work."""
+    folder = tmp_path / "set"
+    night = broken_off(folder)
+    assert len(broken_off(folder, blocks=1, spec=BF16)) == len(night) + 1
+    with SetWriter(folder, SPEC) as writer:
+        assert len(writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)) == 4
+        assert writer.counts.resumed == 48
+    fill(folder)
+    assert files(folder) == files(clean)
+    (other,) = parts_of(folder)  # that of the mistake
+    assert garbage(folder).files.keys() == {f"parts/{other.name}"}
+    assert collect(folder).files.keys() == {f"parts/{other.name}"}
+    assert not parts_of(folder)
+    assert files(folder) == files(clean)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_gc_leaves_the_parts_that_the_next_run_goes_on_with(tmp_path, clean):
+    folder = tmp_path / "set"
+    fill(folder, KEYS[:10])
+    mistaken = broken_off(folder, blocks=1, spec=BF16)
+    broken_off(folder, wanted=KEYS[:60])
+    broken_off(folder)
+    assert collect(folder).files.keys() == {f"parts/{path.name}" for path in mistaken}
+    with SetWriter(folder, SPEC) as writer:
+        left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
+        assert (writer.counts.planned, sum(len(batch.keys) for batch in left)) == (90, 0)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_part_goes_once_a_set_of_its_fingerprint_holds_its_rows(tmp_path):
+    folder, ordered = tmp_path / "set", KEYS[unique_sorted(KEYS)]
+    first = broken_off(folder)  # of 16 keys each, in their order
+    assert fill(folder, ordered[:20])[1] == 0
+    assert parts_of(folder) == first[1:]
+    assert fill(folder)[1] == len(KEYS) - 48
+    assert not parts_of(folder)
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path, clean):
     broken_off(tmp_path / "set", wanted=KEYS[:40])
     broken_off(tmp_path / "set", blocks=1)
     with SetWriter(tmp_path / "set", SPEC) as writer:
         left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert sum(len(batch.keys) for batch in left) == 44
-        assert (writer.planned_rows, writer.resumed_rows) == (100, 56)
+        assert (writer.counts.planned, writer.counts.resumed) == (100, 56)
     fill(tmp_path / "set")
     assert files(tmp_path / "set") == files(clean)
 
@@ -222,7 +281,7 @@ def published(folder, keys, provenance=None, **computed):
     """Publish a set of rows that were computed like this."""
     with SetWriter(folder, SPEC) as writer:
         for batch in writer.plan(keys, batch_size=16):
-            writer.add(batch.keys, rows_of(batch.keys), computed=computed)
+            writer.add(batch, rows_of(batch.keys), computed=computed)
         writer.publish(provenance)
 
 
@@ -246,12 +305,13 @@ def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path
 def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
-    monkeypatch.setitem(writer.BLOCK_ROWS, "image", 32)
+    monkeypatch.setitem(set_plan.BLOCK_ROWS, "image", 32)
     second = SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(1, 2))
     with second.joined():
-        mine = second.mine(second.plan(KEYS, batch_size=16))
+        second.plan(KEYS, batch_size=16)
+        mine = second.blocks.claim()
         first = next(mine)
-        second.add(first.keys, rows_of(first.keys), block=first.block)
+        second.add(first, rows_of(first.keys))
         assert (first.block, released) == (1, [])
 
 
@@ -259,13 +319,14 @@ def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
     fill(tmp_path / "set", failing=BAD)
     first, second = (SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(i, 2)) for i in range(2))
     with first.joined():
-        (batch,) = first.plan(KEYS, batch_size=16, retry_failed=True)
+        first.plan(KEYS, batch_size=16, retry_failed=True)
+        (batch,) = first.blocks.claim()
         again = {"code": "undecodable", "path": "a.jpg", "reason": "still not an image"}
         none = np.empty((0, 8), np.float32)
-        first.add(batch.keys[:0], none, {key.tobytes(): again for key in batch.keys})
+        first.add(batch, none, {key.tobytes(): again for key in batch.keys})
     with second.joined():
         assert second.plan(KEYS, batch_size=16, retry_failed=True) == []
-        assert second.resumed_rows == len(BAD)
+        assert second.counts.resumed == len(BAD)
 
 
 # --- garbage and small shards

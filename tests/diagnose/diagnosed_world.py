@@ -30,7 +30,7 @@ def write_set(folder: Path, kind: Any, rows: dict[bytes, np.ndarray], **encoder:
     with cache.SetWriter(folder, spec) as writer:
         for batch in writer.plan(list(rows), batch_size=len(rows)):
             found = [rows[key.tobytes()] for key in batch.keys]
-            writer.add(batch.keys, np.array(found, dtype=np.float32))
+            writer.add(batch, np.array(found, dtype=np.float32))
         writer.publish()
     return folder
 

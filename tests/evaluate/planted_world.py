@@ -73,7 +73,7 @@ class Folder:
         with cache.SetWriter(where, spec) as writer:
             for batch in writer.plan(list(rows), batch_size=64):
                 found = [every[key.tobytes()] for key in batch.keys]
-                writer.add(batch.keys, np.array(found, dtype=np.float32))
+                writer.add(batch, np.array(found, dtype=np.float32))
             writer.publish()
         return cache.FeatureSet.open(where).fingerprint
 

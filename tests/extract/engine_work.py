@@ -25,7 +25,7 @@ from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import ExtractSettings, Machine
-from sightline.cache import writer
+from sightline.cache import set_plan
 from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 
@@ -76,7 +76,7 @@ class StubWork:
         return subprocess.Popen(self.command(*options), env=environment, **pipes, **more)
 
     def __call__(self, threads: int = 1, worker: WorkerNumber | None = None) -> SetSummary:
-        writer.BLOCK_ROWS = dict.fromkeys(writer.BLOCK_ROWS, BLOCK)
+        set_plan.BLOCK_ROWS = dict.fromkeys(set_plan.BLOCK_ROWS, BLOCK)
         settings, machine = ExtractSettings(batch_size=self.batch), Machine(threads=threads)
         texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
         broken = _Broken(self, worker)

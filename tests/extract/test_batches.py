@@ -22,7 +22,15 @@ from pipeline.extract.inputs import FeatureInputs, ImageEntry
 from pipeline.extract.objects import CutoutPreprocessing
 from pipeline.extract.runner import run
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
-from sightline.cache import EncoderRecord, FeatureSet, Place, SetWriter, keys_of_texts, verify
+from sightline.cache import (
+    EncoderRecord,
+    FeatureSet,
+    Place,
+    SetWriter,
+    keys_of_texts,
+    set_plan,
+    verify,
+)
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
@@ -186,7 +194,8 @@ def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path, capsys
     assert torch.cosine_similarity(one, other).min() >= 0.9999
 
 
-def test_a_run_resumes_with_the_smaller_number(tmp_path):
+def test_a_run_resumes_with_the_smaller_number(tmp_path, monkeypatch):
+    monkeypatch.setitem(set_plan.BLOCK_ROWS, "text", 8)
     with pytest.raises(SightlineError, match="power"):
         Limited(room=4, dies_after=6).fill(tmp_path / "set")
     device = Limited(room=8)

@@ -211,7 +211,7 @@ def test_a_bug_is_reported_by_the_child_that_has_it(tmp_path, log):
 def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected, number):
     work = StubWork(tmp_path / "set", log=log, meet=3)
     run = work.process("--devices", "cpu,cpu", process_group=0)
-    wait_until(lambda: batches(log) == 8)  # both are at their fourth one, and wait
+    wait_until(lambda: batches(log) == 8)  # both are at their fourth one, with a block done
     os.kill(run.pid, number)
     _, said = run.communicate(timeout=60)
     if number == signal.SIGKILL:

@@ -106,7 +106,6 @@ def fill(
         batches = writer.plan(keys, batch_size=2, shard_rows=SHARD_ROWS, **options)
         for number, batch in enumerate(batches):
             if killed and number == len(batches) // 2:
-                writer.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             asked = [key.tobytes() for key in batch.keys]
             good = [key for key in asked if key in rows]
@@ -117,7 +116,7 @@ def fill(
                 made: Any = np.array(values, np.float32).reshape(-1, spec.dim)
             else:
                 made = pa.Table.from_pylist(values, ROWS_OF[spec.kind])
-            writer.add(as_keys(good), made, bad, COMPUTED, batch.block)
+            writer.add(batch, made, bad, COMPUTED)
         writer.publish()
 
 

@@ -28,8 +28,10 @@ def write_set(folder: Path, dtype: str, kind: str = "image", rows: int = ROWS) -
     about = {"encoder": encoder, "preprocessing": {}, "precision": "fp32"}
     with SetWriter(folder, FeatureSpec(kind=kind, dim=DIM, dtype=dtype, **about)) as writer:
         keys = keys_of_texts([f"text {i}" for i in range(rows)])
-        writer.plan(keys, batch_size=16, shard_rows=30)
-        writer.add(keys, values, computed={"device": "cpu", "batch_size": 16})
+        row_of = {key.tobytes(): row for key, row in zip(keys, values, strict=True)}
+        for batch in writer.plan(keys, batch_size=16, shard_rows=30):
+            made = np.array([row_of[key.tobytes()] for key in batch.keys])
+            writer.add(batch, made, computed={"device": "cpu", "batch_size": 16})
         writer.publish()
     return FeatureSet.open(folder)
 

@@ -45,7 +45,7 @@ def image_features(dataset: str, encoder: str) -> None:
     with SetWriter(Path("data/features", dataset, "image", encoder), spec) as writer:
         for batch in writer.plan(keys(), batch_size=64):
             rows = np.tile(batch.keys.astype(np.float32), DIM // 32) + len(encoder)
-            writer.add(batch.keys, rows)
+            writer.add(batch, rows)
         writer.publish()
 
 

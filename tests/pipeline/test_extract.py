@@ -17,7 +17,7 @@ from small_inputs import extracting
 from pipeline import encode_again
 from sightline import hardware
 from sightline.atomic_files import model_paths
-from sightline.cache import FeatureSet, SetWriter, key_of_file, key_of_text, verify, writer
+from sightline.cache import FeatureSet, SetWriter, key_of_file, key_of_text, set_plan, verify
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
@@ -238,7 +238,7 @@ def test_rows_of_another_set_are_copied_with_other_workers(to_do, counts):
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     fails, counts, to_do, world, monkeypatch
 ):
-    monkeypatch.setitem(writer.BLOCK_ROWS, "image", 2)
+    monkeypatch.setitem(set_plan.BLOCK_ROWS, "image", 2)
     encode, batches = HalvingCalls.run, itertools.count()
 
     def stop(self, items, call):
@@ -313,7 +313,7 @@ def test_rows_that_the_encoder_does_not_reproduce_are_named(said, world):
         for batch in forged.plan(keys, batch_size=64):
             rows = np.random.default_rng(1).standard_normal((len(batch.keys), spec.dim))
             computed = features.record.shards[0].computed
-            forged.add(batch.keys, rows.astype(np.float32), computed=computed)
+            forged.add(batch, rows.astype(np.float32), computed=computed)
         forged.publish()
     assert verify(Path("forged")) == []
     code, out, _ = said(*extracting("image", "forged", "--check", 6))

@@ -226,9 +226,9 @@ def write_features(
     with SetWriter(folder, spec) as writer:
         for batch in writer.plan(list(rows), batch_size=64):
             keys = [key.tobytes() for key in batch.keys]
-            values = np.array([rows[key] for key in keys], dtype=np.float32)
-            values[[key in failed for key in keys]] = np.nan  # no row, as decode errors have none
-            writer.add(batch.keys, values, {key: error for key in keys if key in failed})
+            good = [rows[key] for key in keys if key not in failed]
+            values = np.array(good, dtype=np.float32).reshape(-1, spec.dim)
+            writer.add(batch, values, {key: error for key in keys if key in failed})
         writer.publish()
 
 

@@ -109,7 +109,7 @@ EXEMPT = {
             ),
             *("sightline.lazy_names", "sightline.pretrained", "sightline.lock", "sightline.output"),
             *("sightline.user_files", "sightline.progress", "sightline.wording"),
-            "sightline.removed",
+            *("sightline.removed", "sightline.out_of_memory"),
         ],
         "files, messages and imports",
     ),

@@ -1,0 +1,268 @@
+"""The blocks of a plan: which are done, which this process takes, and how it makes them durable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.cache.keys import Keys
+from sightline.cache.parts import Failure, Part, note_of, part_names, write_part
+from sightline.cache.plan import Batch, StoredPlan, WorkerNumber
+from sightline.cache.set_plan import Plan
+from sightline.cache.shards import Numbers, format_of
+from sightline.errors import CacheError
+from sightline.lock import WriterLock
+from sightline.output import run_folder_of
+
+_LOOKING = 100
+"""A look at the names of parts may take one part in so many of the time."""
+
+
+def rows_done(folder: Path) -> tuple[int, int] | None:
+    """How many rows of a set's plan are done, and how many it has; None if no run is at it."""
+    run_folder = run_folder_of(folder)
+    plan = StoredPlan.load(run_folder)
+    if plan is None:
+        return None
+    done = {name.block for name in part_names(run_folder) if name.plan == plan.name}
+    return sum(plan.blocks[block] for block in done if block < len(plan.blocks)), plan.rows
+
+
+class Counts(NamedTuple):
+    """Rows of a set that is being filled, failed ones included.
+
+    Attributes:
+        wanted: of the whole set.
+        planned: that were missing and must be computed, done ones included.
+        resumed: of these, those that an interrupted run or another worker had done at first.
+        durable: of these, those that survive a kill now.
+        copied: that were missing and need no model.
+    """
+
+    wanted: int = 0
+    planned: int = 0
+    resumed: int = 0
+    durable: int = 0
+    copied: int = 0
+
+
+@dataclass
+class _Block:
+    """A block of which some rows are there.
+
+    Attributes:
+        rows: how many, failed ones included.
+    """
+
+    keys: list[Keys] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    failed: dict[bytes, Failure] = field(default_factory=dict)
+    rows: int = 0
+
+
+class Blocks:
+    """Claims, fills and writes the blocks of a plan.
+
+    A block is done when its part is in the run folder. It is written once its last row is there, so
+    a kill or a stop loses at most one.
+
+    Args:
+        plan: of the set.
+        run_folder: of the set.
+        done: blocks that are done.
+        unfinished: folder to make parts in (`Output.unfinished`).
+        lock: that this process shares with other workers; None: it is alone.
+        worker: this worker; None: the only one.
+
+    Attributes:
+        written: the parts that this process has written.
+        durable_rows: rows of the plan that survive a kill.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        run_folder: Path,
+        done: set[int],
+        unfinished: Path | None = None,
+        lock: WriterLock | None = None,
+        worker: WorkerNumber | None = None,
+    ) -> None:
+        self.plan, self.written = plan, list[Part]()
+        self._run_folder, self._unfinished = run_folder, unfinished
+        self._done, self._lock, self._worker = done, lock, worker
+        self._sizes = plan.stored.blocks
+        self.durable_rows = self._resumed = sum(self._sizes[block] for block in done)
+        self._open: dict[int, _Block] = {}
+        self._format = format_of(plan.spec)
+        self._next_look = 0.0
+
+    @classmethod
+    def seen(cls, plan: Plan) -> Blocks:
+        """Those of a plan as they are now, for whoever only looks."""
+        run_folder = run_folder_of(plan.folder)
+        return cls(plan, run_folder, plan.done(part_names(run_folder)))
+
+    @property
+    def counts(self) -> Counts:
+        """What is done and what is left."""
+        plan = self.plan
+        before = int(plan.resumed.sum()) + len(plan.failed)
+        return Counts(
+            len(plan.wanted),
+            plan.stored.rows + before,
+            self._resumed + before,
+            self.durable_rows + before,
+            int(plan.copied.sum()),
+        )
+
+    @property
+    def left(self) -> list[Batch]:
+        """The batches of the blocks that are not known to be done."""
+        return [batch for batch in self.plan.order.batches if batch.block not in self._done]
+
+    @property
+    def rows_left(self) -> int:
+        """Rows of the plan that are not durable yet."""
+        return self.plan.stored.rows - self.durable_rows
+
+    def computed_before(self) -> Mapping[str, Any] | None:
+        """How the last block of this worker's share was computed that is done; None: none is."""
+        index, count = (self._worker.index, self._worker.count) if self._worker else (0, 1)
+        blocks = {b for b in self._done if (b - index) % count == 0} or self._done
+        names = part_names(self._run_folder) if blocks else []
+        last = [n for n in names if n.plan == self.plan.name and n.block == max(blocks)]
+        try:
+            return note_of(self._run_folder, last[0])["computed"] if last else None
+        except (CacheError, OSError):  # whoever publishes finds that it is damaged
+            return None
+
+    def claim(self, skipped: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
+        """The batches that this process should compute, block by block.
+
+        Alone it takes all that are left. A worker takes the blocks that no other has finished or
+        started, its own share first. It keeps the claim of what it has finished: while it lives,
+        nobody need look whether that is done.
+
+        Args:
+            skipped: receives the number of rows that another worker has finished.
+        """
+        if self._lock is None or self._worker is None:
+            yield from self.left
+            return
+        blocks: dict[int, list[Batch]] = {}
+        for batch in self.left:
+            blocks.setdefault(batch.block, []).append(batch)
+        index, count = self._worker.index, self._worker.count
+        for number in sorted(blocks, key=lambda block: ((block - index) % count, block)):
+            if number not in self._done and self._lock.claim(number):
+                self._look()
+                if number not in self._done:
+                    yield from blocks[number]
+                    continue
+                self._lock.release(number)
+            skipped(sum(len(batch.keys) for batch in blocks[number]))
+
+    def add(
+        self,
+        batch: Batch,
+        rows: Any,
+        failed: Mapping[bytes, Failure] | None = None,
+        computed: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add the rows of a batch; with the last one its block becomes durable.
+
+        Numbers that are not finite, before or after conversion to the stored dtype, become errors.
+
+        Args:
+            batch: of the plan.
+            rows: of its keys that did not fail, in order: float32 [n, dim], un-normalised, or a
+                table of n rows (`sightline.cache.tables`).
+            failed: key → code, path and reason of failed rows.
+            computed: device, library versions and batch size, for the new shards; ``halved_to``
+                if the plan's batch size did not fit in memory. That of the last batch counts.
+        """
+        failed = dict(failed or {})
+        keys = batch.keys
+        if failed:
+            keys = keys[np.array([key.tobytes() not in failed for key in keys], dtype=bool)]
+        if isinstance(self._format, Numbers):
+            keys, rows = _finite(self._format, keys, rows, failed)
+        block = self._open.setdefault(batch.block, _Block())
+        block.keys.append(keys)
+        block.values.append(rows)
+        block.failed |= failed
+        block.rows += len(batch.keys)
+        if block.rows >= self._sizes[batch.block]:
+            values = self._format.joined(block.values)
+            self._write(batch.block, np.concatenate(block.keys), values, block.failed, computed)
+            del self._open[batch.block]
+
+    def write(
+        self,
+        number: int,
+        keys: Keys,
+        rows: Any,
+        failed: Mapping[bytes, Failure] | None = None,
+        computed: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a whole block, whose rows may be any of the plan; arguments as `add`."""
+        failed = dict(failed or {})
+        if isinstance(self._format, Numbers):
+            keys, rows = _finite(self._format, keys, rows, failed)
+        self._write(number, keys, rows, failed, computed)
+
+    def _write(
+        self,
+        number: int,
+        keys: Keys,
+        rows: Any,
+        failed: Mapping[bytes, Failure],
+        computed: Mapping[str, Any] | None,
+    ) -> None:
+        part = write_part(
+            self._run_folder,
+            self.plan.spec,
+            (self.plan.name, number),
+            keys,
+            rows,
+            failed,
+            dict(computed or {}),
+            self._unfinished,
+        )
+        self.written.append(part)
+        self._done.add(number)
+        self.durable_rows += len(keys) + len(failed)
+
+    def _look(self) -> None:
+        """See which blocks others have finished, unless that was seen just now."""
+        start = time.monotonic()
+        if start < self._next_look:
+            return
+        self._done |= self.plan.done(part_names(self._run_folder))
+        end = time.monotonic()
+        self._next_look = end + _LOOKING * (end - start)
+
+
+def _finite(
+    kind: Numbers, keys: Keys, rows: NDArray, failed: dict[bytes, Failure]
+) -> tuple[Keys, NDArray]:
+    """The rows that can be stored; the others are added to ``failed``."""
+    with np.errstate(over="ignore"):
+        stored = rows.astype(kind.dtype)
+    finite = np.isfinite(stored).all(axis=1)
+    if finite.all():
+        return keys, stored
+    for key in keys[~finite]:
+        failed[key.tobytes()] = {
+            "code": "not_finite",
+            "path": "",
+            "reason": f"the encoder's row holds NaN or exceeds {kind.dtype.name}",
+        }
+    return keys[finite], stored[finite]

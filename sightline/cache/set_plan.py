@@ -1,0 +1,237 @@
+"""The plan of a set: which rows are there, which are copied, which are to be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.cache.index import INDEX_BYTES
+from sightline.cache.keys import KEY_BYTES, Keys, as_keys, find_keys, picked, unique_sorted
+from sightline.cache.parts import Failure, Part, PartName, part_names, sound_parts
+from sightline.cache.plan import Order, Shape, StoredPlan
+from sightline.cache.record import Spec
+from sightline.cache.reusable_rows import ReusableRows
+from sightline.cache.rows import Rows, rows_in
+from sightline.cache.shards import Numbers, format_of
+from sightline.output import run_folder_of
+
+BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
+"""Rows per block by kind, a batch for others: a kill or a stop loses at most this many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a set needs to hold exactly its wanted rows.
+
+    Attributes:
+        folder: folder of the set.
+        spec: what determines the content.
+        found: the set that is there, as far as it can be used.
+        wanted: keys of the whole set, sorted: uint8 [n, 32].
+        to_compute: which of them it computes: bool [n].
+        copied: which of them need no model, as other sets and dropped rows have them: bool [n].
+        resumed: which of them are in parts of other plans: bool [n].
+        sources: the rows that are copied or resumed.
+        failed: rows of these parts that failed, with code, path and reason.
+        order: the rows that it computes, in batches.
+        stored: what the plan's file says of it.
+        damaged: parts of other plans that cannot be read.
+    """
+
+    folder: Path
+    spec: Spec
+    found: ReusableRows
+    wanted: Keys
+    to_compute: NDArray[np.bool_]
+    copied: NDArray[np.bool_]
+    resumed: NDArray[np.bool_]
+    sources: tuple[Rows, ...]
+    failed: dict[bytes, Failure]
+    order: Order = field(repr=False)
+    stored: StoredPlan
+    damaged: tuple[PartName, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """How rows are computed."""
+        return self.stored.shape
+
+    @property
+    def name(self) -> str:
+        """How its parts are named."""
+        return self.stored.name
+
+    @property
+    def rows_there(self) -> int:
+        """Rows of the set, failed ones included, that are neither computed nor taken."""
+        return len(self.wanted) - int((self.to_compute | self.copied | self.resumed).sum())
+
+    def bytes_to_write(self, to_do: int) -> tuple[int, int] | None:
+        """Bytes of parts for the rows still ``to_do``, and of the new shards and the index.
+
+        The size of a row that is not of numbers is that of the rows there are; None if there are
+        none.
+        """
+        kind = format_of(self.spec)
+        if isinstance(kind, Numbers):
+            size = float(kind.row_bytes + KEY_BYTES)
+        else:
+            files = [file.record for rows in self.sources for file in rows.files]
+            files += self.found.record.shards if self.found.record else ()
+            if not files:
+                return None
+            size = sum(file.bytes for file in files) / sum(file.rows for file in files)
+        new = int((self.to_compute | self.copied | self.resumed).sum())
+        index = len(self.wanted) * INDEX_BYTES if new else 0
+        return round(to_do * size), round(new * size) + index
+
+    @property
+    def lines(self) -> list[str]:
+        """What was damaged and is computed again, and what an interrupted run decided."""
+        lines = [*self.found.sound.lines(), *map(repaired, self.damaged)]
+        asked, kept = self.stored.asked.batch_size, self.shape.batch_size
+        if asked != kept:
+            lines.append(
+                f"batches of {kept}, as the interrupted run had, not of {asked}; delete "
+                f"{run_folder_of(self.folder)} to start anew"
+            )
+        return lines
+
+    def done(self, names: Iterable[PartName]) -> set[int]:
+        """The blocks of which a part is among these."""
+        count = len(self.stored.blocks)
+        return {name.block for name in names if name.plan == self.name and name.block < count}
+
+
+def repaired(name: PartName) -> str:
+    """What is said of a damaged part."""
+    return f"{name.file}: damaged part of an interrupted run; recomputing its rows"
+
+
+def plan_set(
+    folder: Path,
+    spec: Spec,
+    keys: Keys | Sequence[bytes],
+    lengths: NDArray[np.int32] | None = None,
+    *,
+    batch_size: int,
+    shard_rows: int | None = None,
+    groups: Keys | None = None,
+    retry_failed: bool = False,
+    resume_failed: bool = False,
+    joins: bool = False,
+    copy_from: Path | None = None,
+    threads: int = 1,
+    code: str = "",
+    check: bool = True,
+    remember: bool = False,
+) -> Plan:
+    """What ``folder`` needs to hold exactly ``keys``; reads only, beside any run too.
+
+    An interrupted plan goes on if its rows are still what is missing. Otherwise its parts are a
+    source of rows, as other sets of the fingerprint are.
+
+    Args:
+        keys: uint8 [n, 32]; repeated keys count once.
+        lengths: int32 [n], padded length of each row, or None if there is only one shape.
+        batch_size: rows per batch, including padding.
+        shard_rows: rows per shard; None: as fit into about 64 MiB.
+        groups: uint8 [n, 32]; rows of one group are computed consecutively.
+        retry_failed: also compute failed rows again.
+        resume_failed: but not those that failed in the plan that goes on: another worker has tried.
+        joins: others are at work, so only their plan will do; any difference is left to see.
+        copy_from: folder of other sets; rows in a set with this fingerprint are copied. Rows that
+            this set dropped but still has on disk are always reused.
+        threads, code: as in `sightline.cache.plan.Shape`.
+        check: read the files of others that rows are copied from, and use no damaged one. Of
+            several workers only the one that publishes does.
+        remember: keep what of the set is found sound (`remembered_faults`).
+
+    Raises:
+        CacheError: a file of the set is a link.
+    """
+    run_folder = run_folder_of(folder)
+    block_rows = BLOCK_ROWS.get(spec.kind, 1)
+    asked = Shape(batch_size, block_rows, shard_rows or format_of(spec).shard_rows, threads, code)
+    keys = as_keys(keys)
+    first = unique_sorted(keys)
+    found = ReusableRows(folder, spec, remember=remember)
+    names, stored = part_names(run_folder), StoredPlan.load(run_folder)
+    if stored is not None and stored.fingerprint != spec.fingerprint:
+        stored = None
+    shape = asked
+    if stored is not None and any(name.plan == stored.name for name in names):
+        # an interrupted run resumes in its original shape, or its rows would not match
+        shape = replace(asked, batch_size=stored.shape.batch_size, threads=stored.shape.threads)
+    wanted = keys[first]
+    missing = found.missing(wanted, retry_failed=retry_failed)
+
+    def cut(taken: Collection[PartName]) -> Plan:
+        read = list(sound_parts(run_folder, spec, taken, check=check))
+        parts = [part for _, part in read if part is not None]
+        sources, copied, resumed = _sources(found, wanted, missing, parts, copy_from, check)
+        rows, failed = missing & ~copied & ~resumed, {}
+        if not retry_failed:
+            failed = _failures(wanted, rows, parts)
+            rows[find_keys(wanted, as_keys(sorted(failed)))] = False
+        order = Order.of(
+            spec.fingerprint,
+            picked(wanted, rows),
+            None if lengths is None else lengths[first][rows],
+            shape,
+            None if groups is None else groups[first][rows],
+        )
+        file = StoredPlan(
+            spec.fingerprint,
+            len(order.keys),
+            shape,
+            asked,
+            frozenset(part.name.file for part in parts),
+            order.blocks,
+            order.digest,
+        )
+        return Plan(
+            *(folder, spec, found, wanted, rows, copied, resumed, sources, failed, order, file),
+            damaged=tuple(name for name, part in read if part is None),
+        )
+
+    if stored is not None and (resume_failed or not retry_failed):
+        plan = cut([name for name in names if name.file in stored.parts])
+        if joins or plan.stored.digest == stored.digest:
+            return plan
+    return cut(names)
+
+
+def _failures(wanted: Keys, rows: NDArray[np.bool_], parts: Sequence[Part]) -> dict[bytes, Failure]:
+    """Why some of these rows (bool [n]) failed in the parts, by key."""
+    failed = {key: why for part in parts for key, why in part.failed.items()}
+    places = find_keys(wanted, as_keys(list(failed)))
+    inside = (places >= 0) & rows[places]
+    return {key: failed[key] for key, is_inside in zip(failed, inside, strict=True) if is_inside}
+
+
+def _sources(
+    found: ReusableRows,
+    wanted: Keys,
+    missing: NDArray[np.bool_],
+    parts: Sequence[Part],
+    copy_from: Path | None,
+    check: bool,
+) -> tuple[tuple[Rows, ...], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Rows that need no model; which are in other sets or dropped, and which in parts: bool [n]."""
+    sources, left = [], missing.copy()
+    files = [part.shard for part in parts if part.shard is not None]
+    finished = rows_in(found.spec, files, keys=[part.keys for part in parts if part.shard])
+    places = find_keys(wanted, finished.keys)
+    mine = finished.only((places >= 0) & left[places])
+    resumed = np.zeros_like(left)
+    resumed[find_keys(wanted, mine.keys)] = True
+    left &= ~resumed
+    if len(mine):
+        sources.append(mine)
+    copies, copied = found.copies(wanted, left, copy_from, check=check)
+    return (*sources, *copies), copied, resumed
