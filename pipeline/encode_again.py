@@ -20,9 +20,8 @@ from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
-from sightline.cache.keys import as_keys, find_keys
+from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
 from sightline.cache.record import (
-    FEATURE_KINDS,
     FILE_NAME,
     Provenance,
     Recheck,
@@ -85,11 +84,15 @@ def check(
         BusyError: a run is writing there.
     """
     features = FeatureSet.open(folder)
-    keys = [key.tobytes() for key in inputs.keys]
-    by_key = dict(zip(keys, inputs.entries, strict=True))
-    rows = _drawn(folder, features, by_key, count)
+    rows = _drawn(folder, features, inputs.keys, count)
+    order = unique_sorted(inputs.keys)
+    chosen = order[find_keys(inputs.keys[order], as_keys(rows))]
+    by_key = dict(zip(rows, inputs.some(chosen), strict=True))
     with tempfile.TemporaryDirectory() as scratch:
-        sample = replace(inputs, entries=[by_key[key] for key in rows])
+        owners = None if inputs.owners is None else inputs.owners[chosen]
+        sample = replace(
+            inputs, entries=[*by_key.values()], known_keys=as_keys(rows), owners=owners
+        )
         again = _encode(features, sample, config, Path(scratch) / "set", settings, machine)
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)
@@ -121,7 +124,7 @@ def check(
 def _noted(folder: Path, recheck: Recheck) -> Provenance:
     """Keep the result for an imported set in its record; what this now says."""
     with set_output(folder) as output:
-        record = read_record(folder, FEATURE_KINDS)
+        record = read_record(folder, "features")
         provenance = record.provenance.checked(recheck)
         if provenance != record.provenance:
             write_record(output, record.model_copy(update={"provenance": provenance}))
@@ -134,9 +137,9 @@ def _length_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
     return np.abs(a - b) / np.maximum(np.maximum(a, b), np.finfo(np.float64).tiny)
 
 
-def _drawn(folder: Path, features: FeatureSet, by_key: dict[bytes, Any], count: int) -> list[bytes]:
+def _drawn(folder: Path, features: FeatureSet, keys: Keys, count: int) -> list[bytes]:
     """Random keys of the set whose input is available."""
-    available = as_keys(sorted(by_key))
+    available = keys[unique_sorted(keys)]
     known = available[find_keys(features.keys, available) >= 0]
     if not len(known):
         raise CacheError(f"{folder}: none of its {len(features):,} rows matches these inputs")

@@ -107,8 +107,9 @@ def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
         SightlineError: no such data set, a manifest is missing, or images that are needed.
     """
     from pipeline.extract.inputs import inputs_of
+    from sightline.cache.feature_kind import feature_kind
 
-    if kind != "object":
+    if feature_kind(kind).row_of != "object":
         return inputs_of(kind, prepared(dataset))
     stored = cutouts_folder(dataset)
     return inputs_of(
@@ -144,7 +145,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     pairs, student = params.graph.pairs, params.student.name
     has_pairs = pairs in params.joined or params.dataset(pairs).has_pairs
     reads_sentences = objective.trains_on_text and config.train.text_stream
-    of_objects = any(need.kind == "object" for need in needs)
+    of_objects = any(need.row_of == "object" for need in needs)
     return make_spec(
         run=run,
         student=params.student,

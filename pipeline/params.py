@@ -23,6 +23,7 @@ from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
 from sightline import user_files
+from sightline.cache.feature_kind import feature_kind
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.settings import Settings, explain, unknown
@@ -352,8 +353,8 @@ class Params(Settings):
             raise ValueError("; ".join(explain(error, where))) from error
 
     def encoder(self, kind: Kind, name: str) -> EncoderConfig:
-        """The encoder of a kind of features; objects are encoded as images."""
-        section = "image" if kind == "object" else kind
+        """The encoder of a kind of features, in the section that the kind names."""
+        section = feature_kind(kind).encoders
         return _named(getattr(self.encoders, section), name, f"encoders.{section}", "encoder")
 
     def run(self, name: str) -> ConfiguredRun:

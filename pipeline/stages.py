@@ -14,6 +14,7 @@ from pipeline import graph
 from pipeline.extract.settings import Machine
 from pipeline.params import Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
+from sightline.cache.feature_kind import KINDS
 from sightline.cache.plan import WorkerNumber
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import Kind
@@ -418,9 +419,7 @@ def _sets_of_grounding(dataset: str) -> list[Path]:
 STAGES: dict[str, Stage] = {
     "prepare": Stage(prepare),
     "ground": Stage(ground, _sets_of_grounding),
-    "image-features": _features_stage("image"),
-    "object-features": _features_stage("object"),
-    "text-features": _features_stage("text"),
+    **{f"{kind}-features": _features_stage(kind) for kind in KINDS if kind != "teacher"},
     "teachers": _features_stage("teacher"),
     "tokens": Stage(tokens),
     "phrase-tokens": Stage(phrase_tokens),

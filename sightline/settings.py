@@ -165,6 +165,20 @@ class Registry:
             )
         return registered
 
+    def instance(self, name: str, kind: type[T]) -> T:
+        """The object of class ``kind`` registered as ``name``.
+
+        Raises:
+            SightlineError: as `subclass`.
+        """
+        registered = self._load(name)
+        if not isinstance(registered, kind):
+            raise SightlineError(
+                f"{self._whose(name)}: found {registered!r}, expected a "
+                f"{kind.__module__}.{kind.__name__}; see docs/extending.md"
+            )
+        return registered
+
     def _load(self, name: str) -> Any:
         module, _, attribute = self.place(name).partition(":")
         try:

@@ -26,6 +26,7 @@ from sightline.cache import (
     keys_of_texts,
     read_manifest,
 )
+from sightline.cache.feature_kind import RowOf
 from sightline.cache.record import Kind
 from sightline.devices import to_device
 from sightline.errors import SightlineError
@@ -286,7 +287,7 @@ class TrainingData:
             paced_by = len(pairs)
             pairs = pairs.sample(params.pairs, params.data_seed)
         tokens = open_tokens(source.tokens, spec.student.max_length)
-        of_objects = frozenset(need.name for need in needs if need.kind == "object")
+        of_objects = frozenset(need.name for need in needs if need.row_of == "object")
         phrases = None
         if of_objects:
             phrases = self._read_phrases(spec, source, needs, pairs, tokens)
@@ -299,22 +300,18 @@ class TrainingData:
         of_captions = pairs.caption_keys
         if params.shuffle_teachers:
             of_captions = pairs.shuffled_captions(params.data_seed)
-        keys: dict[Kind, NDArray[np.uint8]] = {
-            "image": pairs.image_keys,
-            "text": of_captions,
-            "teacher": of_captions,
-        }
+        keys: dict[RowOf, NDArray[np.uint8]] = {"image": pairs.image_keys, "caption": of_captions}
         if phrases is not None:
             keys["object"] = phrases.cutouts
-        features = {need.name: self._lookup(need, keys[need.kind]) for need in needs}
+        features = {need.name: self._lookup(need, keys[need.row_of]) for need in needs}
         of_pairs = {"features": features, "phrases": phrases, "of_objects": of_objects}
         of_pairs["images"] = pairs.image_keys
         self._add("pairs", pairs.texts, pairs.caption_keys, tokens, **of_pairs)
         return paced_by
 
-    def _failed(self, kind: Kind, needs: Sequence[FeatureNeed]) -> set[bytes]:
-        """Keys of what could not be extracted in a feature set of ``kind``."""
-        sets = (self.feature_sets[need.name] for need in needs if need.kind == kind)
+    def _failed(self, row_of: RowOf, needs: Sequence[FeatureNeed]) -> set[bytes]:
+        """Keys of what could not be extracted in a feature set whose rows are of these."""
+        sets = (self.feature_sets[need.name] for need in needs if need.row_of == row_of)
         return {key for features in sets for key in features.failed}
 
     def _read_phrases(
@@ -327,7 +324,7 @@ class TrainingData:
     ) -> RaggedPhrases:
         """The phrases of ``pairs``, without those whose object could not be extracted."""
         if source.phrases is None:
-            names = ", ".join(need.name for need in needs if need.kind == "object")
+            names = ", ".join(need.name for need in needs if need.row_of == "object")
             raise SightlineError(
                 f"objective {spec.objective} reads features of objects ({names}), "
                 "so it needs phrase tokens; make them with `sightline tokens --phrases` and give "

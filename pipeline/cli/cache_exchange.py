@@ -155,10 +155,11 @@ def import_set(
         print(f"{dataset}: {report.summary()}")
     elif archive:
         from sightline.cache.archive import import_set as unpack
-        from sightline.cache.record import NAMES
+        from sightline.cache.record import kind_in_words
 
         record = unpack(source, out)
-        parts = NAMES[record.spec.kind], counted(len(record.files), "file"), in_bytes(record.size)
+        kind = kind_in_words(record.spec.kind)
+        parts = kind, counted(len(record.files), "file"), in_bytes(record.size)
         print(f"{out}: {', '.join(parts)}")
     else:
         from pipeline.interchange.import_rows import import_rows

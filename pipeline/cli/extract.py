@@ -22,7 +22,8 @@ from pipeline.cli.options import (
     takes,
 )
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
-from sightline.cache.record import Kind
+from sightline.cache.feature_kind import KINDS, feature_kind
+from sightline.settings import unknown
 
 
 @takes("machine", Machine)
@@ -30,8 +31,10 @@ from sightline.cache.record import Kind
 @takes("rules", CutoutRules)
 def extract(
     kind: Annotated[
-        Kind,
-        typer.Argument(help="image, object (what phrases name), text (CLIP) or teacher."),
+        str,
+        typer.Argument(
+            help="image, object (what phrases name), text (CLIP), teacher, or a kind of a package."
+        ),
     ],
     data: Annotated[
         Path,
@@ -95,7 +98,9 @@ def extract(
         raise typer.BadParameter(f"{copy_from}: no such folder", param_hint="--copy-from")
     if weights is None and kind != "teacher":
         raise typer.BadParameter("is missing; it has no default here", param_hint="--weights")
-    encoder_kind = "image" if kind == "object" else kind
+    if kind not in KINDS:
+        raise typer.BadParameter(unknown(kind, KINDS, "kind"), param_hint="KIND")
+    encoder_kind = feature_kind(kind).encoders
     parameters = set_values(encoder_class(encoder, encoder_kind), set_)
     config = named_encoder(encoder, weights or "pretrained", encoder_kind, **parameters)
     if not (check or dry_run) and launched_workers(machine, worker, [out]):

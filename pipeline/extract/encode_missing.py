@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.extract.inputs import FeatureInputs, inputs_of
-from pipeline.extract.runner import Advance, BatchResult, Job, good_rows, run
+from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_rows, run
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
-from sightline.cache.keys import as_keys, find_keys, unique_sorted
+from sightline.cache.feature_kind import feature_kind
+from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch
-from sightline.cache.record import Kind, set_output
+from sightline.cache.record import set_output
 from sightline.devices import pick_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
@@ -41,7 +43,7 @@ def extract_features(
     data: PreparedDataset | Path | str,
     encoder: EncoderConfig,
     out: Path | str,
-    kind: Kind = "image",
+    kind: str = "image",
     *,
     phrases: Path | None = None,
     cutouts: Path | None = None,
@@ -93,9 +95,62 @@ def extract_job(
     inputs = replace(inputs, paths=(*models, *inputs.paths))
     set_output(out, inputs.paths, kind=inputs.kind).check_place()
     config.require_files()
-    build = config.build_text if inputs.are_texts else config.build_image
+    kind = feature_kind(inputs.kind)
+    build = getattr(config, kind.builder, None)
+    if build is None:
+        raise SightlineError(
+            f"family {config.family!r} ({config.model}) does not encode {kind.unit}: it has no "
+            f"method {kind.builder}"
+        )
     encoder = build(pick_device(machine.device), settings.precision)
     return feature_job(inputs, encoder, out, settings, machine.workers)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How the rows of a kind are encoded.
+
+    Attributes:
+        preprocessing: what determines the model's input, JSON values; part of the fingerprint.
+        compute: computes batches.
+        groups, lengths: as `plan_set` takes them, for the distinct keys in their order.
+    """
+
+    preprocessing: Mapping[str, object]
+    compute: Compute
+    groups: Keys | None = None
+    lengths: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True)
+class ToEncode:
+    """What a kind's function makes an `Encoding` of.
+
+    Attributes:
+        inputs: what is encoded.
+        keys: its distinct keys, sorted: uint8 [n, 32].
+        encoder: what the kind's builder has made.
+        settings: batch size, precision, storage type, rules of cut-outs.
+        calls: runs the model for a batch, halved for lack of memory.
+        workers: processes that decode (0: none besides this one).
+        places: position of each key in ``inputs``: int64 [n].
+    """
+
+    inputs: FeatureInputs
+    keys: Keys
+    encoder: Any
+    settings: ExtractSettings
+    calls: HalvingCalls
+    workers: int
+    places: NDArray[np.int64]
+
+    def entries_of(self, batch: Batch) -> list[Any]:
+        """The entries of a batch."""
+        return self.entries(find_keys(self.keys, batch.keys))
+
+    def entries(self, rows: NDArray[np.int64]) -> list[Any]:
+        """The entries of some of the `keys`."""
+        return self.inputs.some(self.places[rows])
 
 
 def feature_job(
@@ -113,42 +168,24 @@ def feature_job(
     and shares a batch only with texts of that length. So no row depends on the others.
 
     Args:
-        encoder: a `TextEncoder` for texts, else an `ImageEncoder`.
+        encoder: what the kind's builder has made: a `TextEncoder` for texts, an `ImageEncoder` for
+            images and objects.
         workers: processes that decode images (0: none besides this one).
 
     Raises:
         SightlineError: nothing to encode.
     """
-    unit = {"image": "images", "object": "objects"}.get(inputs.kind, "texts")
+    kind = feature_kind(inputs.kind)
     if not len(inputs.entries):
-        raise SightlineError(f"{out}: there are no {unit} to encode; check the manifest")
+        raise SightlineError(f"{out}: there are no {kind.unit} to encode; check the manifest")
     distinct = unique_sorted(inputs.keys)
-    keys = inputs.keys[distinct]
-    entries = [inputs.entries[row] for row in distinct]
-    calls = HalvingCalls(out.as_posix())
-
-    def entries_of(batch: Batch) -> list[Any]:
-        chosen = [entries[row] for row in find_keys(keys, batch.keys)]
-        return chosen if inputs.stored is None else inputs.stored.filled(chosen)
-
-    lengths = groups = None
-    if inputs.are_texts:
-        preprocessing = encoder.preprocessing
-        rows_of = partial(_rows_of_texts, encoder, entries_of, calls)
-        lengths = _lengths(encoder, entries)
-    else:
-        read = _reader(inputs.kind, encoder, settings.cutouts)
-        preprocessing = {**read.preprocessing.describe(), **encoder.configuration}
-        rows_of = partial(_rows_of_pictures, encoder, read, entries_of, calls, workers)
-    if inputs.kind == "object":
-        groups = as_keys([entry.image_key for entry in entries])
-    if groups is not None and inputs.stored is not None:  # what is stored is read shard by shard
-        groups = np.where(inputs.stored.holds(keys)[:, None], keys, groups)
-
+    keys, calls = inputs.keys[distinct], HalvingCalls(out.as_posix())
+    task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct)
+    encoding: Encoding = kind.function(kind.encode)(task)
     spec = FeatureSpec(
         kind=inputs.kind,
         encoder=encoder.identity,
-        preprocessing=preprocessing,
+        preprocessing=dict(encoding.preprocessing),
         precision=precision_rule(encoder, settings.precision),
         dim=encoder.dim,
         dtype=settings.dtype,
@@ -157,25 +194,52 @@ def feature_job(
         out,
         spec,
         inputs.paths,
-        unit,
+        kind.unit,
         keys,
         settings.batch_size,
-        rows_of,
+        encoding.compute,
         _described,
-        groups,
-        lengths,
+        encoding.groups,
+        encoding.lengths,
         calls=[calls],
         options=encoder.options,
     )
 
 
-def _lengths(encoder: TextEncoder, texts: list[str]) -> np.ndarray:
-    """The padded length of each text: int32 [n]."""
-    lengths = np.empty(len(texts), dtype=np.int32)
-    for start in range(0, len(texts), _TOKENISED):
-        part = texts[start : start + _TOKENISED]
-        lengths[start : start + len(part)] = encoder.lengths(part)
-    return lengths
+def encode_texts(task: ToEncode) -> Encoding:
+    """Rows of texts, padded to one length in a batch."""
+    encoder = task.encoder
+    lengths = np.empty(len(task.keys), dtype=np.int32)
+    for start in range(0, len(lengths), _TOKENISED):
+        rows = np.arange(start, min(start + _TOKENISED, len(lengths)))
+        lengths[rows] = encoder.lengths(task.entries(rows))
+    compute = partial(_rows_of_texts, encoder, task.entries_of, task.calls)
+    return Encoding(encoder.preprocessing, compute, lengths=lengths)
+
+
+def encode_images(task: ToEncode) -> Encoding:
+    """Rows of whole images."""
+    from pipeline.extract.decode_batches import ImageReader
+
+    return _of_pictures(task, ImageReader(task.encoder.preprocessing))
+
+
+def encode_objects(task: ToEncode) -> Encoding:
+    """Rows of cut-outs; those of one image are read one after the other."""
+    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
+
+    rules, stored = task.settings.cutouts, task.inputs.stored
+    groups = task.inputs.owners_of(task.places)
+    if stored is not None:  # what is stored is read shard by shard
+        groups = np.where(stored.holds(task.keys)[:, None], task.keys, groups)
+    read = ObjectReader(CutoutPreprocessing(task.encoder.preprocessing, rules))
+    return replace(_of_pictures(task, read), groups=groups)
+
+
+def _of_pictures(task: ToEncode, read: Reader) -> Encoding:
+    preprocessing = {**read.preprocessing.describe(), **task.encoder.configuration}
+    given = task.encoder, read, task.entries_of, task.calls, task.workers
+    return Encoding(preprocessing, partial(_rows_of_pictures, *given))
 
 
 def _rows_of_texts(
@@ -198,16 +262,6 @@ def _rows_of_texts(
         rows = np.concatenate(calls.run(len(texts), call))
         yield BatchResult(batch, rows[: len(texts)], {})
         advance(len(texts))
-
-
-def _reader(kind: Kind, encoder: ImageEncoder, rules: CutoutRules) -> Reader:
-    """What turns an entry into pixels of the encoder's input."""
-    from pipeline.extract.decode_batches import ImageReader
-    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
-
-    if kind == "image":
-        return ImageReader(encoder.preprocessing)
-    return ObjectReader(CutoutPreprocessing(encoder.preprocessing, rules))
 
 
 def _rows_of_pictures(

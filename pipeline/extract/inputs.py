@@ -1,29 +1,37 @@
 """What is encoded: the images, objects or texts of a feature set, as commands name them."""
 
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from sightline.cache import Place, key_column, keys_of_texts, places_of
+from sightline.cache.feature_kind import feature_kind
 from sightline.cache.groundings import read_phrases
-from sightline.cache.keys import Keys, as_keys, unique_sorted
+from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
-from sightline.cache.record import TEXT_KINDS, Kind
 from sightline.errors import SightlineError
 from sightline.user_files import read_lines
 from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.extract.objects import StoredCutouts
+
+
+_CHECKED = 1 << 16  # rows at once
 
 
 class ImageEntry(NamedTuple):
@@ -53,81 +61,142 @@ class CutoutEntry(NamedTuple):
     png: bytes | None = None
 
 
+class Entries(Sequence[Any]):
+    """What a feature set is made of, built when it is asked for: a batch at a time.
+
+    A table of millions of images takes 60 to 100 bytes each, their entries as objects 700.
+
+    Args:
+        count: how many there are.
+        build: makes the entries at some positions, in their order.
+    """
+
+    def __init__(self, count: int, build: Callable[[NDArray[np.int64]], list[Any]]) -> None:
+        self._count, self._build = count, build
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, item: Any) -> Any:
+        rows = np.arange(self._count)[item]
+        return self._build(rows) if isinstance(item, slice) else self._build(rows[None])[0]
+
+    def take(self, rows: NDArray[np.int64]) -> list[Any]:
+        """The entries at these positions."""
+        return self._build(rows)
+
+
 @dataclass(frozen=True)
 class FeatureInputs:
     """What is encoded into one feature set; `inputs_of` reads it.
 
     Attributes:
         kind: kind of the feature set.
-        entries: an `ImageEntry`, a `CutoutEntry` or a text each; those with one key count once.
+        entries: an `ImageEntry`, a `CutoutEntry`, a text, or what another kind has; those with one
+            key count once.
         stored: cut-outs that stand in for the images of their objects.
         paths: the files and folders that it is read from.
+        known_keys: the key of each entry, if they need not be asked: uint8 [n, 32].
+        owners: of objects, the key of each one's image: uint8 [n, 32].
     """
 
-    kind: Kind
+    kind: str
     entries: Sequence[Any]
     stored: StoredCutouts | None = None
     paths: tuple[Path, ...] = ()
-
-    @property
-    def are_texts(self) -> bool:
-        """Whether a text encoder reads them."""
-        return self.kind in TEXT_KINDS
+    known_keys: Keys | None = None
+    owners: Keys | None = None
 
     @cached_property
     def keys(self) -> Keys:
         """The key of each entry: uint8 [n, 32]."""
-        if self.are_texts:
+        if self.known_keys is not None:
+            return self.known_keys
+        if feature_kind(self.kind).row_of == "caption":
             return keys_of_texts(self.entries)
         return as_keys([entry.key for entry in self.entries])
 
+    def owners_of(self, rows: NDArray[np.int64]) -> Keys:
+        """The keys of the images that these objects are in: uint8 [n, 32]."""
+        if self.owners is not None:
+            return self.owners[rows]
+        return as_keys([self.entries[row].image_key for row in rows])
 
-def inputs_of(
-    kind: Kind,
-    data: PreparedDataset | Path,
-    *,
-    phrases: Path | None = None,
-    cutouts: Path | None = None,
-) -> FeatureInputs:
+    def some(self, rows: NDArray[np.int64]) -> list[Any]:
+        """The entries at these positions, with the pictures of those that are stored."""
+        entries = self.entries
+        chosen = entries.take(rows) if isinstance(entries, Entries) else [entries[r] for r in rows]
+        return chosen if self.stored is None else self.stored.filled(chosen)
+
+
+def inputs_of(kind: str, data: PreparedDataset | Path, **options: Path | None) -> FeatureInputs:
     """Read what a feature set of this kind is made of.
 
     Args:
         data: a prepared data set or its folder; a folder of images; or, for texts, as `texts_in`.
-        phrases: of objects: phrases manifest, or the records of a grounding.
-        cutouts: of objects: folder of stored cut-outs, which stand in for the photographs.
+        options: that only some kinds have; None: not given. Of objects, ``phrases``: phrases
+            manifest, or the records of a grounding; ``cutouts``: folder of stored cut-outs, which
+            stand in for the photographs.
 
     Raises:
-        SightlineError: there is nothing of this kind, images are missing, or a manifest is missing
-            or damaged.
+        SightlineError: there is nothing of this kind, images are missing, a manifest is missing
+            or damaged, or the kind has no such option.
     """
     if isinstance(data, Path) and (data / RECORD).is_file():
         data = PreparedDataset.open(data)
-    prepared = data if isinstance(data, PreparedDataset) else None
-    place = data.folder if isinstance(data, PreparedDataset) else data
-    entries: Sequence[Any]
-    stored = None
-    if kind in TEXT_KINDS:
-        entries = texts_in(prepared.captions_manifest if prepared else place)
-    elif kind == "image":
-        entries = image_entries_of(prepared) if prepared else images_below(place)
-    elif phrases is None:
+    chosen = feature_kind(kind)
+    read = chosen.function(chosen.read)
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - signature(read).parameters.keys():
+        raise SightlineError(f"features of {chosen.unit} take no {', '.join(sorted(unknown))}")
+    return read(kind, data, **given)
+
+
+def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
+    """Captions of a data set, or the texts of a file."""
+    path = data.captions_manifest if isinstance(data, PreparedDataset) else data
+    texts = _texts(path)
+    entries = Entries(len(texts), lambda rows: texts.take(pa.array(rows)).to_pylist())
+    keys = keys_of_texts(text.as_py() for text in texts)
+    return FeatureInputs(kind, entries, paths=_paths(data), known_keys=keys)
+
+
+def read_images(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
+    """Images of a data set, or of a folder and its subfolders."""
+    prepared = isinstance(data, PreparedDataset)
+    entries, keys = image_entries_of(data) if prepared else images_below(data)
+    return FeatureInputs(kind, entries, paths=_paths(data), known_keys=keys)
+
+
+def read_objects(
+    kind: str,
+    data: PreparedDataset | Path,
+    phrases: Path | None = None,
+    cutouts: Path | None = None,
+) -> FeatureInputs:
+    """The objects that the phrases of a data set name."""
+    if phrases is None:
         raise SightlineError(
             "features of objects need `phrases` (--phrases): the records of a grounding"
         )
-    elif prepared is None:
+    if not isinstance(data, PreparedDataset):
         raise SightlineError(f"{data}: no prepared data set, which features of objects need")
-    else:
-        from pipeline.extract.objects import StoredCutouts
+    from pipeline.extract.objects import StoredCutouts
 
-        stored = None if cutouts is None else StoredCutouts(cutouts)
-        entries = objects_of_phrases(phrases, prepared, stored)
-    root = prepared.image_root if prepared else None
-    paths = tuple(filter(None, (place, root, phrases, cutouts)))
-    return FeatureInputs(kind, entries, stored, paths)
+    stored = None if cutouts is None else StoredCutouts(cutouts)
+    entries, keys, owners = objects_of_phrases(phrases, data, stored)
+    paths = (*_paths(data), phrases, *([cutouts] if cutouts else []))
+    return FeatureInputs(kind, entries, stored, paths, keys, owners)
 
 
-def images_below(folder: Path) -> list[ImageEntry]:
-    """The images of a folder and its subfolders.
+def _paths(data: PreparedDataset | Path) -> tuple[Path, ...]:
+    if isinstance(data, Path):
+        return (data,)
+    return tuple(filter(None, (data.folder, data.image_root)))
+
+
+def images_below(folder: Path) -> tuple[Entries, Keys]:
+    """The images of a folder and its subfolders, and their keys.
 
     Raises:
         SightlineError: no such folder, or no image in it.
@@ -138,25 +207,41 @@ def images_below(folder: Path) -> list[ImageEntry]:
     if not folder.is_dir():
         raise SightlineError(f"{folder}: no such folder of images, nor a prepared data set")
     images = scan_images(folder, PrepareReport("images"))
-    files = zip(images.paths, images.keys, strict=True)
-    return [ImageEntry(Place(folder / path), key.tobytes()) for path, key in files]
+    paths, keys = [str(path) for path in images.paths], as_keys(images.keys)
+
+    def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
+        return [ImageEntry(Place(folder / paths[row]), keys[row].tobytes()) for row in rows]
+
+    return Entries(len(paths), build), keys
 
 
-def image_entries_of(data: PreparedDataset) -> list[ImageEntry]:
-    """The images of a prepared data set.
+def image_entries_of(data: PreparedDataset) -> tuple[Entries, Keys]:
+    """The images of a prepared data set, and their keys.
 
     Raises:
         SightlineError: its images are not here, or its manifest has an invalid place.
     """
-    root, table = data.require_images(), data.images
-    places, keys = places_of(data.images_manifest, table), table["key"].to_pylist()
-    return [ImageEntry(place.below(root), key) for place, key in zip(places, keys, strict=True)]
+    root, manifest = data.require_images(), data.images_manifest
+    table = data.images.select(["image_id", *Place._fields, "key"])
+    for start in range(0, table.num_rows, _CHECKED):
+        places_of(manifest, table.slice(start, _CHECKED))
+
+    def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
+        some = table.take(pa.array(rows))
+        places = places_of(manifest, some)
+        named = zip(places, some["key"].to_pylist(), strict=True)
+        return [ImageEntry(place.below(root), key) for place, key in named]
+
+    return Entries(table.num_rows, build), key_column(table["key"])
 
 
 def objects_of_phrases(
     phrases: Path, data: PreparedDataset, stored: StoredCutouts | None = None
-) -> list[CutoutEntry]:
+) -> tuple[Entries, Keys, Keys]:
     """The distinct objects of a phrases manifest, each with the place of its picture.
+
+    Returns:
+        The objects, their keys, and those of their images.
 
     Args:
         phrases: phrases manifest, or the records of a grounding.
@@ -166,18 +251,36 @@ def objects_of_phrases(
         SightlineError: a manifest is missing or of the wrong kind, images are needed and not here,
             or a phrase belongs to an image that ``data`` does not have.
     """
-    table = read_phrases(phrases)
-    objects = key_column(table["cutout_key"])
-    first = unique_sorted(objects)
-    kept = np.zeros(len(first), dtype=bool) if stored is None else stored.holds(objects[first])
-    entries = []
-    if stored is not None:
-        place = Place(stored.folder)
-        entries = cutout_entries(phrases, table.take(first[kept]), defaultdict(lambda: place))
-    if kept.all():
-        return entries
+    table = read_phrases(phrases).select(["cutout_key", "image_key", "mask"])
+    first = unique_sorted(key_column(table["cutout_key"]))
+    table = table.take(pa.array(first))
+    keys, owners = key_column(table["cutout_key"]), key_column(table["image_key"])
+    kept = np.zeros(len(keys), dtype=bool) if stored is None else stored.holds(keys)
+    images, image_rows = Entries(0, lambda rows: []), np.full(len(keys), -1)
+    if not kept.all():
+        images, image_rows = _images_of(phrases, data, owners, kept, stored)
+
+    def build(rows: NDArray[np.int64]) -> list[CutoutEntry]:
+        from_images = iter(images.take(image_rows[rows[~kept[rows]]]))
+        here = [
+            Place(stored.folder) if stored is not None and kept[row] else next(from_images).place
+            for row in rows
+        ]
+        return cutout_entries(table.take(pa.array(rows)), here)
+
+    return Entries(len(keys), build), keys, owners
+
+
+def _images_of(
+    phrases: Path,
+    data: PreparedDataset,
+    owners: Keys,
+    kept: NDArray[np.bool_],
+    stored: StoredCutouts | None,
+) -> tuple[Entries, NDArray[np.int64]]:
+    """The images of a data set, and which of them each object is cut out of: int64 [n]."""
     try:
-        places = {entry.key: entry.place for entry in image_entries_of(data)}
+        images, keys = image_entries_of(data)
     except SightlineError as error:
         if stored is None:
             raise
@@ -185,41 +288,49 @@ def objects_of_phrases(
             f"{stored.folder}: lacks {(~kept).sum():,} of {len(kept):,} objects, which are cut "
             f"out of their images instead; but {error}"
         ) from None
-    return entries + cutout_entries(phrases, table.take(first[~kept]), places)
+    order = unique_sorted(keys)
+    places = find_keys(keys[order], owners)
+    places[places >= 0] = order[places[places >= 0]]
+    require_images(phrases, owners[(places < 0) & ~kept])
+    return images, places
 
 
-def cutout_entries(
-    phrases: Path, objects: pa.Table, places: Mapping[bytes, Place]
-) -> list[CutoutEntry]:
+def require_images(phrases: Path, strange: Keys) -> None:
+    """Refuse phrases of images that their data set does not have.
+
+    Args:
+        strange: the keys of these images.
+    """
+    if len(strange):
+        names = sorted({key.tobytes() for key in strange})
+        raise SightlineError(
+            f"{phrases}: its phrases belong to {counted(len(names), 'image')} that the "
+            f"data set does not have (such as {names[0].hex()[:16]}); make phrases "
+            "for these images, or give the data set that they belong to"
+        )
+
+
+def cutout_entries(objects: pa.Table, places: Sequence[Place]) -> list[CutoutEntry]:
     """The entries of some objects.
 
     Args:
-        phrases: the file or folder that names them, for messages.
         objects: rows of `sightline.cache.PHRASES`.
-        places: place of each image, by key.
-
-    Raises:
-        SightlineError: an image is not among ``places``.
+        places: of their images, or of the set that stores them.
     """
     columns = [objects[name].to_pylist() for name in ("cutout_key", "image_key", "mask")]
-    entries: list[CutoutEntry] = []
-    for key, image_key, mask in zip(*columns, strict=True):
-        try:
-            place = places[image_key]
-        except KeyError:
-            strange = set(columns[1]) - places.keys()
-            raise SightlineError(
-                f"{phrases}: its phrases belong to {counted(len(strange), 'image')} that the "
-                f"data set does not have (such as {min(strange).hex()[:16]}); make phrases "
-                "for these images, or give the data set that they belong to"
-            ) from None
-        height, width = mask["size"]
-        entries.append(CutoutEntry(place, key, image_key, (height, width), mask["counts"]))
-    return entries
+    return [
+        CutoutEntry(place, key, image_key, tuple(mask["size"]), mask["counts"])
+        for place, key, image_key, mask in zip(places, *columns, strict=True)
+    ]
 
 
 def texts_in(path: Path) -> list[str]:
-    """The texts of a file: a Parquet table with a column ``text``, or one text per line (UTF-8).
+    """The texts of a file, as `read_texts` has them."""
+    return _texts(path).to_pylist()
+
+
+def _texts(path: Path) -> pa.Array:
+    """The texts that are not empty: column ``text`` of a Parquet table, or a file's lines (UTF-8).
 
     Raises:
         SightlineError: no such file, no column ``text``, a null in it, not UTF-8, or no text.
@@ -239,10 +350,10 @@ def texts_in(path: Path) -> list[str]:
             raise SightlineError(f"{path}: has columns {described}; expected one `text` of strings")
         table = read_table(path, ["text"])
         check_values(path, table)
-        texts = table["text"].to_pylist()
+        column = table["text"].combine_chunks()
     else:
-        texts = [line.strip() for line in read_lines(path)]
-    texts = [text for text in texts if text]
-    if not texts:
+        column = pa.array([line.strip() for line in read_lines(path)], pa.string())
+    texts = column.filter(pc.not_equal(column, ""))
+    if not len(texts):
         raise SightlineError(f"{path}: contains no text")
     return texts

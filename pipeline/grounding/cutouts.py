@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.extract.decode import ImageError
-from pipeline.extract.inputs import CutoutEntry, cutout_entries
+from pipeline.extract.inputs import CutoutEntry, cutout_entries, require_images
 from pipeline.extract.objects import SPEC, Cutter, to_png
 from pipeline.extract.runner import Advance, BatchResult, Job
 from sightline.cache import Place
 from sightline.cache.groundings import read_phrases
-from sightline.cache.keys import find_keys, unique_sorted
+from sightline.cache.keys import as_keys, find_keys, unique_sorted
 from sightline.cache.manifest import key_column
 from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
@@ -56,7 +56,10 @@ def cutouts_job(
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[BatchResult]:
         with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
             for batch in batches:
-                objects = cutout_entries(records, phrases.take(find_keys(keys, batch.keys)), places)
+                chosen = phrases.take(pa.array(find_keys(keys, batch.keys)))
+                owners = chosen["image_key"].to_pylist()
+                require_images(records, as_keys([key for key in owners if key not in places]))
+                objects = cutout_entries(chosen, [places[key] for key in owners])
                 images = [[*group] for _, group in groupby(objects, lambda entry: entry.image_key)]
                 rows: list[dict[str, Any]] = []
                 failed: dict[bytes, Failure] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.interchange.rows import KEY
 from sightline.cache import FeatureSpec
-from sightline.cache.record import TEXT_KINDS
+from sightline.cache.feature_kind import is_of_texts, known_kind
 
 _TEMPLATE = """\
 ---
@@ -73,7 +73,7 @@ def card(
     """
     from huggingface_hub import DatasetCard, DatasetCardData
 
-    texts = spec.kind in TEXT_KINDS
+    texts, kind = is_of_texts(spec.kind), known_kind(spec.kind)
     path = "data/*.parquet" if form == "parquet" else "metadata/*.parquet"
     front = DatasetCardData(
         license=licence or "other",
@@ -81,7 +81,7 @@ def card(
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": path}]}],
     )
     described = "text's UTF-8" if texts else "image file's bytes"
-    if spec.kind == "object":
+    if kind is not None and kind.row_of == "object":
         described = "image's key, its mask and the rule that cut it out"
     emb = "text_emb" if texts else "img_emb"
     text = DatasetCard.from_template(

@@ -19,6 +19,7 @@ from sightline.cache import (
     keys_of_texts,
     places_of,
 )
+from sightline.cache.feature_kind import feature_kind
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
@@ -113,13 +114,13 @@ def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]
     Raises:
         SightlineError: no manifest there for this kind, or none of the rows is in it.
     """
-    kind = features.record.spec.kind
-    if kind == "object":
+    kind = feature_kind(features.record.spec.kind)
+    if kind.row_of == "object":
         raise SightlineError(
             f"{features.path}: its rows are objects, which have no path of their own; leave out "
             "--data"
         )
-    if kind == "image":
+    if kind.row_of == "image":
         images = data.images
         places = places_of(data.images_manifest, images)
         values = [
@@ -137,5 +138,5 @@ def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]
             f"{data.folder}: has none of the {len(features):,} rows of {features.path}; give the "
             "data set that these features were extracted from"
         )
-    column = "image_path" if kind == "image" else "caption"
+    column = "image_path" if kind.row_of == "image" else "caption"
     return {column: pa.array(map(name_of.get, range(len(features))), pa.string())}

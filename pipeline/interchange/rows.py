@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sightline.cache import FeatureSet
-from sightline.cache.record import TEXT_KINDS
+from sightline.cache.feature_kind import is_of_texts
 
 FEATURES, KEY = "features", "key"
 """Names of the column of rows, and of the column of keys (SHA-256, hexadecimal)."""
@@ -79,7 +79,7 @@ def write_npy(folder: Path, source: ExportedRows) -> None:
     ``{img,text}_emb/{img,text}_emb_N.npy`` and ``metadata/metadata_N.parquet``, with the key as
     one of its columns (https://github.com/rom1504/clip-retrieval, clip_inference/writer.py).
     """
-    prefix = "text" if source.features.record.spec.kind in TEXT_KINDS else "img"
+    prefix = "text" if is_of_texts(source.features.record.spec.kind) else "img"
     for name in (f"{prefix}_emb", "metadata"):
         (folder / name).mkdir()
     shape = {"descr": source.features.dtype.str, "fortran_order": False}

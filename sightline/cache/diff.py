@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.record import NAMES, FeatureSpec, SetRecord, read_record
+from sightline.cache.record import FeatureSpec, SetRecord, kind_in_words, read_record
 from sightline.cache.rows import Rows
 from sightline.cache.verify import all_sound
 from sightline.errors import CacheError
@@ -104,7 +104,9 @@ def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -
                 f"{a} has rows of {left.dim} numbers, {b} of {right.dim}; they cannot be compared"
             )
     elif left.kind != right.kind:
-        raise CacheError(f"{b}: holds {NAMES[right.kind]}, expected {NAMES[left.kind]}")
+        raise CacheError(
+            f"{b}: holds {kind_in_words(right.kind)}, expected {kind_in_words(left.kind)}"
+        )
 
 
 def _largest_change(

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, overload
 
@@ -37,19 +37,19 @@ _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 DTypeName = Literal["float16", "float32"]
-Kind = Literal["image", "text", "teacher", "object"]
+Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
+"""Of features: one of `sightline.cache.feature_kind.KINDS`, or of a package that is absent here."""
 TableKind = Literal["grounding", "cutouts", "tokens", "phrase-tokens"]
-FEATURE_KINDS: tuple[Kind, ...] = get_args(Kind)
-TEXT_KINDS: tuple[Kind, ...] = ("text", "teacher")
-"""Kinds of features whose rows are of texts; the others are of images."""
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
 
-NAMES = {
-    **dict.fromkeys(FEATURE_KINDS, "a feature set"),
-    **{"grounding": "a grounding", "cutouts": "cut-outs"},
+_WORDS = {"grounding": "a grounding", "cutouts": "cut-outs"} | {
     **{"tokens": "a token set", "phrase-tokens": "phrase tokens"},
 }
-"""Display name of each kind of set."""
+
+
+def kind_in_words(kind: str) -> str:
+    """Display name of a kind of set."""
+    return _WORDS.get(kind, "a feature set")
 
 
 class _Strict(BaseModel):
@@ -304,8 +304,8 @@ def _refuse_another_kind(folder: Path, kind: str) -> None:
         return  # none, or a damaged one, which `Output` checks
     if held != kind:
         raise CacheError(
-            f"{folder}: holds {NAMES[held]} of kind {held}, but this is {NAMES[kind]} of kind "
-            f"{kind}; choose another folder, or remove that one first"
+            f"{folder}: holds {kind_in_words(held)} of kind {held}, but this is "
+            f"{kind_in_words(kind)} of kind {kind}; choose another folder, or remove that one first"
         )
 
 
@@ -337,23 +337,24 @@ def to_bytes(record: SetRecord) -> bytes:
 @overload
 def read_record(folder: Path) -> SetRecord: ...
 @overload
-def read_record(folder: Path, kinds: Sequence[Kind]) -> FeatureSetRecord: ...
+def read_record(folder: Path, kind: Literal["features"]) -> FeatureSetRecord: ...
 @overload
-def read_record(folder: Path, kinds: Sequence[TableKind]) -> TableSetRecord: ...
-def read_record(folder: Path, kinds: Sequence[str] = ()) -> SetRecord:
+def read_record(folder: Path, kind: TableKind) -> TableSetRecord: ...
+def read_record(folder: Path, kind: str = "") -> SetRecord:
     """Read and check ``folder/set.json``.
 
     Args:
-        kinds: those of the sets that will do; empty: all.
+        kind: of the sets that will do, ``features`` for all kinds of them; empty: any.
 
     Raises:
         CacheError: no such file, or a link; not JSON, another schema version, an unknown, missing
             or invalid field, a wrong digest; a set of another kind.
     """
-    expected = " or ".join(dict.fromkeys(NAMES[kind] for kind in kinds)) or "a set"
+    expected = kind_in_words(kind) if kind else "a set"
     record = _checked_record(folder, expected.removeprefix("a "))
-    if kinds and record.spec.kind not in kinds:
-        raise CacheError(f"{folder}: holds {NAMES[record.spec.kind]}, expected {expected}")
+    held = "features" if isinstance(record, FeatureSetRecord) else record.spec.kind
+    if kind and held != kind:
+        raise CacheError(f"{folder}: holds {kind_in_words(record.spec.kind)}, expected {expected}")
     return record
 
 

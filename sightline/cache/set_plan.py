@@ -9,18 +9,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.cache.feature_kind import feature_kind
 from sightline.cache.index import INDEX_BYTES
 from sightline.cache.keys import KEY_BYTES, Keys, as_keys, find_keys, picked, unique_sorted
 from sightline.cache.parts import Failure, Part, PartName, part_names, sound_parts
 from sightline.cache.plan import Order, Shape, StoredPlan
-from sightline.cache.record import Spec
+from sightline.cache.record import FeatureSpec, Spec
 from sightline.cache.reusable_rows import ReusableRows
 from sightline.cache.rows import Rows, rows_in
 from sightline.cache.shards import Numbers, format_of
 from sightline.output import run_folder_of
 
-BLOCK_ROWS = {"image": 512, "object": 512, "text": 2048, "teacher": 2048}
-"""Rows per block by kind, a batch for others: a kill or a stop loses at most this many."""
+
+def block_rows(spec: Spec) -> int:
+    """Rows per block: those of the kind of features, a batch of other sets."""
+    return feature_kind(spec.kind).block_rows if isinstance(spec, FeatureSpec) else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +158,8 @@ def plan_set(
         CacheError: a file of the set is a link.
     """
     run_folder = run_folder_of(folder)
-    block_rows = BLOCK_ROWS.get(spec.kind, 1)
-    asked = Shape(batch_size, block_rows, shard_rows or format_of(spec).shard_rows, threads, code)
+    rows = shard_rows or format_of(spec).shard_rows
+    asked = Shape(batch_size, block_rows(spec), rows, threads, code)
     keys = as_keys(keys)
     first = unique_sorted(keys)
     found = ReusableRows(folder, spec, remember=remember)

@@ -26,7 +26,6 @@ from sightline.cache.keys import (
 from sightline.cache.manifest import key_array, key_column
 from sightline.cache.publish import commit, write_shards
 from sightline.cache.record import (
-    FEATURE_KINDS,
     FeatureSetRecord,
     Provenance,
     TableKind,
@@ -75,7 +74,7 @@ class FeatureSet:
                 invalid layout, or a fingerprint other than the one requested.
         """
         path = Path(path)
-        record = read_record(path, FEATURE_KINDS)
+        record = read_record(path, "features")
         if fingerprint is not None and record.fingerprint != fingerprint:
             raise CacheError(
                 f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: its "
@@ -156,7 +155,7 @@ def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Rows, di
     Raises:
         CacheError: missing, damaged, or of a different kind or version.
     """
-    record = read_record(folder, [kind])
+    record = read_record(folder, kind)
     require_sound(folder, record)
     return record, *read_index(folder, record)
 

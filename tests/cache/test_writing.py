@@ -145,7 +145,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(set_plan, "BLOCK_ROWS", dict.fromkeys(set_plan.BLOCK_ROWS, 16))
+    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 16)
 
 
 def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
@@ -305,7 +305,7 @@ def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path
 def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
-    monkeypatch.setitem(set_plan.BLOCK_ROWS, "image", 32)
+    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
     second = SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=16)

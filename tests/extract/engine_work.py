@@ -76,7 +76,7 @@ class StubWork:
         return subprocess.Popen(self.command(*options), env=environment, **pipes, **more)
 
     def __call__(self, threads: int = 1, worker: WorkerNumber | None = None) -> SetSummary:
-        set_plan.BLOCK_ROWS = dict.fromkeys(set_plan.BLOCK_ROWS, BLOCK)
+        set_plan.block_rows = lambda spec: BLOCK
         settings, machine = ExtractSettings(batch_size=self.batch), Machine(threads=threads)
         texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
         broken = _Broken(self, worker)

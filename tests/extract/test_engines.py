@@ -208,8 +208,8 @@ def test_a_bug_is_reported_by_the_child_that_has_it(tmp_path, log):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected, number):
-    work = StubWork(tmp_path / "set", log=log, meet=3)
+def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, number):
+    work = StubWork(tmp_path / "set", batch=16, log=log, meet=3)
     run = work.process("--devices", "cpu,cpu", process_group=0)
     wait_until(lambda: batches(log) == 8)  # both are at their fourth one, with a block done
     os.kill(run.pid, number)
@@ -222,8 +222,9 @@ def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, expected
         assert re.search(line, said, re.M)
     assert "Traceback" not in said
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in computing(log)))
-    assert 0 < StubWork(work.out)().computed < 240
-    assert files(work.out) == expected
+    assert 0 < StubWork(work.out, batch=16)().computed < 240
+    StubWork(tmp_path / "clean", batch=16)()
+    assert files(work.out) == files(tmp_path / "clean")
 
 
 def test_workers_of_another_encoder_plan_or_code_are_refused(tmp_path, log, monkeypatch, expected):

@@ -14,8 +14,9 @@ from make_sets import CAPTIONS, GOLDEN, IMAGE, IMAGES, SETS, features_of, fill, 
 from shown_reader import plain, read_as_shown
 
 from sightline.cache import CacheError, FeatureSet, PhraseTokens, TokenSet, as_keys
+from sightline.cache.feature_kind import KINDS
 from sightline.cache.groundings import drops_of, read_grounding, read_phrases
-from sightline.cache.record import FEATURE_KINDS, TABLE_KINDS, read_record
+from sightline.cache.record import TABLE_KINDS, read_record
 from sightline.cache.sets import open_tables
 
 EVERY = pytest.mark.parametrize("name", GOLDEN)
@@ -39,7 +40,7 @@ def made(tmp_path_factory):
 
 def test_there_is_a_set_of_every_kind(sets):
     kinds = {golden.kind for golden in GOLDEN.values()}
-    assert kinds == {*FEATURE_KINDS, *TABLE_KINDS}
+    assert kinds == {*KINDS, *TABLE_KINDS}
     assert {path.name for path in sets.iterdir()} == GOLDEN.keys()
 
 
@@ -64,7 +65,7 @@ def test_our_readers_give_every_row(sets, name):
         with pytest.raises(CacheError, match=r"shard-.*damaged; run `sightline cache repair"):
             FeatureSet.open(folder)
         return
-    if golden.kind in FEATURE_KINDS:
+    if golden.kind in KINDS:
         features = FeatureSet.open(folder)
         assert (features.keys == as_keys(keys)).all()
         assert features.take(keys).tolist() == [golden.rows[key] for key in keys]

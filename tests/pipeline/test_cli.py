@@ -16,14 +16,14 @@ from command_line import sightline
 from pipeline.cli import main
 from pipeline.cli.extract import extract
 from sightline import progress as module
-from sightline.cache.record import FEATURE_KINDS
+from sightline.cache.feature_kind import KINDS
 from sightline.progress import PhaseProgress, progress
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("kind", FEATURE_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_command_that_an_objective_names_for_missing_features_exists(kind):
     assert FeatureNeed(kind, "clip").command == f"sightline extract {kind}"
     kinds, *_ = get_args(extract.__annotations__["kind"])

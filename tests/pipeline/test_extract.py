@@ -238,7 +238,7 @@ def test_rows_of_another_set_are_copied_with_other_workers(to_do, counts):
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     fails, counts, to_do, world, monkeypatch
 ):
-    monkeypatch.setitem(set_plan.BLOCK_ROWS, "image", 2)
+    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 2)
     encode, batches = HalvingCalls.run, itertools.count()
 
     def stop(self, items, call):

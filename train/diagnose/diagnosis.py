@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache import CAPTIONS, IMAGES, FeatureSet, key_column, keys_of_texts, read_manifest
+from sightline.cache.feature_kind import is_of_texts
 from sightline.cache.manifest import places_of
-from sightline.cache.record import TEXT_KINDS
 from sightline.errors import SightlineError
 from train.diagnose.checks import Named, SetChecks, check_set, scan
 from train.diagnose.pair_cosines import (
@@ -70,13 +70,13 @@ def diagnose(
             belong together.
     """
     opened = sorted(
-        map(FeatureSet.open, paths), key=lambda set_: set_.record.spec.kind in TEXT_KINDS
+        map(FeatureSet.open, paths), key=lambda set_: is_of_texts(set_.record.spec.kind)
     )
     _check_kinds(opened, captions, images)
     scans = [scan(features, tell) for features in opened]
     checks = tuple(check_set(s, _named(s.features, captions, images)) for s in scans)
     diagnosis = Diagnosis(settings, checks)
-    if captions is None or images is None or opened[-1].record.spec.kind not in TEXT_KINDS:
+    if captions is None or images is None or not is_of_texts(opened[-1].record.spec.kind):
         return diagnosis
     text, image = scans[-1], scans[0] if len(scans) == 2 else None
     texts, pictures = text.features, image.features if image else None
@@ -121,7 +121,7 @@ def _check_kinds(opened: Sequence[FeatureSet], captions: Path | None, images: Pa
 
 def _named(features: FeatureSet, captions: Path | None, images: Path | None) -> Named:
     """Names rows by the manifest of their kind; by their key without one."""
-    if features.record.spec.kind in TEXT_KINDS and captions is not None:
+    if is_of_texts(features.record.spec.kind) and captions is not None:
         texts = read_manifest(captions, CAPTIONS)["text"].to_pylist()
         rows = features.find(keys_of_texts(texts))
         names = dict(zip(rows.tolist(), texts, strict=True))

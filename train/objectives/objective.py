@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 from pydantic import ConfigDict, Field, model_validator
 
 from sightline.cache.caption_choice import CaptionPolicy
+from sightline.cache.feature_kind import RowOf, feature_kind
 from sightline.cache.record import Kind
 from sightline.settings import Settings
 from train.batch import Batch, feature_name
@@ -26,8 +27,9 @@ class FeatureNeed:
     """A feature set that an objective reads on paired batches.
 
     Attributes:
-        kind: `image` rows are looked up by the image's key; `text` and `teacher` rows by the
-            caption's; `object` rows, one for each phrase of the caption, by the cut-out's.
+        kind: one of `sightline.cache.feature_kind.KINDS`. Rows of an image are looked up by its
+            key, those of a caption by the caption's; `object` rows, one for each phrase of the
+            caption, by the cut-out's.
         encoder: name of the encoder, as in the parameters.
         terms: the terms that read it.
         head: the head that projects it, if one does. Several needs may share a head if they are
@@ -38,6 +40,11 @@ class FeatureNeed:
     encoder: str
     terms: tuple[str, ...] = ()
     head: str | None = None
+
+    @property
+    def row_of(self) -> RowOf:
+        """Which key of a pair its rows have."""
+        return feature_kind(self.kind).row_of
 
     @property
     def name(self) -> str:
