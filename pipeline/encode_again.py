@@ -89,10 +89,7 @@ def check(
     chosen = order[find_keys(inputs.keys[order], as_keys(rows))]
     by_key = dict(zip(rows, inputs.some(chosen), strict=True))
     with tempfile.TemporaryDirectory() as scratch:
-        owners = None if inputs.owners is None else inputs.owners[chosen]
-        sample = replace(
-            inputs, entries=[*by_key.values()], known_keys=as_keys(rows), owners=owners
-        )
+        sample = replace(inputs, entries=[*by_key.values()])
         again = _encode(features, sample, config, Path(scratch) / "set", settings, machine)
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)

@@ -4,39 +4,46 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from pipeline.extract.inputs import texts_in
+import pyarrow as pa
+
+from pipeline.extract.inputs import text_array
 from sightline.atomic_files import model_paths
-from sightline.cache import TokenHeader, keys_of_texts, write_tokens
-from sightline.cache.keys import key_of_file
+from sightline.cache import SetWriter, TokenHeader, keys_of_texts
+from sightline.cache.keys import find_keys, key_of_file, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
-from sightline.cache.record import set_output
+from sightline.cache.record import TableSpec, set_output
+from sightline.cache.tables import TOKENS
 from sightline.errors import SightlineError
 from sightline.progress import progress
 
 _CHUNK = 10_000
 
 
-def texts_of(data: Iterable[Path]) -> list[str]:
+def texts_of(data: Iterable[Path]) -> pa.ChunkedArray:
     """The training texts of data sets: captions and sentences; or of files, see `texts_in`."""
-    texts: list[str] = []
+    chunks: list[pa.Array] = []
     for path in data:
         if (path / RECORD).is_file():
-            texts += PreparedDataset.open(path).texts
+            prepared = PreparedDataset.open(path)
+            for table in (prepared.captions, prepared.sentences):
+                chunks += table["text"].chunks
         else:
-            texts += texts_in(path)
-    return texts
+            chunks.append(text_array(path))
+    return pa.chunked_array([chunk.cast(pa.string()) for chunk in chunks], pa.string())
 
 
 def tokenize(
-    texts: Sequence[str],
+    texts: Sequence[str] | pa.ChunkedArray,
     student: Path | str,
     max_length: int,
     out: Path | str,
     inputs: Sequence[Path] = (),
 ) -> int:
-    """Write the token set of ``texts`` for ``student`` to ``out``; repeated texts count once.
+    """Make ``out`` hold the tokens of exactly ``texts`` for ``student``; new ones are tokenised.
 
     Args:
         student: folder of a Hugging Face encoder or its hub name, also NAME@REVISION.
@@ -63,13 +70,6 @@ def tokenize(
     pad = tokenizer.pad_token_id
     if not isinstance(pad, int):
         raise SightlineError(f"{student}: its tokenizer has no padding token; use BERT or RoBERTa")
-    texts = list(dict.fromkeys(texts))
-    input_ids: list[list[int]] = []
-    with progress(f"tokens for {Path(student).name}", len(texts), "texts") as advance:
-        for start in range(0, len(texts), _CHUNK):
-            part = list(texts[start : start + _CHUNK])
-            input_ids += token_ids(tokenizer, part, max_length)
-            advance(len(part))
     header = TokenHeader(
         student=Path(student).name,
         tokenizer_sha256=tokenizer_sha256(tokenizer),
@@ -78,7 +78,27 @@ def tokenize(
         vocabulary_size=len(tokenizer),
         weights=weights_identity(student),
     )
-    return write_tokens(out, header, keys_of_texts(texts), input_ids)
+    given = _as_array(texts)
+    keys = keys_of_texts(text.as_py() for text in given)
+    places = unique_sorted(keys)
+    keys = keys[places]
+    spec = TableSpec(kind="tokens", description=asdict(header))
+    with SetWriter(out, spec, [*inputs, *model_paths(student)]) as writer:
+        batches, counts = writer.plan(keys, batch_size=_CHUNK), writer.counts
+        title = f"tokens for {Path(student).name}"
+        with progress(title, counts.planned, "texts", counts.resumed) as advance:
+            for batch in batches:
+                rows = pa.array(places[find_keys(keys, batch.keys)])
+                ids = token_ids(tokenizer, given.take(rows).to_pylist(), max_length)
+                writer.add(batch, pa.table([pa.array(ids, TOKENS.field(0).type)], TOKENS))
+                advance(len(batch.keys))
+        return writer.publish().rows
+
+
+def _as_array(texts: Sequence[str] | pa.ChunkedArray) -> Any:
+    if isinstance(texts, pa.ChunkedArray):
+        return texts
+    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def weights_identity(student: str) -> str:

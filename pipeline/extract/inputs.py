@@ -67,18 +67,24 @@ class Entries(Sequence[Any]):
     A table of millions of images takes 60 to 100 bytes each, their entries as objects 700.
 
     Args:
-        count: how many there are.
+        keys: the key of each: uint8 [n, 32].
         build: makes the entries at some positions, in their order.
+        owners: of objects, the key of each one's image: uint8 [n, 32].
     """
 
-    def __init__(self, count: int, build: Callable[[NDArray[np.int64]], list[Any]]) -> None:
-        self._count, self._build = count, build
+    def __init__(
+        self,
+        keys: Keys,
+        build: Callable[[NDArray[np.int64]], list[Any]],
+        owners: Keys | None = None,
+    ) -> None:
+        self.keys, self.owners, self._build = keys, owners, build
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.keys)
 
     def __getitem__(self, item: Any) -> Any:
-        rows = np.arange(self._count)[item]
+        rows = np.arange(len(self))[item]
         return self._build(rows) if isinstance(item, slice) else self._build(rows[None])[0]
 
     def take(self, rows: NDArray[np.int64]) -> list[Any]:
@@ -96,30 +102,27 @@ class FeatureInputs:
             key count once.
         stored: cut-outs that stand in for the images of their objects.
         paths: the files and folders that it is read from.
-        known_keys: the key of each entry, if they need not be asked: uint8 [n, 32].
-        owners: of objects, the key of each one's image: uint8 [n, 32].
     """
 
     kind: str
     entries: Sequence[Any]
     stored: StoredCutouts | None = None
     paths: tuple[Path, ...] = ()
-    known_keys: Keys | None = None
-    owners: Keys | None = None
 
     @cached_property
     def keys(self) -> Keys:
         """The key of each entry: uint8 [n, 32]."""
-        if self.known_keys is not None:
-            return self.known_keys
+        if isinstance(self.entries, Entries):
+            return self.entries.keys
         if feature_kind(self.kind).row_of == "caption":
             return keys_of_texts(self.entries)
         return as_keys([entry.key for entry in self.entries])
 
     def owners_of(self, rows: NDArray[np.int64]) -> Keys:
         """The keys of the images that these objects are in: uint8 [n, 32]."""
-        if self.owners is not None:
-            return self.owners[rows]
+        owners = self.entries.owners if isinstance(self.entries, Entries) else None
+        if owners is not None:
+            return owners[rows]
         return as_keys([self.entries[row].image_key for row in rows])
 
     def some(self, rows: NDArray[np.int64]) -> list[Any]:
@@ -134,38 +137,36 @@ def inputs_of(kind: str, data: PreparedDataset | Path, **options: Path | None) -
 
     Args:
         data: a prepared data set or its folder; a folder of images; or, for texts, as `texts_in`.
-        options: that only some kinds have; None: not given. Of objects, ``phrases``: phrases
-            manifest, or the records of a grounding; ``cutouts``: folder of stored cut-outs, which
-            stand in for the photographs.
+        options: for kinds that take them. Of objects, ``phrases``: phrases manifest, or the records
+            of a grounding; ``cutouts``: folder of stored cut-outs, which stand in for the
+            photographs.
 
     Raises:
-        SightlineError: there is nothing of this kind, images are missing, a manifest is missing
-            or damaged, or the kind has no such option.
+        SightlineError: there is nothing of this kind, images are missing, or a manifest is missing
+            or damaged.
     """
     if isinstance(data, Path) and (data / RECORD).is_file():
         data = PreparedDataset.open(data)
     chosen = feature_kind(kind)
     read = chosen.function(chosen.read)
-    given = {name: value for name, value in options.items() if value is not None}
-    if unknown := given.keys() - signature(read).parameters.keys():
-        raise SightlineError(f"features of {chosen.unit} take no {', '.join(sorted(unknown))}")
-    return read(kind, data, **given)
+    taken = signature(read).parameters
+    return read(kind, data, **{name: options[name] for name in options if name in taken})
 
 
 def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
     """Captions of a data set, or the texts of a file."""
     path = data.captions_manifest if isinstance(data, PreparedDataset) else data
-    texts = _texts(path)
-    entries = Entries(len(texts), lambda rows: texts.take(pa.array(rows)).to_pylist())
+    texts = text_array(path)
     keys = keys_of_texts(text.as_py() for text in texts)
-    return FeatureInputs(kind, entries, paths=_paths(data), known_keys=keys)
+    entries = Entries(keys, lambda rows: texts.take(pa.array(rows)).to_pylist())
+    return FeatureInputs(kind, entries, paths=_paths(data))
 
 
 def read_images(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
     """Images of a data set, or of a folder and its subfolders."""
     prepared = isinstance(data, PreparedDataset)
-    entries, keys = image_entries_of(data) if prepared else images_below(data)
-    return FeatureInputs(kind, entries, paths=_paths(data), known_keys=keys)
+    entries = image_entries_of(data) if prepared else images_below(data)
+    return FeatureInputs(kind, entries, paths=_paths(data))
 
 
 def read_objects(
@@ -184,9 +185,9 @@ def read_objects(
     from pipeline.extract.objects import StoredCutouts
 
     stored = None if cutouts is None else StoredCutouts(cutouts)
-    entries, keys, owners = objects_of_phrases(phrases, data, stored)
+    entries = objects_of_phrases(phrases, data, stored)
     paths = (*_paths(data), phrases, *([cutouts] if cutouts else []))
-    return FeatureInputs(kind, entries, stored, paths, keys, owners)
+    return FeatureInputs(kind, entries, stored, paths)
 
 
 def _paths(data: PreparedDataset | Path) -> tuple[Path, ...]:
@@ -195,8 +196,8 @@ def _paths(data: PreparedDataset | Path) -> tuple[Path, ...]:
     return tuple(filter(None, (data.folder, data.image_root)))
 
 
-def images_below(folder: Path) -> tuple[Entries, Keys]:
-    """The images of a folder and its subfolders, and their keys.
+def images_below(folder: Path) -> Entries:
+    """The images of a folder and its subfolders.
 
     Raises:
         SightlineError: no such folder, or no image in it.
@@ -212,11 +213,11 @@ def images_below(folder: Path) -> tuple[Entries, Keys]:
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
         return [ImageEntry(Place(folder / paths[row]), keys[row].tobytes()) for row in rows]
 
-    return Entries(len(paths), build), keys
+    return Entries(keys, build)
 
 
-def image_entries_of(data: PreparedDataset) -> tuple[Entries, Keys]:
-    """The images of a prepared data set, and their keys.
+def image_entries_of(data: PreparedDataset) -> Entries:
+    """The images of a prepared data set.
 
     Raises:
         SightlineError: its images are not here, or its manifest has an invalid place.
@@ -232,16 +233,13 @@ def image_entries_of(data: PreparedDataset) -> tuple[Entries, Keys]:
         named = zip(places, some["key"].to_pylist(), strict=True)
         return [ImageEntry(place.below(root), key) for place, key in named]
 
-    return Entries(table.num_rows, build), key_column(table["key"])
+    return Entries(key_column(table["key"]), build)
 
 
 def objects_of_phrases(
     phrases: Path, data: PreparedDataset, stored: StoredCutouts | None = None
-) -> tuple[Entries, Keys, Keys]:
+) -> Entries:
     """The distinct objects of a phrases manifest, each with the place of its picture.
-
-    Returns:
-        The objects, their keys, and those of their images.
 
     Args:
         phrases: phrases manifest, or the records of a grounding.
@@ -256,7 +254,7 @@ def objects_of_phrases(
     table = table.take(pa.array(first))
     keys, owners = key_column(table["cutout_key"]), key_column(table["image_key"])
     kept = np.zeros(len(keys), dtype=bool) if stored is None else stored.holds(keys)
-    images, image_rows = Entries(0, lambda rows: []), np.full(len(keys), -1)
+    images, image_rows = Entries(keys[:0], lambda rows: []), np.full(len(keys), -1)
     if not kept.all():
         images, image_rows = _images_of(phrases, data, owners, kept, stored)
 
@@ -268,7 +266,7 @@ def objects_of_phrases(
         ]
         return cutout_entries(table.take(pa.array(rows)), here)
 
-    return Entries(len(keys), build), keys, owners
+    return Entries(keys, build, owners)
 
 
 def _images_of(
@@ -280,7 +278,7 @@ def _images_of(
 ) -> tuple[Entries, NDArray[np.int64]]:
     """The images of a data set, and which of them each object is cut out of: int64 [n]."""
     try:
-        images, keys = image_entries_of(data)
+        images = image_entries_of(data)
     except SightlineError as error:
         if stored is None:
             raise
@@ -288,8 +286,8 @@ def _images_of(
             f"{stored.folder}: lacks {(~kept).sum():,} of {len(kept):,} objects, which are cut "
             f"out of their images instead; but {error}"
         ) from None
-    order = unique_sorted(keys)
-    places = find_keys(keys[order], owners)
+    order = unique_sorted(images.keys)
+    places = find_keys(images.keys[order], owners)
     places[places >= 0] = order[places[places >= 0]]
     require_images(phrases, owners[(places < 0) & ~kept])
     return images, places
@@ -326,10 +324,10 @@ def cutout_entries(objects: pa.Table, places: Sequence[Place]) -> list[CutoutEnt
 
 def texts_in(path: Path) -> list[str]:
     """The texts of a file, as `read_texts` has them."""
-    return _texts(path).to_pylist()
+    return text_array(path).to_pylist()
 
 
-def _texts(path: Path) -> pa.Array:
+def text_array(path: Path) -> pa.Array:
     """The texts that are not empty: column ``text`` of a Parquet table, or a file's lines (UTF-8).
 
     Raises:

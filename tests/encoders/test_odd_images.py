@@ -326,7 +326,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureSet:
     """Of all files, and of four that are not what the manifest names."""
     out = tmp_path_factory.mktemp("features") / "set"
-    entries = images_below(folder)
+    entries = list(images_below(folder))
     assert len(entries) == len(FILES)
     (folder / "loop.png").symlink_to(folder / "loop.png")
     others = (folder / "gone.png", folder, folder / "plain.png", folder / "loop.png")
