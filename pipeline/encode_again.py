@@ -6,7 +6,7 @@ The result for an imported set is kept in its record.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ def check(
     chosen = order[find_keys(inputs.keys[order], as_keys(rows))]
     by_key = dict(zip(rows, inputs.some(chosen), strict=True))
     with tempfile.TemporaryDirectory() as scratch:
-        sample = replace(inputs, entries=[*by_key.values()])
+        sample = inputs.only(chosen)
         again = _encode(features, sample, config, Path(scratch) / "set", settings, machine)
         _require_the_same_encoder(folder, features, again)
         _require_every_row(folder, again, by_key)
@@ -208,4 +208,4 @@ def _require_every_row(folder: Path, again: FeatureSet, by_key: dict[bytes, Any]
 
 
 def _name(entry: Any) -> str:
-    return repr(entry) if isinstance(entry, str) else str(entry.place)
+    return repr(entry) if isinstance(entry, str) else str(getattr(entry, "place", entry))

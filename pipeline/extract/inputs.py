@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -127,9 +127,19 @@ class FeatureInputs:
 
     def some(self, rows: NDArray[np.int64]) -> list[Any]:
         """The entries at these positions, with the pictures of those that are stored."""
-        entries = self.entries
-        chosen = entries.take(rows) if isinstance(entries, Entries) else [entries[r] for r in rows]
+        chosen = self._at(rows)
         return chosen if self.stored is None else self.stored.filled(chosen)
+
+    def only(self, rows: NDArray[np.int64]) -> FeatureInputs:
+        """The same of the entries at these positions."""
+        chosen = self._at(rows)
+        owners = self.owners_of(rows) if feature_kind(self.kind).row_of == "object" else None
+        entries = Entries(self.keys[rows], lambda at: [chosen[row] for row in at], owners)
+        return replace(self, entries=entries)
+
+    def _at(self, rows: NDArray[np.int64]) -> list[Any]:
+        entries = self.entries
+        return entries.take(rows) if isinstance(entries, Entries) else [entries[r] for r in rows]
 
 
 def inputs_of(kind: str, data: PreparedDataset | Path, **options: Path | None) -> FeatureInputs:

@@ -1,0 +1,224 @@
+"""A kind of row from another package: clips of sound, through every command that meets them."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from command_line import sightline
+from test_extending import forget, install, ran, refused
+from tiny_encoder import make_encoder
+
+from pipeline.encoders.config import EncoderConfig
+from sightline.cache import CacheError, FeatureSet, verify
+from sightline.cache.feature_kind import KINDS, feature_kind, known_kind
+from sightline.cache.record import set_output
+from sightline.settings import Registry
+from train.objectives import OBJECTIVES
+
+REGISTRIES: dict[str, Registry] = {
+    registry.group: registry for registry in (KINDS, EncoderConfig.families, OBJECTIVES)
+}
+PACKAGE = '''
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pipeline.encoders.config import EncoderConfig
+from pipeline.extract.encode_missing import Encoding
+from pipeline.extract.inputs import Entries, FeatureInputs
+from pipeline.extract.runner import BatchResult
+from sightline.cache import EncoderRecord
+from sightline.cache.feature_kind import FeatureKind
+from train.objectives.mcse import MCSE
+from train.objectives.objective import FeatureNeed
+
+AUDIO = FeatureKind(
+    name="audio",
+    unit="clips",
+    row_of="image",
+    read="hearing:read_clips",
+    encode="hearing:encode_clips",
+    builder="build_audio",
+    encoders="image",
+    block_rows=2,
+)
+
+
+def read_clips(kind, data):
+    """One clip of samples for each image of a data set, beside it."""
+    names = data.images["image_id"].to_pylist()
+    clips = [data.folder.parent / "clips" / f"{name}.npy" for name in names]
+    entries = Entries(data.image_keys, lambda rows: [clips[row] for row in rows])
+    return FeatureInputs(kind, entries, paths=(data.folder,))
+
+
+@dataclass(frozen=True)
+class Ear:
+    identity: EncoderRecord
+    dim: int = 3
+    casts_weights: bool = False
+    options: tuple = ()
+
+
+class Loudness(EncoderConfig):
+    family: Literal["loudness"]
+
+    def build_audio(self, device, precision):
+        return Ear(EncoderRecord(name="loudness/small", source="random:0", weights_sha256="1" * 64))
+
+
+def encode_clips(task):
+    def compute(batches, advance):
+        for batch in batches:
+            rows, failed = [], {}
+            for key, clip in zip(batch.keys, task.entries_of(batch), strict=True):
+                samples = np.load(clip)
+                if not len(samples):
+                    why = {"code": "silent", "path": str(clip), "reason": "no samples"}
+                    failed[key.tobytes()] = why
+                    continue
+                rows.append([samples.mean(), samples.std(), np.abs(samples).max()])
+            yield BatchResult(batch, np.array(rows, np.float32).reshape(-1, 3), failed)
+            advance(len(batch.keys))
+
+    return Encoding({"window": "all of it"}, compute)
+
+
+class Hears(MCSE):
+    """MCSE with clips in place of images."""
+
+    name = "hears"
+
+    @property
+    def features(self):
+        return [FeatureNeed("audio", self.params.image, ("image",), head="image")]
+
+    def terms(self, batch, views, heads):
+        heard = {f"image-{self.params.image}": rows for rows in batch.features.values()}
+        return super().terms(type(batch)(**{**vars(batch), "features": heard}), views, heads)
+'''
+POINTS = {
+    "sightline.feature_kinds": {"audio": "hearing:AUDIO"},
+    "sightline.encoders": {"loudness": "hearing:Loudness"},
+    "sightline.objectives": {"hears": "hearing:Hears"},
+}
+CAPTIONS = ["a red dog", "the big house", "a tree near a dog", "the sky"]
+
+
+@pytest.fixture
+def hearing(tmp_path, monkeypatch):
+    """The package, installed; leaving it out is `uninstall`."""
+    site = tmp_path / "site"
+    install(site, "hearing", POINTS)
+    (site / "hearing.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(site)
+    forget(REGISTRIES)
+    yield site
+    forget(REGISTRIES)
+    sys.modules.pop("hearing", None)
+
+
+@pytest.fixture
+def album(tmp_path, hearing, monkeypatch, capsys):
+    """A folder with four pictures and captions, prepared and tokenised, and a clip for each."""
+    from small_inputs import write_photos
+
+    monkeypatch.chdir(tmp_path)
+    write_photos(tmp_path / "photos", 4)
+    lines = [f"{i}.png#0\t{caption}\n" for i, caption in enumerate(CAPTIONS)]
+    (tmp_path / "captions.txt").write_text("".join(lines))
+    ran(capsys, "prepare", "pairs", "--set", "images=photos", "--set", "captions=captions.txt",
+        "--out", "album")  # fmt: skip
+    (tmp_path / "clips").mkdir()
+    for number, name in enumerate(pq.read_table("album/images.parquet")["image_id"].to_pylist()):
+        np.save(tmp_path / "clips" / f"{name}.npy", np.arange(number + 2, dtype=np.float32))
+    for part in make_encoder():
+        part.save_pretrained(tmp_path / "student")
+    return tmp_path
+
+
+AUDIO = ["extract", "audio", "--data", "album", "--encoder", "loudness:small"]
+AUDIO += ["--weights", "random:0", "--out", "features/audio", "--set"]
+
+
+def test_a_kind_of_another_package_goes_through_every_command(album, capsys):
+    words = [*AUDIO[:-1], "--threads", "1"]
+    ran(capsys, *words)
+    heard = FeatureSet.open(album / "features/audio")
+    assert (len(heard), heard.dim, heard.record.spec.kind) == (4, 3, "audio")
+    assert "nothing to compute" in ran(capsys, *words)
+    assert "4 with identical bytes" in ran(capsys, *words, "--check", "4")
+    clip = min((album / "clips").iterdir())
+    np.save(clip, np.empty(0, np.float32))
+    shutil.rmtree("features")
+    assert "1 failed" in ran(capsys, *words, "--max-failed", "0.5")
+    np.save(clip, np.ones(3, np.float32))
+    assert "1 computed" in ran(capsys, *words, "--retry-failed")
+    ran(capsys, "cache", "verify", "features/audio", "--rows")
+    ran(capsys, "tokens", "--data", "album", "--student", "student", "--out", "tokens")
+    given = ["--set", "image=loudness", "--data", "album", "--tokens", "tokens"]
+    given += ["--student", "student", "--epochs", "1", "--batch-size", "4"]
+    features = "loudness=features/audio"
+    ran(capsys, "train", "hears", *given, "--features", f"audio-{features}", "--out", "runs/hears")
+    words = [*given, "--features", f"image-{features}", "--out", "runs/no"]
+    said = refused(capsys, "train", "mcse", *words)
+    assert "holds audio features" in said
+    ran(capsys, "cache", "export", "features/audio", "--format", "parquet", "--data", "album",
+        "--out", "shared")  # fmt: skip
+    (file,) = (album / "shared").rglob("*.parquet")
+    assert pq.read_table(file).num_rows == 4
+
+
+def test_a_set_whose_package_is_absent_is_still_kept_in_order(album, hearing, capsys):
+    ran(capsys, *AUDIO[:-1])
+    shutil.rmtree(hearing)
+    forget(REGISTRIES)
+    sys.modules.pop("hearing")
+    importlib.invalidate_caches()
+    assert known_kind("audio") is None
+    assert verify(album / "features/audio", rows=True) == []
+    for words in (
+        ["list", "."],
+        ["info", "features/audio"],
+        ["verify", "features/audio"],
+        ["gc", "features/audio", "--compact"],
+        ["export", "features/audio", "--out", "audio.tar"],
+        ["export", "features/audio", "--format", "npy", "--out", "npy"],
+        ["import", "audio.tar", "--out", "again"],
+        ["diff", "features/audio", "again"],
+    ):
+        assert "audio" in ran(capsys, "cache", *words) or words[0] not in ("list", "info")
+    assert len(FeatureSet.open(album / "again")) == 4
+    assert sightline(*AUDIO[:-1]) == 2
+    assert "unknown kind 'audio'" in capsys.readouterr().err
+    with pytest.raises(CacheError, match="holds a feature set of kind audio"):
+        set_output(album / "again", kind="image")
+
+
+def test_a_builtin_kind_imports_neither_torch_nor_the_pipeline(tmp_path):
+    import subprocess
+
+    program = (
+        "import sys; from sightline.cache.feature_kind import KINDS, feature_kind;"
+        "[feature_kind(name) for name in KINDS];"
+        "print(sorted({'torch', 'pipeline', 'train'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.stdout == "[]\n", said.stderr
+    assert {name: feature_kind(name).row_of for name in ("image", "object", "text", "teacher")} == {
+        "image": "image",
+        "object": "object",
+        "text": "caption",
+        "teacher": "caption",
+    }
+
+
+def test_an_encoder_that_cannot_hear_is_one_error(album, capsys):
+    words = [*AUDIO[:-1], "--encoder", "resnet18"]
+    assert "has no method build_audio" in refused(capsys, *words)
