@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sightline.devices import of_several_processes, pick_device, rank_and_count
+from sightline.devices import of_several_processes, pick_device, rank_and_count, use_device
 from sightline.errors import LostProcess, SightlineError
 from sightline.out_of_memory import is_out_of_memory
 
@@ -66,7 +66,7 @@ class Processes:
                 processes cannot train on.
         """
         if self.count == 1:
-            return pick_device(name)
+            return use_device(name)
         import torch
 
         if name == "mps":

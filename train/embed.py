@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.devices import AUTOCAST, Precision, check_precision, pick_device
+from sightline.devices import AUTOCAST, Precision, check_precision
 from sightline.errors import SightlineError
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from sightline.sentence_transformers_folder import (
@@ -99,7 +99,7 @@ class Embedder:
                 f"{recipe.prompt!r} to every sentence, which an evaluation does not do; give a "
                 "pooling to use the encoder without it"
             )
-        where = pick_device(device)
+        where = use_device(device)
         model = load_model(source, recipe)
         chosen = pooling or recipe.pooling
         if chosen == "lasttoken":

@@ -2,4 +2,5 @@
 
 from pipeline.cli import console
 
-console()
+if __name__ == "__main__":  # processes that are not forked import it again
+    console()

@@ -194,7 +194,10 @@ def _orientation(image: Any) -> int:
     # PNG's getexif() would decode the image if the header has no EXIF.
     if image.format != "TIFF" and "exif" not in image.info:
         return 1
-    return int(image.getexif().get(_ORIENTATION, 1))
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged metadata of a sound image; its parsers may raise anything
+        return 1
 
 
 @contextmanager

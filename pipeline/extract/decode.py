@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
     from sightline.cache.parts import Failure
 
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF's orientation → what makes an image upright."""
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow supports more, but some run external programs (EPS)."""
 
@@ -281,10 +291,19 @@ def _by_torchvision(data: bytes, image: Image.Image) -> Tensor:
     return torch.cat([wide, opaque * 65535]).to(torch.uint16)
 
 
+def _orientation(image: Image.Image) -> int:
+    """What EXIF says of a loaded image's orientation, 1 to 8; 1 where it is damaged or silent."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # of a sound image; its parsers may raise anything
+        return 1
+
+
 def _by_pillow(image: Image.Image) -> NDArray[Any]:
     """uint8 or uint16 [1, 3 or 4, H, W] of any other format, first frame, upright."""
     image.load()
-    upright = ImageOps.exif_transpose(image)
+    turn = _TURNS.get(_orientation(image))
+    upright = image if turn is None else image.transpose(turn)
     sixteen = upright.mode in _SIXTEEN_BITS or (upright.mode == "I" and image.format == "PPM")
     if sixteen:
         return np.array(upright).astype(np.uint16)[None]

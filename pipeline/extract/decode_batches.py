@@ -5,14 +5,19 @@ An unusable entry costs only its own row.
 
 from __future__ import annotations
 
+import ast
+import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,6 +130,7 @@ def decoded_batches(
         return  # without starting a process
     if workers:
         _require_sockets()
+        _require_main_guard()
     # the number is the user's choice, and containers often report too few cores
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
@@ -167,6 +173,41 @@ def _require_sockets() -> None:
             "set TMPDIR to a folder on a local disk with a path of at most 70 bytes, or decode "
             "without processes (--workers 0)"
         ) from error
+
+
+def _require_main_guard() -> None:
+    """Refuse a script whose own lines would start the decode processes' run again, in each of them.
+
+    Where processes are not forked (macOS, Windows, Python 3.14), each imports the script anew.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (
+        frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+    ):
+        frame = frame.f_back
+    method = multiprocessing.get_start_method()
+    path = None if frame is None else frame.f_globals.get("__file__")
+    if frame is None or path is None or method == "fork" or _is_guarded(path, frame.f_lineno):
+        return
+    raise SightlineError(
+        f"{path}: line {frame.f_lineno} starts decode processes, which ({method}) import this "
+        'script and would run that line again; put it below `if __name__ == "__main__":`, or '
+        "decode without processes (workers=0)"
+    )
+
+
+def _is_guarded(path: str, line: int) -> bool:
+    """Whether a line of a script is inside ``if __name__ == …:``, or the script cannot be read."""
+    try:
+        lines = ast.parse(Path(path).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return True
+    return any(
+        isinstance(part, ast.If)
+        and "__name__" in ast.unparse(part.test)
+        and part.lineno <= line <= (part.end_lineno or part.lineno)
+        for part in lines
+    )
 
 
 def decode_worker_init(worker_id: int) -> None:

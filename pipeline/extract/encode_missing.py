@@ -22,7 +22,7 @@ from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.record import set_output
-from sightline.devices import pick_device
+from sightline.devices import use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
 from sightline.wording import counted
@@ -102,7 +102,7 @@ def extract_job(
             f"family {config.family!r} ({config.model}) does not encode {kind.unit}: it has no "
             f"method {kind.builder}"
         )
-    encoder = build(pick_device(machine.device), settings.precision)
+    encoder = build(use_device(machine.device), settings.precision)
     return feature_job(inputs, encoder, out, settings, machine.workers)
 
 

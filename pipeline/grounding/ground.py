@@ -73,7 +73,7 @@ def ground_dataset(
     grounding.segmenter.require_files()
     from pipeline.extract.objects import SPEC
     from pipeline.grounding.cutouts import cutouts_job
-    from sightline.devices import computing, pick_device
+    from sightline.devices import computing, use_device
 
     def fill(job: Job) -> SetSummary:
         return run(
@@ -85,7 +85,7 @@ def ground_dataset(
             dry_run=dry_run,
         )
 
-    device, workers = pick_device(machine.device), machine.workers
+    device, workers = use_device(machine.device), machine.workers
     grounder = grounding.grounder.build(device, settings.precision)
     segmenter = grounding.segmenter.build(device, settings.precision)
     # models set global flags per call; set here, two threads cannot reset each other's

@@ -100,6 +100,13 @@ def find_keys(table: Keys, keys: Keys) -> NDArray[np.int64]:
     return places
 
 
+def selected(places: NDArray[np.int64], mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which of ``places`` (-1: there is none) ``mask`` has: bool [len(places)]."""
+    found = places >= 0
+    found[found] = mask[places[found]]
+    return found
+
+
 def picked(values: NDArray[_Number], mask: NDArray[np.bool_]) -> NDArray[_Number]:
     """``values[mask]``, or ``values`` itself if that is all: a copy may be gigabytes."""
     return values if mask.all() else values[mask]

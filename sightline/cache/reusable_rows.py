@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.file_checks import file_fault, remembered_faults
-from sightline.cache.keys import Keys, as_keys, find_keys
+from sightline.cache.keys import Keys, as_keys, find_keys, selected
 from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, Spec, read_record
 from sightline.cache.rows import Rows, rows_in
 from sightline.cache.verify import UsableRows, sound_part
@@ -80,7 +80,7 @@ class ReusableRows:
             if not left.any():
                 break
             places = find_keys(keys, rows.keys)
-            mine = rows.only((places >= 0) & left[places])
+            mine = rows.only(selected(places, left))
             if check and not self.owns(mine):
                 # a new shard gets a new digest: copying damaged rows would give them a valid one
                 faults = [file_fault(*file) for file in mine.files]
@@ -131,7 +131,7 @@ class ReusableRows:
         """
         bad = as_keys(sorted(self.sound.failed))
         places = find_keys(keys, bad)
-        stays = (places >= 0) & ~again[places]
+        stays = selected(places, ~again)
         failed = {key.tobytes(): self.sound.failed[key.tobytes()] for key in bad[stays]}
         rows = self.sound.rows
         return rows.only(find_keys(keys, rows.keys) >= 0), failed

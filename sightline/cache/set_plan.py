@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.index import INDEX_BYTES
-from sightline.cache.keys import KEY_BYTES, Keys, as_keys, find_keys, picked, unique_sorted
+from sightline.cache.keys import (
+    KEY_BYTES,
+    Keys,
+    as_keys,
+    find_keys,
+    picked,
+    selected,
+    unique_sorted,
+)
 from sightline.cache.parts import Failure, Part, PartName, part_names, sound_parts
 from sightline.cache.plan import Order, Shape, StoredPlan
 from sightline.cache.record import FeatureSpec, Spec
@@ -213,7 +221,7 @@ def _failures(wanted: Keys, rows: NDArray[np.bool_], parts: Sequence[Part]) -> d
     """Why some of these rows (bool [n]) failed in the parts, by key."""
     failed = {key: why for part in parts for key, why in part.failed.items()}
     places = find_keys(wanted, as_keys(list(failed)))
-    inside = (places >= 0) & rows[places]
+    inside = selected(places, rows)
     return {key: failed[key] for key, is_inside in zip(failed, inside, strict=True) if is_inside}
 
 
@@ -230,7 +238,7 @@ def _sources(
     files = [part.shard for part in parts if part.shard is not None]
     finished = rows_in(found.spec, files, keys=[part.keys for part in parts if part.shard])
     places = find_keys(wanted, finished.keys)
-    mine = finished.only((places >= 0) & left[places])
+    mine = finished.only(selected(places, left))
     resumed = np.zeros_like(left)
     resumed[find_keys(wanted, mine.keys)] = True
     left &= ~resumed

@@ -134,8 +134,9 @@ class FeatureSet:
         Values are the raw encoder output, not normalised.
 
         Raises:
-            IndexError: a row number that the set does not have.
+            IndexError: a row number that the set does not have; -1 says that `find` found none.
         """
+        _require_rows(self.path, rows)
         return self._rows.gather(rows)
 
     def take(self, keys: Keys | Sequence[bytes]) -> NDArray:
@@ -147,6 +148,11 @@ class FeatureSet:
 
     def __repr__(self) -> str:
         return f"FeatureSet({str(self.path)!r}, {len(self)} × {self.dim} {self.dtype.name})"
+
+
+def _require_rows(path: Path, rows: NDArray) -> None:
+    if len(rows) and rows.min() < 0:  # NumPy would take the last one
+        raise IndexError(f"{path}: row {rows.min()}: there is no such row; -1 is a missing key")
 
 
 def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Rows, dict[bytes, str]]:
@@ -256,7 +262,12 @@ class TokenSet:
         return rows
 
     def gather(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Concatenated token ids of ``rows``, and their lengths: int32 [sum], int32 [n]."""
+        """Concatenated token ids of ``rows``, and their lengths: int32 [sum], int32 [n].
+
+        Raises:
+            IndexError: as in `FeatureSet.gather`.
+        """
+        _require_rows(self.path, rows)
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
         return self._ids[ranges(starts, lengths)], lengths.astype(np.int32)

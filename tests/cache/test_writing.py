@@ -21,6 +21,7 @@ from stub_set import (
     files,
     fill,
     flip,
+    make,
     rows_of,
 )
 
@@ -29,9 +30,12 @@ from sightline.cache import (
     FeatureSet,
     MissingKeys,
     SetWriter,
+    TokenSet,
+    keys_of_texts,
     publish,
     set_plan,
     verify,
+    writer,
 )
 from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.keys import unique_sorted
@@ -40,7 +44,7 @@ from sightline.cache.plan import WorkerNumber
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
-from sightline.errors import BusyError
+from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
 
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
@@ -440,3 +444,36 @@ def test_after_any_history_a_set_equals_that_of_a_clean_run(tmp_path_factory, cl
     np.testing.assert_array_equal(
         FeatureSet.open(folder).take(KEYS), rows_of(KEYS).astype(np.float16)
     )
+
+
+def test_a_set_with_failed_rows_is_emptied_and_filled_again(tmp_path):
+    fill(tmp_path / "set", failing=BAD)
+    record, computed = fill(tmp_path / "set", KEYS[:0])
+    assert (record.rows, record.failed, computed) == (0, 0, 0)
+    assert verify(tmp_path / "set") == []
+    assert fill(tmp_path / "set")[0].rows == len(KEYS)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_an_interrupted_run_with_failed_rows_is_planned_to_no_key(tmp_path):
+    fill(tmp_path / "set", failing=BAD, stop_after=6)
+    assert fill(tmp_path / "set", KEYS[:0])[0].rows == 0
+
+
+def test_a_missing_row_is_never_another_one(tmp_path):
+    fill(tmp_path / "set")
+    features = FeatureSet.open(tmp_path / "set")
+    with pytest.raises(IndexError, match="-1 is a missing key"):
+        features.gather(features.find(keys_of_texts(["nobody"])))
+    make(tmp_path / "tokens", "tokens")
+    with pytest.raises(IndexError, match="-1 is a missing key"):
+        TokenSet.open(tmp_path / "tokens").gather(np.array([0, -1]))
+
+
+def test_the_room_for_parts_copies_and_shards_is_asked_for(tmp_path, monkeypatch):
+    fill(tmp_path / "a" / "set")
+    size = sum(len(data) for data in files(tmp_path / "a" / "set").values())
+    monkeypatch.setattr(writer, "free_bytes", lambda folder: size // 8)
+    for options in ({}, {"copy_from": tmp_path / "a"}):
+        with pytest.raises(SightlineError, match=r"need about .* during writing"):
+            fill(tmp_path / "b" / "set", **options)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from image_files import photograph, saved
-from PIL import Image
+from PIL import Image, ImageOps
 
+from pipeline.datasets.images import any_pixel_count, upright_size
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import ImageError, decode_image, load_image
 from pipeline.extract.decode_batches import ImageReader, decode_batch, decoded_batches
@@ -128,3 +129,34 @@ def test_a_pipe_or_device_is_not_read(tmp_path):
     for path in (tmp_path / "pipe.png", Path("/dev/zero")):
         with pytest.raises(ImageError, match="missing: not a regular file"):
             load_image(Place(path), b"k" * 32)
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp", "jpg", "tiff"])
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0", b"\0" * 40, b"II*\0"]
+)
+def test_a_sound_image_with_damaged_exif_decodes(tmp_path, suffix, exif):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    path = tmp_path / f"odd.{suffix}"
+    given = {} if suffix == "tiff" else {"exif": exif}
+    Image.fromarray(pixels).save(path, **given, **({"lossless": True} if suffix == "webp" else {}))
+    image = load_image(Place(path), hashlib.sha256(path.read_bytes()).digest())
+    assert image.shape == (3, 20, 30)
+    if suffix != "jpg":
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels)
+    with any_pixel_count(), path.open("rb") as file:
+        assert upright_size(file) == (30, 20)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["png", "webp", "tiff"])
+def test_every_orientation_is_that_of_pillow(tmp_path, suffix, orientation):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"turned.{suffix}"
+    options = {"lossless": True} if suffix == "webp" else {}
+    Image.fromarray(pixels).save(path, exif=exif, **options)
+    expected = np.array(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
+    image = load_image(Place(path), hashlib.sha256(path.read_bytes()).digest())
+    assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)

@@ -6,11 +6,16 @@ Out of memory, the compute batch is halved, the run continues, and the record sa
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_inputs import write_photos
 from torch import nn
 
 from pipeline.encoders.config import named_encoder
@@ -247,3 +252,45 @@ def test_a_full_real_device(tmp_path):
 
     (shard,) = Greedy(room=2).fill(tmp_path / "set").record.shards
     assert shard.computed["halved_to"] == 2
+
+
+SCRIPT = """
+import multiprocessing
+from pathlib import Path
+
+from sightline import EncoderConfig, extract_features
+
+multiprocessing.set_start_method("{method}", force=True)
+settings = {{"family": "torchvision", "model": "resnet18", "weights": "random:0", "resize": 32}}
+config = EncoderConfig.model_validate({{**settings, "crop": 32}})
+
+
+def main():
+    rows = extract_features(Path("photos"), config, "set", device="cpu", workers=2)
+    print(len(rows), "rows")
+
+
+{call}
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "at its top level"])
+def test_a_script_works_or_is_told_about_the_main_guard(tmp_path, method, guarded):
+    write_photos(tmp_path / "photos", 5)
+    call = 'if __name__ == "__main__":\n    main()' if guarded else "main()"
+    (tmp_path / "script.py").write_text(SCRIPT.format(method=method, call=call))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "OMP_NUM_THREADS": "1",
+    }
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    if guarded or method == "fork":
+        assert (ended.returncode, ended.stdout) == (0, "5 rows\n"), ended.stderr
+    else:
+        assert ended.returncode == 1
+        assert 'put it below `if __name__ == "__main__":`' in ended.stderr
+        assert not (tmp_path / "set/set.json").exists()

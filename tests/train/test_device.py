@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import train.progress  # noqa: F401, so that it has the real `runs_ahead`
 from sightline import devices
-from sightline.devices import pick_device
+from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
 from train import loop
 from train.batch import Batch
@@ -43,6 +43,17 @@ def test_a_missing_device_is_an_error_and_never_replaced(monkeypatch):
             pick_device(name)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert pick_device("auto") == torch.device("mps")
+
+
+def test_a_worker_opens_nothing_on_another_gpu(monkeypatch):
+    """Pinned memory and streams name no GPU, so they would open a context on the first one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert use_device("cuda:1") == torch.device("cuda", 1)
+    assert use_device("cpu") == CPU
+    assert chosen == [torch.device("cuda", 1)]
 
 
 def test_a_process_has_the_gpu_of_its_number_on_its_machine(monkeypatch):
