@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.devices import AUTOCAST, Precision, check_precision
+from sightline.devices import AUTOCAST, Precision, check_precision, use_device
 from sightline.errors import SightlineError
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from sightline.sentence_transformers_folder import (

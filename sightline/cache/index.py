@@ -17,6 +17,7 @@ from sightline.cache.manifest import KEY, key_array, key_column, read_batches, r
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.cache.rows import Rows, Shard
 from sightline.cache.shards import DIGEST_BYTES
+from sightline.digest import blake3_of_file
 from sightline.errors import CacheError
 from sightline.output import Output
 
@@ -46,20 +47,22 @@ def write_index(output: Output, rows: Rows, failed: Mapping[bytes, str]) -> File
     Args:
         failed: key → error code of rows without values.
     """
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        _table(rows, failed),
-        sink,
-        compression="none",
-        column_encoding=_ENCODING,
-        use_dictionary=["status"],  # pyright: ignore[reportArgumentType]
-        write_statistics=False,
-    )
-    data = memoryview(sink.getvalue())
-    digest = blake3(data).hexdigest()
-    name = f"index-{digest[:32]}.parquet"
-    output.write(name, data)
-    return FileRecord(name=name, blake3=digest, bytes=data.nbytes)
+    with output.scratch() as made:  # in memory it would take twice its size
+        path = made / "index"
+        pq.write_table(
+            _table(rows, failed),
+            path,
+            compression="none",
+            column_encoding=_ENCODING,
+            use_dictionary=["status"],  # pyright: ignore[reportArgumentType]
+            write_statistics=False,
+        )
+        digest = blake3_of_file(path)
+        name = f"index-{digest[:32]}.parquet"
+        size = path.stat().st_size
+        path.rename(made / name)
+        output.move_in(made)
+    return FileRecord(name=name, blake3=digest, bytes=size)
 
 
 def _table(rows: Rows, failed: Mapping[bytes, str]) -> pa.Table:

@@ -61,14 +61,16 @@ class Part:
     Attributes:
         name: of its file.
         shard: the file as a shard of the rows that were computed; None: all failed.
-        keys: uint8 [n, 32] of those rows.
         failed: key → code, path and reason of failed rows.
     """
 
     name: PartName
     shard: Shard | None
-    keys: Keys
     failed: Mapping[bytes, Failure]
+
+    def keys(self, spec: Spec) -> Keys:
+        """The keys of those rows, read from the file: uint8 [n, 32]."""
+        return as_keys([]) if self.shard is None else keys_in(*self.shard, spec)
 
 
 def write_part(
@@ -106,7 +108,7 @@ def write_part(
     name = f"part-{plan}-{number:05}-{digest[:32]}.{kind.suffix}"
     write_bytes(run_folder / FOLDER / name, data, via=unfinished)
     shard = _shard(run_folder, name, digest, len(data), about)
-    return Part(PartName(name, plan, number, digest[:32]), shard, keys, dict(failed))
+    return Part(PartName(name, plan, number, digest[:32]), shard, dict(failed))
 
 
 def note_of(run_folder: Path, name: PartName) -> dict[str, Any]:
@@ -151,8 +153,9 @@ def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> P
     if about["fingerprint"] != spec.fingerprint:
         return None
     shard = _shard(run_folder, name.file, digest, size, about)
-    keys = as_keys([]) if shard is None else keys_in(*shard, spec)
-    return Part(name, shard, keys, about["failed"])
+    if shard is not None:
+        keys_in(*shard, spec)  # of a damaged file an error
+    return Part(name, shard, about["failed"])
 
 
 def sound_parts(

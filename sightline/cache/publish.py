@@ -46,19 +46,24 @@ def write_shards(
     """
     record_of = {record.name: record for record in sound}
     files: list[Shard] = []
-    parts: list[Keys] = []
-    digests = [np.empty((0, DIGEST_BYTES), dtype=np.uint8)]
+    there = np.zeros(len(keys), dtype=bool)
+    digests = np.empty((len(keys), DIGEST_BYTES), dtype=np.uint8)
+    sizes: list[int] = []
+    done = 0
     for start in range(0, len(keys), shard_rows):
         places = rows.find(keys[start : start + shard_rows])
+        there[start : start + shard_rows] = places >= 0
         places = places[places >= 0]
         if len(places):
             record, hashed = _write(output, rows, places, record_of)
             files.append(Shard(output.folder, record))
-            parts.append(rows.keys[places])
-            digests.append(hashed)
-    written_rows = rows_in(rows.spec, files, keys=parts)
-    written_rows.digests = np.concatenate(digests)
-    return written_rows
+            sizes.append(len(places))
+            digests[done : done + len(places)] = hashed
+            done += len(places)
+    shards = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    numbers = np.arange(done, dtype=np.int32)
+    numbers -= np.repeat(np.cumsum([0, *sizes], dtype=np.int32)[:-1], sizes)
+    return Rows(rows.spec, files, picked(keys, there), shards, numbers, digests[:done])
 
 
 def _write(
@@ -108,7 +113,7 @@ def publish(
     """
     found, wanted = plan.found, plan.wanted
     files = [part.shard for part in parts if part.shard is not None]
-    finished = rows_in(plan.spec, files, keys=[part.keys for part in parts if part.shard])
+    finished = rows_in(plan.spec, files)
     failed = _failed(plan, finished, parts)
     again = plan.to_compute | plan.copied | plan.resumed
     kept, kept_failed = found.kept(wanted, again)
@@ -125,6 +130,7 @@ def publish(
     del finished
     again[find_keys(wanted, small.keys)] = True
     new = write_shards(output, picked(wanted, again), plan.shape.shard_rows, sources)
+    del sources, small
     keep_reasons(codes)
     return commit(output, [kept, new], codes, provenance or Provenance())
 

@@ -21,6 +21,7 @@ from sightline.cache.shards import (
     OpenShard,
     by_shard,
     format_of,
+    keys_in,
     open_shard,
 )
 
@@ -136,18 +137,19 @@ def rows_in(
     spec: Spec,
     files: Sequence[Shard],
     rows: Sequence[NDArray] | None = None,
-    keys: Sequence[Keys] | None = None,
 ) -> Rows:
     """The rows of these shards by the keys they contain; of equal keys the first shard's.
 
     Args:
         rows: the rows of each shard to take; None: all.
-        keys: those of each shard, where they are known; None: they are read.
     """
     every = Rows(spec, files)
     key_parts, shards, numbers = [every.keys], [every.shards], [every.numbers]
     for number, file in enumerate(files):
-        keys_of = every.shard(number).keys if keys is None else keys[number]
+        if isinstance(every.format, Numbers):
+            keys_of = every.shard(number).keys
+        else:
+            keys_of = keys_in(*file, spec)  # without decoding its rows
         if rows is None:
             chosen = np.arange(file.record.rows, dtype=np.int32)
         else:
@@ -155,7 +157,9 @@ def rows_in(
         key_parts.append(keys_of)
         shards.append(np.full(len(chosen), number, dtype=np.int32))
         numbers.append(chosen)
-    return _sorted(spec, files, key_parts, shards, numbers, None)
+    found = _sorted(spec, files, key_parts, shards, numbers, None)
+    found._opened = every._opened
+    return found
 
 
 def joined(spec: Spec, sources: Sequence[Rows]) -> Rows:

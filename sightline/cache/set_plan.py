@@ -236,7 +236,7 @@ def _sources(
     """Rows that need no model; which are in other sets or dropped, and which in parts: bool [n]."""
     sources, left = [], missing.copy()
     files = [part.shard for part in parts if part.shard is not None]
-    finished = rows_in(found.spec, files, keys=[part.keys for part in parts if part.shard])
+    finished = rows_in(found.spec, files)
     places = find_keys(wanted, finished.keys)
     mine = finished.only(selected(places, left))
     resumed = np.zeros_like(left)

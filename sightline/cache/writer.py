@@ -222,7 +222,7 @@ class SetWriter:
         names = {part.name for part in published}
         others = [name for name in part_names(self.run_folder) if name not in names]
         for name, part in sound_parts(self.run_folder, self.spec, others, check=False):
-            if part is not None and (find_keys(plan.wanted, part.keys) >= 0).all():
+            if part is not None and (find_keys(plan.wanted, part.keys(self.spec)) >= 0).all():
                 names.add(name)
         for name in names:
             (self.run_folder / PARTS / name.file).unlink(missing_ok=True)
