@@ -2,13 +2,13 @@
 
     python bench/scale.py
     python bench/scale.py --rows 10000000 --steps plan fill open take
-    python bench/scale.py --rows 12000000 --steps captions
+    python bench/scale.py --rows 10000000 --steps worker publishing images captions tokens
 
 Every step runs in a process of its own, so that its peak memory is its own; the step "imports" does
 nothing. Rows are narrow (8 numbers), so the benchmark measures what grows with the number of rows:
-keys, plan, index. There is no encoder. The memory includes the caller's keys, 32 bytes each. The
-step "captions" is a dry run of text extraction: distinct captions of some ten words are tokenised
-for their lengths and planned; its memory includes the captions.
+keys, plan, index. There is no encoder. The peak includes the caller's keys, 32 bytes each. The last
+steps print what a row takes beside what was there before: a worker's plan, publishing, and, from
+manifests, the plans of image and text extraction and tokens.
 """
 
 from __future__ import annotations
@@ -20,15 +20,24 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, verify
 from sightline.cache.compact import collect, compact
 from sightline.cache.keys import Keys
+from sightline.cache.manifest import IMAGES, key_array, read_manifest
+from sightline.cache.set_plan import plan_set
+
+if TYPE_CHECKING:
+    from pipeline.extract.inputs import FeatureInputs
 
 DIM, TAKEN, BATCH = 8, 1000, 256
 ONE_STEP = "--one-step"
+_AT_ONCE = 1 << 16
 SPEC = FeatureSpec(
     kind="image",
     encoder=EncoderRecord(name="keys", source="random:0", weights_sha256="0" * 64),
@@ -80,16 +89,111 @@ def check(folder: Path, keys: Keys) -> str:
     return "sound"
 
 
-def captions(folder: Path, keys: Keys) -> str:
-    """Plan the rows of as many distinct captions, with a teacher of random weights."""
+def bytes_a_row(work: Callable[[], object], rows: int) -> str:
+    """Peak memory of this process during ``work``, beyond what it had before, for each row."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    before = memory("VmRSS")
+    work()
+    return f"{(memory('VmHWM') - before) / rows:.0f} bytes a row"
+
+
+def memory(name: str) -> int:
+    """A figure of this process's memory, in bytes."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status[name].split()[0]) * 1024
+
+
+def worker(folder: Path, keys: Keys) -> str:
+    """What a worker holds of its keys and its plan."""
+    return bytes_a_row(lambda: plan_set(folder, SPEC, keys, batch_size=BATCH), len(keys))
+
+
+def publishing(folder: Path, keys: Keys) -> str:
+    """What the last worker takes beside that, to publish what all have finished."""
+    with SetWriter(folder, SPEC) as writer:
+        for batch in writer.plan(keys, batch_size=BATCH):
+            writer.add(batch, rows_of(batch.keys))
+        return bytes_a_row(writer.publish, len(keys))
+
+
+class Images:
+    """A prepared data set, as far as image extraction reads it."""
+
+    def __init__(self, manifest: Path) -> None:
+        self.images_manifest = manifest
+
+    @property
+    def images(self) -> pa.Table:
+        """The manifest."""
+        return read_manifest(self.images_manifest, IMAGES)
+
+    def require_images(self) -> Path:
+        """The folder of images."""
+        return self.images_manifest.parent
+
+
+def images(folder: Path, keys: Keys) -> str:
+    """The plan of image extraction, from a manifest of as many images."""
     import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
 
     from pipeline.encoders.config import named_encoder
+    from pipeline.extract.inputs import FeatureInputs, image_entries_of
+
+    manifest = folder.parent / "images.parquet"
+    with pq.ParquetWriter(manifest, IMAGES) as writer:
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            names = [f"{start + row:010}.jpg" for row in range(len(some))]
+            columns = {"image_id": names, "path": names, "key": key_array(some)}
+            columns |= dict.fromkeys(("offset", "length"), pa.nulls(len(some), pa.int64()))
+            columns |= {"width": [0] * len(some), "height": [0] * len(some)}
+            columns["split"] = [""] * len(some)
+            writer.write_table(pa.table(columns, IMAGES))
+    encoder = named_encoder("resnet18", "random:0").build_image(torch.device("cpu"), "fp32")
+
+    def work() -> None:
+        data: Any = Images(manifest)
+        planned(FeatureInputs("image", image_entries_of(data)), encoder, folder)
+
+    return bytes_a_row(work, len(keys))
+
+
+def captions(folder: Path, keys: Keys) -> str:
+    """The plan of text extraction, with a teacher of random weights, from as many captions."""
+    import torch
+
+    from pipeline.encoders.config import named_encoder
+    from pipeline.extract.inputs import inputs_of
+
+    path, model = caption_files(folder, len(keys))
+    encoder = named_encoder(str(model), "random:0", "teacher").build_text(
+        torch.device("cpu"), "fp32"
+    )
+    return bytes_a_row(lambda: planned(inputs_of("teacher", path), encoder, folder), len(keys))
+
+
+def tokens(folder: Path, keys: Keys) -> str:
+    """Tokens of as many captions."""
+    from pipeline.tokenize_texts import texts_of, tokenize
+
+    path, model = caption_files(folder, len(keys))
+    out = folder.with_name("tokens")
+    return bytes_a_row(lambda: tokenize(texts_of([path]), model, 32, out), len(keys))
+
+
+def planned(inputs: FeatureInputs, encoder: Any, folder: Path) -> None:
+    """A dry run."""
     from pipeline.extract.encode_missing import feature_job
-    from pipeline.extract.inputs import FeatureInputs
     from pipeline.extract.runner import run
     from pipeline.extract.settings import ExtractSettings, Machine
+
+    job = feature_job(inputs, encoder, folder.with_name("planned"), ExtractSettings())
+    run(job, 0, Machine(threads=1), dry_run=True)
+
+
+def caption_files(folder: Path, count: int) -> tuple[Path, Path]:
+    """A table of distinct captions of some ten words, and a small model that reads them."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
 
     letters, model = "abcdefghij", folder.parent / "model"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "and", "number", *letters]
@@ -100,12 +204,14 @@ def captions(folder: Path, keys: Keys) -> str:
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = BertConfig(vocab_size=len(words), intermediate_size=8, **shape)
     BertModel(config).save_pretrained(model)
-    teacher = named_encoder(str(model), "random:0", "teacher")
-    encoder = teacher.build_text(torch.device("cpu"), "fp32")
     digits = str.maketrans("0123456789", letters)
-    texts = [f"a photo of {number} and of number".translate(digits) for number in range(len(keys))]
-    job = feature_job(FeatureInputs("teacher", texts), encoder, folder, ExtractSettings())
-    return str(run(job, 0, Machine(threads=1), dry_run=True))
+    path, schema = folder.parent / "captions.parquet", pa.schema([("text", pa.string())])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, count, _AT_ONCE):
+            numbers = range(start, min(start + _AT_ONCE, count))
+            texts = [f"a photo of {number} and of number".translate(digits) for number in numbers]
+            writer.write_table(pa.table({"text": texts}, schema))
+    return path, model
 
 
 Step = Callable[[Path, Keys], str]
@@ -121,7 +227,11 @@ STEPS: dict[str, tuple[Step, int, int]] = {
     "compact": (lambda folder, keys: f"{len(compact(folder).shards)} shards", 0, 0),
     "open": (lambda folder, keys: f"{len(FeatureSet.open(folder)):,} rows", 0, 0),
     "take": (take, 1, 100),
+    "worker": (worker, 100, 200),
+    "publishing": (publishing, 100, 200),
+    "images": (images, 0, 100),
     "captions": (captions, 0, 100),
+    "tokens": (tokens, 0, 100),
 }
 """Each step, and the range of random keys that it gets, in hundredths of the rows."""
 
@@ -133,8 +243,7 @@ def one_step(step: str, folder: Path, count: int) -> None:
     start = time.perf_counter()
     done = run(folder, keys)
     seconds = time.perf_counter() - start
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    megabytes = int(status["VmHWM"].split()[0]) * 1024 / 1e6
+    megabytes = memory("VmHWM") / 1e6
     print(json.dumps({"step": step, "s": seconds, "peak_MB": megabytes, "done": done}))
 
 
@@ -144,7 +253,7 @@ def main() -> None:
 
     parser = options_of(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    chosen = [name for name in STEPS if name != "captions"]
+    chosen = [name for name in STEPS if name not in ("images", "captions", "tokens")]
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=chosen)
     options = parser.parse_args()
     report = Report(options, f"{options.rows:,} rows × {DIM} float16, batches of {BATCH}")

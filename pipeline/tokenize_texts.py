@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.extract.inputs import text_array
 from sightline.atomic_files import model_paths
 from sightline.cache import SetWriter, TokenHeader, keys_of_texts
-from sightline.cache.keys import find_keys, key_of_file, unique_sorted
+from sightline.cache.keys import at, find_keys, key_of_file, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TableSpec, set_output
 from sightline.cache.tables import TOKENS
@@ -81,7 +81,7 @@ def tokenize(
     given = _as_array(texts)
     keys = keys_of_texts(text.as_py() for text in given)
     places = unique_sorted(keys)
-    keys = keys[places]
+    keys = at(keys, places)
     spec = TableSpec(kind="tokens", description=asdict(header))
     with SetWriter(out, spec, [*inputs, *model_paths(student)]) as writer:
         batches, counts = writer.plan(keys, batch_size=_CHUNK), writer.counts
@@ -92,6 +92,7 @@ def tokenize(
                 ids = token_ids(tokenizer, given.take(rows).to_pylist(), max_length)
                 writer.add(batch, pa.table([pa.array(ids, TOKENS.field(0).type)], TOKENS))
                 advance(len(batch.keys))
+        del texts, given, places  # publishing needs the memory
         return writer.publish().rows
 
 

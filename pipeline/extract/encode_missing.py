@@ -19,7 +19,7 @@ from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.feature_kind import feature_kind
-from sightline.cache.keys import Keys, find_keys, unique_sorted
+from sightline.cache.keys import Keys, at, find_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.record import set_output
 from sightline.devices import use_device
@@ -179,7 +179,7 @@ def feature_job(
     if not len(inputs.entries):
         raise SightlineError(f"{out}: there are no {kind.unit} to encode; check the manifest")
     distinct = unique_sorted(inputs.keys)
-    keys, calls = inputs.keys[distinct], HalvingCalls(out.as_posix())
+    keys, calls = at(inputs.keys, distinct), HalvingCalls(out.as_posix())
     task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct)
     encoding: Encoding = kind.function(kind.encode)(task)
     spec = FeatureSpec(

@@ -233,17 +233,16 @@ def image_entries_of(data: PreparedDataset) -> Entries:
         SightlineError: its images are not here, or its manifest has an invalid place.
     """
     root, manifest = data.require_images(), data.images_manifest
-    table = data.images.select(["image_id", *Place._fields, "key"])
+    table = data.images
+    keys, table = key_column(table["key"]), table.select(["image_id", *Place._fields])
     for start in range(0, table.num_rows, _CHECKED):
         places_of(manifest, table.slice(start, _CHECKED))
 
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
-        some = table.take(pa.array(rows))
-        places = places_of(manifest, some)
-        named = zip(places, some["key"].to_pylist(), strict=True)
-        return [ImageEntry(place.below(root), key) for place, key in named]
+        places = zip(places_of(manifest, table.take(pa.array(rows))), keys[rows], strict=True)
+        return [ImageEntry(place.below(root), key.tobytes()) for place, key in places]
 
-    return Entries(key_column(table["key"]), build)
+    return Entries(keys, build)
 
 
 def objects_of_phrases(

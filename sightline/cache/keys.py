@@ -62,11 +62,15 @@ def as_keys(keys: Keys | Sequence[bytes]) -> Keys:
 
 def sort_order(keys: Keys) -> NDArray[np.int64]:
     """The order that sorts ``keys`` as byte strings, stable for equal keys: int64 [n]."""
+    if increasing(keys):  # without the copies that sorting takes
+        return np.arange(len(keys))
     return np.argsort(_strings(keys), kind="stable")
 
 
 def unique_sorted(keys: Keys) -> NDArray[np.int64]:
     """Positions of the distinct keys in sorted order; the first of equal keys: int64 [m]."""
+    if increasing(keys):
+        return np.arange(len(keys))
     order = sort_order(keys)
     strings = _strings(keys)[order]
     first = np.ones(len(order), dtype=bool)
@@ -105,6 +109,13 @@ def selected(places: NDArray[np.int64], mask: NDArray[np.bool_]) -> NDArray[np.b
     found = places >= 0
     found[found] = mask[places[found]]
     return found
+
+
+def at(values: NDArray[_Number], order: NDArray[np.int64]) -> NDArray[_Number]:
+    """``values[order]``, or ``values`` itself if that is all of them in their order."""
+    if len(order) == len(values) and (order[1:] > order[:-1]).all():
+        return values
+    return values[order]
 
 
 def picked(values: NDArray[_Number], mask: NDArray[np.bool_]) -> NDArray[_Number]:

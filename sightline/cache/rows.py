@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.keys import KEY_BYTES, Keys, find_keys, picked, unique_sorted
+from sightline.cache.keys import KEY_BYTES, Keys, at, find_keys, picked, unique_sorted
 from sightline.cache.record import ShardRecord, Spec
 from sightline.cache.shards import (
     Computed,
@@ -192,5 +192,5 @@ def _sorted(
     every = np.concatenate(keys)
     order = unique_sorted(every)
     in_order = None if digests is None else np.concatenate(digests)[order]
-    places = np.concatenate(shards)[order], np.concatenate(numbers)[order]
-    return Rows(spec, files, every[order], *places, in_order)
+    places = at(np.concatenate(shards), order), at(np.concatenate(numbers), order)
+    return Rows(spec, files, at(every, order), *places, in_order)

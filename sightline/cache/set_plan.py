@@ -15,6 +15,7 @@ from sightline.cache.keys import (
     KEY_BYTES,
     Keys,
     as_keys,
+    at,
     find_keys,
     picked,
     selected,
@@ -178,7 +179,7 @@ def plan_set(
     if stored is not None and any(name.plan == stored.name for name in names):
         # an interrupted run resumes in its original shape, or its rows would not match
         shape = replace(asked, batch_size=stored.shape.batch_size, threads=stored.shape.threads)
-    wanted = keys[first]
+    wanted = at(keys, first)
     missing = found.missing(wanted, retry_failed=retry_failed)
 
     def cut(taken: Collection[PartName]) -> Plan:
