@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.cache.commit import commit, write_shards
 from sightline.cache.keys import Keys, as_keys, sort_order
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import note_of, part_names
 from sightline.cache.plan import StoredPlan
-from sightline.cache.publish import commit, write_shards
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.verify import UsableRows, all_sound

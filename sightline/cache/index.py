@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from sightline.cache.manifest import KEY, key_array, key_column, read_batches, r
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.cache.rows import Rows, Shard
 from sightline.cache.shards import DIGEST_BYTES
-from sightline.digest import blake3_of_file
 from sightline.errors import CacheError
 from sightline.output import Output
 
@@ -57,12 +57,12 @@ def write_index(output: Output, rows: Rows, failed: Mapping[bytes, str]) -> File
             use_dictionary=["status"],  # pyright: ignore[reportArgumentType]
             write_statistics=False,
         )
-        digest = blake3_of_file(path)
+        with pa.memory_map(os.fsencode(path)) as opened:
+            data = memoryview(opened.read_buffer())
+        digest = blake3(data).hexdigest()
         name = f"index-{digest[:32]}.parquet"
-        size = path.stat().st_size
-        path.rename(made / name)
-        output.move_in(made)
-    return FileRecord(name=name, blake3=digest, bytes=size)
+        output.write(name, data)
+    return FileRecord(name=name, blake3=digest, bytes=data.nbytes)
 
 
 def _table(rows: Rows, failed: Mapping[bytes, str]) -> pa.Table:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from sightline.cache.commit import commit, write_shards
 from sightline.cache.file_checks import require_sound
 from sightline.cache.index import read_index
 from sightline.cache.keys import (
@@ -24,7 +25,6 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.manifest import key_array, key_column
-from sightline.cache.publish import commit, write_shards
 from sightline.cache.record import (
     FeatureSetRecord,
     Provenance,

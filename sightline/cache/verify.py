@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.cache.commit import commit
 from sightline.cache.file_checks import UNREADABLE, Progress, file_faults
 from sightline.cache.index import content_digest, read_index
-from sightline.cache.publish import commit
 from sightline.cache.record import (
     DAMAGED,
     FILE_NAME,
