@@ -1,0 +1,64 @@
+"""Token sets: filled like any set, so that only new texts are tokenised."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_encoder import make_encoder
+
+from pipeline.tokenize_texts import tokenize
+from sightline import sentence_transformers_folder
+from sightline.cache import TokenSet, keys_of_texts, verify
+
+WORDS = ["dog", "red", "tree", "house"]
+TEXTS = [
+    f"a {first} {second} near the {third}" for first in WORDS for second in WORDS for third in WORDS
+]
+
+
+@pytest.fixture
+def student(tmp_path):
+    for part in make_encoder():
+        part.save_pretrained(tmp_path / "student")
+    return tmp_path / "student"
+
+
+@pytest.fixture
+def tokenised(monkeypatch):
+    """The texts that were tokenised, in order."""
+    seen: list[str] = []
+    token_ids = sentence_transformers_folder.token_ids
+
+    def counting(tokenizer, texts, max_length):
+        seen.extend(texts)
+        return token_ids(tokenizer, texts, max_length)
+
+    monkeypatch.setattr(sentence_transformers_folder, "token_ids", counting)
+    return seen
+
+
+def test_ten_new_texts_tokenise_ten_texts(tmp_path, student, tokenised):
+    out, texts = tmp_path / "tokens", [*dict.fromkeys(TEXTS)]
+    assert tokenize([*texts[:40], *texts[:5]], student, 16, out) == 40
+    assert sorted(tokenised) == sorted(texts[:40])
+    tokenised.clear()
+    assert tokenize(texts[:50], student, 16, out) == 50
+    assert sorted(tokenised) == sorted(texts[40:50])
+    tokenised.clear()
+    assert tokenize(texts[10:50], student, 16, out) == 40
+    assert tokenised == []
+    assert verify(out, rows=True) == []
+    tokenize(texts[10:50], student, 16, tmp_path / "clean")
+    grown, clean = TokenSet.open(out), TokenSet.open(tmp_path / "clean")
+    assert grown.record.content_digest == clean.record.content_digest
+    keys = keys_of_texts(texts[10:50])
+    ids = [tokens.gather(tokens.rows(keys))[0].tolist() for tokens in (grown, clean)]
+    assert ids[0] == ids[1]
+
+
+def test_another_length_tokenises_everything_again(tmp_path, student, tokenised):
+    texts = [*dict.fromkeys(TEXTS)][:12]
+    tokenize(texts, student, 16, tmp_path / "tokens")
+    tokenised.clear()
+    tokenize(texts, student, 8, tmp_path / "tokens")
+    assert sorted(tokenised) == sorted(texts)
+    assert TokenSet.open(tmp_path / "tokens").lengths.max() <= 8
