@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,9 +80,11 @@ class Rows:
             CacheError: a shard is missing, of another size, or not one.
         """
         shards, numbers = self.shards[rows], self.numbers[rows]
-        places = by_shard(shards)
-        parts = (self.shard(int(shards[of[0]])).take(numbers[of]) for of in places)
-        return self.format.gathered(parts, places)
+        order, bounds = by_shard(shards)
+        numbers, spans = numbers[order], [*pairwise(bounds)]
+        of = shards[order[bounds[:-1]]].tolist()
+        parts = (self.shard(n).take(numbers[i:j]) for n, (i, j) in zip(of, spans, strict=True))
+        return self.format.gathered(parts, [order[i:j] for i, j in spans])
 
     def shard(self, number: int) -> OpenShard:
         """A whole shard; raises as `gather`."""

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -329,12 +328,11 @@ def _taken(rows: pa.Table, numbers: NDArray) -> pa.Table:
     return rows.take(pa.array(numbers))
 
 
-def by_shard(numbers: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-    """Where each shard's number is in ``numbers``; of those that are."""
+def by_shard(numbers: NDArray[np.int32]) -> tuple[NDArray[np.int64], list[int]]:
+    """The order that groups ``numbers`` of shards, and the bounds of the groups in it."""
     order = np.argsort(numbers, kind="stable")
     edges = np.flatnonzero(np.diff(numbers[order])) + 1
-    bounds = [0, *edges.tolist(), len(order)]
-    return [order[start:end] for start, end in pairwise(bounds) if end > start]
+    return order, [0, *edges.tolist(), len(order)] if len(order) else [0]
 
 
 def _hex(value: bytes) -> str:
