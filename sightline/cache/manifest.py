@@ -104,6 +104,7 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
     check_values(path, table)
     if schema.equals(IMAGES):
         _check_ids(path, table["image_id"])
+        pa.default_memory_pool().release_unused()  # what counting a million ids took
     return table
 
 
@@ -240,7 +241,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """A Parquet file as a table, or some of its columns; raises as `read_schema`."""
     with _readable(path):
         # one file, not a folder of partitions
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, pre_buffer=False) as file:
             table = file.read(columns)
         table.validate(full=True)  # invalid Unicode would fail every reader
         return table
