@@ -42,7 +42,7 @@ def keys_of_texts(texts: Iterable[str]) -> Keys:
     digests = bytearray()  # a list of them would take three times as much
     for text in texts:
         digests += key_of_text(text)
-    return np.frombuffer(bytes(digests), dtype=np.uint8).reshape(-1, KEY_BYTES)
+    return np.frombuffer(digests, dtype=np.uint8).reshape(-1, KEY_BYTES)
 
 
 def as_keys(keys: Keys | Sequence[bytes]) -> Keys:
