@@ -91,7 +91,7 @@ def check(folder: Path, keys: Keys) -> str:
 
 def bytes_a_row(work: Callable[[], object], rows: int) -> str:
     """Peak memory of this process during ``work``, beyond what it had before, for each row."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory("VmRSS")
     work()
     return f"{(memory('VmHWM') - before) / rows:.0f} bytes a row"

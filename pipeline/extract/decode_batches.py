@@ -178,7 +178,7 @@ def _require_sockets() -> None:
 def _require_main_guard() -> None:
     """Refuse a script whose own lines would start the decode processes' run again, in each of them.
 
-    Where processes are not forked (macOS, Windows, Python 3.14), each imports the script anew.
+    Where processes are not forked (macOS, Windows, Python 3.14), each imports the script again.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (

@@ -105,7 +105,7 @@ class Blocks:
 
     @classmethod
     def seen(cls, plan: Plan) -> Blocks:
-        """Those of a plan as they are now, for whoever only looks."""
+        """The blocks of a plan as they are now, for a dry run."""
         run_folder = run_folder_of(plan.folder)
         return cls(plan, run_folder, plan.done(part_names(run_folder)))
 
@@ -140,7 +140,7 @@ class Blocks:
         last = [n for n in names if n.plan == self.plan.name and n.block == max(blocks)]
         try:
             return note_of(self._run_folder, last[0])["computed"] if last else None
-        except (CacheError, OSError):  # whoever publishes finds that it is damaged
+        except (CacheError, OSError):  # the run that publishes reports the damage
             return None
 
     def claim(self, skipped: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:

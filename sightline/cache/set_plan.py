@@ -77,11 +77,6 @@ class Plan:
         """How its parts are named."""
         return self.stored.name
 
-    @property
-    def rows_there(self) -> int:
-        """Rows of the set, failed ones included, that are neither computed nor taken."""
-        return len(self.wanted) - int((self.to_compute | self.copied | self.resumed).sum())
-
     def bytes_to_write(self, to_do: int) -> tuple[int, int] | None:
         """Bytes of parts for the rows still ``to_do``, and of the new shards and the index.
 
@@ -109,7 +104,7 @@ class Plan:
         if asked != kept:
             lines.append(
                 f"batches of {kept}, as the interrupted run had, not of {asked}; delete "
-                f"{run_folder_of(self.folder)} to start anew"
+                f"{run_folder_of(self.folder)} to start over"
             )
         return lines
 

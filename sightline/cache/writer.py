@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,7 +215,7 @@ class SetWriter:
                 self._parts.append(part)
         for name in damaged:
             (self.run_folder / PARTS / name.file).unlink(missing_ok=True)
-        return {part.name.block for part in self._parts}
+        return plan.done(part.name for part in self._parts)
 
     def _forget(self, plan: Plan, published: Iterable[Part]) -> None:
         """Remove the plan, and the parts whose rows the published set holds; others stay."""
@@ -239,11 +239,9 @@ class SetWriter:
 
     def _require_their_plan(self, plan: Plan) -> None:
         stored = StoredPlan.load(self.run_folder)
-        if stored != plan.stored:
-            self._refuse(plan.stored, stored)
-
-    def _refuse(self, plan: StoredPlan, stored: StoredPlan | None) -> NoReturn:
-        lines = ["they no longer have one"] if stored is None else plan.differences(stored)
+        if stored == plan.stored:
+            return
+        lines = ["they no longer have one"] if stored is None else plan.stored.differences(stored)
         raise SightlineError(
             f"{self.folder}: other workers fill this set with a different plan than "
             f"{self.worker}:\n  "

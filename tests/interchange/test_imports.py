@@ -18,8 +18,14 @@ from small_inputs import write_clip, write_photos
 
 from pipeline.interchange import foreign
 from pipeline.interchange.export import names_in
-from pipeline.interchange.import_rows import Imported, ImportOptions, import_rows
-from sightline.cache import FeatureSet, key_of_file, key_of_text, verify
+from pipeline.interchange.import_rows import (
+    Imported,
+    ImportOptions,
+    foreign_spec,
+    import_rows,
+    write_rows,
+)
+from sightline.cache import FeatureSet, key_of_file, key_of_text, keys_of_texts, verify
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import FILE_NAME, read_record
 from sightline.errors import SightlineError
@@ -427,3 +433,28 @@ def test_imported_rows_are_not_passed_off_as_computed_here(world, tmp_path):
     assert (replaced.rows, replaced.provenance.imported) == (4, False)
     shards = [*mine.shards, *replaced.shards]
     assert all("imported_from" not in shard.computed for shard in shards)
+
+
+def test_an_interrupted_import_of_many_small_files_starts_over(tmp_path):
+    """Its parts are the files' blocks, of which there are more than the plan has."""
+    rows = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    keys = keys_of_texts([f"text {i}" for i in range(60)])
+    source = tmp_path / "rows.npy"
+    np.save(source, rows)
+    spec = foreign_spec("npy", [source], "text", 4, "someone's encoder")
+
+    def blocks(stop=None):
+        for start in range(0, 60, 10):
+            if start == stop:
+                raise SightlineError("the power is gone")
+            yield keys[start : start + 10], rows[start : start + 10]
+
+    with pytest.raises(SightlineError, match="power"):
+        write_rows(tmp_path / "set", spec, keys, blocks(stop=40), [source])
+    record = write_rows(tmp_path / "set", spec, keys, blocks(), [source])
+    assert (record.rows, record.provenance.imported) == (60, True)
+    assert verify(tmp_path / "set", rows=True) == []
+    assert not (tmp_path / "set.run/parts").exists()
+    np.testing.assert_array_equal(
+        FeatureSet.open(tmp_path / "set").take(keys), rows.astype(record.spec.dtype)
+    )
