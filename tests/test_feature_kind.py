@@ -219,6 +219,15 @@ def test_a_builtin_kind_imports_neither_torch_nor_the_pipeline(tmp_path):
     }
 
 
+def test_a_kind_whose_function_is_missing_is_one_error(album, hearing, capsys):
+    source = (hearing / "hearing.py").read_text()
+    (hearing / "hearing.py").write_text(source.replace("hearing:read_clips", "hearing:gone"))
+    sys.modules.pop("hearing", None)
+    forget(REGISTRIES)
+    said = refused(capsys, *AUDIO[:-1])
+    assert "features of kind 'audio' need hearing:gone, which cannot be imported" in said
+
+
 def test_an_encoder_that_cannot_hear_is_one_error(album, capsys):
     words = [*AUDIO[:-1], "--encoder", "resnet18"]
     assert "has no method build_audio" in refused(capsys, *words)

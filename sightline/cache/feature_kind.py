@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from sightline.errors import SightlineError
@@ -42,9 +42,18 @@ class FeatureKind:
     block_rows: int = 512
 
     def function(self, place: str) -> Any:
-        """The function at ``place``, one of `read` and `encode`."""
-        module, _, attribute = place.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        """The function at ``place``, one of `read` and `encode`.
+
+        Raises:
+            SightlineError: the kind's package does not have it.
+        """
+        try:
+            return resolve_name(place)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise SightlineError(
+                f"features of kind {self.name!r} need {place}, which cannot be imported ({error}); "
+                "fix the package that registers this kind, or uninstall it"
+            ) from error
 
 
 _READ, _ENCODE = "pipeline.extract.inputs:read_", "pipeline.extract.encode_missing:encode_"
