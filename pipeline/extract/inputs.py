@@ -358,9 +358,13 @@ def text_array(path: Path) -> pa.Array:
         table = read_table(path, ["text"])
         check_values(path, table)
         column = table["text"].combine_chunks()
+        del table
     else:
         column = pa.array([line.strip() for line in read_lines(path)], pa.string())
-    texts = column.filter(pc.not_equal(column, ""))
+    filled = pc.not_equal(column, "")
+    texts = column if pc.all(filled).as_py() else column.filter(filled)
     if not len(texts):
         raise SightlineError(f"{path}: contains no text")
+    del column
+    pa.default_memory_pool().release_unused()  # what reading the table took
     return texts
