@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from pipeline.datasets.orientation import orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.cache.keys import KEY_BYTES, Keys, key_of_text
 from sightline.optional_imports import require
@@ -28,9 +29,7 @@ SUFFIXES = frozenset(
     )
 )
 _BATCH = 256  # files per task: enough to outweigh scheduling
-_ORIENTATION = 0x0112  # the EXIF tag
 _MOST_PIXELS = (1 << 31) - 1  # of an edge in the manifest; headers can declare more
-_QUARTER_TURNS = (5, 6, 7, 8)
 
 
 class ImageTable(NamedTuple):
@@ -182,22 +181,12 @@ def upright_size(file: IO[bytes]) -> tuple[int, int]:
     try:
         with Image.open(file) as image:
             width, height = image.size
-            turned = _orientation(image) in _QUARTER_TURNS
+            turned = swaps_edges(orientation(image))
     except Exception:  # decoders may raise anything on damaged files
         return 0, 0
     if max(width, height) > _MOST_PIXELS:
         return 0, 0
     return (height, width) if turned else (width, height)
-
-
-def _orientation(image: Any) -> int:
-    # PNG's getexif() would decode the image if the header has no EXIF.
-    if image.format != "TIFF" and "exif" not in image.info:
-        return 1
-    try:
-        return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # damaged metadata of a sound image; its parsers may raise anything
-        return 1
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 
+from pipeline.datasets.orientation import orientation, swaps_edges
 from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
@@ -22,16 +24,6 @@ if TYPE_CHECKING:
 
     from sightline.cache.parts import Failure
 
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""EXIF's orientation → what makes an image upright."""
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are read. Pillow supports more, but some run external programs (EPS)."""
 
@@ -70,10 +62,11 @@ def decode_image(data: bytes) -> Tensor:
 
     torchvision decodes JPEG (grey or colour) and 16-bit PNG; Pillow decodes everything else,
     including what torchvision turns out not to support (for opaque 8-bit PNG its pixels equal
-    torchvision's; of 16-bit colour it keeps the high byte). EXIF orientation is applied.
-    The first frame of an animation is taken. Grey, palette, 1-bit and CMYK images are converted;
-    16 bits a channel are scaled by 1/257 (Pillow's readers of 16-bit colour keep the high byte,
-    at most one level away); **alpha is composited on white**. ICC profiles are not applied.
+    torchvision's; of 16-bit colour it keeps the high byte). EXIF orientation is applied;
+    one that only XMP states is not. The first frame of an animation is taken. Grey, palette, 1-bit
+    and CMYK images are converted; 16 bits a channel are scaled by 1/257 (Pillow's readers of 16-bit
+    colour keep the high byte, at most one level away); **alpha is composited on white**. ICC
+    profiles are not applied.
     `preprocessing.DECODER`, a part of every image fingerprint, states these rules: change them
     together.
 
@@ -108,8 +101,9 @@ def _decoded(data: bytes, torchvision: bool = True) -> NDArray[np.uint8]:
             raise ImageError(
                 "too_many_pixels", f"{width} × {height} pixels; at most {MAX_PIXELS:,} are decoded"
             )
+        turn = orientation(image)
         try:
-            pixels = _pixels(data, image, torchvision)
+            pixels = _upright(_pixels(data, image, torchvision), turn)
         except (ImageError, MemoryError):
             raise
         except Exception as error:  # decoders may raise anything on damaged files
@@ -209,7 +203,7 @@ def _pixels(data: bytes, image: Image.Image, torchvision: bool) -> NDArray[Any]:
     return _by_pillow(image)
 
 
-def _open(data: bytes) -> Image.Image:
+def _open(data: bytes) -> ImageFile:
     """The header of an image file; no pixel is decoded."""
     try:
         return Image.open(io.BytesIO(data), formats=FORMATS)
@@ -280,7 +274,6 @@ def _by_torchvision(data: bytes, image: Image.Image) -> Tensor:
     pixels = torchvision_decode(
         torch.frombuffer(bytearray(data), dtype=torch.uint8),
         mode=ImageReadMode.RGB_ALPHA if image.mode == "RGBA" else ImageReadMode.RGB,
-        apply_exif_orientation=True,
     )
     clear = image.info.get("transparency") if pixels.dtype == torch.uint16 else None
     if clear is None:
@@ -291,28 +284,28 @@ def _by_torchvision(data: bytes, image: Image.Image) -> Tensor:
     return torch.cat([wide, opaque * 65535]).to(torch.uint16)
 
 
-def _orientation(image: Image.Image) -> int:
-    """What EXIF says of a loaded image's orientation, 1 to 8; 1 where it is damaged or silent."""
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # of a sound image; its parsers may raise anything
-        return 1
-
-
 def _by_pillow(image: Image.Image) -> NDArray[Any]:
-    """uint8 or uint16 [1, 3 or 4, H, W] of any other format, first frame, upright."""
+    """uint8 or uint16 [1, 3 or 4, H, W] of any other format, first frame."""
     image.load()
-    turn = _TURNS.get(_orientation(image))
-    upright = image if turn is None else image.transpose(turn)
-    sixteen = upright.mode in _SIXTEEN_BITS or (upright.mode == "I" and image.format == "PPM")
-    if sixteen:
-        return np.array(upright).astype(np.uint16)[None]
-    if upright.mode in ("I", "F"):
+    if image.mode in _SIXTEEN_BITS or (image.mode == "I" and image.format == "PPM"):
+        return np.array(image).astype(np.uint16)[None]
+    if image.mode in ("I", "F"):
         raise ImageError(
-            "undecodable", f"32-bit values (mode {upright.mode}) have no defined range to scale"
+            "undecodable", f"32-bit values (mode {image.mode}) have no defined range to scale"
         )
-    converted = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
+    converted = image.convert("RGBA" if image.has_transparency_data else "RGB")
     return np.array(converted).transpose(2, 0, 1).copy()
+
+
+def _upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Turn [C, H, W] as EXIF's orientation says."""
+    if orientation == 1:
+        return pixels
+    if swaps_edges(orientation):
+        pixels = pixels.swapaxes(1, 2)
+    columns = slice(None, None, -1 if orientation in (2, 3, 6, 7) else 1)
+    rows = slice(None, None, -1 if orientation in (3, 4, 7, 8) else 1)
+    return np.ascontiguousarray(pixels[:, rows, columns])
 
 
 def _eight_bits(pixels: NDArray[Any]) -> NDArray[np.uint8]:

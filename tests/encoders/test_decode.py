@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from image_files import photograph, saved
-from PIL import Image, ImageOps
+from PIL import Image
 
 from pipeline.datasets.images import any_pixel_count, upright_size
 from pipeline.encoders.preprocessing import ImagePreprocessing
@@ -146,17 +146,3 @@ def test_a_sound_image_with_damaged_exif_decodes(tmp_path, suffix, exif):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels)
     with any_pixel_count(), path.open("rb") as file:
         assert upright_size(file) == (30, 20)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["png", "webp", "tiff"])
-def test_every_orientation_is_that_of_pillow(tmp_path, suffix, orientation):
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    path = tmp_path / f"turned.{suffix}"
-    options = {"lossless": True} if suffix == "webp" else {}
-    Image.fromarray(pixels).save(path, exif=exif, **options)
-    expected = np.array(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
-    image = load_image(Place(path), hashlib.sha256(path.read_bytes()).digest())
-    assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
