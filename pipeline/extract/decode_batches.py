@@ -6,12 +6,15 @@ An unusable entry costs only its own row.
 from __future__ import annotations
 
 import ast
+import math
 import multiprocessing
 import os
+import shutil
+import signal
 import socket
 import sys
 import tempfile
-import time
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import MAX_PIXELS, ImagePreprocessing
@@ -31,11 +34,14 @@ from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.objects import ObjectReader
 from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
+from sightline.wording import in_bytes
 
 if TYPE_CHECKING:
     from pipeline.extract.inputs import ImageEntry
 
-_SIGNAL_GRACE = 0.5  # seconds
+_AHEAD = 2  # batches of each decode process
+_SHARED = Path("/dev/shm")
+_LOST = ("DataLoader worker (pid", "Pin memory thread exited", "Too many open files")
 
 
 class ImageReader:
@@ -98,14 +104,30 @@ class _BatchDecoder(Dataset[Decoded]):
     """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
 
     An item depends only on its entries, so the number of worker processes changes no byte, and
-    requests can be decided at the last moment.
+    requests can be decided at the last moment. A decode process shares its batch here, where it can
+    say that there is no room: the thread that hands it on would drop it, and its parent wait.
     """
 
     batch_size: int
     read: Reader
 
     def __getitem__(self, entries: Sequence[Any]) -> Decoded:
-        return decode_batch(entries, self.batch_size, self.read)
+        pixels, failed = decode_batch(entries, self.batch_size, self.read)
+        if get_worker_info() is not None:
+            try:
+                pixels.share_memory_()
+            except (RuntimeError, OSError) as error:
+                raise _NotShared(str(error)) from error
+        return pixels, failed
+
+    def needed(self, workers: int) -> int:
+        """Bytes of the batches that are decoded ahead, and of the one that is encoded."""
+        a_batch = self.batch_size * self.read.channels * math.prod(self.read.size)
+        return (_AHEAD * workers + 1) * a_batch
+
+
+class _NotShared(Exception):
+    """A decode process could not put a batch into shared memory."""
 
 
 def decoded_batches(
@@ -123,34 +145,71 @@ def decoded_batches(
         pinned: put them into memory that a GPU copies from while it computes.
 
     Raises:
-        SightlineError: a decode process died, or cannot send its batches.
+        SightlineError: a decode process died, or cannot hand on its batches.
     """
     first = next(batches, None)
     if first is None:
         return  # without starting a process
+    decoder = _BatchDecoder(batch_size, read)
     if workers:
         _require_sockets()
         _require_main_guard()
+        _require_shared_memory(decoder.needed(workers), workers)
     # the number is the user's choice, and containers often report too few cores
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     loader = DataLoader(
-        _BatchDecoder(batch_size, read),
+        decoder,
         batch_size=None,
         sampler=chain([first], batches),
         num_workers=workers,
+        prefetch_factor=_AHEAD if workers else None,
         pin_memory=pinned,
         worker_init_fn=decode_worker_init if workers else None,
     )
     try:
-        yield from loader
+        yield from _watched(loader)
+    except _NotShared as error:
+        reason = str(error).splitlines()[-1]  # below the traceback of the decode process
+        raise _too_little_shared(decoder.needed(workers), workers, reason) from error
     except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
+        if not str(error).startswith(_LOST):
             raise
-        time.sleep(_SIGNAL_GRACE)  # a signal to the process group may reach a worker first
         raise SightlineError(
-            f"a decode process died: {str(error).splitlines()[0]} Finished work is kept; rerun "
-            "the same command, with fewer workers if memory was short (--workers 0: none)"
+            f"a decode process died, or its batches did not arrive: {str(error).splitlines()[0]} "
+            "Finished work is kept; rerun the same command, with fewer workers if memory was short "
+            "(--workers 0: none)"
         ) from error
+
+
+def _watched(loader: DataLoader[Decoded]) -> Iterator[Decoded]:
+    """The batches; the end of a decode process is noticed here, within seconds.
+
+    PyTorch's handler of SIGCHLD would raise in whatever the main thread does at that moment.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    decoded = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before)
+    yield from decoded
+
+
+def _require_shared_memory(needed: int, workers: int) -> None:
+    """Refuse a machine that has less shared memory than the batches take, as many containers do."""
+    if _SHARED.is_dir() and shutil.disk_usage(_SHARED).free < needed:
+        raise _too_little_shared(needed, workers)
+
+
+def _too_little_shared(needed: int, workers: int, reason: str = "") -> SightlineError:
+    there = "cannot be used"
+    if _SHARED.is_dir():
+        usage = shutil.disk_usage(_SHARED)
+        there = f"has {in_bytes(usage.free)} free of {in_bytes(usage.total)}"
+    return SightlineError(
+        f"{_SHARED} {there}, and the batches of the decode processes ({workers}) need "
+        f"{in_bytes(needed)}{reason and f' ({reason})'}; give the container more shared memory "
+        "(docker run --shm-size or --ipc=host), take smaller batches (--batch-size), or decode "
+        "without processes (--workers 0)"
+    )
 
 
 def _require_sockets() -> None:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +27,7 @@ from pipeline.extract.decode import ImageError, decode_image, load_image
 from pipeline.extract.decode_batches import ImageReader, decode_batch, decoded_batches
 from pipeline.extract.inputs import ImageEntry
 from sightline.cache import Place
+from sightline.errors import SightlineError
 
 SMALL = ImagePreprocessing((16, 16), (16, 16), "bilinear", mean=(0.5,) * 3, std=(0.5,) * 3)
 PNG = saved(photograph(), "PNG")
@@ -146,3 +154,83 @@ def test_a_sound_image_with_damaged_exif_decodes(tmp_path, suffix, exif):
         assert np.array_equal(image.permute(1, 2, 0).numpy(), pixels)
     with any_pixel_count(), path.open("rb") as file:
         assert upright_size(file) == (30, 20)
+
+
+# --- decode processes that die, or cannot hand on their batches
+
+
+def many_batches(folder: Path) -> Iterator[list[ImageEntry]]:
+    for i in range(40):
+        yield [entry(folder, f"{i}.png", PNG)]
+
+
+def test_a_killed_decode_process_is_one_error_where_its_batch_is_missing(tmp_path):
+    """Not one that is raised wherever the main thread is at that moment."""
+    decoded = decoded_batches(many_batches(tmp_path), 1, ImageReader(SMALL), 2)
+    next(decoded)
+    (process, *_) = multiprocessing.active_children()
+    assert process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    busy = sum(range(1_000_000))  # as an encoder would be
+    began = time.monotonic()
+    with pytest.raises(SightlineError, match=r"a decode process died.* rerun the same command"):
+        list(decoded)
+    assert busy
+    assert time.monotonic() - began < 20
+
+
+ROOM = r"/dev/shm has .* free of .*, and the batches of the decode processes \(2\) need 3.8 kB"
+
+
+def test_too_little_shared_memory_is_said_before_a_process_starts(tmp_path, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(total=4000, free=3839)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(SightlineError, match=ROOM) as caught:
+        next(decoded_batches(many_batches(tmp_path), 1, ImageReader(SMALL), 2))
+    assert "has 3.8 kB free of 4.0 kB" in str(caught.value)
+    for way_out in ("--shm-size", "--ipc=host", "--batch-size", "--workers 0"):
+        assert way_out in str(caught.value)
+    assert not multiprocessing.active_children()
+    assert len(list(decoded_batches(many_batches(tmp_path), 1, ImageReader(SMALL), 0))) == 40
+
+
+def test_shared_memory_that_runs_out_later_is_one_error(tmp_path, monkeypatch):
+    def full(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
+    with pytest.raises(SightlineError, match=rf"{ROOM} \(.*No space left on device \(28\)\);"):
+        list(decoded_batches(many_batches(tmp_path), 1, ImageReader(SMALL), 2))
+
+
+def test_a_full_device_of_shared_memory_raises_and_does_not_hang(tmp_path):
+    """As `docker run` makes one, and without the check at the start."""
+    script = f"""
+from pathlib import Path
+from pipeline.extract import decode_batches
+from test_decode import ImageReader, ImagePreprocessing, many_batches
+from sightline.errors import SightlineError
+
+decode_batches._require_shared_memory = lambda needed, workers: None
+large = ImagePreprocessing((512, 512), (512, 512), "bilinear", mean=(0.5,) * 3, std=(0.5,) * 3)
+try:
+    batches = many_batches(Path({str(tmp_path)!r}))
+    list(decode_batches.decoded_batches(batches, 1, ImageReader(large), 2))
+except SightlineError as error:
+    print(error)
+"""
+    mounted = "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "
+    words = ["unshare", "--map-root-user", "--mount", "sh", "-c", mounted + "true"]
+    if not shutil.which("unshare") or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("mounts need rights that this user lacks")
+    words[-1] = f'{mounted} "$@"'
+    ended = subprocess.run(
+        [*words, "sh", sys.executable, "-c", script],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stderr == ""
+    assert re.match(r"/dev/shm has .* free of 1.0 MB.* need 3.9 MB \(.*\); give", ended.stdout)
