@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from pipeline.extract.decode import ImageError, load_image
 from pipeline.grounding.captioned_images import CaptionedImage
 from pipeline.grounding.protocols import (
     Answer,
+    Caption,
     Dropped,
     Grounded,
     Grounder,
@@ -30,6 +31,7 @@ from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.parts import Failure
 from sightline.cache.rle import encode_mask
 from sightline.cache.tables import GROUNDED
+from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
 
 _BATCHES_AHEAD = 2
@@ -159,29 +161,44 @@ class BlockGrounder:
 
     def _ground(self, batch: Sequence[_Image]) -> None:
         """Give the intact images their answers; those that the grounder refuses fail."""
-        while True:
-            questions = [
-                (image, image.pixels, caption)
-                for image in batch
-                if image.pixels is not None
-                for caption in image.unit.captions
-            ]
+        questions = [
+            (image, caption)
+            for image in batch
+            if image.pixels is not None
+            for caption in image.unit.captions
+        ]
+        calls = self.calls[0].run(len(questions), lambda i, j: self._answers(questions[i:j]))
+        for (image, _), answer in zip(questions, chain.from_iterable(calls), strict=True):
+            image.answers.append(answer)
 
-            def call(start: int, stop: int, questions: Sequence[Any] = questions) -> list[Answer]:
-                _, pixels, captions = zip(*questions[start:stop], strict=True)
-                return self._grounder.ground(pixels, captions)
+    def _answers(self, questions: Sequence[tuple[_Image, Caption]]) -> list[Answer]:
+        """Of one call, in order; empty for images that fail.
 
-            try:
-                answers = chain.from_iterable(self.calls[0].run(len(questions), call))
-            except GroundingError as error:
-                blamed = {image.unit.key: image for image, *_ in questions}.get(error.image_key)
-                if blamed is None:
-                    raise  # not about an image of this batch: retrying would never end
-                blamed.fail(error)
-            else:
-                for (image, *_), answer in zip(questions, answers, strict=True):
-                    image.answers.append(answer)
-                return
+        A call of which an image is refused is made again, once, for each of its images alone.
+        """
+        asked = [
+            (image.pixels, caption) for image, caption in questions if image.pixels is not None
+        ]
+        answers: Sequence[Answer] = []
+        try:
+            if asked:
+                answers = self._grounder.ground(*zip(*asked, strict=True))
+        except GroundingError as error:
+            keys = {image.unit.unit_key: image.unit.key for image, _ in questions}
+            if error.image_key not in keys.values():
+                raise  # not about an image of this call: none would fail
+            if len(keys) > 1:
+                alone = groupby(questions, lambda question: question[0].unit.unit_key)
+                return [answer for _, own in alone for answer in self._answers(list(own))]
+            questions[0][0].fail(error)
+            return [([], [])] * len(questions)
+        if len(answers) != len(asked):
+            raise SightlineError(
+                f"grounder {self._grounder.name}: {len(answers)} answers for {len(asked)} "
+                "captions; it must give one for each, in order"
+            )
+        every = iter(answers)
+        return [([], []) if image.pixels is None else next(every) for image, _ in questions]
 
     def _finish(self, batch: Sequence[_Image]) -> list[dict[str, Any]]:
         """Apply the rules and segment: rows of the intact images, in order."""

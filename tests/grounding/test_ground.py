@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +24,12 @@ from PIL import Image
 from pipeline.extract import decode
 from pipeline.extract.runner import SetSummary, run
 from pipeline.grounding import cutouts
+from pipeline.grounding.block_grounder import BlockGrounder
 from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.protocols import GroundingError
+from pipeline.grounding.segmenters.box import BoxSegmenter
 from pipeline.grounding.settings import Rules
-from sightline.cache import key_of_text
+from sightline.cache import key_of_file, key_of_text
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.groundings import grounding_counts, read_grounding, read_phrases
 from sightline.cache.record import FILE_NAME, read_record
@@ -210,6 +213,42 @@ def test_failed_images_cost_their_own_rows_and_are_reground_only_on_request(data
     failures.unlink()  # as where the records were pulled
     with pytest.raises(SightlineError, match=r"1 of 9 images failed"):
         run_ground(data, out, max_failed=0.1)
+
+
+def test_bad_images_cost_the_good_ones_of_their_call_one_more_and_no_others_any(data, tmp_path):
+    bad = ("1.png", "3.png", "5.png")
+
+    def refuse(captions):
+        asked.extend(caption.image_id for caption in captions)
+        for caption in captions:
+            if caption.image_id in bad:
+                raise GroundingError(caption.image_key, "bad_annotation", "7.xml: cut short")
+
+    for name in data.captions:
+        data.captions[name] = ["a red dog"]
+    data.captions["6.png"] = [f"dog number {i}" for i in range(5)]
+    asked: list[str] = []
+
+    def grounded(hook=None):
+        blocks = BlockGrounder(WordGrounder(hook), BoxSegmenter(), Rules(), 4, 2)
+        for calls in blocks.calls:
+            calls.begin(4, None)
+        return blocks.ground(data.units(), lambda count: None)
+
+    table, failures = grounded(refuse)
+    assert [failure["path"][-5:] for failure in failures.values()] == list(bad)
+    # calls of images 0 to 3 with two bad ones, of 4, 5 and two captions of 6, of its other three
+    assert Counter(asked) == {**dict.fromkeys(data.captions, 2), "6.png": 2 + 2 + 3}
+    good = [key_of_file(data.folder / "images" / name) for name in data.captions if name not in bad]
+    every, _ = grounded()
+    assert table.to_pylist() == [row for row in every.to_pylist() if row["image_key"] in good]
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_grounder_with_too_few_or_too_many_answers_is_named(data, tmp_path, monkeypatch, count):
+    monkeypatch.setattr(WordGrounder, "ground", lambda self, images, captions: [([], [])] * count)
+    with pytest.raises(SightlineError, match=rf"^grounder words: {count} answers for 4 captions"):
+        run_ground(data, tmp_path / "out")
 
 
 def test_masks_of_the_wrong_size_or_number_cost_their_own_rows(data, tmp_path):
