@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from pipeline.extract.inputs import text_array
 from sightline.atomic_files import model_paths
 from sightline.cache import SetWriter, TokenHeader, keys_of_texts
+from sightline.cache.chunks import taken
 from sightline.cache.keys import at, find_keys, key_of_file, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TableSpec, set_output
@@ -32,8 +32,8 @@ def texts_of(data: Iterable[Path]) -> pa.ChunkedArray:
             for table in (prepared.captions, prepared.sentences):
                 chunks += table["text"].chunks
         else:
-            chunks.append(text_array(path))
-    return pa.chunked_array([chunk.cast(pa.string()) for chunk in chunks], pa.string())
+            chunks += text_array(path).chunks
+    return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
 
 
 def tokenize(
@@ -78,8 +78,9 @@ def tokenize(
         vocabulary_size=len(tokenizer),
         weights=weights_identity(student),
     )
-    given = _as_array(texts)
-    keys = keys_of_texts(text.as_py() for text in given)
+    column = texts if isinstance(texts, pa.ChunkedArray) else pa.array(texts, pa.string())
+    given = pa.table({"text": column})
+    keys = keys_of_texts(text.as_py() for text in given["text"])
     places = unique_sorted(keys)
     keys = at(keys, places)
     spec = TableSpec(kind="tokens", description=asdict(header))
@@ -88,18 +89,12 @@ def tokenize(
         title = f"tokens for {Path(student).name}"
         with progress(title, counts.planned, "texts", counts.resumed) as advance:
             for batch in batches:
-                rows = pa.array(places[find_keys(keys, batch.keys)])
-                ids = token_ids(tokenizer, given.take(rows).to_pylist(), max_length)
+                rows = places[find_keys(keys, batch.keys)]
+                ids = token_ids(tokenizer, taken(given, rows)["text"].to_pylist(), max_length)
                 writer.add(batch, pa.table([pa.array(ids, TOKENS.field(0).type)], TOKENS))
                 advance(len(batch.keys))
-        del texts, given, places  # publishing needs the memory
+        del texts, column, given, places  # publishing needs the memory
         return writer.publish().rows
-
-
-def _as_array(texts: Sequence[str] | pa.ChunkedArray) -> Any:
-    if isinstance(texts, pa.ChunkedArray):
-        return texts
-    return pa.chunked_array([pa.array(texts, pa.string())])
 
 
 def weights_identity(student: str) -> str:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sightline.cache import Place, key_column, keys_of_texts, places_of
+from sightline.cache.chunks import taken
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
@@ -166,9 +167,9 @@ def inputs_of(kind: str, data: PreparedDataset | Path, **options: Path | None) -
 def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
     """Captions of a data set, or the texts of a file."""
     path = data.captions_manifest if isinstance(data, PreparedDataset) else data
-    texts = text_array(path)
-    keys = keys_of_texts(text.as_py() for text in texts)
-    entries = Entries(keys, lambda rows: texts.take(pa.array(rows)).to_pylist())
+    texts = pa.table({"text": text_array(path)})
+    keys = keys_of_texts(text.as_py() for text in texts["text"])
+    entries = Entries(keys, lambda rows: taken(texts, rows)["text"].to_pylist())
     return FeatureInputs(kind, entries, paths=_paths(data))
 
 
@@ -239,7 +240,7 @@ def image_entries_of(data: PreparedDataset) -> Entries:
         places_of(manifest, table.slice(start, _CHECKED))
 
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
-        places = zip(places_of(manifest, table.take(pa.array(rows))), keys[rows], strict=True)
+        places = zip(places_of(manifest, taken(table, rows)), keys[rows], strict=True)
         return [ImageEntry(place.below(root), key.tobytes()) for place, key in places]
 
     return Entries(keys, build)
@@ -260,7 +261,7 @@ def objects_of_phrases(
     """
     table = read_phrases(phrases).select(["cutout_key", "image_key", "mask"])
     first = unique_sorted(key_column(table["cutout_key"]))
-    table = table.take(pa.array(first))
+    table = taken(table, first)
     keys, owners = key_column(table["cutout_key"]), key_column(table["image_key"])
     kept = np.zeros(len(keys), dtype=bool) if stored is None else stored.holds(keys)
     images, image_rows = Entries(keys[:0], lambda rows: []), np.full(len(keys), -1)
@@ -273,7 +274,7 @@ def objects_of_phrases(
             Place(stored.folder) if stored is not None and kept[row] else next(from_images).place
             for row in rows
         ]
-        return cutout_entries(table.take(pa.array(rows)), here)
+        return cutout_entries(taken(table, rows), here)
 
     return Entries(keys, build, owners)
 
@@ -336,7 +337,7 @@ def texts_in(path: Path) -> list[str]:
     return text_array(path).to_pylist()
 
 
-def text_array(path: Path) -> pa.Array:
+def text_array(path: Path) -> pa.ChunkedArray:
     """The texts that are not empty: column ``text`` of a Parquet table, or a file's lines (UTF-8).
 
     Raises:
@@ -357,10 +358,11 @@ def text_array(path: Path) -> pa.Array:
             raise SightlineError(f"{path}: has columns {described}; expected one `text` of strings")
         table = read_table(path, ["text"])
         check_values(path, table)
-        column = table["text"].combine_chunks()
-        del table
     else:
-        column = pa.array([line.strip() for line in read_lines(path)], pa.string())
+        lines = pa.array([line.strip() for line in read_lines(path)], pa.string())
+        table = pa.table({"text": lines})
+    column = table["text"]
+    del table
     filled = pc.not_equal(column, "")
     texts = column if pc.all(filled).as_py() else column.filter(filled)
     if not len(texts):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.cache import CAPTIONS, CacheError, key_of_text, read_manifest
-from sightline.cache.groundings import drops_of, phrases_of, read_grounding
+from sightline.cache.groundings import drops_of, groundings, phrases_of
 
 PUBLISHED_PAIRS = 4.2
 """Pairs per image of Flickr30k, longest caption of each (Zhao et al. 2025, MCSEO)."""
@@ -31,27 +31,36 @@ def statistics(folder: Path, captions: Path | None = None) -> dict[str, Any]:
     Raises:
         CacheError: a file is missing or damaged, or ``captions`` lacks one of the captions.
     """
-    images, failed = read_grounding(folder)
-    drops = drops_of(images).to_pylist()
+    tables, failed = groundings(folder)
     columns = ["image_key", "caption_key", "char_start", "char_end", "cutout_key"]
-    phrases = phrases_of(images).select(columns).to_pylist()
-    spans: _Spans = {(drop["image_key"], drop["caption_key"]): [] for drop in drops}
-    pairs_of_images = dict.fromkeys(images["image_key"].to_pylist(), 0)
-    for row in phrases:
-        span = row["char_start"], row["char_end"]
-        spans.setdefault((row["image_key"], row["caption_key"]), []).append(span)
-        pairs_of_images[row["image_key"]] += 1
+    spans: _Spans = {}
+    pairs_of_images: dict[bytes, int] = {}
+    objects: set[bytes] = set()
+    reasons: Counter[str] = Counter()
+    captions_grounded = 0
+    for images in tables:
+        captions_grounded += sum(images["captions"].to_pylist())
+        pairs_of_images |= dict.fromkeys(images["image_key"].to_pylist(), 0)
+        for drop in drops_of(images).to_pylist():
+            reasons[drop["reason"]] += 1
+            spans.setdefault((drop["image_key"], drop["caption_key"]), [])
+        for row in phrases_of(images).select(columns).to_pylist():
+            span = row["char_start"], row["char_end"]
+            spans.setdefault((row["image_key"], row["caption_key"]), []).append(span)
+            pairs_of_images[row["image_key"]] += 1
+            objects.add(row["cutout_key"])
+    pairs = sum(pairs_of_images.values())
     return {
-        "images": len(images),
+        "images": len(pairs_of_images),
         "failed": dict(Counter(sorted(failed.values())).most_common()),
-        "captions": sum(images["captions"].to_pylist()),
+        "captions": captions_grounded,
         "contrasted": sum(len(spans_of) >= _LEAST_PAIRS for spans_of in spans.values()),
-        "pairs": len(phrases),
-        "pairs_per_image": len(phrases) / max(len(images), 1),
+        "pairs": pairs,
+        "pairs_per_image": pairs / max(len(pairs_of_images), 1),
         "published_pairs_per_image": PUBLISHED_PAIRS,
         "images_by_pairs": dict(sorted(Counter(pairs_of_images.values()).items())),
-        "objects": len({row["cutout_key"] for row in phrases}),
-        "dropped": dict(Counter(sorted(drop["reason"] for drop in drops)).most_common()),
+        "objects": len(objects),
+        "dropped": dict(Counter(sorted(reasons.elements())).most_common()),
         "span_coverage": None if captions is None else _coverage(spans, captions),
     }
 

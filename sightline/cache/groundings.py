@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ def read_grounding(folder: Path) -> tuple[pa.Table, dict[bytes, str]]:
     return rows.gather(np.arange(len(rows))), failed
 
 
+def groundings(folder: Path) -> tuple[Iterator[pa.Table], dict[bytes, str]]:
+    """As `read_grounding`, a shard at a time, in any order: for what need not be held at once."""
+    _, rows, failed = open_tables(folder, "grounding")
+    return map(rows.gather, rows.by_shard()), failed
+
+
 def phrases_of(images: pa.Table) -> pa.Table:
     """The phrases of the images of a grounding: `PHRASES`."""
     return _flattened(images, "phrases", PHRASES)
@@ -56,21 +63,29 @@ def grounding_counts(folder: Path) -> dict[str, Any]:
     Raises:
         CacheError: missing or damaged.
     """
-    images, failed = read_grounding(folder)
+    images, captions, pairs = 0, 0, 0
+    dropped: Counter[str] = Counter()
+    tables, failed = groundings(folder)
+    for table in tables:
+        images += table.num_rows
+        captions += pc.sum(table["captions"]).as_py() or 0
+        pairs += sum(pc.list_value_length(table["phrases"]).to_pylist())
+        dropped.update(drops_of(table)["reason"].to_pylist())
     return {
-        "images": images.num_rows + len(failed),
-        "captions": sum(images["captions"].to_pylist()),
-        "pairs": phrases_of(images).num_rows,
+        "images": images + len(failed),
+        "captions": captions,
+        "pairs": pairs,
         "failed": len(failed),
-        "dropped": dict(sorted(Counter(drops_of(images)["reason"].to_pylist()).items())),
+        "dropped": dict(sorted(dropped.items())),
     }
 
 
 def _flattened(images: pa.Table, name: str, schema: pa.Schema) -> pa.Table:
     """A row for each item of the lists in column ``name``, with the image's key."""
-    lists = images.column(name)
-    owners = images.column("image_key").take(pc.list_parent_indices(lists))
-    items = pc.list_flatten(lists).combine_chunks()
-    if isinstance(items, pa.ChunkedArray):
-        items = items.chunk(0) if items.num_chunks else pa.array([], items.type)
-    return pa.table([owners, *items.flatten()], schema.names).cast(schema)
+    tables = [schema.empty_table()]
+    for batch in images.to_batches():
+        lists = batch.column(name)
+        owners = batch.column("image_key").take(pc.list_parent_indices(lists))
+        items = pc.list_flatten(lists).flatten()
+        tables.append(pa.table([owners, *items], schema.names).cast(schema))
+    return pa.concat_tables(tables)

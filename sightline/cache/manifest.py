@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sightline.atomic_files import replacing
+from sightline.cache.chunks import chunk_rows
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError
 
@@ -242,9 +243,26 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     with _readable(path):
         # one file, not a folder of partitions
         with pq.ParquetFile(path, pre_buffer=False) as file:
-            table = file.read(columns)
+            schema = file.schema_arrow
+            batches = [
+                batch
+                for number in range(file.num_row_groups)
+                for batch in _row_group(file, number, columns)
+            ]
+        if columns is not None:
+            schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
+        table = pa.Table.from_batches(batches, schema)
         table.validate(full=True)  # invalid Unicode would fail every reader
         return table
+
+
+def _row_group(
+    file: pq.ParquetFile, number: int, columns: list[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """A row group in chunks: Arrow reads text inside lists and structs into one only."""
+    group = file.metadata.row_group(number)
+    rows = chunk_rows(group.num_rows, group.total_byte_size)
+    return file.iter_batches(rows, row_groups=[number], columns=columns)
 
 
 def read_batches(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from sightline.cache.chunks import taken
 from sightline.cache.commit import commit, write_shards
 from sightline.cache.file_checks import require_sound
 from sightline.cache.index import read_index
@@ -181,7 +182,7 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
         SightlineError: as in `sightline.output.Output`.
     """
     first = unique_sorted(keys)
-    every = rows_of_no_file(spec, keys[first], rows.take(pa.array(first)))
+    every = rows_of_no_file(spec, keys[first], taken(rows, first))
     with set_output(folder, kind=spec.kind) as output:
         shards = write_shards(output, every.keys, every.format.shard_rows, every)
         return commit(output, [shards], {}, Provenance()).rows
@@ -418,14 +419,15 @@ def _header(folder: Path, record: TableSetRecord, header: type[H], made_by: str)
         ) from error
 
 
-def _int32(values: pa.Array) -> NDArray[np.int32]:
-    """The values of an Arrow array without nulls, not copied."""
-    return np.from_dlpack(values).astype(np.int32, copy=False)
+def _int32(values: pa.ChunkedArray) -> NDArray[np.int32]:
+    """The values of an Arrow array without nulls; those of one chunk are not copied."""
+    chunks = [np.from_dlpack(chunk).astype(np.int32, copy=False) for chunk in values.chunks]
+    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int32), *chunks])
 
 
 def _lists(rows: Rows, name: str) -> tuple[Any, NDArray[np.int64]]:
     """The items of all lists in a column, and where each list begins and ends: int64 [n + 1]."""
-    column = rows.gather(np.arange(len(rows))).column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
-    return column.values, np.from_dlpack(column.offsets).astype(np.int64)
+    column = rows.gather(np.arange(len(rows))).column(name)
+    lengths = [np.diff(np.from_dlpack(chunk.offsets)) for chunk in column.chunks]
+    items = pa.chunked_array([chunk.flatten() for chunk in column.chunks], column.type.value_type)
+    return items, np.concatenate([[0], *lengths]).cumsum(dtype=np.int64)

@@ -23,6 +23,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
+from sightline.cache.chunks import joined, taken
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.cache.manifest import KEY, key_array, key_column, read_manifest, read_table
 from sightline.cache.record import (
@@ -142,11 +143,11 @@ class Tables:
     def gathered(self, parts: Iterable[pa.Table], places: Sequence[NDArray[np.int64]]) -> pa.Table:
         """As that of `Numbers`: a table of n rows."""
         order = np.concatenate([np.empty(0, dtype=np.int64), *places])
-        return _taken(self.joined(list(parts)), np.argsort(order, kind="stable"))
+        return taken(self.joined(list(parts)), np.argsort(order, kind="stable"))
 
     def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """The rows of all parts, one after the other."""
-        return pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
+        return joined(parts, self.schema)
 
     def digests(self, rows: pa.Table) -> Digests:
         """XXH3-128 of each row's JSON, in which bytes are the digest of theirs (hex): [n, 16]."""
@@ -199,7 +200,7 @@ class DecodedTable:
 
     def take(self, numbers: NDArray) -> pa.Table:
         """Some rows, in the order of ``numbers``."""
-        return _taken(self.rows, numbers)
+        return taken(self.rows, numbers)
 
 
 OpenShard = MappedNumbers | DecodedTable
@@ -319,13 +320,6 @@ def note_in(path: Path) -> bytes:
 
 def _with_key(rows: pa.Schema) -> pa.Schema:
     return rows.insert(0, pa.field("key", KEY))
-
-
-def _taken(rows: pa.Table, numbers: NDArray) -> pa.Table:
-    """Some rows, in the order of ``numbers``."""
-    if len(numbers) == rows.num_rows and (numbers == np.arange(len(numbers))).all():
-        return rows  # a copy may be gigabytes
-    return rows.take(pa.array(numbers))
 
 
 def by_shard(numbers: NDArray[np.int32]) -> tuple[NDArray[np.int64], list[int]]:
