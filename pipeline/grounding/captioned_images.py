@@ -1,15 +1,30 @@
 """The unit of grounding: an image and its captions."""
 
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from pipeline.grounding.protocols import Caption
 from pipeline.grounding.settings import CaptionChoice
-from sightline.cache import Place, key_of_text, places_of
+from sightline.cache import Place, key_column, key_of_text, places_of
+from sightline.cache.chunks import taken
+from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
+
+_AT_ONCE = 1024
 
 
 @dataclass
@@ -35,7 +50,58 @@ class CaptionedImage:
         return hashlib.sha256(self.key + texts).digest()
 
 
-def units_of(data: PreparedDataset, choice: CaptionChoice) -> list[CaptionedImage]:
+@dataclass(frozen=True, eq=False)
+class CaptionedImages(Sequence[CaptionedImage]):
+    """Images with their captions, each made when it is asked for.
+
+    Attributes:
+        manifest, root: of the images.
+        images: the images manifest.
+        captions: the columns ``image_id`` and ``text`` of the captions manifest.
+        image_rows: int64 [n], the rows of the images that have captions.
+        caption_rows: int64 [m], the rows of the captions, those of one image after the other.
+        ends: int64 [n], where the captions of each image end among them.
+    """
+
+    manifest: Path
+    root: Path
+    images: pa.Table
+    captions: pa.Table
+    image_rows: NDArray[np.int64]
+    caption_rows: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.image_rows)
+
+    def __iter__(self) -> Iterator[CaptionedImage]:
+        for start in range(0, len(self), _AT_ONCE):
+            yield from self._made(slice(start, start + _AT_ONCE))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        at = range(len(self))[index]
+        return self._made(slice(at, at + 1))[0]
+
+    def _made(self, some: slice) -> list[CaptionedImage]:
+        table, ends = taken(self.images, self.image_rows[some]), self.ends[some].tolist()
+        start = int(self.ends[some.start - 1]) if some.start else 0
+        said = taken(self.captions, self.caption_rows[start : ends[-1]]).to_pylist()
+        made = []
+        places = places_of(self.manifest, table)
+        for row, place, stop in zip(table.to_pylist(), places, ends, strict=True):
+            unit = CaptionedImage(place.below(self.root), row["key"], row["height"], row["width"])
+            texts: dict[str, str] = {}
+            for caption in said[start - ends[-1] : stop - ends[-1] or None]:
+                texts.setdefault(caption["text"], caption["image_id"])
+            unit.captions += [Caption(name, unit.key, text) for text, name in texts.items()]
+            made.append(unit)
+            start = stop
+        return made
+
+
+def units_of(data: PreparedDataset, choice: CaptionChoice) -> CaptionedImages:
     """The images of a data set with the captions to ground; skips images without captions.
 
     Files with equal content count as one image with the captions of all of them.
@@ -49,22 +115,31 @@ def units_of(data: PreparedDataset, choice: CaptionChoice) -> list[CaptionedImag
     """
     from sightline.cache.caption_choice import choose_captions
 
-    root, table = data.require_images(), data.images
-    units: dict[bytes, CaptionedImage] = {}
-    by_id: dict[str, CaptionedImage] = {}
-    for row, place in zip(table.to_pylist(), places_of(data.images_manifest, table), strict=True):
-        unit = CaptionedImage(place.below(root), row["key"], row["height"], row["width"])
-        by_id[row["image_id"]] = units.setdefault(row["key"], unit)
-    table = data.captions
-    image_ids, texts = table["image_id"].to_pylist(), table["text"].to_pylist()
-    absent = [image_id for image_id in image_ids if image_id not in by_id]
-    if absent:
+    root, images = data.require_images(), data.images
+    for start in range(0, len(images), _AT_ONCE):
+        places_of(data.images_manifest, images.slice(start, _AT_ONCE))
+    captions = data.captions.select(["image_id", "text"])
+    rows = pc.index_in(captions["image_id"], images["image_id"])
+    if rows.null_count:
+        name = captions["image_id"].filter(pc.is_null(rows))[0].as_py()
         raise SightlineError(
-            f"{data.images_manifest}: {len(absent)} captions of {data.captions_manifest} belong to "
-            f"images that are not in it, such as {absent[0]!r}; prepare the data set again"
+            f"{data.images_manifest}: {rows.null_count} captions of {data.captions_manifest} "
+            f"belong to images that are not in it, such as {name!r}; prepare the data set again"
         )
-    for row in choose_captions(image_ids, texts, choice, 0):
-        unit = by_id[image_ids[row]]
-        if all(caption.text != texts[row] for caption in unit.captions):
-            unit.captions.append(Caption(image_ids[row], unit.key, texts[row]))
-    return [unit for unit in units.values() if unit.captions]
+    image_ids, texts = captions.columns
+    if choice != "all":  # which reads no text
+        image_ids, texts = image_ids.to_pylist(), texts.to_pylist()
+    chosen = choose_captions(image_ids, texts, choice, 0)
+    owners = _first_rows(key_column(images["key"]))[rows.to_numpy()[chosen]]
+    order = np.argsort(owners, kind="stable")
+    image_rows, counts = np.unique(owners, return_counts=True)
+    ends = np.cumsum(counts)
+    return CaptionedImages(
+        data.images_manifest, root, images, captions, image_rows, chosen[order], ends
+    )
+
+
+def _first_rows(keys: Keys) -> NDArray[np.int64]:
+    """The first row with the key of each row: int64 [n]."""
+    first = unique_sorted(keys)
+    return first[find_keys(keys[first], keys)]

@@ -19,7 +19,7 @@ from pipeline.grounding.settings import GroundingSettings, Rules
 from sightline.atomic_files import check_apart
 from sightline.cache.cutout_identity import CROP_RULE
 from sightline.cache.groundings import grounding_counts
-from sightline.cache.keys import as_keys
+from sightline.cache.keys import KEY_BYTES, as_keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch, WorkerNumber
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import TableSpec, set_output
@@ -186,12 +186,18 @@ def grounding_job(
     }
     description = json.loads(json.dumps(description))  # tuples become lists, as when read back
     spec = TableSpec(kind="grounding", description=description)
-    by_key = {unit.unit_key: unit for unit in units}
+    keys, groups = bytearray(), bytearray()
+    for unit in units:
+        keys += unit.unit_key
+        groups += _by_size(unit)
+    unit_keys = as_keys(np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES))
+    order = unique_sorted(unit_keys)
     blocks = BlockGrounder(grounder, segmenter, rules, batch_size, workers)
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[BatchResult]:
         for batch in batches:
-            block = [by_key[key.tobytes()] for key in batch.keys]
+            places = order[find_keys(unit_keys[order], batch.keys)]
+            block = [units[place] for place in places.tolist()]
             yield BatchResult(batch, *blocks.ground(block, advance))
 
     return Job(
@@ -199,18 +205,18 @@ def grounding_job(
         spec,
         inputs,
         "images",
-        as_keys(list(by_key)),
+        unit_keys,
         block_images,
         compute,
         lambda _: _described(grounding_counts(out)),
-        groups=np.array([_by_size(unit) for unit in by_key.values()], dtype=np.uint8),
+        groups=np.frombuffer(groups, np.uint8).reshape(-1, KEY_BYTES),
         calls=blocks.calls,
     )
 
 
-def _by_size(unit: CaptionedImage) -> list[int]:
+def _by_size(unit: CaptionedImage) -> bytes:
     """Group of images of one size, which are grounded together: 32 bytes."""
-    return [*unit.height.to_bytes(16, "big"), *unit.width.to_bytes(16, "big")]
+    return unit.height.to_bytes(16, "big") + unit.width.to_bytes(16, "big")
 
 
 def _described(counts: dict[str, Any]) -> list[str]:

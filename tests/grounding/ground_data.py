@@ -74,7 +74,7 @@ class DataSet:
         write_table(self.folder / "captions.parquet", captions, CAPTIONS)
         as_prepared(self.folder)
 
-    def units(self, choice: CaptionChoice = "all") -> list[CaptionedImage]:
+    def units(self, choice: CaptionChoice = "all") -> Sequence[CaptionedImage]:
         """Write the manifests and read the units to ground."""
         self.write()
         return units_of(PreparedDataset(self.folder, self.folder / "images"), choice)
