@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+import shlex
 from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
@@ -74,17 +75,66 @@ def read_text(path: Path, expected: str = "") -> str:
         expected: as for `read_data`.
     """
     data = read_data(path, expected).removeprefix(BOM_UTF8)
+    if wide := _wide(data):
+        raise _recoded(path, f"is {wide.upper()}, expected UTF-8", wide)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise SightlineError(
-            f"{path}: line {line}: the byte 0x{data[error.start]:02x} is not UTF-8; convert the "
-            f"file first, e.g. `iconv -f latin1 -t utf-8`"
-        ) from None
+        fault = f"line {line}: the byte 0x{data[error.start]:02x} is not UTF-8"
+        raise _recoded(path, fault, "windows-1252" if _windows(data) else None) from None
     if match := CONTROL.search(text):
         raise SightlineError(f"{path}: line {_line(text, match)}: {control_fault(match[0])}")
     return text
+
+
+_MARKS = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+"""Byte-order marks; that of UTF-32 begins with that of UTF-16."""
+
+_IN_A_WORD = re.compile(rb"[A-Za-z][\x80-\x91\x93-\x9f][A-Za-z]")
+_HIGH = re.compile(rb"[\x80-\xff]")
+_ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
+
+
+def _wide(data: bytes) -> str | None:
+    """UTF-16 or UTF-32 as iconv names them, by a byte-order mark or zeros beside the letters."""
+    for mark, name in _MARKS.items():
+        if data.startswith(mark):
+            return name
+    even, odd = data[:4096:2].count(0), data[1:4096:2].count(0)
+    if max(even, odd) > min(len(data), 4096) // 4 and not min(even, odd):
+        return "utf-16le" if odd else "utf-16be"
+    return None
+
+
+def _windows(data: bytes) -> bool:
+    """Whether bytes are likely of Windows-1252, which contains Latin-1.
+
+    Then most bytes beyond ASCII stand alone, as accents among letters do, and its punctuation
+    stands in no word, where other encodings have letters.
+    """
+    try:
+        data.decode("windows-1252")
+    except UnicodeDecodeError:
+        return False
+    return 2 * len(_ALONE.findall(data)) > len(_HIGH.findall(data)) and not _IN_A_WORD.search(data)
+
+
+def _recoded(path: Path, fault: str, encoding: str | None) -> SightlineError:
+    """The error for a file that is not UTF-8, with the command that makes one of it."""
+    first = "" if encoding else f"find out its encoding, such as by `file {_quoted(path)}`, and "
+    new = _quoted(f"{path.stem}-utf8{path.suffix}")
+    command = f"iconv -f {encoding or 'ENCODING'} -t utf-8 {_quoted(path)} > {new}"
+    return SightlineError(f"{path}: {fault}; {first}convert it: `{command}`")
+
+
+def _quoted(path: Path | str) -> str:
+    return shlex.quote(str(path))
 
 
 def _line(text: str, match: re.Match[str]) -> int:

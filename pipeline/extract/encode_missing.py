@@ -19,12 +19,13 @@ from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.feature_kind import feature_kind
-from sightline.cache.keys import Keys, at, find_keys, unique_sorted
+from sightline.cache.keys import Keys, as_keys, at, find_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.record import set_output
 from sightline.devices import use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
+from sightline.user_files import short
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -152,6 +153,11 @@ class ToEncode:
         """The entries of some of the `keys`."""
         return self.inputs.some(self.places[rows])
 
+    def name_of(self, key: bytes) -> str:
+        """The place of a key's entry; the beginning of a text."""
+        (entry,) = self.entries(find_keys(self.keys, as_keys([key])))
+        return str(entry.place) if hasattr(entry, "place") else short(entry)
+
 
 def feature_job(
     inputs: FeatureInputs,
@@ -203,6 +209,7 @@ def feature_job(
         encoding.lengths,
         calls=[calls],
         options=encoder.options,
+        name_of=task.name_of,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.extract.settings import Machine
-from sightline.cache.blocks import Blocks
+from sightline.cache.blocks import NOT_FINITE, Blocks
 from sightline.cache.keys import Keys
 from sightline.cache.parts import FAILURES, Failure
 from sightline.cache.plan import Batch, WorkerNumber
@@ -59,6 +59,9 @@ def good_rows(batch: Batch, failed: Mapping[bytes, Failure]) -> list[bool]:
     return [key.tobytes() not in failed for key in batch.keys]
 
 
+_ABSENT = frozenset({"missing", "outside"})
+"""Codes of rows whose file is not here, or not whole."""
+
 Advance = Callable[[int], None]
 Compute = Callable[[Iterator[Batch], Advance], Iterable[BatchResult]]
 """Batches, pulled on demand, and a progress callback for finished rows → results."""
@@ -79,6 +82,7 @@ class Job:
         calls: calls of the models.
         options: how the models are run where that changes the last bits of a row; part of the plan
             and of the record.
+        name_of: what a key stands for, such as a file, for a row that cannot be stored.
     """
 
     out: Path
@@ -93,6 +97,7 @@ class Job:
     lengths: np.ndarray | None = None
     calls: Sequence[HalvingCalls] = ()
     options: Sequence[str] = ()
+    name_of: Callable[[bytes], str] = lambda key: ""
 
     @property
     def halved_to(self) -> dict[str, int]:
@@ -275,7 +280,8 @@ def run(
         remarks=tuple(remarks),
         failures=_named(writer),
     )
-    _check_failures(summary, counts.wanted, max_failed)
+    codes = {each["code"] for each in writer.failures.values()}
+    _check_failures(summary, counts.wanted, max_failed, codes)
     return summary
 
 
@@ -335,7 +341,7 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
         for batch, rows, failed in job.compute(blocks.claim(advance), advance):
             halved = job.halved_to
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
-            pending.append(pool.submit(blocks.add, batch, rows, failed, computed))
+            pending.append(pool.submit(blocks.add, batch, rows, failed, computed, job.name_of))
             while len(pending) > ahead:
                 pending.popleft().result()
             count += len(batch.keys)
@@ -367,10 +373,15 @@ def _named(writer: SetWriter) -> tuple[str, ...]:
     return (*lines, f"  {further}{writer.run_folder / FAILURES}") if lines else ()
 
 
-def _check_failures(summary: SetSummary, total: int, max_failed: float) -> None:
+def _check_failures(
+    summary: SetSummary, total: int, max_failed: float, codes: Collection[str]
+) -> None:
     """Raise SightlineError, with examples, if more failed than ``max_failed`` (a fraction) allows.
 
     So does an empty set: nothing can be learned from it.
+
+    Args:
+        codes: of the failures, for what to do about them.
     """
     out, unit, failed = summary.folder, summary.unit, summary.failed
     if not total:
@@ -382,14 +393,22 @@ def _check_failures(summary: SetSummary, total: int, max_failed: float) -> None:
     if good and failed <= max_failed * total:
         return
     outcome = f"all {total:,} {unit} failed"
-    remedy = "Fix or remove these files and rerun `sightline prepare`"
+    remedies: list[str] = []
+    if absent := _ABSENT.intersection(codes):
+        remedies.append("put back what is missing and rerun with --retry-failed")
+    if set(codes) - absent - {NOT_FINITE} or not codes:
+        remedies.append("fix or remove these files and rerun `sightline prepare`")
     if good:
         outcome = (
             f"{failed:,} of {total:,} {unit} failed, more than max_failed = {max_failed:g} allows; "
             f"the {good:,} good ones are published"
         )
-        remedy += ", or raise max_failed"
-    raise SightlineError("\n".join([f"{out}: {outcome}.", *summary.failures, f"  {remedy}."]))
+        remedies.append("raise max_failed")
+    lines = [f"{out}: {outcome}.", *summary.failures]
+    if remedies:
+        remedy = ", or ".join(remedies)
+        lines.append(f"  {remedy[0].upper()}{remedy[1:]}.")
+    raise SightlineError("\n".join(lines))
 
 
 @contextmanager

@@ -14,11 +14,15 @@ from numpy.typing import NDArray
 from sightline.cache.keys import Keys
 from sightline.cache.parts import Failure, Part, note_of, part_names, write_part
 from sightline.cache.plan import Batch, StoredPlan, WorkerNumber
+from sightline.cache.record import FeatureSpec
 from sightline.cache.set_plan import Plan
 from sightline.cache.shards import Numbers, format_of
 from sightline.errors import CacheError
 from sightline.lock import WriterLock
 from sightline.output import run_folder_of
+
+NOT_FINITE = "not_finite"
+"""The code of a row that cannot be stored."""
 
 _LOOKING = 100
 """A look at the names of parts may take one part in so many of the time."""
@@ -175,6 +179,7 @@ class Blocks:
         rows: Any,
         failed: Mapping[bytes, Failure] | None = None,
         computed: Mapping[str, Any] | None = None,
+        name_of: Callable[[bytes], str] = lambda key: "",
     ) -> None:
         """Add the rows of a batch; with the last one its block becomes durable.
 
@@ -187,13 +192,14 @@ class Blocks:
             failed: key → code, path and reason of failed rows.
             computed: device, library versions and batch size, for the new shards; ``halved_to``
                 if the plan's batch size did not fit in memory. That of the last batch counts.
+            name_of: what a key stands for, such as a file, for a row that becomes an error.
         """
         failed = dict(failed or {})
         keys = batch.keys
         if failed:
             keys = keys[np.array([key.tobytes() not in failed for key in keys], dtype=bool)]
         if isinstance(self._format, Numbers):
-            keys, rows = _finite(self._format, keys, rows, failed)
+            keys, rows = self._finite(self._format, keys, rows, failed, name_of)
         block = self._open.setdefault(batch.block, _Block())
         block.keys.append(keys)
         block.values.append(rows)
@@ -215,7 +221,7 @@ class Blocks:
         """Write a whole block, whose rows may be any of the plan; arguments as `add`."""
         failed = dict(failed or {})
         if isinstance(self._format, Numbers):
-            keys, rows = _finite(self._format, keys, rows, failed)
+            keys, rows = self._finite(self._format, keys, rows, failed)
         self._write(number, keys, rows, failed, computed)
 
     def _write(
@@ -249,20 +255,32 @@ class Blocks:
         end = time.monotonic()
         self._next_look = end + _LOOKING * (end - start)
 
+    def _finite(
+        self,
+        kind: Numbers,
+        keys: Keys,
+        rows: NDArray,
+        failed: dict[bytes, Failure],
+        name_of: Callable[[bytes], str] = lambda key: "",
+    ) -> tuple[Keys, NDArray]:
+        """The rows that can be stored; the others are added to ``failed``."""
+        with np.errstate(over="ignore"):
+            stored = rows.astype(kind.dtype)
+        finite = np.isfinite(stored).all(axis=1)
+        if finite.all():
+            return keys, stored
+        for key, row in zip(keys[~finite], rows[~finite], strict=True):
+            name, reason = name_of(key.tobytes()), self._why_not(kind, row)
+            failed[key.tobytes()] = {"code": NOT_FINITE, "path": name, "reason": reason}
+        return keys[finite], stored[finite]
 
-def _finite(
-    kind: Numbers, keys: Keys, rows: NDArray, failed: dict[bytes, Failure]
-) -> tuple[Keys, NDArray]:
-    """The rows that can be stored; the others are added to ``failed``."""
-    with np.errstate(over="ignore"):
-        stored = rows.astype(kind.dtype)
-    finite = np.isfinite(stored).all(axis=1)
-    if finite.all():
-        return keys, stored
-    for key in keys[~finite]:
-        failed[key.tobytes()] = {
-            "code": "not_finite",
-            "path": "",
-            "reason": f"the encoder's row holds NaN or exceeds {kind.dtype.name}",
-        }
-    return keys[finite], stored[finite]
+    def _why_not(self, kind: Numbers, row: NDArray) -> str:
+        """Why a row cannot be stored, and what to do if that is known."""
+        if np.isfinite(row).all():
+            largest = float(np.abs(row).max())
+            return f"exceeds {kind.dtype.name} (largest {largest:.2g}): store with --dtype float32"
+        found = "the encoder's row holds NaN or infinity"
+        spec = self.plan.spec
+        if isinstance(spec, FeatureSpec) and spec.precision.startswith("fp16"):
+            return f"{found} in fp16: compute with --precision bf16 or fp32"
+        return f"{found}: look at its weights"

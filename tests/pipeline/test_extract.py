@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+import torchvision
 from PIL import Image
 from small_inputs import extracting
 
@@ -154,6 +156,51 @@ def test_too_many_bad_images_end_it_after_the_good_ones_are_published(fails, wor
     for path in Path("photos").glob("*.png"):
         path.unlink()
     assert "all 2 images failed" in fails(*extracting("image", "none", "--max-failed", 1))
+
+
+def scaled(factor: float) -> None:
+    """Write resnet18's weights with features scaled by ``factor``."""
+    torch.manual_seed(0)
+    state = torchvision.models.resnet18().state_dict()
+    for name in ("layer4.1.bn2", "layer4.0.bn2", "layer4.0.downsample.1"):
+        state[f"{name}.weight"] *= factor
+    safetensors.torch.save_file(state, "scaled.safetensors")
+
+
+def test_features_beyond_float16_name_their_images_and_what_stores_them(fails, says, world):
+    scaled(1e6)
+    words = ["extract", "image", "--data", "photos", "--workers", 0, "--out", "large"]
+    words += ["--encoder", "resnet18", "--weights", "file:scaled.safetensors"]
+    err = fails(*words)
+    assert "all 6 images failed" in err
+    assert "photos/5.png: exceeds float16 (largest 4.2e+12): store with --dtype float32" in err
+    assert "sightline prepare" not in err
+    listed = map(json.loads, Path("large.run/failures.jsonl").read_text().splitlines())
+    named = {Path(each["path"]).name for each in listed}
+    assert named == {path.name for path in Path("photos").iterdir()}
+    says(*words, "--dtype", "float32")
+    assert len(FeatureSet.open("large")) == 6
+
+
+def test_features_that_are_no_numbers_are_no_fault_of_the_images(fails, world):
+    scaled(float("nan"))
+    words = ["extract", "image", "--data", "photos", "--workers", 0, "--out", "large"]
+    err = fails(*words, "--encoder", "resnet18", "--weights", "file:scaled.safetensors")
+    assert "the encoder's row holds NaN or infinity: look at its weights" in err
+    assert "sightline prepare" not in err
+
+
+def test_a_missing_file_is_put_back_and_asked_for_again(fails, says, counts, world):
+    names = [path.name for path in sorted(Path("photos").iterdir())]
+    Path("captions.csv").write_text("\n".join(["image,caption", *(f"{n},a dog" for n in names)]))
+    given = ["--set", "images=photos", "--set", "captions=captions.csv"]
+    says("prepare", "pairs", *given, "--out", "d")
+    path = Path("photos", names[0]).rename("away")
+    words = ["extract", "image", "--data", "d", "--workers", 0, "--out", "new"]
+    words += ["--encoder", "resnet18", "--weights", "random:0"]
+    assert "Put back what is missing and rerun with --retry-failed, or raise" in fails(*words)
+    path.rename(Path("photos", names[0]))
+    assert counts(*words, "--retry-failed")["failed"] == 0
 
 
 def test_a_full_disk_is_reported_before_anything_starts(monkeypatch, fails, world):
