@@ -19,6 +19,7 @@ from pydantic import GetPydanticSchema, StrictInt, StringConstraints, TypeAdapte
 from pydantic_core import core_schema
 
 from sightline.errors import SightlineError
+from sightline.file_kinds import data_kind, unexpected, ungzipped
 
 # Every control character that is not white space, except those that published texts contain by
 # mistake, U+0080 to U+009F: there, Windows-1252 punctuation was read as Latin-1. Of these only
@@ -69,12 +70,17 @@ def read_data(path: Path, expected: str = "") -> bytes:
 def read_text(path: Path, expected: str = "") -> str:
     """The text of a UTF-8 file without a byte-order mark, with its original line ends.
 
-    It contains no control characters, as `Text`.
+    It contains no control characters, as `Text`. A file compressed by gzip is unpacked.
 
     Args:
         expected: as for `read_data`.
     """
-    data = read_data(path, expected).removeprefix(BOM_UTF8)
+    data = read_data(path, expected)
+    if data_kind(data) == "gzip":
+        data = ungzipped(path, data)
+    if kind := data_kind(data):
+        raise unexpected(path, kind, expected or "text")
+    data = data.removeprefix(BOM_UTF8)
     if wide := _wide(data):
         raise _recoded(path, f"is {wide.upper()}, expected UTF-8", wide)
     try:

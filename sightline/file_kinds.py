@@ -1,0 +1,194 @@
+"""What a file is, by its content: every reader of files from outside asks here.
+
+Binary files are recognised by their first bytes, a zip by its members; text shows nothing but its
+suffix. A pickle runs code when it is opened, so nothing here or elsewhere opens one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import shlex
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from sightline.errors import SightlineError
+
+FileKind = Literal[
+    "gzip", "bzip2", "xz", "zstd", "7z", "rar", "zip", "npz", "excel", "pytorch", "pickle", "tar",
+    "parquet", "arrow", "feather1", "hdf5", "npy", "npy_objects", "safetensors", "sqlite", "pdf",
+    "image", "html", "lfs",
+]  # fmt: skip
+"""Kinds of files that are no text, or no text that anybody meant to give."""
+
+HEAD = 1024
+"""Bytes at the beginning of a file that show its kind."""
+
+_BEGINNINGS: dict[bytes, FileKind] = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"Rar!\x1a\x07": "rar",
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",  # without members
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "excel",  # before .xlsx
+    b"PAR1": "parquet",
+    b"PARE": "parquet",
+    b"ARROW1": "arrow",
+    b"\xff\xff\xff\xff": "arrow",  # a stream
+    b"FEA1": "feather1",
+    b"\x89HDF\r\n\x1a\n": "hdf5",
+    b"\x93NUMPY": "npy",
+    b"SQLite format 3\0": "sqlite",
+    b"%PDF-": "pdf",
+    b"\xff\xd8\xff": "image",
+    b"\x89PNG\r\n": "image",
+    b"GIF8": "image",
+    b"II*\0": "image",
+    b"MM\0*": "image",
+    b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19": "pytorch",  # before its files were zips
+    b"version https://git-lfs.github.com/": "lfs",
+}
+_PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+_PICKLE = (
+    "opening it runs its code, so it is not read; load it where you trust it and write Parquet: "
+    "pyarrow.parquet.write_table(pyarrow.table({'name': names, 'features': list(rows)}), FILE)"
+)
+
+_WORDS: dict[FileKind, tuple[str, str]] = {
+    "gzip": ("compressed by gzip", "unpack it: `gunzip -k {}`"),
+    "bzip2": ("compressed by bzip2", "unpack it: `bunzip2 -k {}`"),
+    "xz": ("compressed by xz", "unpack it: `unxz -k {}`"),
+    "zstd": ("compressed by Zstandard", "unpack it: `unzstd {}`"),
+    "7z": ("a 7-Zip archive", "unpack it"),
+    "rar": ("a RAR archive", "unpack it"),
+    "zip": ("a zip archive", "unpack it: `unzip {} -d FOLDER`"),
+    "npz": ("a NumPy archive (.npz)", ""),
+    "excel": ("an Excel workbook", "save it as CSV UTF-8"),
+    "pytorch": ("a PyTorch pickle", _PICKLE),
+    "pickle": ("a pickle", _PICKLE),
+    "npy_objects": ("a NumPy file of Python objects, which is a pickle", _PICKLE),
+    "tar": ("a tar archive", ""),
+    "parquet": ("a Parquet file", ""),
+    "arrow": ("an Arrow or Feather file", ""),
+    "feather1": ("a Feather file of version 1", "write version 2, which is Arrow, or Parquet"),
+    "hdf5": ("an HDF5 file", ""),
+    "npy": ("a NumPy array (.npy)", ""),
+    "safetensors": ("a safetensors file", ""),
+    "sqlite": ("an SQLite data base", "export its table as CSV"),
+    "pdf": ("a PDF", ""),
+    "image": ("an image", ""),
+    "html": ("a web page", "it is not the file itself; download that again"),
+    "lfs": ("a Git LFS pointer, not the file itself", "fetch it: `git lfs pull`"),
+}
+
+
+def file_kind(path: Path) -> FileKind | None:
+    """What a file is by its content; None: text, or nothing that is known here.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return _kind_of(file)
+
+
+def data_kind(data: bytes) -> FileKind | None:
+    """The same of a file's bytes."""
+    return _kind_of(io.BytesIO(data))
+
+
+def unexpected(path: Path, kind: FileKind, expected: str) -> SightlineError:
+    """The error for a file of another kind than its reader takes, with what makes it readable.
+
+    Args:
+        expected: what the reader takes.
+    """
+    found, remedy = _WORDS[kind]
+    remedy = remedy.replace("{}", shlex.quote(str(path)))
+    return SightlineError(f"{path}: {found}; expected {expected}{remedy and '; '}{remedy}")
+
+
+def ungzipped(path: Path, data: bytes) -> bytes:
+    """The content of a gzip file.
+
+    Raises:
+        SightlineError: it is damaged.
+    """
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SightlineError(f"{path}: damaged gzip ({error}); get the file again") from None
+
+
+def _kind_of(file: BinaryIO) -> FileKind | None:
+    head = file.read(HEAD)
+    for beginning, kind in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            look = _LOOK_INSIDE.get(kind)
+            return look(file, head) if look else kind
+    if (head[:4] == b"RIFF" and head[8:12] == b"WEBP") or head[4:12] in _BOXED:
+        return "image"
+    if head.startswith(_PICKLES):
+        file.seek(-1, io.SEEK_END)
+        return "pickle" if file.read(1) == b"." else None
+    if _is_safetensors(file, head):
+        return "safetensors"
+    if _is_tar(head):
+        return "tar"
+    return "html" if head.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")) else None
+
+
+_BOXED = (b"ftypavif", b"ftypavis", b"ftypheic", b"ftypheix", b"ftypmif1")
+
+
+def _of_zip(file: BinaryIO, head: bytes) -> FileKind:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+    except zipfile.BadZipFile:
+        return "zip"
+    if "[Content_Types].xml" in names:
+        return "excel"
+    if any(name.rpartition("/")[2] == "data.pkl" for name in names):
+        return "pytorch"
+    return "npz" if names and all(name.endswith(".npy") for name in names) else "zip"
+
+
+def _of_npy(file: BinaryIO, head: bytes) -> FileKind:
+    header = head.partition(b"{")[2].partition(b"}")[0]
+    return "npy_objects" if b"'|O'" in header or b"'O'" in header else "npy"
+
+
+_LOOK_INSIDE: dict[FileKind, Callable[[BinaryIO, bytes], FileKind]] = {
+    "zip": _of_zip,
+    "npy": _of_npy,
+}
+
+
+def _is_safetensors(file: BinaryIO, head: bytes) -> bool:
+    """Whether a length is followed by as many bytes of a JSON object."""
+    length = int.from_bytes(head[:8], "little")
+    if head[8:9] != b"{" or not 2 <= length <= 100_000_000:
+        return False
+    file.seek(8)
+    try:
+        return isinstance(json.loads(file.read(length)), dict)
+    except ValueError:
+        return False
+
+
+def _is_tar(head: bytes) -> bool:
+    """Whether its first header has the right checksum, as also tars without a magic have."""
+    try:
+        tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
