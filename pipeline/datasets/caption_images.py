@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -15,41 +14,8 @@ from pipeline.datasets.images import ImageTable
 from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
 from sightline.cache.manifest import CAPTIONS, IMAGES, key_array, whole_files
+from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile
 from sightline.user_files import read_lines
-
-UNKNOWN, AMBIGUOUS = -1, -2
-
-
-class ImageNames:
-    """Finds the image that a caption file or list refers to.
-
-    A name is a path below the image folder, a file name, or a file name without suffix (as in
-    Flickr30k Entities); the last two must be unique. Composed and decomposed letters count as
-    equal (macOS stores the latter).
-    """
-
-    def __init__(self, paths: list[str]) -> None:
-        self._by_path = _index(paths)
-        pure = [PurePosixPath(path) for path in paths]
-        self._by_name = _index(path.name for path in pure)
-        self._by_stem = _index(path.stem for path in pure)
-
-    def find(self, name: str) -> int:
-        """Row of the image, or `UNKNOWN`, or `AMBIGUOUS`."""
-        name = unicodedata.normalize("NFC", name.removeprefix("./"))
-        for index in (self._by_path, self._by_name, self._by_stem):
-            row = index.get(name)
-            if row is not None:
-                return row
-        return UNKNOWN
-
-
-def _index(names: Iterable[str]) -> dict[str, int]:
-    rows: dict[str, int] = {}
-    for row, name in enumerate(names):
-        name = unicodedata.normalize("NFC", name)
-        rows[name] = AMBIGUOUS if name in rows else row
-    return rows
 
 
 def listed_splits(lists: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:
@@ -75,7 +41,9 @@ def assign_splits(
     Raises:
         DatasetError: an image is in two splits.
     """
-    rows = [(names.find(entry), entry, split, where) for entry, split, where in entries]
+    entries = list(entries)
+    of_file = _found_by(names, (entry for entry, _, _ in entries), "split lists", report)
+    rows = [(of_file.find(entry, split), entry, split, where) for entry, split, where in entries]
     unknown = dict.fromkeys(entry for row, entry, _, _ in rows if row < 0)
     report.note("split_entries_without_image", unknown)
     return _one_split_each((each for each in rows if each[0] >= 0), len(images.paths))
@@ -101,7 +69,7 @@ def write_pairs(
     report: PrepareReport,
     *,
     strict: bool,
-    names: ImageNames | None = None,
+    names: ImageNames,
 ) -> None:
     """Write the manifests (`write_captioned`) into ``folder`` and fill ``report``.
 
@@ -113,13 +81,17 @@ def write_pairs(
             splits, or as `write_captioned`.
     """
     report.notes += captions.remarks
-    row_of = _rows_by_name(captions, names or ImageNames(images.paths), report)
-    rows = [row_of[name] for name in captions.images]  # image row of each caption
-    for problem, code in (
-        ("captions_without_image", UNKNOWN),
-        ("captions_of_ambiguous_image", AMBIGUOUS),
-    ):
-        report.note(problem, (_written(captions, i) for i, row in enumerate(rows) if row == code))
+    of_file = _found_by(names, captions.images, Path(captions.where).name, report)
+    own_splits = _own_splits(captions)
+    rows = _rows(captions, of_file, own_splits, report)
+    unknown = (_written(captions, i) for i, row in enumerate(rows) if row == UNKNOWN)
+    report.note("captions_without_image", unknown)
+    several = (
+        f"{_written(captions, i)} ({' or '.join(of_file.candidates(captions.images[i]))})"
+        for i, row in enumerate(rows)
+        if row == AMBIGUOUS
+    )
+    report.note("captions_of_ambiguous_image", several)
     kept = [i for i, row in enumerate(rows) if row >= 0]
     if not kept:
         raise DatasetError(
@@ -127,7 +99,9 @@ def write_pairs(
             f"(captions: {captions.images[0]!r}, …; images: {images.paths[0]!r}, …)"
         )
     if splits is None:
-        splits = _one_split_each(_column(captions, kept, rows), len(images.paths))
+        where = f"{captions.where}, column split"
+        own = ((rows[i], captions.images[i], own_splits[i], where) for i in kept if own_splits)
+        splits = _one_split_each(own, len(images.paths))
     ids = _caption_ids(captions, kept, rows, images.paths)
     _refuse_duplicates(captions, kept, ids)
     image_columns = {
@@ -155,16 +129,56 @@ def write_pairs(
     )
 
 
-def _rows_by_name(captions: Captions, names: ImageNames, report: PrepareReport) -> dict[str, int]:
-    """Name of an image → its row, `UNKNOWN` or `AMBIGUOUS`; white space around a name is noise."""
-    rows = {name: names.find(name) for name in dict.fromkeys(captions.images)}
-    bare = {name: names.find(name.strip()) for name, row in rows.items() if row == UNKNOWN}
-    trimmed = [name for name, row in bare.items() if row >= 0]
+def _found_by(
+    names: ImageNames, given: Iterable[str], where: str, report: PrepareReport
+) -> NamesOfFile:
+    """How the names of a file are found, with a note of what is dropped of them."""
+    of_file = names.of_file(given)
+    if of_file.beginning:
+        report.guess(f"{where}: the beginning {of_file.beginning!r} of its image names dropped")
+    return of_file
+
+
+def _own_splits(captions: Captions) -> list[str]:
+    """The split of each caption that its file gives: train, dev, test or empty; [] without any."""
+    if captions.splits is None:
+        return []
+    where = f"{captions.where}, column split"
+    ours = {
+        name: split_name(name, where) if name.strip() else ""
+        for name in dict.fromkeys(captions.splits)
+    }
+    return [ours[name] for name in captions.splits]
+
+
+def _rows(
+    captions: Captions, names: NamesOfFile, splits: Sequence[str], report: PrepareReport
+) -> list[int]:
+    """Row of each caption's image, `UNKNOWN` or `AMBIGUOUS`; white space around names is noise."""
+    found: dict[str, dict[str, int]] = defaultdict(dict)  # split → name → row
+    trimmed: list[str] = []
+
+    def row_of(name: str, split: str) -> int:
+        bare = name.strip()
+        if bare == name or names.is_path(name):
+            return names.find(name, split)
+        row = names.find(bare, split)
+        if row >= 0:
+            trimmed.append(name)
+        return row
+
+    rows: list[int] = []
+    for name, split in zip(captions.images, splits or itertools.repeat(""), strict=False):
+        of_split = found[split]
+        row = of_split.get(name)
+        if row is None:
+            row = of_split[name] = row_of(name, split)
+        rows.append(row)
     if trimmed:
         report.notes.append(
             f"white space around {len(trimmed):,} image names left out, such as {trimmed[0]!r}"
         )
-    return rows | bare
+    return rows
 
 
 def _written(captions: Captions, i: int) -> str:
@@ -196,18 +210,3 @@ def _refuse_duplicates(captions: Captions, kept: Sequence[int], ids: Sequence[st
         f"{captions.where}: {len(twice)} duplicate caption ids, the first is {name!r}{at}; "
         f"give every caption a unique id"
     )
-
-
-def _column(
-    captions: Captions, kept: Sequence[int], rows: Sequence[int]
-) -> Iterator[tuple[int, str, str, str]]:
-    """For `_one_split_each`: the captions' own splits."""
-    if captions.splits is None:
-        return
-    where = f"{captions.where}, column split"
-    splits = {
-        name: split_name(name, where) if name.strip() else ""
-        for name in dict.fromkeys(captions.splits)
-    }
-    for i in kept:
-        yield rows[i], captions.images[i], splits[captions.splits[i]], where

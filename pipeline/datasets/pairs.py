@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from pipeline.datasets.caption_images import ImageNames, assign_splits, listed_splits, write_pairs
+from pipeline.datasets.caption_images import assign_splits, listed_splits, write_pairs
 from pipeline.datasets.captions import Captions, read_captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.source import (
@@ -18,6 +18,7 @@ from pipeline.datasets.source import (
     Progress,
     Source,
 )
+from sightline.image_names import ImageNames
 
 
 class PairsSource(Source):
@@ -166,7 +167,7 @@ def _write_manifests(
             f"{captions.where}: contains no captions; give the file that holds them as `captions`"
         )
     images = scan_images(source.images, report, subfolders, progress, captions.left_out)
-    names = ImageNames(images.paths)
+    names = ImageNames(images.paths, source.images)
     splits = None
     if captions.listed is not None:
         splits = assign_splits(captions.listed, names, images, report)

@@ -131,6 +131,7 @@ class PrepareReport:
         shards: for each file of a data set that comes in several, its counts by name.
         facts: what readers of the manifests need to know, by name.
         notes: lines for the terminal, below the summary.
+        guesses: what was read otherwise than it is written, or chosen unasked; also in the notes.
     """
 
     kind: str
@@ -140,6 +141,12 @@ class PrepareReport:
     shards: dict[str, dict[str, int]] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    guesses: list[str] = field(default_factory=list)
+
+    def guess(self, line: str) -> None:
+        """Record what was read otherwise than it is written, or chosen unasked; and show it."""
+        self.guesses.append(line)
+        self.notes.append(line)
 
     def note(self, problem: str, names: Iterable[str]) -> None:
         """Record that ``problem`` concerns ``names``; does nothing without names."""
@@ -181,6 +188,7 @@ class PrepareReport:
             "problem_counts": self.problem_counts,
             "problems": self.problems,
             **({"shards": self.shards} if self.shards else {}),
+            **({"guesses": self.guesses} if self.guesses else {}),
             **self.facts,
         }
 

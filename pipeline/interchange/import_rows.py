@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.datasets.caption_images import ImageNames
 from pipeline.datasets.images import image_files
 from pipeline.datasets.manifests import cleaned
 from pipeline.interchange.foreign import Foreign, Part, find, is_key
@@ -34,11 +32,11 @@ from sightline.cache.keys import KEY_BYTES, Keys, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
+from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 from sightline.progress import progress
 from sightline.settings import Settings
 from sightline.wording import counted
 
-_SAMPLE = 1000
 _BATCH = 1024
 _Names = Sequence[str | None]
 
@@ -201,10 +199,7 @@ def _keys(
 
 
 class _ImageKeys:
-    """Keys of images by name: a path below their folder, its file's name or that without suffix.
-
-    All names may begin elsewhere (``/home/somebody/photos/1.jpg``): the beginning that most of a
-    sample share is taken away.
+    """Keys of images by name (`sightline.image_names`).
 
     Args:
         source: the files that name them, for messages.
@@ -222,7 +217,7 @@ class _ImageKeys:
                 f"{source}: a row's key is the SHA-256 of its image, and these rows name images "
                 f"such as {example}; give their folder, or a prepared data set, with --data"
             )
-        self._root = data
+        self._root, self._source = data, source
         self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
         if (data / RECORD).is_file():
             table = PreparedDataset.open(data).images
@@ -232,8 +227,8 @@ class _ImageKeys:
             self._paths = sorted(image_files(data, data)[0])
         else:
             raise SightlineError(f"{data}: expected a folder of images, or a prepared data set")
-        self._names = ImageNames(self._paths)
-        self._beginning = self._choose([name for name in names[:_SAMPLE] if name])
+        images = ImageNames(self._paths, data)
+        self._names = images.of_file(filter(None, names))
 
     def of(self, names: _Names) -> list[bytes | None]:
         """The key of each image, or None if it is missing, unreadable or unnamed."""
@@ -244,19 +239,16 @@ class _ImageKeys:
         return [self._keys[row] if row >= 0 else None for row in rows]
 
     def _row(self, name: str | None) -> int:
-        if not name or not name.startswith(self._beginning):
-            return -1
-        return self._names.find(name.removeprefix(self._beginning))
-
-    def _choose(self, sample: list[str]) -> str:
-        beginnings = Counter({"": sum(self._names.find(name) >= 0 for name in sample)})
-        for name in sample:
-            parts = name.split("/")
-            rests = ("/".join(parts[i:]) for i in range(1, len(parts)))
-            tail = next((tail for tail in rests if self._names.find(tail) >= 0), None)
-            if tail is not None:
-                beginnings[name.removesuffix(tail)] += 1
-        return beginnings.most_common(1)[0][0]
+        if not name:
+            return UNKNOWN
+        row = self._names.find(name)
+        if row == AMBIGUOUS:
+            several = " and ".join(self._names.candidates(name))
+            raise SightlineError(
+                f"{self._source}: {name!r} may be {several}; give paths in place of names, or the "
+                "folder that holds one of them with --data"
+            )
+        return row
 
     def _hash(self, row: int) -> bytes | None:
         try:

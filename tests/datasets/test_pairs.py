@@ -84,7 +84,10 @@ def test_mismatches_are_counted_and_listed(make_images, prepare, out, tmp_path, 
     assert report.problems == {
         "split_entries_without_image": ["never.jpg"],
         "captions_without_image": ["gone.jpg#0"],
-        "captions_of_ambiguous_image": ["twice.jpg#0", "b#0"],
+        "captions_of_ambiguous_image": [
+            "twice.jpg#0 (x/twice.jpg or y/twice.jpg)",
+            "b#0 (b.jpg or b.png)",
+        ],
         "images_without_caption": ["b.jpg", "lonely.jpg", "x/twice.jpg"],
     }
     assert report.problem_counts["images_without_caption"] == 4

@@ -1,0 +1,176 @@
+"""The one matcher of names: captions, splits, features and boxes find images by it.
+
+A name is the path of an image below its folder; else that path after a beginning that all names of
+the file share (``photos/``, ``/data/upload/1/``); else the name of one file; else that without its
+suffix, as in Flickr30k Entities. Of several files of one name, that in the folder of the row's
+split is meant. Composed and decomposed letters count as equal (macOS stores the latter).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from os.path import commonprefix
+from pathlib import Path
+
+from sightline.errors import SightlineError
+
+UNKNOWN, AMBIGUOUS = -1, -2
+_SAMPLE = 1000
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "dev"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+class ImageNames:
+    """The images of a folder, by every name that they may be given.
+
+    Args:
+        paths: of the images, below their folder.
+        folder: that folder, of which the last name may be that of a split.
+    """
+
+    def __init__(self, paths: Sequence[str], folder: Path | None = None) -> None:
+        self.paths = paths
+        self._folder = "" if folder is None else folder.name
+        self._by_path = _index(paths)
+
+    @cached_property
+    def _by_name(self) -> dict[str, int | list[int]]:
+        return _index(path.rpartition("/")[2] for path in self.paths)
+
+    @cached_property
+    def _by_stem(self) -> dict[str, int | list[int]]:
+        return _index(_stem(path) for path in self.paths)
+
+    def of_file(self, names: Iterable[str]) -> NamesOfFile:
+        """How the images are found that a file names so."""
+        return NamesOfFile(self, self._beginning(list(dict.fromkeys(names))))
+
+    def _beginning(self, names: list[str]) -> str:
+        """The beginning that all names share and no path has; empty if there is none."""
+        shared = commonprefix([min(names), max(names)]) if names else ""  # noqa: RUF071
+        folders = shared.replace("\\", "/").rpartition("/")[0].split("/")
+        if not shared or (folders == [""] and not shared.startswith("/")):
+            return ""
+        sample = names[:: max(1, len(names) // _SAMPLE)]
+        best, most = "", sum(self.exact(name) is not None for name in sample)
+        for count in range(1, len(folders) + 1):
+            beginning = "/".join(folders[:count]) + "/"
+            found = sum(self.exact(name[len(beginning) :]) is not None for name in sample)
+            if found > most:
+                best, most = beginning, found
+        return best
+
+    def exact(self, name: str) -> int | None:
+        """The row of the image with this path; None: there is none, or several."""
+        row = self._by_path.get(_normal(name))
+        return row if isinstance(row, int) else None
+
+    def by_name(self, name: str) -> list[int]:
+        """The rows of the images whose file has this name, else of those with its stem."""
+        name = _normal(name).rpartition("/")[2]
+        for index, key in ((self._by_name, name), (self._by_stem, name)):
+            found = index.get(key)
+            if found is not None:
+                return found if isinstance(found, list) else [found]
+        return []
+
+    def split_of(self, row: int) -> str:
+        """The split that an image's folder is named for; empty: none."""
+        inside = _split_in(self.paths[row].split("/")[:-1])
+        return inside or _split_in([self._folder])
+
+
+class NamesOfFile:
+    """Finds the images that one file names.
+
+    Attributes:
+        beginning: dropped from all names; may be empty.
+    """
+
+    def __init__(self, images: ImageNames, beginning: str) -> None:
+        self._images, self.beginning = images, beginning
+
+    def find(self, name: str, split: str = "") -> int:
+        """Row of the image, or `UNKNOWN`, or `AMBIGUOUS`.
+
+        Args:
+            split: of the row that names it: train, dev or test; empty: not known.
+
+        Raises:
+            SightlineError: what is dropped of the name is of one split, and the image of another.
+        """
+        row = self._images.exact(name)
+        if row is not None:
+            return row
+        rest = self._rest(name)
+        row = self._images.exact(rest)
+        if row is None:
+            rows = self._of_split(self._images.by_name(rest), split or _split_in(_folders(name)))
+            if len(rows) != 1:
+                return AMBIGUOUS if rows else UNKNOWN
+            (row,) = rows
+        self._require_its_split(name, row)
+        return row
+
+    def is_path(self, name: str) -> bool:
+        """Whether an image has this path as it is written."""
+        return self._images.exact(name) is not None
+
+    def candidates(self, name: str) -> list[str]:
+        """The paths of the images that a name may mean."""
+        rows = self._images.by_name(self._rest(name))
+        return [self._images.paths[row] for row in rows]
+
+    def _rest(self, name: str) -> str:
+        return name.replace("\\", "/").removeprefix(self.beginning)
+
+    def _of_split(self, rows: list[int], split: str) -> list[int]:
+        if len(rows) < 2 or not split:
+            return rows
+        return [row for row in rows if self._images.split_of(row) == split] or rows
+
+    def _require_its_split(self, name: str, row: int) -> None:
+        named, there = _split_in(_folders(name)), self._images.split_of(row)
+        if named and there and named != there:
+            raise SightlineError(
+                f"{name!r} is of the split {named}, but the only image of that name, "
+                f"{self._images.paths[row]!r}, is of {there}; give the folder of the images that "
+                "the file names"
+            )
+
+
+def _folders(name: str) -> list[str]:
+    return name.replace("\\", "/").split("/")[:-1]
+
+
+def _split_in(folders: Sequence[str]) -> str:
+    """The split that the last of these names is, such as val2014; empty: none is one."""
+    found = (_SPLITS.get(folder.lower().rstrip("0123456789"), "") for folder in reversed(folders))
+    return next(filter(None, found), "")
+
+
+def _normal(name: str) -> str:
+    name = name.removeprefix("./").replace("\\", "/")
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def _stem(path: str) -> str:
+    name = path.rpartition("/")[2]
+    stem, dot, _ = name.rpartition(".")
+    return stem if dot and stem else name
+
+
+def _index(names: Iterable[str]) -> dict[str, int | list[int]]:
+    """Name → its row, or its rows."""
+    rows: dict[str, int | list[int]] = {}
+    for row, name in enumerate(names):
+        name = name if name.isascii() else unicodedata.normalize("NFC", name)
+        before = rows.setdefault(name, row)
+        if before != row:
+            rows[name] = [*before, row] if isinstance(before, list) else [before, row]
+    return rows
