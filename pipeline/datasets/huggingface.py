@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, Self
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.datasets.foreign_tables import batches_of, readable, schema_of
 from pipeline.datasets.hub_files import fetch, files_by_split, missing_numbers
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
@@ -29,6 +28,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
+from sightline.arrow_files import batches_of, readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from pipeline.datasets.caption_images import assign_splits, listed_splits, write_pairs
-from pipeline.datasets.captions import Captions, read_captions, read_coco, read_karpathy
+from pipeline.datasets.caption_tables import CaptionColumns, read_captions
+from pipeline.datasets.captions import Captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.source import (
     DatasetError,
@@ -40,6 +41,10 @@ class PairsSource(Source):
     kind: Literal["pairs"] = "pairs"
     images: ImageFolder
     captions: Path | None = None
+    image: str | None = None
+    caption: str | list[str] | None = None
+    split_column: str | None = None
+    caption_id: str | None = None
     splits: dict[str, Path] | None = None
     karpathy: Path | None = None
     strict: bool = False
@@ -52,10 +57,15 @@ class PairsSource(Source):
             raise ValueError("`captions` is missing: the file of the captions")
         return self
 
+    @property
+    def _columns(self) -> CaptionColumns:
+        captions = [self.caption] if isinstance(self.caption, str) else self.caption
+        return CaptionColumns(self.image, tuple(captions or ()), self.split_column, self.caption_id)
+
     def read(self) -> Captions:
         """The captions, and the split of each image if a file tells."""
         listed = None if self.karpathy is None else read_karpathy(self.karpathy)
-        captions = listed if self.captions is None else read_captions(self.captions)
+        captions = listed if self.captions is None else read_captions(self.captions, self._columns)
         assert captions is not None  # one of them is given
         if listed is not None:
             captions.listed = listed.listed

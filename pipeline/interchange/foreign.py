@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.datasets.foreign_tables import batches_of, readable, schema_of
 from pipeline.interchange.rows import FEATURES, KEY
+from sightline.arrow_files import batches_of, readable, schema_of
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 

@@ -9,7 +9,8 @@ import os
 
 import pytest
 
-from pipeline.datasets.captions import read_captions, read_coco, read_karpathy
+from pipeline.datasets.caption_tables import read_captions
+from pipeline.datasets.captions import read_coco, read_karpathy
 from sightline.errors import SightlineError
 
 NAMES = ["a b.jpg", "a,b.jpg", "a\tb.jpg", "日本 ünï.jpg", 'q"uote.jpg']
@@ -66,9 +67,17 @@ HEAD = "image,caption\n"
 IDS = "image,caption,caption_id\n"
 AB = '{"image": "a", "caption": "b"'
 FAULTS = [
-    ("csv", "file,text\na,b\n", "wrong columns: found 'file', 'text'; expected image and"),
+    (
+        "csv",
+        "file,text\na,b\n",
+        "'file', 'text'; expected image (or file_name,",
+    ),
     ("csv", "", "wrong columns: found none"),
-    ("csv", "image,Image,caption\na,b,c\n", "wrong columns: found 'image', 'Image', 'caption'"),
+    (
+        "csv",
+        "image,Image,caption\na,b,c\n",
+        "'image' and 'Image' may both be the image",
+    ),
     ("csv", HEAD + "a.jpg,one,two\n", "line 2: found 3 columns, expected 2"),
     ("csv", HEAD + 'a.jpg,"open\n', "not CSV"),
     ("csv", "\ufeff" + HEAD + "a,b\nc,\ud800", "line 3: the byte 0xed is not UTF-8"),
@@ -80,8 +89,8 @@ FAULTS = [
     ("token", "a.jpg#0\thello\rb.jpg#0\tworld\r", "line 1: a carriage return"),
     ("token", "a.jpg#0\tone\r\nb.jpg#0\tt\rwo\r\n", "line 2: a carriage return inside"),
     ("token", "a.jpg#0\tone\nb.jpg#0\t\x1b[31mred\n", "control character U+001B"),
-    ("txt", HEAD + "a.jpg,one\n", "must end in .csv"),
-    ("jsonl", '{"image": "a"}\n', "line 1: caption: is missing"),
+    ("txt", "picture,words\na.jpg,one\n", "must end in .csv"),
+    ("jsonl", '{"image": "a"}\n', "wrong columns: found 'image'; expected caption"),
     ("jsonl", AB + '}\n{"image": "a"\n', "line 2: not JSON (EOF"),
     ("jsonl", AB + '}\n["a"]\n', "line 2: found ['a'], expected"),
     ("jsonl", '{"image": "a", "caption": 3}\n', "line 1: caption: found 3, expected a"),
@@ -91,8 +100,12 @@ FAULTS = [
     ("jsonl", AB + ', "caption_id": " "}', "caption_id: found ' '"),
     ("jsonl", AB + ', "caption_id": true}', "caption_id: found True"),
     ("jsonl", AB + ', "n": ' + "9" * 5000 + "}", "(number out"),
-    ("jsonl", "[" * 100_000, "line 1: not JSON (recursion limit exceeded"),
-    ("jsonl", f'{AB}}}\n{AB}, "split": "dev"}}', "line 1: split: is missing, but other lines"),
+    ("jsonl", "[" * 100_000, "not JSON (recursion limit exceeded"),
+    (
+        "jsonl",
+        f'{AB}}}\n{AB}, "split": "dev"}}',
+        "line 2: has 'split', which the first",
+    ),
     ("karpathy", "{}", "images: is missing; expected Karpathy's"),
     ("karpathy", "{", "not JSON (EOF while parsing an object at line 1 column 1)"),
     ("karpathy", karpathy(split=3), "images[0].split: found 3, expected a valid string"),

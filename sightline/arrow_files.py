@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.datasets.source import DatasetError
 from sightline.errors import SightlineError, first_lines
+from sightline.file_kinds import file_kind, unexpected
 
 _BUFFER = 1 << 20  # bytes; without it, a column of a whole row group is read at once
 
@@ -18,10 +18,10 @@ _Batches = Callable[[list[str], int], Iterator[pa.RecordBatch]]
 
 
 def schema_of(path: Path) -> pa.Schema:
-    """Columns and types of a ``.parquet`` file, else of an Arrow file or stream.
+    """Columns and types of a Parquet file, or of an Arrow file or stream.
 
     Raises:
-        DatasetError: it is damaged, or not such a file.
+        SightlineError: it is damaged, or not such a file.
     """
     with _opened(path) as (schema, _):
         list(schema.names)  # decodes them: here, a name that is not UTF-8 is damage
@@ -45,7 +45,7 @@ def readable(path: Path) -> Iterator[None]:
     except SightlineError:
         raise
     except Exception as error:
-        raise DatasetError(
+        raise SightlineError(
             f"{path}: damaged, or not such a file ({first_lines(error, 1)}); get it again"
         ) from error
 
@@ -53,7 +53,10 @@ def readable(path: Path) -> Iterator[None]:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[pa.Schema, _Batches]]:
     with readable(path):
-        if path.suffix.lower() == ".parquet":
+        kind = file_kind(path)
+        if kind not in ("parquet", "arrow", None):
+            raise unexpected(path, kind, "a Parquet or Arrow file")
+        if kind == "parquet":
             with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
                 yield (
                     file.schema_arrow,

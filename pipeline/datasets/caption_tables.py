@@ -1,0 +1,255 @@
+"""Captions in a table of any format: which columns they are in, and what a cell may hold."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, read_token
+from pipeline.datasets.source import DatasetError
+from sightline.file_kinds import file_kind
+from sightline.outside_tables import (
+    SUFFIXES,
+    OutsideTable,
+    Wanted,
+    choose,
+    has_known_header,
+    open_table,
+    text_suffix,
+)
+from sightline.user_files import Loc, refusal, short
+
+EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
+_ROW = TypeAdapter(CaptionRow)
+_PRINTED_ARRAY = re.compile(r"""['"]\s+['"]""")  # NumPy separates what it prints by white space
+
+
+class CaptionColumns(NamedTuple):
+    """The user's names of the columns; None or empty: known names are looked for."""
+
+    image: str | None = None
+    caption: tuple[str, ...] = ()
+    split: str | None = None
+    caption_id: str | None = None
+
+
+def read_captions(path: Path, given: CaptionColumns = CaptionColumns()) -> Captions:  # noqa: B008
+    """The captions of a file: a table of any format, or Flickr's ``name.jpg#k<TAB>caption``.
+
+    Text is a table by its suffix, or if its first line consists of names that are known here.
+
+    Raises:
+        SightlineError: as `read_caption_table`, or a line is no caption.
+    """
+    is_text = not path.is_file() or file_kind(path) in (None, "gzip")
+    if is_text and text_suffix(path) not in SUFFIXES and not has_known_header(path):
+        return read_token(path)
+    return read_caption_table(path, given)
+
+
+def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> Captions:  # noqa: B008
+    """The captions of a table; a cell holds one or a list of them.
+
+    Raises:
+        SightlineError: no such file, a column that is not there, or a wrong value.
+    """
+    table = open_table(path, EXPECTED)
+    _recognise(table)
+    columns = choose(
+        table,
+        {
+            "image": Wanted(_one(given.image)),
+            "caption": Wanted(given.caption),
+            "split": Wanted(_one(given.split), "split_column", required=False),
+            "caption_id": Wanted(_one(given.caption_id), required=False),
+        },
+    )
+    captions = Captions(str(path), lines=[], unit=table.unit)
+    _Filler(table, columns, captions).fill()
+    captions.remarks = [*table.notes, *captions.remarks]
+    return captions
+
+
+def _one(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
+
+
+def _recognise(table: OutsideTable) -> None:
+    """Refuse JSON that another kind reads, by name."""
+    keys = set(table.columns)
+    if {"images", "annotations"} <= keys:
+        raise DatasetError(
+            f"{table.path}: COCO's captions; use the kind `coco`, with this file as "
+            "`captions.train` or `captions.val`"
+        )
+    if "images" in keys:
+        raise DatasetError(
+            f"{table.path}: Karpathy's captions and splits; give it as `karpathy` (for the split "
+            "restval: with the kind `coco`)"
+        )
+    if {"image", "conversations"} <= keys:
+        raise DatasetError(
+            f"{table.path}: conversations, as LLaVA has them, not captions; choose the answers "
+            "that describe the image with `caption: conversations.value`"
+        )
+
+
+class _Filler:
+    """Fills captions with the rows of a table."""
+
+    def __init__(
+        self, table: OutsideTable, columns: dict[str, tuple[str, ...]], captions: Captions
+    ) -> None:
+        self._table, self._columns, self._captions = table, columns, captions
+        self._optional: dict[str, dict[int, str]] = {name: {} for name in OPTIONAL}
+        self._trimmed = dict.fromkeys(OPTIONAL, 0)
+        self._lists = self._cells = 0
+
+    def fill(self) -> None:
+        """Read every row."""
+        names = [column for columns in self._columns.values() for column in columns]
+        for number, values in self._table.read(names):
+            for record in self._records(number, values):
+                self._add(number, record)
+        self._check()
+
+    def _records(self, number: int, values: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        """One for each caption of a row, without what is missing."""
+        cells = iter(values)
+        found = {name: [next(cells) for _ in columns] for name, columns in self._columns.items()}
+        record = {name: found[name][0] for name in found if name != "caption"}
+        record = {name: value for name, value in record.items() if value is not None}
+        if self._table.text:
+            self._trim(record)
+        texts = [text for cell in found["caption"] for text in self._texts(number, cell)]
+        ids = record.pop("caption_id", None)
+        if ids is not None and len(texts) > 1 and not isinstance(ids, list):
+            ids = [f"{ids}#{k}" for k in range(len(texts))]
+        ids = ids if isinstance(ids, list) else [ids] * len(texts)
+        if len(ids) != len(texts):
+            raise self._error(number, f"caption_id: {len(ids)} for {len(texts)} captions")
+        for text, of_text in zip(texts, ids, strict=True):
+            given = {"caption": text, "caption_id": of_text}
+            yield record | {name: value for name, value in given.items() if value is not None}
+
+    def _trim(self, record: dict[str, Any]) -> None:
+        for name in OPTIONAL:
+            if name in record and (value := record[name].strip()) != record[name]:
+                record[name] = value
+                self._trimmed[name] += 1
+
+    def _texts(self, number: int, cell: Any) -> list[Any]:
+        """The captions of a cell; of an object, its only text."""
+        if self._table.text and isinstance(cell, str):
+            self._cells += 1
+            cell = self._list_in(number, cell)
+        if not isinstance(cell, list):
+            return [cell]
+        texts = [next(iter(each.values())) if _is_one_text(each) else each for each in cell]
+        return [text for text in texts if text is not None]
+
+    def _list_in(self, number: int, cell: str) -> str | list[Any]:
+        """The list that is written into a cell, as pandas and the hub do; else the cell."""
+        bare = cell.strip()
+        if not (bare.startswith("[") and bare.endswith("]")):
+            return cell
+        try:
+            found = json.loads(bare)
+        except ValueError:
+            try:
+                found = ast.literal_eval(bare)
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                return cell
+            if _PRINTED_ARRAY.search(bare):
+                raise self._error(
+                    number,
+                    f"caption: {short(bare)} is a NumPy array as it prints, whose texts cannot be "
+                    "told apart; write lists (`.tolist()`)",
+                ) from None
+        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+            return cell
+        self._lists += 1
+        return found
+
+    def _add(self, number: int, record: dict[str, Any]) -> None:
+        self._refuse_pictures(number, record.get("image"))
+        try:
+            row = _ROW.validate_python(record)
+        except ValidationError as error:
+            raise refusal(
+                self._table.path, error, partial(self._place, number), self._hint
+            ) from None
+        captions = self._captions
+        assert captions.lines is not None
+        place = len(captions.lines)
+        captions.lines.append(number)
+        captions.images.append(row["image"])
+        captions.texts.append(row["caption"])
+        for name, values in self._optional.items():
+            if (value := row.get(name)) is not None:
+                values[place] = str(value)
+
+    def _refuse_pictures(self, number: int, image: Any) -> None:
+        """Refuse URLs and the images themselves, in place of names."""
+        if isinstance(image, str) and image.startswith(("http://", "https://")):
+            raise self._error(
+                number,
+                f"image: {short(image)} is a URL, expected the name of a file; fetch the images "
+                "with `img2dataset --output_format webdataset` and use the kind `webdataset`",
+            )
+        if isinstance(image, (bytes, dict)):
+            raise self._error(
+                number,
+                "image: the table holds the images themselves, expected names of files; use the "
+                "kind `huggingface`",
+            )
+
+    def _check(self) -> None:
+        """Check what concerns all rows, and set the columns that not every table has."""
+        captions, path = self._captions, self._table.path
+        if 0 < self._lists < self._cells:
+            raise DatasetError(
+                f"{path}: caption: {self._lists:,} of {self._cells:,} cells hold lists, the others "
+                "text; write all of them in one way"
+            )
+        if self._lists:
+            captions.remarks.append(f"{path.name}: lists of captions read from its cells")
+        captions.remarks += [
+            f"{path.name}: white space around {count:,} values of {name} left out"
+            for name, count in self._trimmed.items()
+            if count
+        ]
+        total = len(captions.texts)
+        for name, values in self._optional.items():
+            if 0 < len(values) < total:
+                lines = captions.lines or []
+                first = next(lines[place] for place in range(total) if place not in values)
+                raise self._error(
+                    first,
+                    f"{name}: is missing, but other {self._table.unit}s have it; give it in all of "
+                    "them, or in none",
+                )
+        splits, ids = (list(self._optional[name].values()) or None for name in OPTIONAL)
+        captions.splits, captions.ids = splits, ids
+
+    @property
+    def _hint(self) -> str:
+        wanted = ", ".join(f"{name}: {'/'.join(each)}" for name, each in self._columns.items())
+        return f"; read are {wanted}"
+
+    def _place(self, number: int, loc: Loc) -> str:
+        return ": ".join((f"{self._table.unit} {number}", *map(str, loc)))
+
+    def _error(self, number: int, fault: str) -> DatasetError:
+        return DatasetError(f"{self._table.path}: {self._table.unit} {number}: {fault}")
+
+
+def _is_one_text(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) == 1

@@ -1,0 +1,353 @@
+"""The one reader of tables of others: CSV, TSV, JSON lines, JSON, Parquet and Arrow.
+
+`open_table` says which columns a file has, `choose` which of them are meant, and `read` reads
+these. Binary files are known by their content, text by its suffix.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from sightline.arrow_files import batches_of, schema_of
+from sightline.errors import SightlineError
+from sightline.file_kinds import file_kind
+from sightline.user_files import read_json, read_lines, read_text, refusal, short
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "image": (
+        "image", "file_name", "filename", "filepath", "image_name", "image_path", "image_file",
+    ),
+    "caption": (
+        "caption", "captions", "text", "title", "description", "sentence", "comment", "raw",
+    ),
+    "split": ("split",),
+    "caption_id": ("caption_id",),
+}  # fmt: skip
+"""What others call these columns, our own name first; case and white space around do not count."""
+
+COMMAS, TABS = (".csv",), (".tsv", ".tab")
+LINES, WHOLE = (".jsonl", ".ndjson", ".jsonlines"), (".json",)
+SUFFIXES = (*COMMAS, *TABS, *LINES, *WHOLE)
+_SEPARATORS = (",", ";", "\t", "|")
+_IN_WORDS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_BATCH = 1000
+_LONGEST_HEADER = 1000
+_OBJECT, _ANY = TypeAdapter(dict[str, Any]), TypeAdapter(list[dict[str, Any]] | dict[str, Any])
+
+Row = tuple[int, list[Any]]
+"""Number of a row in its file, from 1 (for text, of its last line), and its values."""
+
+
+@dataclass(frozen=True)
+class OutsideTable:
+    """A table that somebody else wrote.
+
+    Attributes:
+        path: the file.
+        columns: their names as written; of JSON those of the first object.
+        read: the rows of some columns, in their order; None where an object lacks one.
+        unit: what the numbers of rows count.
+        text: whether all values are text, as in CSV.
+        notes: what was read otherwise than its suffix says.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    read: Callable[[Sequence[str]], Iterator[Row]]
+    unit: Literal["line", "row"] = "line"
+    text: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+class Wanted(NamedTuple):
+    """A column that a reader needs or can use.
+
+    Attributes:
+        given: its name or names in the file, as the user wrote them; empty: one of the known names.
+            ``sentences.raw`` is the field ``raw`` of the objects in ``sentences``.
+        setting: what gives it, for messages.
+        required: whether there must be one.
+    """
+
+    given: tuple[str, ...] = ()
+    setting: str = ""
+    required: bool = True
+
+
+def open_table(path: Path, expected: str) -> OutsideTable:
+    """The columns of a table.
+
+    Args:
+        expected: what the file should be, for messages.
+
+    Raises:
+        SightlineError: no such file, or one that is damaged or no table.
+    """
+    if path.is_file() and file_kind(path) in ("parquet", "arrow"):
+        return _of_arrow(path)
+    suffix = text_suffix(path)
+    if suffix in LINES:
+        return _of_lines(path, expected)
+    if suffix in WHOLE:
+        return _of_json(path, expected)
+    if suffix in TABS:
+        return _delimited(path, "\t", expected)
+    return _delimited(path, None, expected)
+
+
+def text_suffix(path: Path) -> str:
+    """The suffix of a file of text, in lower case; ``.csv`` of ``captions.csv.gz``."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return next((suffix for suffix in reversed(suffixes) if suffix != ".gz"), "")
+
+
+def has_known_header(path: Path) -> bool:
+    """Whether the first line of a text consists of known names of an image and a caption alone."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        head = file.readline(_LONGEST_HEADER)
+    for separator in _SEPARATORS:
+        names = [name.strip().lower() for name in head.split(separator)]
+        ours = {_ours(name) for name in names}
+        if len(names) > 1 and None not in ours and {"image", "caption"} <= ours:
+            return True
+    return False
+
+
+def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple[str, ...]]:
+    """Our name of each wanted column that is there → its names in the file; notes the guesses.
+
+    Raises:
+        SightlineError: a given or required column is not there, or two may be meant.
+    """
+    chosen = {name: _columns(table, name, each) for name, each in wanted.items()}
+    chosen = {name: columns for name, columns in chosen.items() if columns}
+    table.notes.extend(
+        f"{table.path.name}: column {short(column)} read as {name}"
+        for name, columns in chosen.items()
+        for column in columns
+        if column != name and not wanted[name].given
+    )
+    used = {column.partition(".")[0] for columns in chosen.values() for column in columns}
+    for name in ("caption", "split"):
+        left = [c for c in table.columns if _ours(c) == name and c not in used and name in wanted]
+        if left:
+            setting = wanted[name].setting or name
+            table.notes.append(
+                f"{table.path.name}: column {short(left[0])} is not used; `{setting}` chooses it"
+            )
+    return chosen
+
+
+def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
+    there = ", ".join(map(short, table.columns)) or "none"
+    setting = wanted.setting or name
+    for column in wanted.given:
+        if column.partition(".")[0] not in table.columns and column not in table.columns:
+            raise SightlineError(
+                f"{table.path}: has no column {column!r}, which `{setting}` names; it has {there}"
+            )
+    if wanted.given:
+        return wanted.given
+    known = [column for column in table.columns if _ours(column) == name]
+    known = [column for column in known if column.strip().lower() == name] or known
+    if len(known) == 1:
+        return (known[0],)
+    if known:
+        raise SightlineError(
+            f"{table.path}: {' and '.join(map(short, known))} may both be the {name}; choose one "
+            f"with `{setting}`"
+        )
+    if wanted.required:
+        raise SightlineError(
+            f"{table.path}: wrong columns: found {there}; expected {name} (or "
+            f"{', '.join(KNOWN[name][1:4])} …); choose one of them with `{setting}`"
+        )
+    return ()
+
+
+def _ours(column: str) -> str | None:
+    """What a column is, by its name."""
+    column = column.strip().lower()
+    return next((name for name, known in KNOWN.items() if column in known), None)
+
+
+# -- formats -----------------------------------------------------------------------------------
+
+
+def _of_arrow(path: Path) -> OutsideTable:
+    def read(columns: Sequence[str]) -> Iterator[Row]:
+        top = list(dict.fromkeys(_top(schema.names, column) for column in columns))
+        number = 0
+        for batch in batches_of(path, top, _BATCH):
+            for record in batch.to_pylist():
+                number += 1
+                yield number, [_value(record, column) for column in columns]
+
+    schema = schema_of(path)
+    return OutsideTable(path, tuple(schema.names), read, "row")
+
+
+def _top(names: Sequence[str], column: str) -> str:
+    return column if column in names else column.partition(".")[0]
+
+
+def _value(record: Mapping[str, Any], column: str) -> Any:
+    """A value of an object; with dots, of the objects in it, or of each in a list."""
+    if column in record or "." not in column:
+        return record.get(column)
+    name, _, rest = column.partition(".")
+    inner = record.get(name)
+    if isinstance(inner, list):
+        return [_value(each, rest) for each in inner if isinstance(each, dict)]
+    return _value(inner, rest) if isinstance(inner, dict) else None
+
+
+def _of_lines(path: Path, expected: str) -> OutsideTable:
+    lines = read_lines(path, expected)
+    first = next((line for line in lines if line and not line.isspace()), "{}")
+    if first.lstrip().startswith("["):
+        return _of_json(path, expected)
+
+    def parsed(number: int, line: str) -> dict[str, Any]:
+        try:
+            return _OBJECT.validate_json(line)
+        except ValidationError as error:
+            raise refusal(
+                path, error, lambda loc: ": ".join((f"line {number}", *map(str, loc))),
+                "; expected an object in every line",
+            ) from None  # fmt: skip
+
+    def read(columns: Sequence[str]) -> Iterator[Row]:
+        for number, line in enumerate(lines, start=1):
+            if line and not line.isspace():
+                record = parsed(number, line)
+                _require_known(path, f"line {number}", record, names)
+                yield number, [_value(record, column) for column in columns]
+
+    head = next((n for n, line in enumerate(lines) if line is first), 0) + 1
+    names = tuple(parsed(head, first))
+    return OutsideTable(path, names, read)
+
+
+def _require_known(path: Path, place: str, record: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse a column that is known by its name and that the first object lacks."""
+    new = next((name for name in record if name not in names and _ours(name)), None)
+    if new is not None:
+        raise SightlineError(
+            f"{path}: {place}: has {short(new)}, which the first object lacks; give it in all of "
+            "them, or in none"
+        )
+
+
+def _of_json(path: Path, expected: str) -> OutsideTable:
+    """An array of objects, an object of columns, or one of name → captions.
+
+    Of any other object, the columns are its keys and there are no rows.
+    """
+    content = read_json(path, _ANY, expected)
+    if isinstance(content, dict):
+        keys, content = tuple(content), _records_of(path, content)
+        if not content:
+            return OutsideTable(path, keys, lambda columns: iter(()), "row")
+
+    def read(columns: Sequence[str]) -> Iterator[Row]:
+        for number, record in enumerate(content, start=1):
+            _require_known(path, f"row {number}", record, names)
+            yield number, [_value(record, column) for column in columns]
+
+    names = tuple(content[0]) if content else ()
+    return OutsideTable(path, names, read, "row")
+
+
+def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
+    if {"image", "caption"} <= {_ours(name) for name in content}:  # as pandas writes tables
+        columns = [list(v.values()) if isinstance(v, dict) else v for v in content.values()]
+        lists = [column for column in columns if isinstance(column, list)]
+        if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
+            raise SightlineError(f"{path}: expected columns of one length")
+        return [dict(zip(content, row, strict=True)) for row in zip(*lists, strict=True)]
+    if all(isinstance(v, str) or _are_texts(v) for v in content.values()):
+        return [{"image": name, "caption": value} for name, value in content.items()]
+    return []
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable:
+    """A CSV, or what is separated by something else."""
+    notes: list[str] = []
+    text = read_text(path, expected)
+    if separator is None:  # a comma, unless the first line has none and something else
+        head = text.partition("\n")[0]
+        separator = next((each for each in _SEPARATORS if each in head), ",")
+        if separator != ",":
+            notes.append(f"{path.name}: its columns are separated by {_IN_WORDS[separator]}")
+    if separator == "\t" and not _tabs_are_quoted(text):
+        rows = _unquoted(text)
+    else:
+        rows = _quoted(path, text, separator)
+        if separator == "\t":
+            notes.append(f"{path.name}: its quotation marks are those of CSV")
+    _, names = next(rows, (0, []))
+    if len(set(names)) != len(names):
+        raise SightlineError(
+            f"{path}: wrong columns: found {', '.join(map(short, names))}; expected each name once"
+        )
+
+    def read(columns: Sequence[str]) -> Iterator[Row]:
+        places = [names.index(column) for column in columns]
+        for number, row in rows:
+            if not row:
+                continue
+            if len(row) != len(names):
+                raise SightlineError(
+                    f"{path}: line {number}: found {len(row)} columns, expected {len(names)} "
+                    f"({', '.join(map(short, names))})"
+                )
+            yield number, [row[place] for place in places]
+
+    return OutsideTable(path, tuple(names), read, text=True, notes=notes)
+
+
+def _tabs_are_quoted(text: str) -> bool:
+    """Whether a TSV is quoted as CSV is, as pandas writes it.
+
+    Then every field with a quotation mark has them around it, and some mark in it is doubled.
+    """
+    if '""' not in text:
+        return False
+    fields = [field for line in text.split("\n") if '"' in line for field in line.split("\t")]
+    marked = [field.rstrip("\r") for field in fields if '"' in field]
+    return all(map(_QUOTED.fullmatch, marked)) and any('""' in field[1:-1] for field in marked)
+
+
+def _unquoted(text: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        bare = line.removesuffix("\r")
+        yield number, bare.split("\t") if bare else []
+
+
+def _quoted(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    usual = csv.field_size_limit(max(len(text), 1))  # the limit of the module, for all of Python
+    # newline="": the csv module itself must see the line ends inside quotes
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise SightlineError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
+    finally:
+        csv.field_size_limit(usual)
