@@ -57,7 +57,7 @@ def _opened(path: Path) -> Iterator[tuple[pa.Schema, _Batches]]:
         if kind not in ("parquet", "arrow", None):
             raise unexpected(path, kind, "a Parquet or Arrow file")
         if kind == "parquet":
-            with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
+            with pq.ParquetFile(path.absolute(), pre_buffer=False, buffer_size=_BUFFER) as file:
                 yield (
                     file.schema_arrow,
                     lambda columns, rows: file.iter_batches(rows, columns=columns),

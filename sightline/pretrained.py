@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import sys
 import time
@@ -165,6 +166,11 @@ class Pretrained:
         return Path(self.name, self.subfolder) if Path(self.name).is_dir() else None
 
     @property
+    def location(self) -> str:
+        """What libraries are given: the absolute path of the folder, or the hub name."""
+        return os.path.abspath(self.name) if self.folder else self.name  # noqa: PTH100
+
+    @property
     def title(self) -> str:
         """Its name in records: the folder's own name, never its path, or the hub name."""
         return self.folder.resolve().name if self.folder else self.name
@@ -180,7 +186,7 @@ class Pretrained:
         with self.reading("configuration"):
             if kind is None:
                 from transformers import AutoConfig as kind
-            settings = kind.from_pretrained(self.name, **self._where())
+            settings = kind.from_pretrained(self.location, **self._where())
         for part in (settings, *(getattr(settings, name, None) for name in settings.sub_configs)):
             kernel = str(getattr(part, "_attn_implementation", None) or "")
             if "/" in kernel:  # transformers would download it from the hub and run it
@@ -195,7 +201,7 @@ class Pretrained:
         from transformers import AutoTokenizer  # it needs torch
 
         with self.reading("tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(self.name, **self._where())
+            tokenizer = AutoTokenizer.from_pretrained(self.location, **self._where())
         return self._with_words(tokenizer)
 
     def image_processor(self) -> Any:
@@ -203,14 +209,14 @@ class Pretrained:
         from transformers import AutoImageProcessor  # it requires the vision libraries
 
         with self.reading("image processor"):
-            return AutoImageProcessor.from_pretrained(self.name, **self._where())
+            return AutoImageProcessor.from_pretrained(self.location, **self._where())
 
     def processor(self) -> Any:
         """Image processing, tokenizer and post-processing; the tokenizer needs a vocabulary."""
         from transformers import AutoProcessor  # it requires the vision libraries
 
         with self.reading("processor"):
-            processor: Any = AutoProcessor.from_pretrained(self.name, **self._where())
+            processor: Any = AutoProcessor.from_pretrained(self.location, **self._where())
             tokenizer = processor.tokenizer
         self._with_words(tokenizer)
         return processor
@@ -246,7 +252,7 @@ class Pretrained:
             )
         with self.reading("weights"):
             model, report = architecture.from_pretrained(
-                self.name,
+                self.location,
                 config=config,
                 dtype=torch.float32,
                 use_safetensors=None if unpickle else True,

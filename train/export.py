@@ -89,7 +89,9 @@ def _save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length
         backend.enable_truncation(max_length)
         backend.enable_padding(pad_id=exported.pad_token_id, pad_token=exported.pad_token)
     exported.save_pretrained(folder)
-    if tokenizer_sha256(AutoTokenizer.from_pretrained(folder)) != tokenizer_sha256(exported):
+    if tokenizer_sha256(AutoTokenizer.from_pretrained(folder.absolute())) != tokenizer_sha256(
+        exported
+    ):
         file = folder / "tokenizer_config.json"
         config = json.loads(file.read_text(encoding="utf-8"))
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -118,7 +120,7 @@ def check_export(folder: Path, trained: Embedder) -> None:
     if find_spec("sentence_transformers") is not None:
         from sentence_transformers import SentenceTransformer
 
-        loaded = SentenceTransformer(str(folder), device="cpu")
+        loaded = SentenceTransformer(str(folder.absolute()), device="cpu")
         theirs = loaded.encode(list(PROBES), batch_size=len(PROBES), show_progress_bar=False)
     else:
         theirs = Embedder.load(folder, device="cpu").encode(PROBES)

@@ -200,7 +200,8 @@ def from_words(
 def set_values(model: type[BaseModel], words: Sequence[str]) -> dict[str, Any]:
     """The parameters of ``--set NAME=VALUE``, for a model that checks them.
 
-    A VALUE is YAML, except where the model has text: there it is taken as it is. Dots lead into a
+    A VALUE is YAML, except where the model has text: there it is taken as it is (but for a list,
+    ``[a, b]``, where the model has one too). Dots lead into a
     model within the model, such as ``rules.min_score=0.2``.
 
     Raises:
@@ -241,7 +242,8 @@ def _value(arms: Sequence[Any], name: str, value: Any) -> Any:
         return {key: _value(types_of(inner), f"{name}.{key}", text) for key, text in value.items()}
     if NoneType in arms and value == "null":
         return None
-    if _takes_text(arms):
+    is_list = value.startswith("[") and any(get_origin(arm) is list for arm in arms)
+    if _takes_text(arms) and not is_list:
         return value
     from sightline.user_files import parse_yaml
 

@@ -1,33 +1,114 @@
-"""The files of a Hugging Face data set, by split; runs no code of it."""
+"""The files of a Hugging Face data set, by split; runs no code of it.
+
+The library `datasets` tells the splits from names and descriptions. It is shown a folder of empty
+files of those names: a path of the user's could mean something to it (``parquet`` is one of its
+readers, ``*`` a pattern), and nothing needs to be fetched before the splits are known.
+"""
 
 from __future__ import annotations
 
+import glob
+import os
 import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
+from pydantic import BaseModel, Field, TypeAdapter
+
+from pipeline.datasets.images import folders_below
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet
+from sightline.user_files import read_json
 
-_TABLES = ("parquet", "arrow")
-_SAVED = ("dataset_dict.json", "state.json")
-_FETCHED = ["*.parquet", "*.arrow", "README.md", *(f"*{name}" for name in _SAVED)]
-_FETCHED += ["*dataset_info.json"]
+TABLES = (".parquet", ".arrow")
+DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
+_SPLITS, _STATE = "dataset_dict.json", "state.json"  # of save_to_disk
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
 
 
-def fetch(name: str, revision: str | None) -> Path:
-    """The folder of a data set of the hub in this machine's cache; fetches what is missing there.
+class _SavedSplits(BaseModel):
+    splits: list[str]
 
-    Only Parquet and Arrow files and their descriptions are fetched. Nothing is with HF_HUB_OFFLINE.
+
+class _SavedFile(BaseModel):
+    filename: str
+
+
+class _SavedState(BaseModel):
+    files: list[_SavedFile] = Field(alias="_data_files")
+    indices: None = Field(default=None, alias="_indices_data_files")
+
+
+class Listing(NamedTuple):
+    """A data set and the names of its files.
+
+    Attributes:
+        where: the folder or the name on the hub, for messages.
+        folder: holds its descriptions, and on disk all of its files.
+        names: POSIX, relative.
+    """
+
+    where: str
+    folder: Path
+    names: frozenset[str]
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of Parquet and Arrow files, sorted."""
+        return sorted(name for name in self.names if PurePosixPath(name).suffix.lower() in TABLES)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether `save_to_disk` wrote it."""
+        return not {_SPLITS, _STATE}.isdisjoint(self.names)
+
+
+def on_disk(path: Path) -> Listing:
+    """The files below a folder, hidden folders left out.
+
+    Raises:
+        DatasetError: no such folder.
+    """
+    if not path.is_dir():
+        raise DatasetError(f"{path}: no such file or folder; check the path")
+    folders = ((parent.relative_to(path), files) for parent, files in folders_below(path))
+    names = ((parent / name).as_posix() for parent, files in folders for name in files)
+    return Listing(str(path), path, frozenset(names))
+
+
+def on_hub(name: str, revision: str | None) -> Listing:
+    """The files of a data set of the hub; its descriptions are fetched into this machine's cache.
+
+    With HF_HUB_OFFLINE, or where no hub answers, they are those in the cache.
 
     Raises:
         SightlineError: it is not cached and cannot be fetched, or the name is not valid.
+    """
+    from huggingface_hub import HfApi, constants
+
+    folder = fetch(name, revision, [*DESCRIPTIONS, _SPLITS, _STATE, f"*/{_STATE}"])
+    with from_hub(name, "data set"), quiet():
+        if constants.HF_HUB_OFFLINE:
+            where = f"{name} (in this machine's cache: HF_HUB_OFFLINE is set, or no hub answers)"
+            return on_disk(folder)._replace(where=where)
+        names = HfApi().list_repo_files(name, repo_type="dataset", revision=folder.name)
+    return Listing(name, folder, frozenset(names))
+
+
+def fetch(name: str, revision: str | None, patterns: list[str]) -> Path:
+    """The folder of a data set of the hub in this machine's cache; fetches what is missing there.
+
+    Args:
+        patterns: of the files to fetch; with HF_HUB_OFFLINE, nothing is.
+
+    Raises:
+        SightlineError: as `on_hub`.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
@@ -35,7 +116,7 @@ def fetch(name: str, revision: str | None) -> Path:
     try:
         with from_hub(name, "data set"), quiet():
             folder = snapshot_download(
-                name, repo_type="dataset", revision=revision, allow_patterns=_FETCHED
+                name, repo_type="dataset", revision=revision, allow_patterns=patterns
             )
     except HFValidationError as error:
         raise DatasetError(
@@ -45,65 +126,83 @@ def fetch(name: str, revision: str | None) -> Path:
     return Path(folder)
 
 
-def files_by_split(path: Path, config: str | None) -> dict[str, list[Path]]:
-    """Split → its Arrow or Parquet files, in order; a data set without splits has the split "".
+def fetch_files(name: str, commit: str, files: Iterable[str]) -> None:
+    """Fetch these files of a data set of the hub into this machine's cache."""
+    fetch(name, commit, [glob.escape(file) for file in files])
 
-    Args:
-        path: a file, a folder of `save_to_disk`, or a folder of Parquet or Arrow files, whose
-            README and names tell splits and configurations as on the hub.
+
+def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]:
+    """Split → names of its Arrow or Parquet files, in order; without splits, the split is "".
+
+    They are as `save_to_disk` recorded them, else as names and descriptions say on the hub.
 
     Raises:
-        DatasetError: nothing there, other kinds of files, or a data set that needs its own code.
+        DatasetError: no such files, files outside the data set, or a faulty description.
     """
-    if path.is_file():
-        return {"": [path]}
-    if not path.is_dir():
-        raise DatasetError(f"{path}: no such file or folder; check the path")
-    datasets = require("datasets", "a Hugging Face data set")
-    saved = any((path / name).is_file() for name in _SAVED)
-    try:
-        with quiet():
-            return _saved(datasets, path) if saved else _loose(datasets, path, config)
-    except DatasetError:
-        raise
-    except Exception as error:  # the library has no base class for errors of its files
+    if listing.is_saved:
+        return _saved(listing)
+    if not listing.tables:
         raise DatasetError(
-            f"{path}: not a data set that `datasets` can read ({type(error).__name__}: "
-            f"{first_lines(error)}); expected a folder of save_to_disk, or of Parquet or Arrow "
-            "files (on the hub: revision refs/convert/parquet)"
-        ) from error
+            f"{listing.where}: contains no Parquet or Arrow files; for tar files use the kind "
+            "`webdataset`, for a folder of images `pairs`"
+        )
+    datasets = require("datasets", "a Hugging Face data set")
+    with tempfile.TemporaryDirectory() as scratch:
+        shown = Path(scratch, "shown").resolve()
+        _show(listing, shown)
+        try:
+            with quiet():
+                builder = datasets.load_dataset_builder(
+                    str(shown), name=config, cache_dir=str(Path(scratch, "cache"))
+                )
+        except Exception as error:  # the library has no base class for errors of its files
+            fault = first_lines(error).replace(str(shown), listing.where)
+            raise DatasetError(
+                f"{listing.where}: not a data set that `datasets` can read "
+                f"({type(error).__name__}: {fault}); expected a folder of save_to_disk, or of "
+                "Parquet or Arrow files (on the hub: revision refs/convert/parquet)"
+            ) from error
+        return {
+            str(split): [_named(listing, os.path.relpath(file, shown)) for file in files]
+            for split, files in builder.config.data_files.items()
+        }
 
 
-def _saved(datasets: Any, path: Path) -> dict[str, list[Path]]:
-    loaded = datasets.load_from_disk(str(path), keep_in_memory=False)
-    parts = loaded if isinstance(loaded, datasets.DatasetDict) else {"": loaded}
+def _show(listing: Listing, folder: Path) -> None:
+    """Empty files of the tables' names in a new ``folder``, and the data set's descriptions."""
+    folder.mkdir()
+    for name in listing.tables:
+        if not (name.startswith("/") or ".." in PurePosixPath(name).parts):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+    for name in DESCRIPTIONS:
+        if (listing.folder / name).is_file():
+            shutil.copyfile(listing.folder / name, folder / name)
+
+
+def _saved(listing: Listing) -> dict[str, list[str]]:
+    expected = "a folder of save_to_disk, without indices (`flatten_indices` before saving)"
+    splits = {"": _STATE}
+    if _SPLITS in listing.names:
+        saved = read_json(listing.folder / _SPLITS, TypeAdapter(_SavedSplits), expected)
+        splits = {split: f"{split}/{_STATE}" for split in saved.splits}
     return {
-        split: [Path(file["filename"]) for file in part.cache_files]
-        for split, part in parts.items()
+        split: [
+            _named(listing, os.path.normpath(PurePosixPath(state).parent / file.filename))
+            for file in read_json(listing.folder / state, TypeAdapter(_SavedState), expected).files
+        ]
+        for split, state in splits.items()
     }
 
 
-def _loose(datasets: Any, path: Path, config: str | None) -> dict[str, list[Path]]:
-    attempts: list[dict[str, str]] = [{"path": str(path)}]
-    # beside many images, the library takes a folder for one of images
-    attempts += [
-        {"path": kind, "data_dir": str(path)}
-        for kind in _TABLES
-        if next(path.rglob(f"*.{kind}"), None) is not None
-    ]
-    for attempt in attempts:
-        with tempfile.TemporaryDirectory() as scratch:
-            builder = datasets.load_dataset_builder(**attempt, name=config, cache_dir=scratch)
-        splits: dict[str, list[Path]] = {}
-        for split, files in (builder.config.data_files or {}).items():
-            if tables := [Path(file) for file in files if Path(file).suffix[1:] in _TABLES]:
-                splits[str(split)] = tables
-        if splits:
-            return splits
-    raise DatasetError(
-        f"{path}: contains no Parquet or Arrow files; for tar files use the kind `webdataset`, for "
-        "a folder of images `pairs`"
-    )
+def _named(listing: Listing, name: str) -> str:
+    """A name that a description of the data set gives, which is one of its files."""
+    if name not in listing.names:
+        raise DatasetError(
+            f"{listing.where}: its description names {name}, which is not among its files; get the "
+            "complete data set, or correct the description"
+        )
+    return name
 
 
 def missing_numbers(files: Iterable[Path]) -> list[str]:

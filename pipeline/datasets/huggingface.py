@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -16,7 +17,14 @@ from typing import Any, ClassVar, Literal, Self
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.datasets.hub_files import fetch, files_by_split, missing_numbers
+from pipeline.datasets.hub_files import (
+    Listing,
+    fetch_files,
+    files_by_split,
+    missing_numbers,
+    on_disk,
+    on_hub,
+)
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
 from pipeline.datasets.manifests import ManifestRows, write_files
@@ -34,8 +42,10 @@ from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
 
 _COMMIT = "commit"
+_SHOWN = 20  # values of a column
 _ROWS = 64  # a batch of photographs, a few megabytes
-_TEXT, _BYTES = (pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())
+_TEXT = (pa.string(), pa.large_string(), pa.string_view())
+_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 class HuggingFaceSource(Source):
@@ -49,8 +59,10 @@ class HuggingFaceSource(Source):
         config: one of several configurations of a data set.
         image: column of images: bytes, paths, or `datasets.Image`.
         caption: column of captions, or of lists of captions.
-        splits: for each of train, dev and test, the data set's own split; others are left out.
-        split_column: column with the split of each row, instead of the data set's splits.
+        splits: for each of train, dev and test, the data set's own split or a list of them, as in
+            ``splits.train=[train,restval]``; others are left out, and not downloaded.
+        split_column: column with the split of each row, instead of the data set's splits; then
+            ``splits`` takes its values.
         images: folder that a column of paths starts from; default: that of the data set.
         strict: treat problems such as images without caption as errors.
     """
@@ -68,7 +80,7 @@ class HuggingFaceSource(Source):
     config: str | None = Field(default=None, min_length=1)
     image: str = "image"
     caption: str = "caption"
-    splits: dict[str, str] | None = None
+    splits: dict[str, str | list[str]] | None = None
     split_column: str | None = None
     images: Path | None = None
     strict: bool = False
@@ -79,14 +91,22 @@ class HuggingFaceSource(Source):
             raise ValueError("give `path` (on disk) or `name` (on the hub), but not both")
         if self.name is None and self.revision is not None:
             raise ValueError("`revision` belongs to a data set on the hub: give its `name`")
-        if self.splits and self.split_column:
-            raise ValueError("give `splits` or `split_column`, but not both")
-        for theirs, count in Counter((self.splits or {}).values()).items():
+        for theirs, count in Counter(theirs for theirs, _ in self._pairs()).items():
             if count > 1:
                 raise ValueError(
                     f"`splits` takes {theirs!r} for {count} splits; an image belongs to only one"
                 )
         return self
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        """Each chosen split or value of the column, with our name for it."""
+        for name, theirs in (self.splits or {}).items():
+            yield from ((one, name) for one in ([theirs] if isinstance(theirs, str) else theirs))
+
+    @property
+    def our_splits(self) -> dict[str, str]:
+        """Chosen split of the data set, or value of the column → our name for it."""
+        return {theirs: split_name(name, "splits") for theirs, name in self._pairs()}
 
     def inputs(self) -> list[Path]:
         """The input files and folders; a data set on the hub has none here."""
@@ -95,7 +115,17 @@ class HuggingFaceSource(Source):
 
     def image_root(self, prepared: Path) -> Path:
         """Where the rows name them; asked only if `prepare` wrote no images."""
-        return _root(self, self.path)
+        if self.images is not None:
+            return self.images
+        return self.path.parent if self.path.is_file() else self.path
+
+    def _files(self) -> tuple[Listing, dict[str, list[str]]]:
+        """The data set's files: all, and those of each of its splits."""
+        if self.name is None and self.path.is_file():
+            name = self.path.name
+            return Listing(str(self.path), self.path.parent, frozenset({name})), {"": [name]}
+        listing = on_disk(self.path) if self.name is None else on_hub(self.name, self.revision)
+        return listing, files_by_split(listing, self.config)
 
     def prepare(
         self, folder: Path, report: PrepareReport, progress: Progress | None = None
@@ -109,27 +139,28 @@ class HuggingFaceSource(Source):
             SightlineError: the data set is missing, damaged or cannot be fetched, a column or split
                 is missing or has another type, or there are no images with captions.
         """
-        path, where = self.path, self.name or str(self.path)
+        listing, by_split = self._files()
         if self.name is not None:
-            path = fetch(self.name, self.revision)
-            report.facts |= {_COMMIT: path.name, HUB_DATASET: self.name}
-        splits = _chosen(self, where, files_by_split(path, self.config))
-        files = [(theirs, file) for theirs in splits for file in splits[theirs][1]]
+            report.facts |= {_COMMIT: listing.folder.name, HUB_DATASET: self.name}
+        splits = _chosen(self, listing.where, by_split)
+        names = [(theirs, name) for theirs in splits for name in splits[theirs][1]]
+        if self.name is not None:
+            fetch_files(self.name, listing.folder.name, (name for _, name in names))
+        files = [(theirs, listing.folder / name) for theirs, name in names]
         report.warn("missing_files", missing_numbers(file for _, file in files))
+        if self.config is None and not listing.is_saved:
+            known = {name for names in by_split.values() for name in names}
+            report.note("tables_not_read", sorted(set(listing.tables) - known))
         with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
-            reader = _Reader(self, _root(self, path), tars)
-            names = (
-                file.relative_to(path).as_posix() if file.is_relative_to(path) else file.name
-                for _, file in files
-            )
-            rows = (reader.read(file, theirs, splits[theirs][0]) for theirs, file in files)
+            reader = _Reader(self, self.images or listing.folder, tars)
+            rows = reader.read_all((file, theirs, splits[theirs][0]) for theirs, file in files)
             write_files(
                 folder,
-                zip(names, rows, strict=True),
+                zip((name for _, name in names), rows, strict=True),
                 report,
                 count=len(files),
                 unit="files",
-                where=where,
+                where=listing.where,
                 strict=self.strict,
                 progress=progress,
             )
@@ -140,24 +171,17 @@ class HuggingFaceSource(Source):
         )
 
 
-def _root(source: HuggingFaceSource, path: Path) -> Path:
-    if source.images is not None:
-        return source.images
-    return path.parent if path.is_file() else path
-
-
 def _chosen(
-    source: HuggingFaceSource, where: str, theirs_to_files: dict[str, list[Path]]
-) -> dict[str, tuple[str, list[Path]]]:
-    """The data set's split → our name for it, and its files."""
-    if source.splits is None:
+    source: HuggingFaceSource, where: str, theirs_to_files: dict[str, list[str]]
+) -> dict[str, tuple[str, list[str]]]:
+    """The data set's split → our name for it, and the names of its files."""
+    if source.split_column:
+        ours = dict.fromkeys(theirs_to_files, "")
+    elif source.splits is None:
         hint = f"{where} (choose with `splits` or `split_column`)"
-        ours = {
-            name: "" if source.split_column or not name else split_name(name, hint)
-            for name in theirs_to_files
-        }
+        ours = {name: split_name(name, hint) if name else "" for name in theirs_to_files}
     else:
-        ours = {theirs: split_name(name, "splits") for name, theirs in source.splits.items()}
+        ours = source.our_splits
         if unknown := sorted(ours.keys() - theirs_to_files.keys()):
             raise DatasetError(
                 f"{where}: has no split {unknown[0]!r}; it has "
@@ -193,18 +217,29 @@ def _check(source: HuggingFaceSource, path: Path) -> list[str]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return kind in _TEXT
+    return _plain(kind) in _TEXT
 
 
 def _is_caption(kind: pa.DataType) -> bool:
-    return _is_text(getattr(kind, "value_type", kind))
+    return _is_text(kind.value_type if _is_list(kind) else kind)
 
 
 def _is_image(kind: pa.DataType) -> bool:
     if not pa.types.is_struct(kind):
-        return kind in (*_TEXT, *_BYTES)
+        return _plain(kind) in (*_TEXT, *_BYTES)
     fits = {"bytes": _BYTES, "path": _TEXT}
-    return all(field.type in fits.get(field.name, ()) for field in kind)
+    return all(_plain(field.type) in fits.get(field.name, ()) for field in kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    lists = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+    return any(getattr(pa.types, f"is_{name}")(kind) for name in lists)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values of a dictionary- or run-encoded column."""
+    encoded = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
+    return _plain(kind.value_type) if encoded else kind
 
 
 def _image_of(cell: bytes | str | dict[str, Any] | None) -> tuple[bytes | None, str]:
@@ -225,12 +260,28 @@ class _Reader:
         self.root = root
         self._real = os.path.realpath(root)
         self._source = source
+        self._ours = source.our_splits
+        self._values: set[str] = set()  # of the column of splits
         self._tars = tars
         self._numbers: Counter[str] = Counter()  # split of the data set → rows so far
         self._ids: dict[tuple[bytes, str], str] = {}  # key and split of an image → its id
         self._captions: Counter[str] = Counter()  # id → captions so far
         self._owners: dict[bytes, str] = {}  # key → split
         self._in_place = False
+
+    def read_all(self, files: Iterable[tuple[Path, str, str]]) -> Iterator[ManifestRows]:
+        """`read` for each of ``files``.
+
+        Raises:
+            DatasetError: no row has a split that was chosen of the column.
+        """
+        for file in files:
+            yield self.read(*file)
+        if self._source.split_column and (unknown := sorted(self._ours.keys() - self._values)):
+            raise DatasetError(
+                f"{self.root}: column {self._source.split_column}: no row has split {unknown[0]!r};"
+                f" it has {', '.join(sorted(filter(None, self._values))[:_SHOWN])}"
+            )
 
     def read(self, file: Path, theirs: str, split: str) -> ManifestRows:
         """The images and captions of a file.
@@ -246,10 +297,20 @@ class _Reader:
             for row in batch.to_pylist():
                 name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
                 self._numbers[theirs] += 1
-                of_row = row[column] if column else ""
-                of_row = split_name(of_row, f"{file}, column {column}") if of_row else split
-                self._add(rows, name, row, of_row)
+                of_row = self._split_of(file, row[column]) if column else split
+                if of_row is None:
+                    rows.problem("rows_of_other_splits", name)
+                else:
+                    self._add(rows, name, row, of_row)
         return rows
+
+    def _split_of(self, file: Path, value: str | None) -> str | None:
+        """Our name for a value of the column of splits; None: it was not chosen."""
+        self._values.add(value or "")
+        if self._source.splits is not None:
+            return self._ours.get(value or "")
+        where = f"{file}, column {self._source.split_column} (choose with `splits`)"
+        return split_name(value, where) if value else ""
 
     def _add(self, rows: ManifestRows, name: str, row: dict[str, Any], split: str) -> None:
         (data, location), path = _image_of(row[self._source.image]), None

@@ -108,7 +108,7 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
         raise DatasetError(f"{folder}: no such image folder; check the path")
     images: list[str] = []
     ignored = 0
-    for parent, files in _folders(folder):
+    for parent, files in folders_below(folder):
         relative = PurePosixPath(parent.relative_to(root).as_posix())
         for name in files:
             suffix = Path(name).suffix.lower()
@@ -124,7 +124,7 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
     return images, ignored
 
 
-def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+def folders_below(top: Path) -> Iterator[tuple[Path, list[str]]]:
     """Every folder at and below ``top`` with its files, links after all others, none twice."""
     linked, visited = deque([top]), set()
     while linked:

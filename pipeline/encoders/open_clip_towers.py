@@ -149,6 +149,10 @@ def _untrained(
     """
     with tempfile.TemporaryDirectory() as folder:
         # open_clip reads a config from a folder, under this fixed name.
+        tower = architecture["text_cfg"]
+        if tower.get("hf_model_name"):
+            located = Pretrained(tower["hf_model_name"]).location
+            architecture = {**architecture, "text_cfg": {**tower, "hf_model_name": located}}
         text = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocessing})
         (Path(folder) / "open_clip_config.json").write_text(text, encoding="utf-8")
         with seeded(seed), quiet(), reaching(name, "model configuration"):
@@ -333,9 +337,10 @@ def _tokenizer(text: _TextConfig, file: Path | None, model: str) -> Any:
     options = {**text.tokenizer_options, "context_length": text.context_length}
     name = text.hf_tokenizer_name
     if name:
-        fetching = from_hub
-        if file and (file.parent / name).is_dir():
-            name, fetching = str(file.parent / name), reaching
+        beside = file.parent / name if file else Path(name)
+        folder = next((folder for folder in (beside, Path(name)) if folder.is_dir()), None)
+        name = str(folder.absolute()) if folder else name
+        fetching = reaching if folder else from_hub
         with fetching(model, f"tokenizer {name!r}"), quiet():
             tokenizer = open_clip.tokenizer.HFTokenizer(
                 name, tokenizer_mode=text.tokenizer_mode, trust_remote_code=False, **options

@@ -65,7 +65,7 @@ def write_parquet(folder: Path, source: ExportedRows) -> None:
     """Write ``data/rows-N.parquet`` below ``folder``: key, names and features."""
     (folder / "data").mkdir()
     for number, rows in _files(source):
-        path = folder / "data" / f"rows-{number:04}.parquet"
+        path = folder.absolute() / "data" / f"rows-{number:04}.parquet"
         with pq.ParquetWriter(
             path, source.schema, compression="none", use_dictionary=False
         ) as writer:
@@ -87,7 +87,7 @@ def write_npy(folder: Path, source: ExportedRows) -> None:
         with ExitStack() as stack:
             path = folder / f"{prefix}_emb" / f"{prefix}_emb_{number:04}.npy"
             file = stack.enter_context(path.open("xb"))
-            table = folder / "metadata" / f"metadata_{number:04}.parquet"
+            table = folder.absolute() / "metadata" / f"metadata_{number:04}.parquet"
             schema = source.schema.remove(source.schema.get_field_index(FEATURES))
             writer = stack.enter_context(pq.ParquetWriter(table, schema))
             header = {**shape, "shape": (len(rows), source.features.dim)}

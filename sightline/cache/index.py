@@ -48,7 +48,7 @@ def write_index(output: Output, rows: Rows, failed: Mapping[bytes, str]) -> File
         failed: key → error code of rows without values.
     """
     with output.scratch() as made:  # in memory it would take twice its size
-        path = made / "index"
+        path = made.absolute() / "index"
         pq.write_table(
             _table(rows, failed),
             path,

@@ -87,7 +87,8 @@ def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None
     _check(path, table.schema, schema)
     metadata = {**(table.schema.metadata or {}), **(schema.metadata or {})}
     with replacing(path) as part:
-        pq.write_table(table.replace_schema_metadata(metadata), part, compression="zstd")
+        table = table.replace_schema_metadata(metadata)
+        pq.write_table(table, part.absolute(), compression="zstd")
 
 
 def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
@@ -235,14 +236,14 @@ def read_schema(path: Path) -> pa.Schema:
         CacheError: it is not a readable Parquet file.
     """
     with _readable(path):
-        return pq.read_schema(path)
+        return pq.read_schema(path.absolute())
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """A Parquet file as a table, or some of its columns; raises as `read_schema`."""
     with _readable(path):
         # one file, not a folder of partitions
-        with pq.ParquetFile(path, pre_buffer=False) as file:
+        with pq.ParquetFile(path.absolute(), pre_buffer=False) as file:
             schema = file.schema_arrow
             batches = [
                 batch
@@ -267,7 +268,7 @@ def _row_group(
 
 def read_batches(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
     """Some columns of a Parquet file, at most ``rows`` rows at a time; raises as `read_schema`."""
-    with _readable(path), pq.ParquetFile(path, pre_buffer=False) as file:
+    with _readable(path), pq.ParquetFile(path.absolute(), pre_buffer=False) as file:
         yield from file.iter_batches(rows, columns=columns)
 
 

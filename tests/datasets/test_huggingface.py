@@ -15,7 +15,6 @@ from demo_params import demo_params
 from packed import column, load_all, picture, rows, samples, texts, write_tar
 
 from pipeline import graph, stages
-from pipeline.datasets.hub_files import fetch
 from pipeline.datasets.huggingface import HuggingFaceSource
 from pipeline.datasets.prepared_output import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
@@ -210,8 +209,75 @@ def test_a_column_of_splits(folder, out):
     assert column(out, "split") == ["train", "dev", "test", "train", ""]
     with pytest.raises(DatasetError, match="unknown split 'everything'"):
         prepare(folder, out)
-    with pytest.raises(DatasetError, match="column caption: unknown split 'caption 0'"):
+    with pytest.raises(
+        DatasetError, match=r"column caption \(choose with `splits`\): unknown split"
+    ):
         prepare(folder, out, split_column="caption")
+
+
+@pytest.mark.parametrize("chosen", ["[train, restval]", "train"])
+def test_restval_of_karpathy_can_be_trained_on_or_left_out(folder, out, chosen, said):
+    split = ["train", "val", "test", "restval", None]
+    save(folder, everything=table(range(5), split=split))
+    words = ["--set", "split_column=split", "--set", f"splits.train={chosen}"]
+    words += ["--set", "splits.dev=val", "--out", out]
+    code, shown, _ = said("prepare", "huggingface", "--set", f"path={folder}", *words)
+    assert code == 0
+    train = ["train", "train"] if "restval" in chosen else ["train"]
+    assert sorted(column(out, "split")) == ["dev", *train]
+    assert f"{4 - len(train)} rows of other splits" in shown
+    with pytest.raises(
+        DatasetError, match="no row has split 'valid'; it has restval, test, train, v"
+    ):
+        prepare(folder, out, split_column="split", splits={"train": "train", "dev": "valid"})
+    twice = {"train": ["restval"], "test": "restval"}
+    with pytest.raises(ValueError, match="takes 'restval' for 2 splits"):
+        prepare(folder, out, split_column="split", splits=twice)
+
+
+def test_several_splits_can_be_one(saved, out):
+    prepare(saved, out, splits={"train": ["train", "validation"]})
+    assert column(out, "split") == ["train"] * 8
+
+
+TEXTS = ["a", "b", "c"]
+STRINGS = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.run_end_encoded(pa.int32(), pa.string()),
+]
+LISTED = [pa.list_, pa.large_list, lambda of: pa.list_(of, 2), pa.list_view, pa.large_list_view]
+
+
+def of(texts: list[str], kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_run_end_encoded(kind):
+        return pa.array(texts, kind)
+    return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, len(texts) + 1), pa.int32()), texts)
+
+
+@pytest.mark.parametrize("kind", STRINGS, ids=str)
+def test_every_string_of_arrow_is_text(folder, out, kind):
+    write_arrow(folder / "a.arrow", table(range(3), of(TEXTS, kind), split=of(["train"] * 3, kind)))
+    prepare(folder, out, split_column="split")
+    assert list(texts(out).values()) == TEXTS
+
+
+@pytest.mark.parametrize("inner", [pa.string(), pa.string_view(), STRINGS[3]], ids=str)
+@pytest.mark.parametrize("outer", LISTED)
+def test_every_list_of_arrow_holds_texts(folder, out, outer, inner):
+    said = pa.array([[text, text + text] for text in TEXTS], outer(inner))
+    write_arrow(folder / "a.arrow", table(range(3), said))
+    prepare(folder, out)
+    assert list(texts(out).values()) == ["a", "aa", "b", "bb", "c", "cc"]
+
+
+@pytest.mark.parametrize("kind", [pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())], ids=str)
+def test_every_binary_of_arrow_is_an_image(folder, out, kind):
+    columns = {"image": pa.array([picture(n) for n in range(3)], kind), "caption": TEXTS}
+    prepare(write(folder / "x.arrow", pa.table(columns)), out)
+    assert len(load_all(out)) == 3
 
 
 def test_an_image_in_two_splits_is_reported_and_complete_splits_miss_no_file(folder, out):
@@ -287,12 +353,60 @@ def test_other_folders_are_refused_with_the_reason(folder, out):
         assert not out.exists()
 
     refused("no such file or folder", folder / "gone")
-    refused("expected a folder of save_to_disk")
+    refused("contains no Parquet or Arrow files")
     (folder / "a.png").write_bytes(picture(0))
     refused("for a folder of images `pairs`")
     pq.write_table(table(range(3)), folder / "a.parquet")
-    (folder / "data.py").write_text(f"open({str(out)!r}, 'w')")  # its code does not run
-    refused("not a data set that `datasets` can read")
+    for outside in ("../other/*.parquet", "/etc/hostname", "https://example.org/a.parquet"):
+        (folder / "README.md").write_text(README.format(outside))
+        refused("not a data set that `datasets` can read")
+
+
+README = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: "{}"
+---
+"""
+
+
+def test_tables_beside_a_script_are_read_without_running_it(folder, out):
+    pq.write_table(table(range(3)), folder / "a.parquet")
+    (folder / "data.py").write_text(f"open({str(out)!r}, 'w')")
+    assert prepare(folder, out).counts["images"] == 3
+
+
+def test_descriptions_choose_configurations_and_what_no_split_has_is_counted(folder, out):
+    for number, name in enumerate(("one", "two", ".hidden", "__own/three")):
+        (folder / "__own").mkdir(exist_ok=True)
+        pq.write_table(table(range(number, number + 1)), folder / f"{name}.parquet")
+    (folder / "b.arrow").write_bytes(b"")  # the other kind of file
+    report = prepare(folder, out)
+    assert report.counts["images"] == 2
+    unread = [".hidden.parquet", "__own/three.parquet", "b.arrow"]
+    assert report.problems == {"tables_not_read": unread}
+    two = "- config_name: second\n  data_files: two.parquet\n---"
+    (folder / "README.md").write_text("---" + README.format("one.parquet")[3:-4] + two)
+    assert prepare(folder, out.with_name("b"), config="second").counts["images"] == 1
+    with pytest.raises(DatasetError, match=r"'other' not found\. Available: .*'second'"):
+        prepare(folder, out, config="other")
+
+
+def test_a_saved_data_set_is_read_as_its_state_says(saved, out):
+    shutil.copyfile(saved / "train/data-00000-of-00002.arrow", saved / "train/cache-0.arrow")
+    assert prepare(saved, out).problems == {}
+    state = json.loads((saved / "train/state.json").read_text())
+
+    def refused(message: str, **changed: object) -> None:
+        (saved / "train/state.json").write_text(json.dumps(state | changed))
+        with pytest.raises(SightlineError, match=message):
+            prepare(saved, out)
+
+    refused("its description names other.arrow", _data_files=[{"filename": "../other.arrow"}])
+    refused("_data_files: is missing|_data_files", _data_files=None)
+    refused("flatten_indices", _indices_data_files=[{"filename": "indices.arrow"}])
 
 
 def test_the_graph_reads_images_where_they_are(saved, tmp_path, monkeypatch):
@@ -374,19 +488,53 @@ def test_what_cannot_be_had_is_one_error(hub, out, given, message):
     assert not out.exists()
 
 
-def test_only_tables_and_their_descriptions_are_fetched(tmp_path, monkeypatch):
+@pytest.fixture
+def served(tmp_path, monkeypatch) -> list[str]:
+    """The hub with a data set `owner/name` in `tmp_path / "data"`; the names that are fetched."""
+    from huggingface_hub import HfApi, constants
     from huggingface_hub.utils import filter_repo_objects
 
-    wanted = ["README.md", "data/train-00000-of-00001.parquet", "dataset_dict.json"]
-    wanted += [f"train/{name}" for name in ("data.arrow", "dataset_info.json", "state.json")]
-    fetched: list[str] = []
+    folder, fetched = tmp_path / "data", []
 
-    def download(name, allow_patterns, **_):
-        fetched.extend(
-            filter_repo_objects([*wanted, "a.py", "a.zip"], allow_patterns=allow_patterns)
-        )
-        return tmp_path
+    def names(*_, **__) -> list[str]:
+        return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
+    def download(name, allow_patterns, revision, **_) -> str:
+        assert (name, revision) in (("owner/name", None), ("owner/name", COMMIT))
+        for file in filter_repo_objects(names(), allow_patterns=allow_patterns):
+            fetched.append(file)
+            (tmp_path / COMMIT / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / file, tmp_path / COMMIT / file)
+        return str(tmp_path / COMMIT)
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("sightline.pretrained.why_silent", lambda _: "")
+    monkeypatch.setattr("sightline.pretrained._is_silent", lambda *_: False)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert fetch("owner/name", None) == tmp_path
-    assert fetched == wanted
+    monkeypatch.setattr(HfApi, "list_repo_files", names)
+    return fetched
+
+
+def test_only_the_files_of_the_chosen_splits_are_fetched(folder, out, served):
+    for number, name in enumerate(("train-a", "validation", "test-[1]")):
+        pq.write_table(table(range(number, number + 1)), folder / f"{name}.parquet")
+    for name in ("a.py", "a.zip", "README.md"):
+        (folder / name).touch()
+    prepare_source(HuggingFaceSource(name="owner/name", splits={"test": "test"}), out)
+    assert served == ["README.md", "test-[1].parquet"]
+    assert len(load_all(out)) == 1
+
+
+def test_only_the_files_of_the_chosen_configuration_are_fetched(folder, out, served):
+    for number, name in enumerate(("one", "two")):
+        pq.write_table(table(range(number, number + 1)), folder / f"{name}.parquet")
+    two = "- config_name: second\n  data_files: two.parquet\n---"
+    (folder / "README.md").write_text("---" + README.format("one.parquet")[3:-4] + two)
+    prepare_source(HuggingFaceSource(name="owner/name", config="second"), out)
+    assert served == ["README.md", "two.parquet"]
+
+
+def test_only_the_chosen_splits_of_a_saved_data_set_are_fetched(saved, out, served):
+    prepare_source(HuggingFaceSource(name="owner/name", splits={"dev": "validation"}), out)
+    states = ["dataset_dict.json", "train/state.json", "validation/state.json"]
+    assert served == [*states, "validation/data-00000-of-00001.arrow"]

@@ -109,6 +109,18 @@ def test_a_box_covers_the_pixels_whose_centres_it_holds():
         build(family="box", model="x")
 
 
+@pytest.mark.parametrize("name", ["hf:", "a::b", "configs"])
+def test_a_folder_is_itself_whatever_its_name_means_to_hydra(
+    folder, sam2, name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for file in ("tiny.yaml", "tiny.pt"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        shutil.copyfile(folder / file, tmp_path / name / file)
+    same = build(family="sam2", model=f"{name}/tiny.yaml", weights=f"file:{name}/tiny.pt")
+    assert same.describe() == sam2.describe()
+
+
 def test_both_back_ends_give_the_same_masks_from_the_same_weights(sam2, sam2_hf, batch):
     for ours, theirs in zip(sam2.logits(*batch), sam2_hf.logits(*batch), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
