@@ -44,8 +44,11 @@ def assign_splits(
     entries = list(entries)
     of_file = _found_by(names, (entry for entry, _, _ in entries), "split lists", report)
     rows = [(of_file.find(entry, split), entry, split, where) for entry, split, where in entries]
-    unknown = dict.fromkeys(entry for row, entry, _, _ in rows if row < 0)
-    report.note("split_entries_without_image", unknown)
+    for problem, code in (
+        ("split_entries_without_image", UNKNOWN),
+        ("split_entries_of_ambiguous_image", AMBIGUOUS),
+    ):
+        report.note(problem, dict.fromkeys(entry for row, entry, _, _ in rows if row == code))
     return _one_split_each((each for each in rows if each[0] >= 0), len(images.paths))
 
 
@@ -80,7 +83,9 @@ def write_pairs(
         DatasetError: duplicate caption ids, no caption matches an image, an image is in two
             splits, or as `write_captioned`.
     """
-    report.notes += captions.remarks
+    for remark in captions.remarks:
+        report.guess(remark)
+    report.note("captions_that_look_quoted", captions.quoted)
     of_file = _found_by(names, captions.images, Path(captions.where).name, report)
     own_splits = _own_splits(captions)
     rows = _rows(captions, of_file, own_splits, report)

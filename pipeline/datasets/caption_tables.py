@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, read_token
+from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, looks_quoted, read_token
 from pipeline.datasets.source import DatasetError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import (
     SUFFIXES,
+    TABS,
     OutsideTable,
     Wanted,
     choose,
@@ -73,6 +74,8 @@ def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> 
     )
     captions = Captions(str(path), lines=[], unit=table.unit)
     _Filler(table, columns, captions).fill()
+    if text_suffix(path) in TABS:
+        captions.quoted = looks_quoted(captions)
     captions.remarks = [*table.notes, *captions.remarks]
     return captions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class _Coco(TypedDict):
     annotations: Annotated[list[_CocoAnnotation], Field(min_length=1)]
 
 
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _KARPATHY, _COCO = TypeAdapter(_Karpathy), TypeAdapter(_Coco)
 
 
@@ -86,6 +88,7 @@ class Captions:
         unit: what these numbers count, lines or rows.
         listed: (name of an image, its split, the file that says so), or None.
         left_out: names of the files of images that are not wanted.
+        quoted: the lines of a format without quoting whose texts look quoted.
         remarks: what was read otherwise than it is written, for the user.
     """
 
@@ -100,6 +103,7 @@ class Captions:
     listed: list[tuple[str, str, str]] | None = None
     left_out: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
+    quoted: list[str] = field(default_factory=list)
 
 
 def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:
@@ -167,4 +171,17 @@ def read_token(path: Path) -> Captions:
         captions.texts.append(text)
         numbers.append(number)
         lines.append(line)
+    captions.quoted = looks_quoted(captions)
     return captions
+
+
+def looks_quoted(captions: Captions) -> list[str]:
+    """The lines whose texts have marks around them and doubled within, as CSV has them.
+
+    Where all texts have marks around them, those without any within too.
+    """
+    quoted = [bool(_QUOTED.fullmatch(text)) for text in captions.texts]
+    texts = zip(quoted, captions.texts, strict=True)
+    doubled = [whole and '""' in text[1:-1] for whole, text in texts]
+    found = quoted if len(quoted) > 1 and all(quoted) else doubled
+    return [f"line {line}" for line, one in zip(captions.lines or [], found, strict=True) if one]

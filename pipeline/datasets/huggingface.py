@@ -59,10 +59,9 @@ class HuggingFaceSource(Source):
         config: one of several configurations of a data set.
         image: column of images: bytes, paths, or `datasets.Image`.
         caption: column of captions, or of lists of captions.
-        splits: for each of train, dev and test, the data set's own split or a list of them, as in
-            ``splits.train=[train,restval]``; others are left out, and not downloaded.
-        split_column: column with the split of each row, instead of the data set's splits; then
-            ``splits`` takes its values.
+        splits: for each of train, dev and test, the data set's own split or several,
+            ``[train, restval]``; others are left out.
+        split_column: column with the split of each row, instead of the data set's splits.
         images: folder that a column of paths starts from; default: that of the data set.
         strict: treat problems such as images without caption as errors.
     """
@@ -164,6 +163,8 @@ class HuggingFaceSource(Source):
                 strict=self.strict,
                 progress=progress,
             )
+        if reader.left_out:
+            report.counts["rows_of_other_splits"] = reader.left_out
         report.notes.append(
             f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
             if tars.count
@@ -254,6 +255,7 @@ class _Reader:
 
     Attributes:
         root: base folder of the paths in the rows.
+        left_out: number of rows of splits that were not chosen.
     """
 
     def __init__(self, source: HuggingFaceSource, root: Path, tars: ImageTars) -> None:
@@ -266,8 +268,8 @@ class _Reader:
         self._numbers: Counter[str] = Counter()  # split of the data set → rows so far
         self._ids: dict[tuple[bytes, str], str] = {}  # key and split of an image → its id
         self._captions: Counter[str] = Counter()  # id → captions so far
-        self._owners: dict[bytes, str] = {}  # key → split
         self._in_place = False
+        self.left_out = 0
 
     def read_all(self, files: Iterable[tuple[Path, str, str]]) -> Iterator[ManifestRows]:
         """`read` for each of ``files``.
@@ -299,7 +301,7 @@ class _Reader:
                 self._numbers[theirs] += 1
                 of_row = self._split_of(file, row[column]) if column else split
                 if of_row is None:
-                    rows.problem("rows_of_other_splits", name)
+                    self.left_out += 1
                 else:
                     self._add(rows, name, row, of_row)
         return rows
@@ -328,8 +330,6 @@ class _Reader:
         if image_id is None:
             image_id = self._ids[key, split] = name
             rows.add_image(image_id, self._place(name, data, path), data, split, key)
-            if self._owners.setdefault(key, split) != split:
-                rows.problem("images_in_two_splits", image_id)
         captions = row[self._source.caption]
         for text in [captions] if isinstance(captions, str) else filter(None, captions or []):
             rows.add_caption(image_id, self._captions[image_id], text, split)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.datasets.images import upright_size
+from pipeline.datasets.losses import LOSSES, spelled
 from pipeline.datasets.source import MOST_SHOWN, DatasetError, PrepareReport, Progress
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import (
@@ -77,6 +78,7 @@ def write_captioned(
     ids = images["image_id"]
     bare = pc.invert(pc.is_in(ids, pc.unique(captions["image_id"])))
     report.note("images_without_caption", ids.filter(bare).to_pylist())
+    report.note("images_in_two_splits", _in_two_splits(images))
     if strict:
         report.refuse_problems()
     if not len(captions):
@@ -192,6 +194,21 @@ def _with_control(texts: pa.Array) -> pa.BooleanArray:
     return pc.match_substring_regex(texts, CONTROL.pattern)
 
 
+def _in_two_splits(images: pa.Table) -> list[str]:
+    """Ids of the images whose bytes an earlier image of another split has.
+
+    Those without a split are trained on.
+    """
+    keys = images["key"]
+    if pc.count_distinct(keys).as_py() == len(keys):
+        return []
+    first: dict[bytes, str] = {}
+    trained = pc.is_in(images["split"], pa.array(TRAINED_SPLITS))
+    splits = pc.if_else(trained, "train", images["split"]).to_pylist()
+    rows = zip(keys.to_pylist(), splits, images["image_id"], strict=True)
+    return [str(name) for key, split, name in rows if first.setdefault(key, split) != split]
+
+
 def _visible_captions(captions: pa.Table, report: PrepareReport) -> pa.Table:
     """The captions with something to see, cleaned."""
     ids, written_texts = captions["caption_id"], captions["text"]
@@ -220,7 +237,8 @@ def _count_trimmed(
 
 def _nothing(where: str, images: int, report: PrepareReport) -> str:
     problems = "; ".join(
-        f"{kind.replace('_', ' ')}: {report.problem_counts[kind]} (such as {names[0]})"
+        f"{spelled(kind)}: {report.problem_counts[kind]} (such as {names[0]})"
+        + (f"; {LOSSES[kind]}" if LOSSES[kind] else "")
         for kind, names in report.problems.items()
         if kind != "images_without_caption"
     )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
+from pipeline.datasets.losses import LOSSES, spelled
 from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
 from sightline.settings import FamilySettings, Registry
@@ -149,9 +150,11 @@ class PrepareReport:
         self.notes.append(line)
 
     def note(self, problem: str, names: Iterable[str]) -> None:
-        """Record that ``problem`` concerns ``names``; does nothing without names."""
-        listed = list(names)
+        """Record that ``problem``, one of `LOSSES`, concerns ``names``; nothing without names."""
+        listed, remedy = list(names), LOSSES[problem]
         if listed:
+            if remedy:
+                self.notes.append(f"{spelled(problem)}: {remedy}")
             self.problems[problem] = listed[:MOST_LISTED]
             self.problem_counts[problem] = len(listed)
 
@@ -170,8 +173,9 @@ class PrepareReport:
         if not self.problems:
             return
         lines = [
-            f"  {problem.replace('_', ' ')}: {self.problem_counts[problem]} "
+            f"  {spelled(problem)}: {self.problem_counts[problem]} "
             f"({_some(names, self.problem_counts[problem])})"
+            + (f"; {LOSSES[problem]}" if LOSSES[problem] else "")
             for problem, names in self.problems.items()
         ]
         raise DatasetError(
@@ -195,10 +199,7 @@ class PrepareReport:
     def summary(self) -> str:
         """One line for the terminal, and the notes on lines of their own."""
         parts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.counts.items()]
-        parts += [
-            f"{count:,} {problem.replace('_', ' ')}"
-            for problem, count in self.problem_counts.items()
-        ]
+        parts += [f"{count:,} {spelled(problem)}" for problem, count in self.problem_counts.items()]
         return "\n  ".join([f"{self.kind}: " + ", ".join(parts), *self.notes])
 
 

@@ -179,6 +179,7 @@ def _read_shard(
     with file:
         names: set[str] = set()
         samples: dict[str, dict[str, Member]] = {}  # key → its image and its text
+        dotted: list[tuple[str, str, str]] = []  # folder, key and name of other members
         for member in members(file, path, rows):
             name = member.name
             if name in names:
@@ -189,6 +190,7 @@ def _read_shard(
             stem, _, extension = base.partition(".")
             extension = f".{extension.lower()}"
             if extension != suffix and extension not in SUFFIXES:
+                dotted.append((folder, stem, base))
                 continue
             part = "text" if extension == suffix else "image"
             sample = samples.setdefault(f"{folder}/{stem}", {})
@@ -200,9 +202,39 @@ def _read_shard(
                 rows.problem("captions_without_image", f"{path}/{sample['text'].name}")
                 continue
             _add(rows, file, path, split, sample, read)
+    _note_dotted(rows, path, dotted, samples, suffix)
     if not any("image" in sample for sample in samples.values()):
         rows.problem("shards_without_images", str(path))
     return rows
+
+
+def _note_dotted(
+    rows: ManifestRows,
+    path: Path,
+    others: list[tuple[str, str, str]],
+    samples: dict[str, dict[str, Member]],
+    suffix: str,
+) -> None:
+    """Note images and captions whose own key contains a dot, so that they belong to no sample.
+
+    ``a.mask.png`` beside ``a.png`` is a further part of the sample ``a``; not if it has a caption
+    of its own, ``a.mask.txt``.
+    """
+    captioned = {
+        (folder, base[: -len(suffix)])
+        for folder, _, base in others
+        if base.lower().endswith(suffix)
+    }
+    for folder, stem, base in others:
+        key, ending = os.path.splitext(base)  # noqa: PTH122
+        if "." not in key:
+            continue
+        sample = samples.get(f"{folder}/{stem}", {})
+        name = f"{path}/{folder}{'/' if folder else ''}{base}"
+        if ending.lower() in SUFFIXES and ("image" not in sample or (folder, key) in captioned):
+            rows.problem("images_whose_key_contains_a_dot", name)
+        elif ending.lower() == suffix and not sample:
+            rows.problem("captions_whose_key_contains_a_dot", name)
 
 
 def _add(

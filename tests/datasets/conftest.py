@@ -23,7 +23,7 @@ def make_images(tmp_path: Path) -> Callable[..., Path]:
         for number, name in enumerate(names):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (3, 2), (number % 256, number // 256, 7)).save(path)
+            Image.new("RGB", (3, 2), (37 * number % 256, number // 256, 7)).save(path)
         return root
 
     return make

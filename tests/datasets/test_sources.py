@@ -33,7 +33,6 @@ from sightline.errors import SightlineError
         ("coco", {"captions": {"train": "a"}, "restval": True}, "is a split of `karpathy`"),
         ("huggingface", {"name": "a/b", "path": "x"}, "not both"),
         ("huggingface", {"revision": "main"}, "give its `name`"),
-        ("huggingface", {"splits": {"train": "a"}, "split_column": "b"}, "not both"),
         ("huggingface", {"splits": {"train": "a", "test": "a"}}, "takes 'a' for 2 splits"),
         ("webdataset", {"splits": {"train": "a"}, "shards": "a"}, "but not both"),
         *(("webdataset", {"shards": p}, "below the folder") for p in ("/d/*.tar", "../*.tar", ".")),
