@@ -7,24 +7,30 @@ it. Each states what it `extends`, the keys to `remove` from that, and what diff
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.params import Params, ParamsError, read_yaml, validate_params
+from pipeline.params import (
+    GRAPH_FILE,
+    Params,
+    ParamsError,
+    read_yaml,
+    trained_systems,
+    validate_params,
+)
 from sightline.errors import SightlineError
 from sightline.settings import field_help, unknown
 
 CONFIGS = Path("configs")
-GRAPH_FILE = Path("dvc.yaml")
 
 _EXTENDS, _REMOVE = "extends", "remove"
 _PARTS = "parts"  # folder of what changes a configuration and is none alone
 _MACHINE = "machine"
-_STAGE = "train-"  # prefix of the systems' stages
 
 
 def configurations(folder: Path = CONFIGS) -> dict[str, Path]:
@@ -52,11 +58,12 @@ def configuration(
         names: a whole configuration and what changes it, merged in this order. The title of
             several is their names.
         folder: folder of the configurations.
-        graph_file: dvc.yaml; all its systems get an entry.
+        graph_file: dvc.yaml; all its systems get an entry, and there are no others.
 
     Raises:
         ParamsError: no such configuration (suggests the nearest), a part comes first, a file is
-            not YAML, files extend each other in a cycle, or the parameters are invalid.
+            not YAML, files extend each other in a cycle, a key to remove is in none of them, or
+            the parameters are invalid.
     """
     whole = configurations(folder)
     files = {**parts(folder), **whole}
@@ -71,12 +78,12 @@ def configuration(
     merged: dict[str, Any] = {"joined": {}}
     for name, layer in layers.items():
         for key in layer.pop(_REMOVE, []):
-            _remove(merged, key, files[name])
+            _remove(merged, key, name, files)
         merged = _merged(merged, layer)
     if len(names) > 1:
         merged = _merged(merged, {"report": {"title": " + ".join(names)}})
     _complete_systems(merged, graph_file)
-    validate_params(merged, " + ".join(str(files[name]) for name in names))
+    validate_params(merged, " + ".join(str(files[name]) for name in names), graph_file)
     return merged
 
 
@@ -164,16 +171,32 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _remove(params: dict[str, Any], dotted: str, file: Path) -> None:
+def _remove(
+    params: dict[str, Any], dotted: str, configuration: str, files: Mapping[str, Path]
+) -> None:
     """Remove a key such as ``systems.dalr.runs`` where it is there."""
     *above, last = dotted.split(".")
-    if (section := [*above, last][0]) not in Params.model_fields:
-        raise ParamsError(f"{file}: {_REMOVE}: {unknown(section, Params.model_fields, 'section')}")
     place: Any = params
     for key in above:
         place = place.get(key) if isinstance(place, Mapping) else None
-    if isinstance(place, dict):
-        place.pop(last, None)
+    if isinstance(place, dict) and last in place:
+        del place[last]
+    else:
+        _require_defined(dotted, f"{files[configuration]}: {_REMOVE}", files.values())
+
+
+def _require_defined(dotted: str, where: str, files: Iterable[Path]) -> None:
+    """Check that a readable one of ``files`` defines a key."""
+    places: list[Any] = []
+    for file in files:
+        with contextlib.suppress(SightlineError):
+            places.append(read_yaml(file))
+    for key in dotted.split("."):
+        mappings = [place for place in places if isinstance(place, Mapping)]
+        places = [mapping[key] for mapping in mappings if key in mapping]
+        if not places:
+            names = {name for mapping in mappings for name in mapping} - {_EXTENDS, _REMOVE}
+            raise ParamsError(f"{where}: {dotted}: {unknown(key, names, 'key')}")
 
 
 def _complete_systems(params: dict[str, Any], graph_file: Path) -> None:
@@ -181,10 +204,8 @@ def _complete_systems(params: dict[str, Any], graph_file: Path) -> None:
     systems = params.setdefault("systems", {})
     if not isinstance(systems, dict):
         return  # which is an error of the parameters
-    if graph_file.is_file():
-        for stage in read_yaml(graph_file).get("stages", {}):
-            if stage.startswith(_STAGE):
-                systems.setdefault(stage.removeprefix(_STAGE), {})
+    for system in trained_systems(graph_file):
+        systems.setdefault(system, {})
     complete = {"objective": None, "parameters": {}, "train": {}, "runs": {}}
     for name, system in systems.items():
         if isinstance(system, dict):

@@ -41,7 +41,12 @@ class Options:
 
 
 def dry_run(targets: Sequence[str], options: Options) -> bool:
-    """Print what `dvc repro --dry` prints; False if that is why DVC refuses."""
+    """Print what `dvc repro --dry` prints; False if DVC fails.
+
+    Raises:
+        SightlineError: as for `Project`.
+    """
+    Project(targets, options)
     flags = options.flags("force", "pull", "allow_missing")
     glob = ["--glob"] if _patterns(targets) else []
     return subprocess.call([*DVC, "repro", "--dry", *flags, *glob, *targets]) == 0
@@ -54,6 +59,9 @@ class Project:
         stages: name → stage, of all that the targets need, in the order of `dvc repro`.
         needs: name → the names of the stages that it needs.
         targets: names of the targets that were given.
+
+    Raises:
+        SightlineError: DVC refuses the graph, or a target is no stage of it.
     """
 
     def __init__(self, targets: Sequence[str], options: Options) -> None:
@@ -69,7 +77,16 @@ class Project:
         from dvc.dvcfile import PROJECT_FILE
         from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
 
-        requested = collect_stages(self._repo, targets or [PROJECT_FILE], glob=_patterns(targets))
+        requested: list[Stage] = []
+        for target in targets or [PROJECT_FILE]:
+            stages = collect_stages(self._repo, [target], glob=_patterns(targets)) if target else []
+            if targets and not stages:  # DVC would run the whole graph
+                names = ", ".join(stage.addressing for stage in self._repo.index.stages)
+                raise SightlineError(
+                    f"{target}: no stage of dvc.yaml has this name with these parameters; there "
+                    f"are {names}"
+                )
+            requested += stages
         graph = get_active_graph(self._repo.index.graph)
         self.stages: dict[str, Stage] = {
             stage.addressing: stage for stage in plan_repro(graph, requested)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import graph
-from pipeline.configure import CONFIGS, GRAPH_FILE, configuration
-from pipeline.params import Params, validate_params
+from pipeline.configure import CONFIGS, configuration
+from pipeline.params import GRAPH_FILE, Params, validate_params
 from train.report.published import Entry
 
 if TYPE_CHECKING:

@@ -32,8 +32,9 @@ from train.run_spec import StudentConfig, TrainConfig
 
 T = TypeVar("T")
 
-FILE_NAME = "params.yaml"
+FILE_NAME, GRAPH_FILE = "params.yaml", Path("dvc.yaml")
 
+_STAGE = "train-"  # prefix of the systems' stages
 _LENGTHS = {"epochs", "max_steps"}
 
 
@@ -380,15 +381,36 @@ def load_params(path: Path | str = FILE_NAME) -> Params:
             "Change to that folder, or use the commands with explicit paths "
             "(`sightline --help`)."
         )
-    return validate_params(read_yaml(path), str(path))
+    return validate_params(read_yaml(path), str(path), path.parent / GRAPH_FILE)
 
 
-def validate_params(values: dict[str, Any], where: str) -> Params:
-    """Check the content of a parameter file; ``where`` is its name in errors."""
+def validate_params(values: dict[str, Any], where: str, graph_file: Path | None = None) -> Params:
+    """Check the content of a parameter file.
+
+    Args:
+        where: its name in errors.
+        graph_file: dvc.yaml; if it trains any system, it has a stage for each.
+    """
     try:
-        return Params.model_validate(values)
+        params = Params.model_validate(values)
     except ValidationError as error:
         raise ParamsError("\n".join(f"{where}: {line}" for line in explain(error))) from error
+    systems = trained_systems(graph_file) if graph_file else []
+    for name in params.systems if systems else ():
+        if name not in systems:
+            raise ParamsError(
+                f"{where}: systems: {unknown(name, systems, 'system')}; a new one needs a stage "
+                f"train-{name} in {graph_file}"
+            )
+    return params
+
+
+def trained_systems(graph_file: Path) -> list[str]:
+    """The systems that have a train stage in dvc.yaml."""
+    stages = read_yaml(graph_file).get("stages") if graph_file.is_file() else None
+    if not isinstance(stages, dict):
+        return []
+    return [name.removeprefix(_STAGE) for name in map(str, stages) if name.startswith(_STAGE)]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

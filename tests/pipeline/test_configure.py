@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 import shutil
 import subprocess
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 import yaml
 from composed import COMPOSED
 
+from pipeline import configure
 from pipeline.configure import configuration, configurations, edits, parts
 from pipeline.graph import run_spec
-from pipeline.params import load_params, validate_params
+from pipeline.params import load_params, read_yaml, validate_params
 from sightline.errors import SightlineError
 from train.objectives import make_objective
 
@@ -43,7 +47,7 @@ def test_later_layers_win_and_what_is_to_remove_is_gone(folder):
     (folder / "mine.yaml").write_text(
         "# Mine\n"
         "extends: [scenes, mcse-only]\n"
-        "remove: [train.max_steps, systems.mcse-clip.runs, evaluation.tasks.none, report.title]\n"
+        "remove: [train.max_steps, systems.mcse-clip.runs, evaluation.tasks.sts, report.title]\n"
         "train: {batch_size: 16, epochs: 2}\n"
         "systems:\n"
         "  dalr: {train: {epochs: 9}}\n"
@@ -200,7 +204,8 @@ def test_own_photographs_need_no_data_of_others(folder):
 
 
 def test_a_system_of_the_graph_that_a_file_does_not_name_has_no_runs(folder):
-    Path("dvc.yaml").write_text("stages: {train-mine: {}}")
+    graph = Path("dvc.yaml").read_text()
+    Path("dvc.yaml").write_text(graph.replace("stages:", "stages:\n  train-mine: {}", 1))
     assert configuration("scenes")["systems"]["mine"] == {"runs": {}}
 
 
@@ -208,7 +213,10 @@ MISTAKES = """
 extends: [mine] => mine.yaml: extends itself (mine → mine)
 extends: [scnes] => mine.yaml: extends: unknown configuration 'scnes'; did you mean 'scenes'
 extends: scenes => mine.yaml: extends: found 'scenes', expected a list of names
-remove: [sytems.dalr] => mine.yaml: remove: unknown section 'sytems'; did you mean 'systems'
+remove: [sytems.dalr] => mine.yaml: remove: sytems.dalr: unknown key 'sytems'; did you mean
+remove: [systems.dalr.rnus] => mine.yaml: remove: systems.dalr.rnus: unknown key 'rnus'; did you
+remove: [train.epochs.x] => mine.yaml: remove: train.epochs.x: unknown key 'x'
+{extends: [scenes], systems: {mcse-clp: {}}} => mine.yaml: systems: unknown system 'mcse-clp'; did
 remove: systems.dalr => mine.yaml: remove: found 'systems.dalr', expected a list of names
 {extends: [scenes], systems: null} => mine.yaml: systems: input should be a valid dictionary
 {extends: [scenes], systems: {dalr: null}} => mine.yaml: systems.dalr: input should be a
@@ -229,6 +237,25 @@ def test_a_mistake_in_a_configuration_is_named(folder, mistake):
     with pytest.raises(SightlineError) as caught:
         configuration("mine")
     assert message in str(caught.value)
+
+
+def test_what_a_composition_lacks_is_no_typo(folder, monkeypatch):
+    systems = functools.cache(configure.trained_systems)
+    read = functools.cache(lambda file: pickle.dumps(read_yaml(file)))
+    monkeypatch.setattr(configure, "read_yaml", lambda file: pickle.loads(read(file)))
+    monkeypatch.setattr(configure, "trained_systems", systems)
+    monkeypatch.setattr(configure, "validate_params", lambda values, *_: values)
+    for files in ("configurations", "parts"):
+        monkeypatch.setattr(configure, files, functools.cache(getattr(configure, files)))
+    names = [
+        (name, *chosen)
+        for name in configurations()
+        for count in range(3)
+        for chosen in permutations(parts(), count)
+    ]
+    composed = [configuration(*each)["systems"] for each in names]
+    assert len(composed) > 6000
+    assert all(each.keys() == set(systems(Path("dvc.yaml"))) for each in composed)
 
 
 def test_an_unknown_name_and_a_missing_folder(folder, run):

@@ -129,6 +129,17 @@ def test_no_file_no_yaml_no_mapping(tmp_path):
             load_params(file)
 
 
+def test_every_system_has_a_train_stage_where_the_graph_trains_any(tmp_path):
+    file, graph = tmp_path / "params.yaml", tmp_path / "dvc.yaml"
+    file.write_text(yaml.safe_dump(changed("systems.mcse-clp: {}")))
+    for trains_nothing in ("stages: {prepare: {}}", "stages:"):
+        graph.write_text(trains_nothing)
+        assert "mcse-clp" in load_params(file).systems
+    graph.write_text((ROOT / "dvc.yaml").read_text())
+    with pytest.raises(ParamsError, match=r"systems: unknown system 'mcse-clp'; did .* needs a st"):
+        load_params(file)
+
+
 def test_a_run_overrides_its_system_which_overrides_the_rest():
     params = changed("systems.mcse-clip.train: {epochs: 2, batch_size: 8}")
     own = {"parameters": {"weight": 0.5}, "train": {"max_steps": 9}}

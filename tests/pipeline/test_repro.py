@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from demo_params import demo_params, demo_params_text
 from dvc.repo import Repo
 
 from pipeline.cli.repro import _jobs as jobs_here
-from pipeline.dvc_project import Options
+from pipeline.dvc_project import Options, dry_run
 from pipeline.params import validate_params
 from pipeline.repro import Jobs, repro
 from pipeline.side_by_side import JOBS, VISIBLE
@@ -206,6 +207,17 @@ def test_a_graph_that_dvc_refuses_is_one_error(project):
         project.repro("other")
 
 
+@pytest.mark.parametrize("target", ["train-mine@*", "none", ""])
+def test_a_target_without_a_stage_does_not_run_the_whole_graph(project, target, capfd):
+    project.graph(a=writing("a"), none={"foreach": [], "do": writing("${item}")})
+    for targets in ([target], ["a", target]):
+        with pytest.raises(SightlineError, match=rf"^{re.escape(target)}: no stage .* there are a"):
+            project.repro(*targets)
+        with contextlib.chdir(project.folder), pytest.raises(SightlineError, match="there are a"):
+            dry_run(targets, Options())
+    assert (project.calls(), capfd.readouterr().out) == ([], "")
+
+
 def test_a_dry_run_is_what_dvc_prints_and_nothing_else(project):
     project.graph(a=writing("a"))
     project.write("params.yaml", demo_params_text())
@@ -224,8 +236,7 @@ def test_a_dry_run_is_what_dvc_prints_and_nothing_else(project):
     assert not project.has("a")
     refused = dry("other")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("ERROR: Stage 'other' not found")
-    assert "error: " not in refused.stderr
+    assert refused.stderr.startswith("error: DVC: Stage 'other' not found")
 
 
 SLOW = """
