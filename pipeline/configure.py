@@ -23,6 +23,7 @@ from pipeline.params import (
     trained_systems,
     validate_params,
 )
+from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.settings import field_help, unknown
 
@@ -87,12 +88,20 @@ def configuration(
     return merged
 
 
-def to_yaml(params: Mapping[str, Any], names: Sequence[str]) -> str:
-    """params.yaml of the configurations ``names``, which its first line holds for `origin`."""
-    command = f"sightline configure {' '.join(names)}"
+def to_yaml(params: Mapping[str, Any], names: Sequence[str], machine: object = None) -> str:
+    """params.yaml of the configurations ``names``.
+
+    Its first line holds the digests by which `edits` knows what the user changes.
+
+    Args:
+        machine: the user's own section `machine`, in place of the configurations' one.
+    """
+    command, digests = f"sightline configure {' '.join(names)}", " ".join(_digests(params))
+    if machine:
+        params = {**params, _MACHINE: machine}
     blocks = [
-        f"# Everything that `dvc repro` reads, as `{command}` wrote it. Edit it,\n"
-        "# or choose another configuration; configs/ holds what differs between them.\n"
+        f"# Everything that `dvc repro` reads, as `{command}` wrote it ({digests}).\n"
+        "# Edit it, or choose another configuration; configs/ holds what differs between them.\n"
     ]
     for section, about in field_help(Params).items():
         if section not in params:
@@ -111,18 +120,24 @@ def edits(file: Path) -> tuple[bool, Any]:
     """Whether ``file`` is no longer as `to_yaml` wrote it, and its section `machine` if that is so.
 
     The latter describes this machine and not the experiment: another configuration keeps it. A
-    file whose configurations are gone counts as edited.
+    file without the digests of `to_yaml` counts as edited.
     """
-    now, command = read_yaml(file), re.search(r"`sightline configure ([^`]+)`", first_line(file))
-    machine = now.pop(_MACHINE, None)
-    if command is None:
-        return True, machine
+    values = read_yaml(file)
+    machine = values.get(_MACHINE)
+    written = re.search(r"\((\w+) (\w+)\)\.$", first_line(file))
     try:
-        generated = configuration(*command[1].split())
-    except SightlineError:
+        rest_now, machine_now = _digests(values)
+    except TypeError:  # a date, for one, which is no value of ours
         return True, machine
-    edited = machine if machine != generated.pop(_MACHINE, None) else None
-    return now != generated, edited
+    if written is None:
+        return True, machine
+    return rest_now != written[1], None if machine_now == written[2] else machine
+
+
+def _digests(params: Mapping[str, Any]) -> tuple[str, str]:
+    """Of all sections but `machine`, and of that."""
+    rest = {name: section for name, section in params.items() if name != _MACHINE}
+    return digest(rest)[:16], digest(params.get(_MACHINE))[:16]
 
 
 def first_line(path: Path) -> str:

@@ -45,12 +45,10 @@ def configure(
     old = read_yaml(out) if out.is_file() else {}
     new = configuration(*names)
     edited, machine = edits(out) if old else (False, None)
-    if machine:
-        new["machine"] = machine
-    if old == new:
+    if old == (new | {"machine": machine} if machine else new) and not (edited and overwrite):
         print(f"{out}: already {words}")
         return
-    text = to_yaml(new, names)
+    text = to_yaml(new, names, machine)
     if diff:
         before = out.read_text(encoding="utf-8") if old else ""
         for line in unified_diff(
@@ -60,8 +58,8 @@ def configure(
         return
     if edited and not overwrite:
         raise ParamsError(
-            f"{out}: you have edited this file, and this would overwrite your edits (--diff shows "
-            "them); keep a copy, or pass --overwrite"
+            f"{out}: is not as `sightline configure` wrote it, and this would overwrite your edits "
+            "(--diff shows them); keep a copy, or pass --overwrite"
         )
     write_bytes(out, text.encode())
     print(f"{out}: {words}{', with the section `machine` it had' if machine else ''}")

@@ -6,6 +6,7 @@ import functools
 import pickle
 import shutil
 import subprocess
+from datetime import date
 from itertools import permutations
 from pathlib import Path
 
@@ -276,31 +277,52 @@ def test_the_file_is_complete_and_edits_are_kept_without_overwrite(run):
     file.write_text(edited)
     code, said = run("study")
     assert (code, file.read_text()) == (1, edited)
-    assert "params.yaml: you have edited this file" in said
+    assert "params.yaml: is not as `sightline configure` wrote it" in said
     assert run("study", "--overwrite")[0] == 0
     assert load_params("params.yaml").graph.seeds == [0, 1, 2, 3, 4]
 
 
-def test_a_broken_file_stops_only_those_who_name_it(folder, run):
+def test_an_update_of_the_configurations_is_no_edit_of_the_file(folder, run):
     run("flickr30k", "roberta")
+    part = folder / "parts/papers.yaml"
+    updated = part.read_text().replace("workers: 4", "workers: 8").replace("3.0e-5", "4.0e-5")
+    part.write_text(updated)
+    assert run("flickr30k") == (0, "params.yaml: flickr30k\n")
+    written = load_params("params.yaml")
+    assert (written.machine.workers, written.train.learning_rate) == (8, 4e-5)
+    (folder / "flickr30k.yaml").unlink()
     for draft in ("a-draft.yaml", "parts/a-part.yaml"):
         (folder / draft).write_text("extends: [nothing]\n{")
     (folder / ".#scenes.yaml").symlink_to(folder / "nowhere")  # as Emacs locks a file
     assert edits(Path("params.yaml")) == (False, None)
-    assert run("coco") == (0, "params.yaml: coco\n")
+    assert run("coco-alone") == (0, "params.yaml: coco-alone\n")
     assert run()[0] == 0
     code, said = run("a-draft")
     assert (code, "a-draft.yaml: not YAML" in said) == (1, True)
 
 
-def test_a_file_of_an_unknown_configuration_counts_as_edited(folder, run):
+@pytest.mark.parametrize("edit", ["header", "value", "key", "date", "mixed", "removed"])
+def test_every_edit_is_known(run, edit):
     run("scenes")
-    (folder / "a-draft.yaml").write_text("{")
     file = Path("params.yaml")
-    for line in ("", "# as `sightline configure gone` wrote it", "# `sightline configure a-draft`"):
-        file.write_text("\n".join([line, *file.read_text().splitlines()[1:]]))
-        assert edits(file)[0], line
-        assert "you have edited this file" in run("coco")[1]
+    values = yaml.safe_load(file.read_text())
+    header = file.read_text().partition("\n")[0]
+    match edit:
+        case "header":
+            header = "# as `sightline configure scenes` wrote it"
+        case "value":
+            values["train"]["batch_size"] = 48
+        case "key":
+            values["report"]["control"] = None
+        case "date":
+            values["report"]["title"] = date(2020, 1, 1)
+        case "mixed":
+            values["systems"] |= {1: {}}
+        case "removed":
+            del values["systems"]["dalr"]
+    file.write_text(f"{header}\n{yaml.safe_dump(values)}")
+    assert edits(file)[0]
+    assert "is not as `sightline configure` wrote it" in run("coco")[1]
 
 
 def test_the_edited_machine_is_kept_and_is_no_edit_of_the_rest(run):
