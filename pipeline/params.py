@@ -12,9 +12,11 @@ from typing import Annotated, Any, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -34,6 +36,8 @@ T = TypeVar("T")
 
 FILE_NAME, GRAPH_FILE = "params.yaml", Path("dvc.yaml")
 
+_NO_NUMBER = r"(?i:(?!\d[\d_]*(e[\d_]+)?$|0[box][\da-f_]+$))"
+"""Readers of YAML differ in what they take for a number: DVC's reads 1e3 as 1000.0."""
 _STAGE = "train-"  # prefix of the systems' stages
 _LENGTHS = {"epochs", "max_steps"}
 
@@ -51,12 +55,31 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
+def _require_name(name: object, more: str = "") -> None:
+    """Check a name for its uses in DVC, a shell and folders; ``more`` are further characters."""
+    if not isinstance(name, str) or not re.fullmatch(rf"{_NO_NUMBER}\w[\w{more}-]*", name):
+        dot = "., " if more else ""
+        why = "" if more else " (DVC reads a dot as the next key)"
+        raise ValueError(
+            f"found the name {name!r}, expected letters, digits, {dot}_ and -, and no number{why}; "
+            "rename it"
+        )
+
+
+def _with_names(entries: object) -> object:
+    for name in entries if isinstance(entries, dict) else ():
+        _require_name(name)
+    return entries
+
+
 def _of_train(values: dict[str, Any]) -> dict[str, Any]:
     for key in values.keys() - TrainConfig.model_fields.keys():
         raise ValueError(unknown(key, TrainConfig.model_fields, "key"))
     return values
 
 
+Named = Annotated[dict[str, T], BeforeValidator(_with_names)]
+"""Entries by their names, which DVC, a shell and folders use."""
 Names = Annotated[list[str], AfterValidator(_distinct)]
 Overrides = Annotated[dict[str, Any], AfterValidator(_of_train)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
@@ -95,9 +118,9 @@ class Graph(Settings):
 class Encoders(Settings):
     """The frozen models, by their names in runs and folders."""
 
-    image: dict[str, EncoderConfig] = {}
-    text: dict[str, EncoderConfig] = {}
-    teacher: dict[str, EncoderConfig] = {}
+    image: Named[EncoderConfig] = {}
+    text: Named[EncoderConfig] = {}
+    teacher: Named[EncoderConfig] = {}
 
 
 class EvaluationTask(BaseModel):
@@ -129,7 +152,7 @@ class Evaluation(Settings):
     """
 
     dev: Path
-    tasks: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], EvaluationTask]
+    tasks: Named[EvaluationTask]
 
     @model_validator(mode="after")
     def _known_tasks(self) -> Evaluation:
@@ -163,14 +186,14 @@ class System(Settings):
         parameters: the objective's parameters, including the names of its encoders; validated by
             the objective.
         train: parameters of `train` that this system overrides.
-        runs: name → run. Names are folder names, so they are unique across systems, of
-            letters, digits, _ and -.
+        runs: name → run. Names are folder names, so they are unique across systems; letters,
+            digits, _ and -.
     """
 
     objective: str | None = None
     parameters: dict[str, Any] = {}
     train: Overrides = {}
-    runs: dict[str, Run] = {}
+    runs: Named[Run] = {}
 
 
 @dataclass(frozen=True)
@@ -227,8 +250,8 @@ class Params(Settings):
         report: what the report compares
     """
 
-    datasets: dict[str, Source]
-    joined: dict[str, Joined] = {}
+    datasets: Named[Source]
+    joined: Named[Joined] = {}
     graph: Graph
     encoders: Encoders
     extract: ExtractSettings = ExtractSettings()
@@ -237,8 +260,14 @@ class Params(Settings):
     student: StudentConfig
     train: TrainConfig
     evaluation: Evaluation
-    systems: dict[str, System]
+    systems: Named[System]
     report: Report
+
+    @field_validator("student")
+    @classmethod
+    def _student_names_a_folder(cls, student: StudentConfig) -> StudentConfig:
+        _require_name(student.name, more=".")
+        return student
 
     @model_validator(mode="after")
     def _names_exist(self) -> Params:
@@ -285,11 +314,6 @@ class Params(Settings):
             if entry.runs and entry.objective is None:
                 raise ValueError(f"systems.{system}.objective: is missing")
             for name in entry.runs:
-                if not re.fullmatch(r"[\w-]+", name):
-                    raise ValueError(
-                        f"systems.{system}.runs: found the name {name!r}, expected letters, "
-                        "digits, _ and - (DVC reads a dot as the next key); rename the run"
-                    )
                 if name in owners:
                     raise ValueError(
                         f"systems.{system}.runs.{name}: {owners[name]} has a run of this name, and "

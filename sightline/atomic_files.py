@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,15 @@ from pathlib import Path
 from sightline.errors import SightlineError
 
 MOUNTINFO = Path("/proc/self/mountinfo")  # proc(5); other systems have none
+
+
+HOME_REMEDY = "~ is not expanded here; write the whole path (./~ for a folder of that name)"
+_HOME = re.compile(r"""(?:^|[=:,\[{]\s*["']?)~(?:[a-zA-Z_][\w.-]*)?/|^(?:--[\w-]+=)?~$""")
+
+
+def names_home(text: str) -> bool:
+    """Whether ``text``, a word of a command or a value, has a path from ~, which shells expand."""
+    return _HOME.search(text) is not None
 
 
 def is_mount_point(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sightline.atomic_files import (
+    HOME_REMEDY,
     check_apart,
     fsync,
     is_mount_point,
@@ -94,6 +95,8 @@ class Output:
         inputs: Iterable[Path] = (),
         worker: str = "",
     ) -> None:
+        if folder.parts[:1] == ("~",):
+            raise SightlineError(f"{folder}: {HOME_REMEDY}")
         self.given = folder
         self.folder = Path(os.path.realpath(folder))
         self.run_folder = run_folder_of(self.folder)

@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from sightline.atomic_files import HOME_REMEDY, names_home
 from sightline.errors import SightlineError
 from sightline.removed import removed
 from sightline.user_files import short
@@ -51,6 +53,13 @@ class Settings(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _in_our_words(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        for place, text in _texts(values):
+            if names_home(text):
+                ours = PydanticCustomError(
+                    "value_error", "{message}", {"message": f"found {short(text)}; {HOME_REMEDY}"}
+                )
+                fault = InitErrorDetails(type=ours, loc=place, input=text)
+                raise ValidationError.from_exception_data(cls.__name__, [fault])
         try:
             return handler(values)
         except ValidationError as error:
@@ -69,6 +78,16 @@ class Settings(BaseModel):
             message = f"{message[0].lower()}{message[1:]}; found {short(error['input'])}"
         ours = PydanticCustomError("value_error", "{message}", {"message": message})
         return InitErrorDetails(type=ours, loc=tuple(place), input=error["input"])
+
+
+def _texts(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tuple[Any, str]]:
+    """The texts and paths in mappings and lists, each with its place."""
+    if isinstance(value, (str, Path)):
+        yield place, str(value)
+    elif isinstance(value, (Mapping, list)):
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, entry in entries:
+            yield from _texts(entry, (*place, key))
 
 
 def field_help(model: type[BaseModel]) -> dict[str, str]:

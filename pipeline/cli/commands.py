@@ -62,6 +62,14 @@ class _Lazy(TyperGroup):
             return self.commands.get(cmd_name)
         return load(cmd_name)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if with_home := [word for word in args if "~" in word]:
+            from sightline.atomic_files import HOME_REMEDY, names_home
+
+            for word in filter(names_home, with_home):
+                raise typer.BadParameter(f"{word}: {HOME_REMEDY}")
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._helping = True
         super().format_help(ctx, formatter)

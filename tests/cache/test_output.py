@@ -179,6 +179,13 @@ def test_inputs_are_kept_apart(tmp_path, monkeypatch, given):
         check_apart(Path(given), [Path("mine/img")])
 
 
+def test_no_folder_called_tilde_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SightlineError, match="~/out: ~ is not expanded here"):
+        publish(Path("~/out"), a="1")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_output_inside_an_input_is_a_new_folder_or_ours(tmp_path):
     write(tmp_path / "img/theirs/a.jpg")
     inside = pytest.raises(SightlineError, match=r"is inside the input .* contains other files")

@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import sightline
+from command_line import sightline, unboxed
 
 from pipeline.cli import main
 from sightline import progress as module
+from sightline.atomic_files import names_home
 from sightline.cache.feature_kind import KINDS
 from sightline.progress import PhaseProgress, progress
 from train.objectives import FeatureNeed
@@ -42,6 +43,30 @@ def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, cap
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"stopped by {number.name}: ")
     assert "rerun the same command" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["prepare", "pairs", "--set", "images=~/mine/photos"],
+        ["prepare", "coco", "--set", "splits={train: ~/train.json}"],
+        ["prepare", "pairs", "--images", "~/photos"],
+        ["extract", "image", "--out=~/o"],
+        ["extract", "image", "--out", "~"],
+        ["extract", "image", "--weights", "file:~me/x.safetensors"],
+        ["evaluate", "--model", "mine=~/run"],
+    ],
+)
+def test_a_path_from_home_that_no_shell_expanded_is_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert sightline(*words) == 2
+    assert "~ is not expanded here" in unboxed(capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("word", ["~backup.csv", "a~/b", "x=~", "./~/x", "at ~/x", "ratio: ~1/2"])
+def test_another_tilde_is_no_home(word):
+    assert not names_home(word)
 
 
 INTERRUPTED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"

@@ -18,7 +18,7 @@ from made_results import made_result
 
 from pipeline import graph, stages
 from pipeline.configure import configuration, to_yaml
-from pipeline.params import ParamsError, validate_params
+from pipeline.params import ParamsError, load_params, validate_params
 from train.objectives import make_objective
 from train.report.write import write_report
 
@@ -59,6 +59,24 @@ def test_dvc_makes_a_train_stage_of_each_run_and_seed(given):
     assert {"tokens", "evaluate", "report"} <= stages.keys()
     systems = {name.removeprefix("train-") for name in STAGES if name.startswith("train-")}
     assert systems == params.systems.keys()
+
+
+def test_dvc_reads_every_name_that_is_allowed(repository):
+    names = ["é", "A_b-c", "_", "8k", "1-2", "no", "e1"]
+    params = demo_params()
+    scenes, mcse = params["datasets"]["scenes"], params["systems"]["mcse-clip"]
+    params["datasets"] |= dict.fromkeys(names, scenes)
+    params["encoders"]["image"] |= dict.fromkeys(names, params["encoders"]["image"]["clip"])
+    params["graph"]["image_encoders"] += names
+    mcse["runs"] |= {name: {} for name in names}
+    (repository / "params.yaml").write_text(to_yaml(params, ["scenes"]))
+    stages = DataResolver(Repo(str(repository)), str(repository), {"stages": STAGES}).resolve()
+    commands = {stage["cmd"] for stage in stages["stages"].values()}
+    assert load_params(repository / "params.yaml").runs.keys() >= set(names)
+    for name in names:
+        assert f"sightline stage prepare {name}" in commands
+        assert f"sightline stage image-features scenes {name}" in commands
+        assert f"sightline stage train {name} 0" in commands
 
 
 def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):

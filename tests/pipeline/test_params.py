@@ -86,6 +86,13 @@ train.learning_rate: fast => found 'fast'
 train.batch_size: 1 => train.batch_size: input should be greater than or equal to 2
 train.epochs: 3 => both of epochs and max_steps given
 student: => student: is missing
+student.name: .. => student: found the name '..', expected letters, digits, ., _ and -
+student.name: my bert => student: found the name 'my bert'
+student.model: ~/bert => student.model: found '~/bert'; ~ is not expanded here; write the whole path
+datasets.scenes.source: ~me/x => datasets.scenes.source: found '~me/x'; ~ is not expanded here
+encoders.image.resnet.weights: file:~/x => encoders.image.resnet.weights: found 'file:~/x'; ~ is
+evaluation.dev: ~/dev.tsv => evaluation.dev: found '~/dev.tsv'; ~ is not expanded here
+evaluation.tasks.retrieval.features: ~/x => evaluation.tasks.retrieval.features: found '~/x'; ~ is
 extract.dtype: float64 => found 'float64'
 """
 """One entry of the demo's parameters that is changed => a part of the error."""
@@ -97,6 +104,28 @@ def test_a_mistake_is_named(mistake):
     with pytest.raises(ParamsError) as caught:
         valid(changed(change))
     assert message in str(caught.value)
+
+
+NAMED = (
+    "datasets joined encoders.image encoders.text encoders.teacher evaluation.tasks systems "
+    "systems.mcseo.runs"
+)
+WRONG = ["mine.v2", "my photos", "r&d", "r18@336", "-x", "a/b", "..", "", "a$b", "a\n", "1e3"]
+WRONG += ["0x1F", "017", 2014, True, None]  # pyright: ignore
+
+
+@pytest.mark.parametrize("section", NAMED.split())
+def test_a_name_that_dvc_a_shell_or_a_folder_reads_in_its_own_way_is_refused(section):
+    for name in WRONG:
+        params = deepcopy(DEMO)
+        place = params
+        for key in section.split("."):
+            place = place[key]
+        place[name] = next(iter(place.values()), {})
+        with pytest.raises(ParamsError) as caught:
+            valid(params)
+        expected = f"params.yaml: {section}: found the name {name!r}, expected letters, digits, _ "
+        assert expected in str(caught.value)
 
 
 def test_a_data_set_is_joined_once_into_one_of_several():
