@@ -7,7 +7,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -117,6 +118,36 @@ def write_bytes(path: Path, data: bytes | memoryview, via: Path | None = None) -
                 left, offset = left[count:], offset + count
         finally:
             os.close(handle)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a folder is of a tool, such as ``.git``."""
+    return name.startswith(".")
+
+
+def folders_below(
+    top: Path,
+    skipped: Callable[[str], bool],
+    failed: Callable[[OSError], object] | None = None,
+) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder at and below ``top`` with its files; links after all others, none twice.
+
+    Args:
+        skipped: whether a folder of this name is passed over.
+        failed: takes the error of a folder that cannot be read; None: it is passed over.
+    """
+    linked, visited = deque([top]), set()
+    while linked:
+        for parent, names, files in os.walk(linked.popleft(), onerror=failed):
+            about = Path(parent).stat()
+            if (about.st_dev, about.st_ino) in visited:
+                names.clear()
+                continue
+            visited.add((about.st_dev, about.st_ino))
+            yield Path(parent), files
+            names[:] = sorted(name for name in names if not skipped(name))
+            links = (Path(parent) / name for name in names)
+            linked.extend(path for path in links if path.is_symlink())
 
 
 def model_paths(*names: str) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -221,11 +220,14 @@ app.command("import")(cache_exchange.import_set)
 
 
 def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
-    """The sets at or below ``path``; an error if there are none.
+    """The sets at or below ``path``, behind links too; an error if there are none.
+
+    Names links that lead nowhere, such as to a disk that is not mounted, on standard error.
 
     Args:
         lost: include folders with files of a set but no commit file.
     """
+    from sightline.atomic_files import folders_below
     from sightline.cache import CacheError
     from sightline.cache.record import FILE_NAME
 
@@ -235,16 +237,24 @@ def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
             "expected a set, or a folder of sets"
         )
     folders_of_sets: list[Path] = []
-    for parent, folders, files in os.walk(path, onerror=_raise):
-        folders[:] = [name for name in folders if not name.endswith(".run")]
+    for parent, files in folders_below(path, lambda name: name.endswith(".run"), _raise):
         if FILE_NAME in files or (lost and any(map(_LOST.fullmatch, files))):
-            folders_of_sets.append(Path(parent))
+            folders_of_sets.append(parent)
+        else:
+            _name_broken_links(parent, files)
     if not folders_of_sets:
         raise CacheError(
             f"{path}: no cache set here or below; create one with `sightline extract`, `ground` or "
             "`tokens`"
         )
     return sorted(folders_of_sets)
+
+
+def _name_broken_links(folder: Path, names: list[str]) -> None:
+    links = [folder / name for name in names if (folder / name).is_symlink()]
+    if broken := [link for link in links if not link.exists()]:
+        more = f" (and {len(broken) - 1} more links here)" if len(broken) > 1 else ""
+        print(f"warning: {broken[0]}{more} leads nowhere: {broken[0].readlink()}", file=sys.stderr)
 
 
 def _raise(error: OSError) -> None:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from pipeline.datasets.images import folders_below
 from pipeline.datasets.source import DatasetError
+from sightline.atomic_files import folders_below, is_hidden
 from sightline.errors import first_lines
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet
@@ -77,7 +77,9 @@ def on_disk(path: Path) -> Listing:
     """
     if not path.is_dir():
         raise DatasetError(f"{path}: no such file or folder; check the path")
-    folders = ((parent.relative_to(path), files) for parent, files in folders_below(path))
+    folders = (
+        (parent.relative_to(path), files) for parent, files in folders_below(path, is_hidden)
+    )
     names = ((parent / name).as_posix() for parent, files in folders for name in files)
     return Listing(str(path), path, frozenset(names))
 

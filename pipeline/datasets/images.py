@@ -6,7 +6,6 @@ import hashlib
 import os
 import stat
 import warnings
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 
 from pipeline.datasets.orientation import orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
+from sightline.atomic_files import folders_below, is_hidden
 from sightline.cache.keys import KEY_BYTES, Keys, key_of_text
 from sightline.optional_imports import require
 from sightline.user_files import control_fault
@@ -108,7 +108,7 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
         raise DatasetError(f"{folder}: no such image folder; check the path")
     images: list[str] = []
     ignored = 0
-    for parent, files in folders_below(folder):
+    for parent, files in folders_below(folder, is_hidden):
         relative = PurePosixPath(parent.relative_to(root).as_posix())
         for name in files:
             suffix = Path(name).suffix.lower()
@@ -122,22 +122,6 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
             f"{', '.join(sorted(SUFFIXES))}); check the path"
         )
     return images, ignored
-
-
-def folders_below(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder at and below ``top`` with its files, links after all others, none twice."""
-    linked, visited = deque([top]), set()
-    while linked:
-        for parent, names, files in os.walk(linked.popleft()):
-            about = Path(parent).stat()
-            if (about.st_dev, about.st_ino) in visited:
-                names.clear()
-                continue
-            visited.add((about.st_dev, about.st_ino))
-            yield Path(parent), files
-            names[:] = sorted(name for name in names if not name.startswith("."))
-            links = (Path(parent) / name for name in names)
-            linked.extend(path for path in links if path.is_symlink())
 
 
 def _is_special(path: Path) -> bool:

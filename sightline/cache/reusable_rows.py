@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.atomic_files import folders_below
 from sightline.cache.file_checks import file_fault, remembered_faults
 from sightline.cache.keys import Keys, as_keys, find_keys, selected
 from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, Spec, read_record
@@ -98,13 +99,14 @@ class ReusableRows:
         rows would lose their provenance.
         """
         yield self._dropped_rows()
-        for file in sorted(root.rglob(FILE_NAME)) if root is not None else ():
-            if file.parent.resolve() == self.folder.resolve():
+        below = [] if root is None else folders_below(root, lambda name: name.endswith(".run"))
+        for folder in sorted(folder for folder, files in below if FILE_NAME in files):
+            if folder.resolve() == self.folder.resolve():
                 continue
             try:
-                record = read_record(file.parent)
+                record = read_record(folder)
                 if record.fingerprint == self.spec.fingerprint and not record.provenance.imported:
-                    yield sound_part(file.parent, record, {}).rows
+                    yield sound_part(folder, record, {}).rows
             except CacheError:
                 continue
 

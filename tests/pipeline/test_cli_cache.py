@@ -56,6 +56,28 @@ def test_damage_is_named_repaired_and_recomputed(said, says, world):
     assert FeatureSet.open("image").record == before
 
 
+def test_sets_on_a_linked_disk_are_found_once_and_a_link_to_nowhere_is_named(said, says, world):
+    scratch, features = world / "scratch", world / "features"
+    features.mkdir()
+    shutil.move("image", scratch)
+    shutil.move("text", features / "text")
+    for name in ("image", "again"):
+        (features / name).symlink_to(scratch)
+    (features / "loop").symlink_to(features)
+    (features / "unmounted").symlink_to(world / "gone")
+    linked = "features/again"
+    code, out, err = said("cache", "verify", "features", "--json")
+    assert (code, json.loads(out)) == (0, {linked: [], "features/text": []})
+    assert f"features/unmounted leads nowhere: {world / 'gone'}" in err
+    assert "6 copied" in says(*extracting("image", "other"), "--copy-from", "features")
+    damage(str(scratch))
+    code, out, _ = said("cache", "verify", "features")
+    assert (code, f"{linked}: 1 fault" in out) == (1, True)
+    assert says("cache", "gc", "features", "--dry-run").count(f"{linked}: 0 files") == 1
+    assert "6 rows will be recomputed" in says("cache", "repair", "features")
+    assert linked in says("cache", "list", "features")
+
+
 def test_a_damaged_set_hides_no_other(said, fails, world):
     Path("image/set.json").write_text("{")
     code, out, err = said("cache", "list", ".", "--json")
