@@ -102,7 +102,7 @@ def require_sound(folder: Path, record: SetRecord) -> None:
 
 def _state(folder: Path, file: FileRecord) -> list[object] | None:
     try:
-        status = os.lstat(folder / file.name)
+        status = (folder / file.name).stat()
     except OSError:
         return None
     return [status.st_size, status.st_mtime_ns, status.st_ino, file.blake3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, overload
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline.digest import digest
+from sightline.dvc_cache import leads_into_dvc_cache
 from sightline.errors import CacheError, SightlineError
 from sightline.output import Output
 
@@ -347,8 +347,8 @@ def read_record(folder: Path, kind: str = "") -> SetRecord:
         kind: of the sets that will do, ``features`` for all kinds of them; empty: any.
 
     Raises:
-        CacheError: no such file, or a link; not JSON, another schema version, an unknown, missing
-            or invalid field, a wrong digest; a set of another kind.
+        CacheError: no such file, or a link (unless into DVC's cache); not JSON, another schema
+            version, an unknown, missing or invalid field, a wrong digest; a set of another kind.
     """
     expected = kind_in_words(kind) if kind else "a set"
     record = _checked_record(folder, expected.removeprefix("a "))
@@ -361,8 +361,7 @@ def read_record(folder: Path, kind: str = "") -> SetRecord:
 def _checked_record(folder: Path, expected: str) -> SetRecord:
     """The record in ``folder``; ``expected`` names the set if there is none."""
     path = folder / FILE_NAME
-    if path.is_symlink():
-        raise CacheError(f"{path}: is a link; a set contains no links")
+    _refuse_link(path)
     if not path.is_file():
         raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
     try:
@@ -395,22 +394,29 @@ def check_file(folder: Path, record: FileRecord) -> Path:
     """Path of a file of the set, checked to be a plain file of the recorded size.
 
     Raises:
-        CacheError: it is missing, a link, or of the wrong size.
+        CacheError: it is missing, a link (unless into DVC's cache), or of the wrong size.
     """
     path = folder / record.name
+    _refuse_link(path)
     try:
-        status = os.lstat(path)
+        status = path.stat()
     except OSError as error:
         raise CacheError(f"{path}: missing; {REMEDY}") from error
     if not stat.S_ISREG(status.st_mode):
-        # an untrusted link may point anywhere
-        raise CacheError(
-            f"{path}: not a plain file; a cache set contains no links "
-            "(with DVC, use `dvc config cache.type reflink,hardlink,copy`)"
-        )
+        raise CacheError(f"{path}: not a plain file; {REMEDY}")
     if status.st_size != record.bytes:
         raise CacheError(
             f"{path}: {status.st_size} bytes, expected {record.bytes}: truncated or changed; "
             f"{REMEDY}"
         )
     return path
+
+
+def _refuse_link(path: Path) -> None:
+    """Refuse a link that is not DVC's: it may point anywhere."""
+    if path.is_symlink() and not leads_into_dvc_cache(path):
+        raise CacheError(
+            f"{path}: a link to {path.readlink()}, and a set contains no links except into the DVC "
+            "cache of its project; run `dvc config cache.type reflink,hardlink,copy` and "
+            "`dvc checkout --relink`, or put the file itself here"
+        )

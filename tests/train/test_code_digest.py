@@ -105,6 +105,7 @@ EXEMPT = {
                 "sightline.digest",
                 "sightline.errors",
                 "sightline.atomic_files",
+                "sightline.dvc_cache",
                 "sightline.hardware",
             ),
             *("sightline.lazy_names", "sightline.pretrained", "sightline.lock", "sightline.output"),
