@@ -6,10 +6,11 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.params import FILE_NAME
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def dry_run(targets: Sequence[str], options: Options) -> bool:
     return subprocess.call([*DVC, "repro", "--dry", *flags, *glob, *targets]) == 0
 
 
+def why_not() -> str:
+    """Why DVC cannot run the graph of the current folder; empty if it can."""
+    from dvc.repo import Repo
+
+    try:
+        with _said_by_dvc():
+            _require_parameters_here(Repo().index.graph)
+    except SightlineError as error:
+        return str(error)
+    return ""
+
+
 class Project:
     """DVC's view of the graph.
 
@@ -87,6 +100,7 @@ class Project:
                     f"are {names}"
                 )
             requested += stages
+        _require_parameters_here(self._repo.index.graph)
         graph = get_active_graph(self._repo.index.graph)
         self.stages: dict[str, Stage] = {
             stage.addressing: stage for stage in plan_repro(graph, requested)
@@ -148,6 +162,29 @@ class Project:
         return list(dict.fromkeys(paths))
 
 
+def _require_parameters_here(stages: Iterable[Stage]) -> None:
+    """Check that Sightline's stages run here, and depend on the parameters that they read."""
+    from dvc.dependency.param import ParamsDependency
+
+    for stage in stages:
+        if "sightline stage " not in str(stage.cmd):
+            continue
+        files = [
+            os.path.relpath(dep.fs_path) for dep in stage.deps if isinstance(dep, ParamsDependency)
+        ]
+        where, reads = os.path.relpath(stage.wdir), f"but `sightline stage` reads {FILE_NAME} here"
+        if where != ".":
+            raise SightlineError(
+                f"dvc.yaml: {stage.addressing} runs in {where}, {reads}; remove its `wdir`, or give "
+                "that folder a project of its own with `dvc init --subdir`"
+            )
+        if files and FILE_NAME not in files:
+            raise SightlineError(
+                f"dvc.yaml: {stage.addressing} takes parameters from {files[0]}, {reads}; move "
+                "them there"
+            )
+
+
 def _patterns(targets: Sequence[str]) -> bool:
     """Whether some are patterns of names, as for `dvc repro --glob`."""
     return any(character in target for target in targets for character in "*?[")
@@ -157,8 +194,12 @@ def _patterns(targets: Sequence[str]) -> bool:
 def _said_by_dvc() -> Iterator[None]:
     """What DVC refuses is one error, in its own words."""
     from dvc.exceptions import DvcException
+    from dvc.scm import SCMError
 
     try:
         yield
     except DvcException as error:
-        raise SightlineError(f"DVC: {error}") from error
+        remedy = ""
+        if isinstance(error, SCMError) and "not a git repository" in str(error):
+            remedy = ", which DVC needs: run `git init`, or `dvc config core.no_scm true`"
+        raise SightlineError(f"DVC: {error}{remedy}") from error

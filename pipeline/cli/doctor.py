@@ -82,6 +82,7 @@ def _examine() -> dict[str, Any]:
     packages, problems = _packages()
     problems += [f"GPU {i}, {gpu.name}: {gpu.problem}" for i, gpu in enumerate(gpus) if gpu.problem]
     problems += filter(None, [too_many(cpu), too_full(disk), why_unused(len(listed), len(gpus))])
+    problems += filter(None, [_why_no_graph()])
     return {
         "sightline": _version("sightline") or "not installed",
         "python": platform.python_version(),
@@ -199,6 +200,22 @@ def _hub() -> str:
     return f"{address} does not answer ({reason})" if reason else f"{address} answers"
 
 
+def _why_no_graph() -> str:
+    """Why `sightline repro` cannot run here; empty if it can, or if this is no project."""
+    if not Path(".dvc").is_dir() or not _version("dvc"):
+        return ""
+    from pipeline.dvc_project import why_not
+    from pipeline.params import FILE_NAME, load_params
+    from sightline.errors import SightlineError
+
+    try:
+        if Path(FILE_NAME).is_file():
+            load_params()
+    except SightlineError as error:
+        return str(error)
+    return why_not()
+
+
 def _remotes() -> str:
     if not Path(".dvc").is_dir():
         return "none"
@@ -206,5 +223,10 @@ def _remotes() -> str:
         from dvc.config import Config
     except ModuleNotFoundError:
         return "unknown: dvc is not installed; run: pip install 'sightline[dvc]'"
-    remotes = Config.from_cwd()["remote"]
+    from dvc.exceptions import DvcException
+
+    try:
+        remotes = Config.from_cwd()["remote"]
+    except DvcException:
+        return "unknown, see problems"
     return ", ".join(f"{name} ({about['url']})" for name, about in remotes.items()) or "none"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from demo_params import demo_params_text
 
 from pipeline.cli import doctor
 from sightline import hardware
@@ -201,3 +202,39 @@ def test_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, run_doctor, tm
     said = run_doctor()
     assert "team (/shared/sightline)" in said
     assert "http://127.0.0.1:9 does not answer" in said
+
+
+GIT = "not a git repository, which DVC needs: run `git init`, or `dvc config core.no_scm true`"
+NO_SCM = "[core]\nno_scm = true\n"
+IN_PARAMS = "stages: {x: {cmd: sightline stage x, params: [elsewhere.yaml: [a]]}}"
+IN_A_FOLDER = "stages: {x: {wdir: there, cmd: sightline stage x}}"
+
+
+@pytest.mark.parametrize(
+    ("config", "graph", "problem"),
+    [
+        ("", "", GIT),
+        ("[core]\nno_smc = true\n", "", "DVC: config file error: extra keys"),
+        (NO_SCM, "stages: {x: {}}", "dvc.yaml' validation failed"),
+        (NO_SCM, IN_PARAMS, "dvc.yaml: x takes parameters from elsewhere.yaml, but `sightline st"),
+        (NO_SCM, IN_A_FOLDER, "dvc.yaml: x runs in there, but `sightline stage` reads params.yaml"),
+        (NO_SCM, "stages: {train-mine: {cmd: a}}", "params.yaml: systems: unknown system 'simcse'"),
+        (NO_SCM, "stages: {x: {cmd: a}}", ""),
+    ],
+)
+def test_what_cannot_work_with_dvc_is_a_problem_and_said_before_anything_runs(
+    run_doctor, said, tmp_path, monkeypatch, config, graph, problem
+):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text(config)
+    (tmp_path / "there").mkdir()
+    for name, text in {"dvc.yaml": graph, "params.yaml": demo_params_text()}.items():
+        if graph or name == "params.yaml":
+            (tmp_path / name).write_text(text)
+    (tmp_path / "elsewhere.yaml").write_text("a: 1")
+    problems = json.loads(run_doctor("--json"))["problems"]
+    assert (len(problems), problem in "".join(problems)) == (bool(problem), True)
+    if problem:
+        code, _, err = said("repro", "--dry")
+        assert (code, err.startswith("error: "), problem in err) == (1, True, True)

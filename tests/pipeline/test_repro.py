@@ -171,6 +171,19 @@ def test_dvc_lock_has_the_entries_that_dvc_repro_leaves(project, tmp_path):
     assert entries == expected
 
 
+def test_git_gets_what_stages_changed_if_dvc_stages_by_itself(tmp_path):
+    project = Project(tmp_path / "project", "autostage = true\n")
+    project.write(".dvc/config", project.text(".dvc/config").replace("no_scm = true\n", ""))
+    git = ["git", "-C", str(project.folder)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    project.graph(**{name: writing(name) for name in "abcd"})
+    project.repro(slots=[{}] * 4)
+    staged = subprocess.check_output([*git, "diff", "--cached", "--name-only"], text=True)
+    assert {".gitignore", "dvc.lock"} <= set(staged.split())
+    index = subprocess.check_output([*git, "show", ":dvc.lock"], text=True)
+    assert index == project.text("dvc.lock")
+
+
 def test_a_failure_holds_back_what_needs_it_and_nothing_else(project):
     project.graph(
         bad=writing("bad", first="echo this went wrong; test -e mended"),
