@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from ground_data import BoxSegmenter, WordGrounder
 from pydantic import ValidationError
 from safetensors.torch import save_file
 from tiny_grounders import pictures, save_dino, save_florence
-from tiny_sam2 import SIZE, as_transformers, configuration, hf_config
+from tiny_sam2 import SIZE, YAML, as_transformers, configuration, hf_config
 from torch import Tensor
 
 from pipeline.datasets.pairs import PairsSource
@@ -30,6 +33,15 @@ from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
+HIERA = "sam2.modeling.backbones.hieradet.Hiera"
+HUB = "repo_or_dir: .\nmodel: model\nsource: local"
+
+
+class Unpickled:
+    """Writes a file where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("hacked"),)
 
 
 def build(**settings: object) -> Any:
@@ -198,13 +210,18 @@ def test_a_checkpoint_of_another_model(folder, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {_target_: os.system, command: 'touch hacked'}", "names os.system"),
         ("other: 1", "not a sam2 configuration"),
         ("model: [", "not a sam2 configuration"),
         ("- 1", "not a sam2 configuration"),
-        ("model: {_target_: sam2.modeling.sam2_base.Nobody}", "not a sam2 configuration"),
-        ("model: {_target_: sam2.modeling.sam2_base.torch.load, f: x}", "names sam2.modeling.sam2"),
-        ("model: {_target_: sam2.modeling.sam2_base.trunc_normal_}", "names sam2.modeling.sam2"),
+        ("model: {_target_: sam2.modeling.sam2_base.Nobody}", "names sam2.modeling.sam2_base.No"),
+        ("model: {_target_: sam2.modeling.memory_encoder.Fuser, layer: 1}", "not a sam2 config"),
+        ("model: {image_size: 64}", "not a sam2 configuration .'dict' object has no"),
+        (YAML.replace("image_encoder.ImageEncoder", "hieradet.Hiera"), "not a sam2 configuration"),
+        (YAML.replace(f"image_size: {SIZE}", "image_size: 100"), "not a sam2 configuration"),
+        (YAML.replace("scalp: 1", "scalp: 3"), "not a sam2 configuration"),
+        ("model: &a {_target_: sam2.modeling.sam2_base.SAM2Base, x: *a}", "not a sam2 config"),
+        ("model: {_target_: ???}", "not a sam2 configuration"),
+        ("defaults: [other]\nmodel: 1", "`defaults` name other files"),
     ],
 )
 def test_invalid_configurations(tmp_path, text, message):
@@ -212,6 +229,79 @@ def test_invalid_configurations(tmp_path, text, message):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(SightlineError, match=message):
         build(family="sam2", model=str(tmp_path / "mine.yaml"), weights="random:0")
+
+
+def test_a_configuration_may_name_what_metas_own_name():
+    package = pytest.importorskip("sam2", reason="the sam2 package is not installed")
+    from pipeline.grounding.segmenters.sam2 import _CLASSES, MODELS, _configuration
+
+    texts = [_configuration(model, package).read_text() for model in MODELS]
+    named = {name for text in texts for name in re.findall(r"_target_: (\S+)", text)}
+    assert named == set(_CLASSES)
+
+
+HOSTILE = [
+    *(
+        f"_target_: {target}\n{arguments}"
+        for target, arguments in [
+            ("sam2.modeling.backbones.hieradet.logging.os.system", "command: touch hacked"),
+            ("sam2.modeling.backbones.hieradet.logging.os.system", "_args_: [touch hacked]"),
+            ("sam2.modeling.sam2_base.torch.hub.load", HUB),
+            ("sam2.modeling.sam2_base.torch.hub.load", f"{HUB}\n_partial_: true"),
+            ("sam2.modeling.sam2_base.torch.load", "f: evil.pt\nweights_only: false"),
+            ("sam2.modeling.sam2_utils.copy.sys.modules.__getitem__", "_args_: [os]"),
+            ("sam2.build_sam.instantiate", "config: {_target_: os.mkdir, path: hacked}"),
+            ("hydra.utils.instantiate", "config: {_target_: os.mkdir, path: hacked}"),
+            ("hydra._internal.utils._locate", "path: evil"),
+            ("builtins.eval", "_args_: [\"open('hacked', 'w')\"]"),
+            ("builtins.__import__", "name: evil"),
+            ("functools.partial", "_args_: [os.mkdir, hacked]"),
+            ("evil.Model", ""),
+            ("[os.mkdir]", "path: hacked"),
+            ("{_target_: os.mkdir, path: hacked}", "x: 1"),
+            (" sam2.modeling.sam2_base.SAM2Base.__init__.__globals__", "x: 1"),
+            ("${oc.env:TARGET}", "path: hacked"),
+            ("${oc.decode:'os.mkdir'}", "path: hacked"),
+            ("!!python/name:os.mkdir ''", "path: hacked"),
+        ]
+    ),
+    "!!python/object/apply:os.mkdir [hacked]",
+    f"_target_: {HIERA}\nweights_path: evil.pt",
+    f"_target_: {HIERA}\nembed_dim: ${{oc.env:WIDTH}}",
+    f"_target_: {HIERA}\nembed_dim: ${{....num_maskmem}}",
+    f"_target_: {HIERA}\n_args_: [16]",
+    f"_target_: {HIERA}\n_partial_: true",
+    f"_target_: {HIERA}\n_recursive_: false",
+    f"_target_: {HIERA}\n_convert_: all",
+    f"_target_: {HIERA}\nstages: [{{_target_: os.mkdir, path: hacked}}]",
+]
+"""Trunks of a SAM 2; `evil` is a package, a checkpoint and a repository that write a file."""
+
+
+@pytest.mark.parametrize("trunk", HOSTILE)
+def test_a_configuration_runs_no_code_but_that_of_its_classes(tmp_path, monkeypatch, trunk):
+    pytest.importorskip("sam2", reason="the sam2 package is not installed")
+    file, folder = tmp_path / "mine.yaml", tmp_path / "work"
+    folder.mkdir()
+    for name in ("evil.py", "hubconf.py"):
+        (folder / name).write_text("open('hacked', 'w').close()\ndef model(): ...\n")
+    (folder / "evil.pt").write_bytes(pickle.dumps(Unpickled()))
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("TARGET", "os.mkdir")
+    monkeypatch.setenv("WIDTH", "16")
+    text = configuration(tmp_path).read_text()
+    plain = re.search(r"    trunk:\n((?:      .*\n)+)", text)
+    assert plain
+    for hostile in (
+        text.replace(plain[1], textwrap.indent(trunk, " " * 6) + "\n"),
+        "model:\n" + textwrap.indent(trunk, " " * 2) + "\n",
+    ):
+        file.write_text(hostile)
+        with pytest.raises(SightlineError, match=re.escape(str(file))):
+            build(family="sam2", model=str(file), weights="random:0")
+    assert {path.name for path in folder.iterdir()} == {"evil.py", "evil.pt", "hubconf.py"}
+    assert "evil" not in sys.modules
 
 
 def test_names_without_a_model_or_weights(folder, monkeypatch, tmp_path):

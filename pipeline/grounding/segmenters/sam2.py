@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,25 @@ _DECODER = {
     "dynamic_multimask_stability_delta": 0.05,
     "dynamic_multimask_stability_thresh": 0.98,
 }
+
+_CLASSES = tuple(
+    f"sam2.modeling.{name}"
+    for name in (
+        "backbones.hieradet.Hiera",
+        "backbones.image_encoder.FpnNeck",
+        "backbones.image_encoder.ImageEncoder",
+        "memory_attention.MemoryAttention",
+        "memory_attention.MemoryAttentionLayer",
+        "memory_encoder.CXBlock",
+        "memory_encoder.Fuser",
+        "memory_encoder.MaskDownSampler",
+        "memory_encoder.MemoryEncoder",
+        "position_encoding.PositionEmbeddingSine",
+        "sam.transformer.RoPEAttention",
+        "sam2_base.SAM2Base",
+    )
+)
+"""The classes that Meta's configurations name: all that a configuration may."""
 
 
 def build(settings: Sam2Settings, device: torch.device, precision: str) -> PromptedSegmenter:
@@ -123,55 +143,64 @@ def _configuration(model: str, package: ModuleType) -> Path:
 
 
 def _instantiate(path: Path) -> Any:
-    """The model that a configuration describes; classes of other packages are rejected."""
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
+    """The model that a configuration describes, of `_CLASSES` and plain values alone.
+
+    hydra, which builds it in Meta's code, would import and call whatever a ``_target_`` names.
+    """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     try:
-        settings: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        description = settings["model"]
-        foreign = sorted(target for target in _targets(description) if not _is_model(target))
-        if foreign:
+        settings: Any = OmegaConf.to_container(OmegaConf.load(path), throw_on_missing=True)
+        if "defaults" in settings:
             raise SightlineError(
-                f"{path}: names {', '.join(foreign)}; a configuration may only name classes of "
-                "sam2.modeling, because building a class runs its code"
+                f"{path}: its `defaults` name other files, which are not read; write the whole "
+                "model into this one"
             )
+        description = settings["model"]
         extra = description.get("sam_mask_decoder_extra_args") or {}
         description["sam_mask_decoder_extra_args"] = {**extra, **_DECODER}
-        return instantiate(description, _recursive_=True)
-    except (
-        OmegaConfBaseException,
-        YAMLError,
-        InstantiationException,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
-        first = str(error).strip().splitlines()[0]
+        model = _built(description, path)
+        _try(model)
+    except SightlineError:
+        raise
+    except Exception as error:  # whatever values a class of sam2 was given, they are the file's
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise SightlineError(f"{path}: not a sam2 configuration ({first})") from error
+    return model
 
 
-def _is_model(target: str) -> bool:
-    """Whether this is a class of sam2.modeling itself, not what its modules import from others."""
+def _try(model: Any) -> None:
+    """A pass without numbers: parts that do not fit fail here, not at the first image."""
+    with torch.no_grad():
+        backend = Sam2Backend(copy.deepcopy(model).eval().to("meta"))
+        pixels = torch.empty(1, 3, backend.image_size, backend.image_size, device="meta")
+        backend.logits(backend.features(pixels), torch.empty(1, 4, device="meta"))
+
+
+def _built(value: Any, path: Path) -> Any:
+    """A part of a configuration, with its own parts."""
+    if isinstance(value, list):
+        return [_built(item, path) for item in value]
+    if isinstance(value, str) and "${" in value:
+        raise SightlineError(f"{path}: {value!r} refers to another value; write that value itself")
+    if not isinstance(value, dict):
+        return value
+    if value.get("weights_path") is not None:
+        raise SightlineError(
+            f"{path}: `weights_path` reads a second file of weights; remove it, and write "
+            "weights: file:PATH for the whole model"
+        )
+    arguments = {key: _built(item, path) for key, item in value.items() if key != "_target_"}
+    if "_target_" not in value:
+        return arguments
+    target = value["_target_"]
+    if target not in _CLASSES:
+        raise SightlineError(
+            f"{path}: names {target}; building a class runs its code, so a configuration may only "
+            f"name those of Meta's own: {', '.join(_CLASSES)}"
+        )
     module, _, name = target.rpartition(".")
-    if not module.startswith("sam2.modeling."):
-        return False
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError:  # the path goes through something that is not a module
-        return False
-    return found is None or (isinstance(found, type) and found.__module__ == module)
-
-
-def _targets(value: Any) -> set[str]:
-    """Every ``_target_`` in nested settings."""
-    if isinstance(value, dict):
-        targets = {str(value["_target_"])} if "_target_" in value else set()
-        return targets.union(*map(_targets, value.values()))
-    return set().union(*map(_targets, value)) if isinstance(value, list) else set()
+    return getattr(importlib.import_module(module), name)(**arguments)
 
 
 def _published(model: str, revision: str) -> Path:
