@@ -28,7 +28,8 @@ class Florence2Grounder(ModelGrounder[Florence2Settings]):
     reads only the start of a caption that exceeds its positions.
     """
 
-    name = model_type = "florence2"
+    name = "florence2"
+    model_types = ("florence2",)
     architecture = "Florence2ForConditionalGeneration"
 
     def __init__(

@@ -34,7 +34,8 @@ class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
     of its best token: the rule of the model's authors, who print a box with all such words.
     """
 
-    name = model_type = "grounding-dino"
+    name = "grounding-dino"
+    model_types = ("grounding-dino",)
     architecture = "GroundingDinoForObjectDetection"
 
     def describe(self) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -42,12 +43,12 @@ class ModelGrounder(Generic[_Settings]):
 
     Attributes:
         name: the family.
-        model_type: required `model_type` of the model's configuration.
+        model_types: of configurations that it takes, as `model_type` there.
         architecture: class in transformers.
     """
 
     name: ClassVar[str]
-    model_type: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
     architecture: ClassVar[str]
 
     def __init__(
@@ -67,7 +68,7 @@ class ModelGrounder(Generic[_Settings]):
         Raises:
             SightlineError: see `load_model`.
         """
-        loaded = load_model(settings.model, settings.weights, cls.model_type, cls.architecture)
+        loaded = load_model(settings.model, settings.weights, cls.model_types, cls.architecture)
         return cls(settings, loaded, device, precision)
 
     def describe(self) -> dict[str, object]:
@@ -76,13 +77,13 @@ class ModelGrounder(Generic[_Settings]):
         return {**parameters, **self._identity, "precision": self._precision}
 
 
-def load_model(name: str, weights: str, model_type: str, class_name: str) -> LoadedModel:
+def load_model(name: str, weights: str, model_types: Sequence[str], class_name: str) -> LoadedModel:
     """Load a model and its processor; never runs code from a repository.
 
     Args:
         name: folder or hub name.
         weights: ``pretrained``, ``pretrained:REVISION`` or ``random:SEED``.
-        model_type: required `model_type` of its configuration.
+        model_types: that its configuration may have.
         class_name: class in transformers.
 
     Raises:
@@ -91,10 +92,10 @@ def load_model(name: str, weights: str, model_type: str, class_name: str) -> Loa
     spec = parse_weights(weights)
     source = Pretrained(name, spec.revision)
     settings = source.config()
-    if settings.model_type != model_type:
+    if settings.model_type not in model_types:
         raise SightlineError(
             f"{name}: this is a checkpoint of {settings.model_type!r}, expected "
-            f"{model_type!r}; use a model of that family, or change `family`"
+            f"{' or '.join(map(repr, model_types))}; use a model of that family, or change `family`"
         )
     processor = source.processor()
     model = build_model(source, spec, getattr(transformers, class_name), settings)

@@ -8,5 +8,6 @@ from pipeline.grounding.grounding_dino import GroundingDinoGrounder
 class MMGroundingDinoGrounder(GroundingDinoGrounder):
     """As Grounding DINO: captions → boxes for their noun phrases, by token scores."""
 
-    name = model_type = "mm-grounding-dino"
+    name = "mm-grounding-dino"
+    model_types = ("mm-grounding-dino",)
     architecture = "MMGroundingDinoForObjectDetection"

@@ -28,7 +28,7 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
     """
 
     name = "sam3"
-    model_type = "sam3"
+    model_types = ("sam3_video", "sam3")  # published is the video model, which includes this one
     architecture = "Sam3Model"
 
     def describe(self) -> dict[str, object]:
@@ -92,7 +92,8 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
             tensor = output.get(name)
             if tensor is not None:
                 output[name] = tensor.float().cpu()
-        instances = self._processor.post_process_instance_segmentation(
+        # the video model's processor has no such method of its own
+        instances = self._processor.image_processor.post_process_instance_segmentation(
             output,
             threshold=self._settings.threshold,
             mask_threshold=self._settings.mask_threshold,

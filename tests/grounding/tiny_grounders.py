@@ -20,10 +20,13 @@ from transformers import (
     GroundingDinoImageProcessor,
     GroundingDinoProcessor,
     PreTrainedTokenizerFast,
+    Sam2VideoVideoProcessor,
     Sam3Config,
     Sam3ImageProcessor,
-    Sam3Model,
-    Sam3Processor,
+    Sam3TrackerVideoConfig,
+    Sam3VideoConfig,
+    Sam3VideoModel,
+    Sam3VideoProcessor,
 )
 
 from pipeline.grounding.protocols import Caption
@@ -160,7 +163,7 @@ def save_dino(
 
 
 def save_sam3(folder: Path) -> Path:
-    """A whole SAM 3 folder, with letters as tokens."""
+    """A whole SAM 3 folder as published, the video model's; its tokens are letters."""
     special = ["<pad>", "<s>", "</s>", "<unk>"]
     letters = "abcdefghijklmnopqrstuvwxyz "
     vocabulary = {token: i for i, token in enumerate([*special, *letters])}
@@ -169,23 +172,25 @@ def save_sam3(folder: Path) -> Path:
         tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
     shape = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "dropout": 0.0}
-    config = Sam3Config(
-        vision_config={
-            "backbone_config": {
-                "model_type": "sam3_vit_model",
-                "hidden_size": 32,
-                "intermediate_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 56,
-                "pretrain_image_size": 28,
-                "patch_size": 14,
-                "window_size": 2,
-                "global_attn_indexes": [1],
-            },
-            "fpn_hidden_size": 32,
-            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+    vision = {
+        "model_type": "sam3_vision_model",
+        "backbone_config": {
+            "model_type": "sam3_vit_model",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
+            "pretrain_image_size": 28,
+            "patch_size": 14,
+            "window_size": 2,
+            "global_attn_indexes": [1],
         },
+        "fpn_hidden_size": 32,
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+    }
+    detector = Sam3Config(
+        vision_config=vision,
         text_config={
             "model_type": "clip_text_model",
             "vocab_size": len(vocabulary),
@@ -202,15 +207,31 @@ def save_sam3(folder: Path) -> Path:
         detr_decoder_config={**shape, "num_layers": 2, "num_queries": 6},
         mask_decoder_config={"hidden_size": 32, "num_attention_heads": 2},
     )
+    tracker = Sam3TrackerVideoConfig(
+        vision_config=vision,
+        prompt_encoder_config={"hidden_size": 32, "image_size": 56},
+        mask_decoder_config={"hidden_size": 32, "mlp_dim": 32, "iou_head_hidden_dim": 32},
+        memory_attention_hidden_size=32,
+        memory_attention_num_layers=1,
+        memory_attention_feed_forward_hidden_size=32,
+        memory_encoder_hidden_size=32,
+        memory_encoder_output_channels=16,
+        mask_downsampler_embed_dim=32,
+        memory_fuser_embed_dim=32,
+        memory_fuser_intermediate_dim=32,
+    )
+    config = Sam3VideoConfig(detector_config=detector.to_dict(), tracker_config=tracker.to_dict())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Sam3Model(config)
-        for name, parameter in model.named_parameters():
+        model = Sam3VideoModel(config)
+        torch.manual_seed(4)
+        for name, parameter in model.detector_model.named_parameters():
             if parameter.ndim > 1 and "position" not in name:
                 torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    images = Sam3ImageProcessor(size={"height": 56, "width": 56})
-    Sam3Processor(images, tokenizer).save_pretrained(folder)
+    size = {"height": 56, "width": 56}
+    videos = Sam2VideoVideoProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3, size=size)
+    Sam3VideoProcessor(Sam3ImageProcessor(size=size), videos, tokenizer).save_pretrained(folder)
     return folder
 
 
