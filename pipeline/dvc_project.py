@@ -175,8 +175,8 @@ def _require_parameters_here(stages: Iterable[Stage]) -> None:
         where, reads = os.path.relpath(stage.wdir), f"but `sightline stage` reads {FILE_NAME} here"
         if where != ".":
             raise SightlineError(
-                f"dvc.yaml: {stage.addressing} runs in {where}, {reads}; remove its `wdir`, or give "
-                "that folder a project of its own with `dvc init --subdir`"
+                f"dvc.yaml: {stage.addressing} runs in {where}, {reads}; remove its `wdir`, or "
+                "give that folder a project of its own with `dvc init --subdir`"
             )
         if files and FILE_NAME not in files:
             raise SightlineError(

@@ -52,6 +52,8 @@ def about(folder: Path, record: SetRecord) -> dict[str, Any]:
     return facts | {
         "rows": record.rows,
         "failed": record.failed,
+        "cut": record.cut,
+        "cut_in_words": record.cut_in_words,
         "shards": len(record.shards),
         "files": len(record.files),
         "bytes": record.size,
@@ -81,8 +83,9 @@ def described(facts: Mapping[str, Any]) -> dict[str, str]:
         rows += f" of {facts['dim']:,} numbers"
     else:
         lines["Made with"] = _words(facts["description"])
+    cut = f"; {facts['cut_in_words']}" if facts["cut"] else ""
     return lines | {
-        "Rows": f"{rows}; failed: {facts['failed']:,}",
+        "Rows": f"{rows}; failed: {facts['failed']:,}{cut}",
         "Size": f"{facts['size']} in {counted(facts['files'], 'file')}",
         "Computed on": "; ".join(map(_words, facts["computed"])) or "not recorded",
         "Provenance": facts["provenance"],

@@ -17,7 +17,7 @@ from pipeline.side_by_side import JOBS, visible_gpus
 from sightline.cache.feature_kind import KINDS
 from sightline.cache.plan import WorkerNumber
 from sightline.cache.prepared import PreparedDataset
-from sightline.cache.record import Kind
+from sightline.cache.record import Kind, read_record
 from sightline.devices import compute_with
 from sightline.errors import SightlineError
 from sightline.output import write_file
@@ -144,7 +144,8 @@ def tokens(params: Params) -> str:
     student, sources = params.student, graph.training_texts(params)
     out = graph.tokens_folder(student.name)
     count = tokenize(texts_of(sources), student.source, student.max_length, out, sources)
-    return f"{out}: {count:,} distinct texts"
+    cut = read_record(out).cut_in_words
+    return f"{out}: {', '.join(filter(None, (f'{count:,} distinct texts', cut)))}"
 
 
 def phrase_tokens(params: Params, dataset: str) -> str:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.extract.inputs import text_array
 from sightline.atomic_files import model_paths
-from sightline.cache import SetWriter, TokenHeader, keys_of_texts
+from sightline.cache import SetWriter, TokenHeader, TokenSet, keys_of_texts
 from sightline.cache.chunks import taken
-from sightline.cache.keys import at, find_keys, key_of_file, unique_sorted
+from sightline.cache.keys import Keys, at, find_keys, key_of_file, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TableSpec, set_output
 from sightline.cache.tables import TOKENS
-from sightline.errors import SightlineError
+from sightline.errors import CacheError, SightlineError
 from sightline.progress import progress
 
 _CHUNK = 10_000
@@ -60,6 +63,7 @@ def tokenize(
     student, out = str(student), Path(out)
     set_output(out, [*inputs, *model_paths(student)], kind="tokens").check_place()
     from sightline.sentence_transformers_folder import (
+        count_longer,
         load_tokenizer,
         read_recipe,
         token_ids,
@@ -83,18 +87,38 @@ def tokenize(
     keys = keys_of_texts(text.as_py() for text in given["text"])
     places = unique_sorted(keys)
     keys = at(keys, places)
+    new, cut = np.zeros(len(keys), dtype=bool), 0
+
     spec = TableSpec(kind="tokens", description=asdict(header))
     with SetWriter(out, spec, [*inputs, *model_paths(student)]) as writer:
         batches, counts = writer.plan(keys, batch_size=_CHUNK), writer.counts
         title = f"tokens for {Path(student).name}"
         with progress(title, counts.planned, "texts", counts.resumed) as advance:
             for batch in batches:
-                rows = places[find_keys(keys, batch.keys)]
-                ids = token_ids(tokenizer, taken(given, rows)["text"].to_pylist(), max_length)
+                rows = find_keys(keys, batch.keys)
+                new[rows] = True
+                some = taken(given, places[rows])["text"].to_pylist()
+                ids = token_ids(tokenizer, some, max_length)
+                full = [text for text, row in zip(some, ids, strict=True) if len(row) == max_length]
+                cut += count_longer(tokenizer, full, max_length)
                 writer.add(batch, pa.table([pa.array(ids, TOKENS.field(0).type)], TOKENS))
                 advance(len(batch.keys))
+        others = np.flatnonzero(~new & _may_be_cut(out, keys))
+        for start in range(0, len(others), _CHUNK):
+            some = taken(given, places[others[start : start + _CHUNK]])["text"].to_pylist()
+            cut += count_longer(tokenizer, some, max_length)
         del texts, column, given, places  # publishing needs the memory
-        return writer.publish().rows
+        return writer.publish(cut=cut).rows
+
+
+def _may_be_cut(out: Path, keys: Keys) -> NDArray[np.bool_]:
+    """Whether each text has the maximum of tokens in the set ``out``, or is not in it."""
+    may = np.ones(len(keys), dtype=bool)
+    with suppress(CacheError):  # a set that is not there, or damaged
+        tokens = TokenSet.open(out)
+        short = tokens.keys[tokens.lengths < tokens.header.max_length]
+        may[find_keys(short, keys) >= 0] = False
+    return may
 
 
 def weights_identity(student: str) -> str:

@@ -253,6 +253,13 @@ def token_ids(
     return encoded["input_ids"]  # pyright: ignore[reportReturnType]
 
 
+def count_longer(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> int:
+    """How many texts have more than ``max_length`` tokens, special tokens included."""
+    # of ASCII text, no tokenizer makes more tokens than characters, but for special ones
+    long = [text for text in texts if len(text) > max_length - 4 or not text.isascii()]
+    return sum(len(ids) > max_length for ids in token_ids(tokenizer, long, max_length + 1))
+
+
 def tokenizer_sha256(tokenizer: Any) -> str:
     """SHA-256 (hex) of a Hugging Face tokenizer: vocabulary, merges, rules, special tokens.
 

@@ -38,10 +38,13 @@ def tokens(
     """
     from pipeline.tokenize_texts import texts_of, tokenize
     from sightline.cache.prepared import PreparedDataset
+    from sightline.cache.record import read_record
 
     if phrases is None:
         count = tokenize(texts_of(data), student, max_length, out, data)
-        about, text = {"texts": count}, f"{count:,} distinct texts"
+        record = read_record(out)
+        about = {"texts": count, "cut": record.cut}
+        text = ", ".join(filter(None, (f"{count:,} distinct texts", record.cut_in_words)))
     elif len(data) > 1:
         raise SightlineError("--phrases: belong to one data set; give --data once")
     else:

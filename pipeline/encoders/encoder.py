@@ -63,6 +63,8 @@ class TextEncoder:
             that text, so that texts of one length can share a batch.
         encode: features of a batch, every text padded to a length, not normalised: n texts, length
             → float32 [n, dim] on the CPU. ValueError: a text needs more tokens than that.
+        count_cut: how many of some texts are longer than the model takes, and so cut; None: not
+            known. `preprocessing` has the longest as ``max_length`` or ``context_length``.
     """
 
     identity: EncoderRecord
@@ -72,6 +74,7 @@ class TextEncoder:
     encode: Callable[[Sequence[str], int], Tensor]
     casts_weights: bool = False
     options: tuple[str, ...] = ()
+    count_cut: Callable[[Sequence[str]], int] | None = None
 
     def encode_all(self, texts: Sequence[str], batch_size: int = 64) -> NDArray[np.float32]:
         """Features of any number of texts, not normalised: [n, dim]."""

@@ -299,6 +299,9 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
 
     frozen = FrozenModel(model, device, precision, forward, compiled=config.compile)
 
+    def count_cut(texts: Sequence[str]) -> int:
+        return sum(count > context_length for count in _token_counts(tokenizer, texts))
+
     def lengths(texts: Sequence[str]) -> list[int]:
         return [context_length] * len(texts)
 
@@ -324,6 +327,7 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
         encode,
         casts_weights=True,
         options=frozen.options,
+        count_cut=count_cut,
     )
 
 
@@ -356,6 +360,18 @@ def _tokenizer(text: _TextConfig, file: Path | None, model: str) -> Any:
             f"{room}; set text_cfg.vocab_size to {size}"
         )
     return tokenizer
+
+
+def _token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Tokens, special ones included and none cut, of each text that may have too many."""
+    # of ASCII text, no tokenizer makes more tokens than characters, but for special ones
+    long = [t for t in texts if len(t) > tokenizer.context_length - 4 or not t.isascii()]
+    if not isinstance(tokenizer, open_clip.tokenizer.HFTokenizer):
+        return [len(tokenizer.encode(text)) + 2 for text in long]
+    clips = tokenizer.tokenizer_mode == "clips"  # adds its own special tokens
+    clean = [tokenizer.clean_fn(text) for text in long]
+    ids = tokenizer.tokenizer(clean, add_special_tokens=not clips)["input_ids"] if clean else []
+    return [len(row) + 3 * clips for row in ids]
 
 
 def _tokenizer_sha256(tokenizer: Any) -> str:

@@ -25,6 +25,7 @@ from sightline.sentence_transformers_folder import (
     check_encoder,
     check_first_token,
     check_vocabulary,
+    count_longer,
     fit_pooler,
     lower_case,
     own_max_length,
@@ -92,6 +93,9 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     def ids_of(texts: Sequence[str]) -> list[list[int]]:
         return token_ids(tokenizer, [prompt + text for text in texts], max_length)
 
+    def count_cut(texts: Sequence[str]) -> int:
+        return count_longer(tokenizer, [prompt + text for text in texts], max_length)
+
     def lengths(texts: Sequence[str]) -> list[int]:
         return [bucket(len(row), max_length) for row in ids_of(texts)]
 
@@ -123,6 +127,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         encode,
         casts_weights=True,
         options=frozen.options,
+        count_cut=count_cut,
     )
 
 

@@ -18,7 +18,7 @@ from sightline.cache.record import EncoderRecord
 from sightline.config_digest import config_sha256
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
-from sightline.sentence_transformers_folder import positions, tokenizer_sha256
+from sightline.sentence_transformers_folder import count_longer, positions, tokenizer_sha256
 
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of resize filters, as image processors name them, that `resize` has."""
@@ -122,6 +122,9 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         model, device, precision, forward, compiled=config.compile, cast_buffers=False
     )
 
+    def count_cut(texts: Sequence[str]) -> int:
+        return count_longer(tokenizer, texts, length)
+
     def lengths(texts: Sequence[str]) -> list[int]:
         return [length] * len(texts)
 
@@ -148,6 +151,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         encode,
         casts_weights=True,
         options=frozen.options,
+        count_cut=count_cut,
     )
 
 

@@ -115,12 +115,14 @@ class Encoding:
         preprocessing: what determines the model's input, JSON values; part of the fingerprint.
         compute: computes batches.
         groups, lengths: as `plan_set` takes them, for the distinct keys in their order.
+        cut: number of texts that are longer than the model takes; None: not known.
     """
 
     preprocessing: Mapping[str, object]
     compute: Compute
     groups: Keys | None = None
     lengths: NDArray[np.int32] | None = None
+    cut: int | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,7 @@ def feature_job(
         encoding.lengths,
         calls=[calls],
         options=encoder.options,
+        cut=encoding.cut,
         name_of=task.name_of,
     )
 
@@ -217,11 +220,16 @@ def encode_texts(task: ToEncode) -> Encoding:
     """Rows of texts, padded to one length in a batch."""
     encoder = task.encoder
     lengths = np.empty(len(task.keys), dtype=np.int32)
+    count_cut, cut = encoder.count_cut, 0
     for start in range(0, len(lengths), _TOKENISED):
         rows = np.arange(start, min(start + _TOKENISED, len(lengths)))
-        lengths[rows] = encoder.lengths(task.entries(rows))
+        texts = task.entries(rows)
+        lengths[rows] = encoder.lengths(texts)
+        if count_cut is not None:
+            cut += count_cut(texts)
     compute = partial(_rows_of_texts, encoder, task.entries_of, task.calls)
-    return Encoding(encoder.preprocessing, compute, lengths=lengths)
+    cut = cut if count_cut is not None else None
+    return Encoding(encoder.preprocessing, compute, lengths=lengths, cut=cut)
 
 
 def encode_images(task: ToEncode) -> Encoding:
@@ -306,8 +314,8 @@ def _rows_of_pictures(
 
 
 def _described(record: FeatureSetRecord) -> list[str]:
-    words = counted(record.rows, "row")
-    return [words, "untrained weights"] if record.spec.encoder.untrained else [words]
+    untrained = "untrained weights" if record.spec.encoder.untrained else ""
+    return [counted(record.rows, "row"), *filter(None, (untrained, record.cut_in_words))]
 
 
 def precision_rule(encoder: ImageEncoder | TextEncoder, precision: str) -> str:

@@ -82,6 +82,7 @@ class Job:
         calls: calls of the models.
         options: how the models are run where that changes the last bits of a row; part of the plan
             and of the record.
+        cut: number of rows whose texts are longer than the model takes.
         name_of: what a key stands for, such as a file, for a row that cannot be stored.
     """
 
@@ -97,6 +98,7 @@ class Job:
     lengths: np.ndarray | None = None
     calls: Sequence[HalvingCalls] = ()
     options: Sequence[str] = ()
+    cut: int | None = None
     name_of: Callable[[bytes], str] = lambda key: ""
 
     @property
@@ -264,7 +266,7 @@ def run(
             )
         computed = beside + compute()
         counts = writer.counts
-        record = writer.publish()
+        record = writer.publish(cut=job.cut)
     holds, *remarks = job.describe(record)
     summary = SetSummary(
         writer.folder,

@@ -86,7 +86,11 @@ def _write(
 
 
 def commit(
-    output: Output, parts: Sequence[Rows], failed: Mapping[bytes, str], provenance: Provenance
+    output: Output,
+    parts: Sequence[Rows],
+    failed: Mapping[bytes, str],
+    provenance: Provenance,
+    cut: int = 0,
 ) -> SetRecord:
     """Write the index over rows of the output's shards and replace the commit point.
 
@@ -94,6 +98,7 @@ def commit(
         parts: rows with their digests; keys are distinct.
         failed: key → error code of rows that could not be computed.
         provenance: whether the rows were computed here or imported.
+        cut: as in `SetRecord`.
     """
     spec = parts[0].spec
     rows = joined(spec, parts)
@@ -115,6 +120,7 @@ def commit(
         provenance=provenance,
         rows=len(rows),
         failed=len(failed),
+        cut=cut,
         index=write_index(output, rows, failed),
         shards=tuple(file.record for file in files),
     )

@@ -126,4 +126,4 @@ def _rewrite(
     full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
     shards = [write_shards(output, keys, shard_rows, usable.rows, full) for keys in parts]
     # a set without rows has no shards
-    return commit(output, shards or [usable.rows], usable.failed, record.provenance)
+    return commit(output, shards or [usable.rows], usable.failed, record.provenance, record.cut)

@@ -25,6 +25,7 @@ def publish(
     parts: Sequence[Part],
     provenance: Provenance | None = None,
     keep_reasons: Callable[[Iterable[bytes]], None] = lambda failed: None,
+    cut: int | None = None,
 ) -> SetRecord:
     """Merge what a plan computed and what it takes from elsewhere into shards, and commit.
 
@@ -32,6 +33,7 @@ def publish(
         parts: those of the plan's blocks.
         provenance: of imported rows; default: computed here. A set that keeps imported rows stays
             imported.
+        cut: as in `SetRecord`; None: as before.
         keep_reasons: receives the keys of all failed rows before the commit.
 
     Raises:
@@ -44,7 +46,10 @@ def publish(
     again = plan.to_compute | plan.copied | plan.resumed
     kept, kept_failed = found.kept(wanted, again)
     codes = kept_failed | failed
-    if found.record is not None and found.is_complete(kept, kept_failed) and not again.any():
+    before = 0 if found.record is None else found.record.cut
+    cut = before if cut is None else cut
+    is_whole = found.is_complete(kept, kept_failed) and not again.any()
+    if found.record is not None and is_whole and cut == before:
         keep_reasons(codes)
         return found.record
     output.remove(shard.name for shard in found.sound.dropped)
@@ -58,7 +63,7 @@ def publish(
     new = write_shards(output, picked(wanted, again), plan.shape.shard_rows, sources)
     del sources, small
     keep_reasons(codes)
-    return commit(output, [kept, new], codes, provenance or Provenance())
+    return commit(output, [kept, new], codes, provenance or Provenance(), cut)
 
 
 def _failed(plan: Plan, finished: Rows, parts: Sequence[Part]) -> dict[bytes, str]:

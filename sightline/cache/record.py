@@ -236,6 +236,7 @@ class SetRecord(_Strict):
     Attributes:
         rows, failed: keys with a row, and keys without one.
         content_digest: equal for two sets of one fingerprint exactly if they hold the same rows.
+        cut: texts with more tokens than are read of them; 0: none, or not known.
     """
 
     schema_: Annotated[str, Field(alias="schema")] = SCHEMA
@@ -245,6 +246,7 @@ class SetRecord(_Strict):
     provenance: Provenance = Provenance()
     rows: _Count
     failed: _Count
+    cut: _Count = 0
     index: FileRecord
     shards: tuple[ShardRecord, ...]
 
@@ -257,6 +259,16 @@ class SetRecord(_Strict):
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.bytes for file in self.files)
+
+    @property
+    def cut_in_words(self) -> str:
+        """What `cut` says, such as ``2 of 3 texts are longer than 77 tokens and cut``, or empty."""
+        spec = self.spec
+        made = spec.preprocessing if isinstance(spec, FeatureSpec) else spec.description
+        longest = made.get("max_length", made.get("context_length"))
+        one, verb = ("text", "is") if self.rows == 1 else ("texts", "are")
+        words = f"{self.cut:,} of {self.rows:,} {one} {verb} longer than {longest} tokens and cut"
+        return words if self.cut else ""
 
 
 class FeatureSetRecord(SetRecord):
@@ -329,7 +341,7 @@ def write_record(output: Output, record: SetRecord) -> None:
 
 def to_bytes(record: SetRecord) -> bytes:
     """The commit file of a record: its fields and their digest, in a canonical form."""
-    body = record.model_dump(mode="json", by_alias=True)
+    body = record.model_dump(mode="json", by_alias=True, exclude=set() if record.cut else {"cut"})
     text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
     return (text + "\n").encode()
 

@@ -244,6 +244,11 @@ class TokenSet:
         return cls(path, record, header, rows, ids, offsets)
 
     @property
+    def keys(self) -> Keys:
+        """Keys of the texts, strictly increasing as byte strings: uint8 [n, 32]."""
+        return self._rows.keys
+
+    @property
     def lengths(self) -> NDArray[np.int32]:
         """Token count of every row: int32 [len(self)]."""
         return np.diff(self._offsets).astype(np.int32)

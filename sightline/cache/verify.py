@@ -186,7 +186,7 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
         usable = sound_part(folder, record, damaged)
         if not usable.lines() and not verify(folder):
             return usable
-        commit(output, [usable.rows], usable.failed, record.provenance)
+        commit(output, [usable.rows], usable.failed, record.provenance, record.cut)
         output.remove(dropped.name for dropped in usable.dropped)
         return usable
 

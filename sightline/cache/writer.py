@@ -156,12 +156,13 @@ class SetWriter:
         """Add the rows of a batch of the plan; see `Blocks.add`."""
         self.blocks.add(batch, rows, failed, computed)
 
-    def publish(self, provenance: Provenance | None = None) -> SetRecord:
+    def publish(self, provenance: Provenance | None = None, cut: int | None = None) -> SetRecord:
         """Merge the finished rows into shards and replace the commit point.
 
         Args:
             provenance: provenance of imported rows; default: computed here. A set that keeps
                 imported rows stays imported.
+            cut: texts of the plan that are longer than what is read of them; default: as before.
 
         Raises:
             CacheError: rows of the plan were neither added nor reported as failed.
@@ -177,7 +178,7 @@ class SetWriter:
             write_failures(self.run_folder, known, self._output.unfinished)
             self.failures = {key: known[key] for key in failed if key in known}
 
-        record = publish(self._output, blocks.plan, parts, provenance, keep_reasons)
+        record = publish(self._output, blocks.plan, parts, provenance, keep_reasons, cut)
         write_failures(self.run_folder, self.failures, self._output.unfinished)
         self._forget(blocks.plan, parts)
         return record

@@ -60,5 +60,5 @@ def test_another_length_tokenises_everything_again(tmp_path, student, tokenised)
     tokenize(texts, student, 16, tmp_path / "tokens")
     tokenised.clear()
     tokenize(texts, student, 8, tmp_path / "tokens")
-    assert sorted(tokenised) == sorted(texts)
+    assert set(tokenised) == set(texts)
     assert TokenSet.open(tmp_path / "tokens").lengths.max() <= 8
