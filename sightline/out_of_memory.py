@@ -85,10 +85,12 @@ class HalvingCalls:
         import torch
 
         if self.count == 1:
+            gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+            elsewhere = ", or --devices cpu" if gpu else ""
             raise SightlineError(
                 f"{self._title}: the device has no room for one of its {self._items} at a time "
-                f"({reason}); stop other jobs on it, or use precision bf16, a smaller model or "
-                "--device cpu. Finished work is kept"
+                f"({reason}); stop other jobs on it, or use --precision bf16 or a smaller model"
+                f"{elsewhere}. Finished work is kept"
             )
         before, self.count = self.count, self.count // 2
         if torch.cuda.is_available():

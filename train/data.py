@@ -427,7 +427,8 @@ def open_tokens(path: Path, max_length: int) -> TokenSet:
     if length != max_length:
         raise SightlineError(
             f"{tokens.path}: truncated to {length} tokens, but the student's max_length is "
-            f"{max_length}; run `sightline tokens` again, or set max_length to {length}"
+            f"{max_length}; run `sightline tokens` with `--max-length {max_length}`, or train with "
+            f"`--max-length {length}`"
         )
     return tokens
 

@@ -330,11 +330,14 @@ class Loop:
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         culprits = [name for name in bad if name != TOTAL] or bad
         terms = ", ".join(f"{name} is {values[name]}" for name in culprits)
+        remedy = "Lower the learning rate"
+        if self._model.precision != "fp32":
+            remedy += ", or train with `--precision fp32`"
         return NonFiniteLoss(
             f"step {step} (micro-batch {k}, {batch.stream}): {terms}. Nothing is saved after it; "
             f"{kept}. {self._folder.path / FAILURE_FILE} lists the {len(keys)} texts of the batch "
-            f"by key ({keys[0][:16]} …). Lower the learning rate, or train in fp32: that starts "
-            "over. After a first step look at the features: `sightline cache verify`"
+            f"by key ({keys[0][:16]} …). {remedy}: that starts over. In a first step look at the "
+            "features: `sightline look features SET`"
         )
 
 

@@ -348,7 +348,7 @@ def check_tokenizer(
     if limit is not None and max_length > limit:
         raise SightlineError(
             f"max_length is {max_length}, but the student has positions for {limit} tokens; run "
-            f"`sightline tokens` with a max_length of at most {limit}, and train with the same"
+            f"`sightline tokens` and train with `--max-length {limit}` or less"
         )
     rows = int(encoder.config.vocab_size)
     if vocabulary_size > rows:

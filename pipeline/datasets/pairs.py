@@ -173,9 +173,7 @@ def _write_manifests(
 ) -> None:
     captions = source.read()
     if not captions.texts:
-        raise DatasetError(
-            f"{captions.where}: contains no captions; give the file that holds them as `captions`"
-        )
+        raise DatasetError(f"{captions.where}: contains no captions; give a file that holds them")
     images = scan_images(source.images, report, subfolders, progress, captions.left_out)
     names = ImageNames(images.paths, source.images)
     splits = None

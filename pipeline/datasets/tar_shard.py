@@ -39,8 +39,9 @@ def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except (tarfile.TarError, OSError, ValueError) as error:
         raise DatasetError(
-            f"{file.name}: not an uncompressed tar file ({error}); check `shards`, and "
-            "decompress .tar.gz first: in a compressed one no image has a place of its own"
+            f"{file.name}: not an uncompressed tar file ({error}); check the "
+            "pattern of shards, and decompress .tar.gz first: "
+            "in a compressed one no image has a place of its own"
         ) from None
     last, skipped = "", 0
     try:

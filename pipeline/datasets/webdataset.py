@@ -133,7 +133,7 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
             of = "" if glob == pattern else f" (of {pattern})"
             files = sorted(path.name for path in root.iterdir())[:3]
             raise DatasetError(
-                f"{root}: no shard matches {glob!r}{of}; check `shards` and the folder, which "
+                f"{root}: no shard matches {glob!r}{of}; check the pattern and the folder, which "
                 f"contains {', '.join(map(ascii, files)) or 'nothing'}"
             )
         shards.update(matches)

@@ -399,7 +399,9 @@ def _check_failures(
     if absent := _ABSENT.intersection(codes):
         remedies.append("put back what is missing and rerun with --retry-failed")
     if set(codes) - absent - {NOT_FINITE} or not codes:
-        remedies.append("fix or remove these files and rerun `sightline prepare`")
+        remedies.append(
+            "fix or remove these files (and rerun `sightline prepare` for a prepared data set)"
+        )
     if good:
         outcome = (
             f"{failed:,} of {total:,} {unit} failed, more than max_failed = {max_failed:g} allows; "

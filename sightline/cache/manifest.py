@@ -123,10 +123,10 @@ def read_split(path: Path | str, schema: pa.Schema, split: str | None) -> pa.Tab
         splits = ", ".join(f"{name!r} ({n:,})" for name, n in counts.items()) or "no rows"
         in_split = "" if split is None else f" in the split {split!r}"
         kind = "image" if schema.equals(IMAGES) else "caption"
-        raise CacheError(
-            f"{path}: no {kind}{in_split}; found {splits}: choose another `split`, or prepare the "
-            "data set with one"
-        )
+        remedy = "choose another `split`, or prepare the data set with one"
+        if not len(table):
+            remedy = "`sightline prepare` writes it again"
+        raise CacheError(f"{path}: no {kind}{in_split}; found {splits}: {remedy}")
     return rows
 
 

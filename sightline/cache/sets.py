@@ -239,7 +239,7 @@ class TokenSet:
         if len(ids) and (ids.min() < 0 or ids.max() >= header.vocabulary_size):
             raise CacheError(
                 f"{path}: token ids {ids.min()} to {ids.max()} are outside the vocabulary of "
-                f"{header.vocabulary_size}; rerun `sightline tokens`"
+                f"{header.vocabulary_size}; delete it and rerun `sightline tokens`"
             )
         return cls(path, record, header, rows, ids, offsets)
 
@@ -350,7 +350,7 @@ class PhraseTokens:
         if len(wrong):
             raise CacheError(
                 f"{path}: phrase {wrong[0]} has tokens {starts[wrong[0]]} to {ends[wrong[0]]} of "
-                f"at most {header.max_length}; rerun `sightline tokens --phrases`"
+                f"at most {header.max_length}; delete them and rerun `sightline tokens --phrases`"
             )
         phrases = RaggedPhrases(offsets, starts, ends, key_column(cutouts))
         return cls(path, record, header, rows, phrases)
