@@ -402,3 +402,77 @@ def test_a_class_without_its_method_is_one_error(site, clone, capsys):
     assert (
         "'unfinished' (unfinished:Unfinished, entry point of sightline.datasets): lacks pre" in said
     )
+
+
+ENCODING = ("extract", "image", "--data", "data/raw/album/pictures", "--encoder", "thumbnail:small")
+ENCODING += ("--weights", "random:0", "--out", "out", "--workers", "0")
+GROUNDING = ("ground", "--data", "mine", "--out", "out", "--set", "captions=all")
+GROUNDING += ("--set", "grounder.family=glossary", "--set", "grounder.words=[dog, tree]")
+GROUNDING += ("--set", "segmenter.family=ellipse", "--set", "rules.duplicate_iou=null")
+PREPARING = ("prepare", "sidecar", "--set", "images=data/raw/album/pictures", "--out", "out")
+TRAINING = (
+    "train",
+    "hardest",
+    "--set",
+    "image=thumbnail",
+    "--features",
+    "image-thumbnail=features",
+)
+TRAINING += ("--data", "mine", "--tokens", "tokens", "--student", "bert-base-uncased")
+TRAINING += ("--epochs", "1", "--out", "runs/x")
+SCORING = ("evaluate", "odd-one-out", "--set", "data=odd.tsv", "--model", "bert-base-uncased")
+SCORING += ("--pooling", "cls", "--out", "results")
+MISTAKES = [
+    ("thumbnail", "return ImageEncoder(", "return (", ENCODING, "encoder.ImageEncoder"),
+    ("thumbnail", "preprocessing, device, enc", "{}, device, enc", ENCODING, "`preprocessing` of"),
+    ("thumbnail", "(identity, DIMS[", "('me', DIMS[", ENCODING, "`identity` of what it makes"),
+    ("thumbnail", "DIMS[self.model], prep", "3, prep", ENCODING, "expected rows [64, 3]"),
+    ("thumbnail", "layer(images.flatten(1))", "layer(images)", ENCODING, "fault of the package"),
+    ("glossary", "return GlossaryGrounder(self.words)", "return 3", GROUNDING, "`name` of what"),
+    ("glossary", "return [self._answer(*each) for", "return [() for", GROUNDING, "(phrases, "),
+    ("glossary", "strict=True)]", "strict=True)][1:]", GROUNDING, "answers, one a caption"),
+    ("glossary", "Grounded(match[0]", "Grounded('x'", GROUNDING, "the caption's own characters"),
+    ("glossary", "torch.ones(1))", "torch.ones(2))", GROUNDING, "[k, 4] and [k]"),
+    ("glossary", '"no_phrase"', '"nothing"', GROUNDING, "a drop's reason"),
+    ("ellipse", "return [self._fill(image, some)", "return [None", GROUNDING, "torch.Tensor"),
+    ("ellipse", "strict=True)]", "strict=True)][1:]", GROUNDING, "masks of"),
+    ("sidecar", "write_pairs(folder, images, captions, None, report, strict=False)", "pass", PREPARING, "did not write"),
+    ("hardest", "    Params = HardestParams\n", "    Params = dict\n", TRAINING, "subclass of train"),
+    ("hardest", 'FeatureNeed("image", self.params.image, ("hinge",), head="image")', "0", TRAINING,
+     "FeatureNeed"),
+    ("hardest", "        return terms\n", "        return []\n", TRAINING, "a builtins.dict"),
+    ("hardest", '/ 2\n', '/ torch.ones(2)\n', TRAINING, "scalars named"),
+    ("odd_one_out", "Settings = TaskSettings", "Settings = dict", SCORING, "subclass of train"),
+    ("odd_one_out", "return TaskResult(scores=", "return dict(scores=", SCORING, "TaskResult"),
+    ("odd_one_out", "return (Metric(", "return ((3, ", SCORING, "Metric"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "old", "new", "command", "message"), MISTAKES)
+def test_a_packages_mistake_is_the_packages(
+    clone, lamplight, capsys, module, old, new, command, message
+):
+    if command[0] in ("ground", "train"):
+        ran(
+            capsys, "prepare", "sidecar", "--set", "images=data/raw/album/pictures", "--out", "mine"
+        )
+    if command[0] == "train":
+        ran(capsys, *ENCODING[:-3], "features", "--workers", "0")
+        ran(
+            capsys, "tokens", "--data", "mine", "--student", "bert-base-uncased", "--out", "tokens"
+        )  # fmt: skip
+        capsys.readouterr()
+    (mended,) = blocks(f"lamplight/{module}.py")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lamplight"]:
+        del sys.modules[name]
+    if "torch.ones(2)" in new:
+        mended = mended.replace(
+            "from torch import Tensor", "import torch\nfrom torch import Tensor"
+        )
+    assert old in mended
+    path = lamplight / "lamplight" / f"{module}.py"
+    path.write_text(mended.replace(old, new))
+    said = refused(capsys, *command)
+    assert message in said
+    assert "lamplight" in said
+    assert "bug in Sightline" not in said

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sightline import devices
 from sightline.devices import Precision, to_device
 from sightline.errors import SightlineError
+from sightline.plugins import expect, wrong
 from sightline.pooling import pool
 from sightline.sentence_transformers_folder import (
     check_first_token,
@@ -72,7 +73,7 @@ class Student(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.width = int(encoder.config.hidden_size)
-        self.heads = objective.heads(self.width, dims)
+        self.heads = expect(objective.heads(self.width, dims), nn.ModuleDict, objective, "heads")
         self.objective = objective
         self.pooling: TrainedPooling = pooling
         self.precision: Precision = precision
@@ -81,6 +82,10 @@ class Student(nn.Module):
     def terms(self, batch: Batch, views: Views) -> dict[str, Tensor]:
         """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
         terms = self.objective.terms(batch, views, self.heads)
+        for name, term in expect(terms, dict, self.objective, "terms").items():
+            if name not in self.objective.weights or getattr(term, "shape", None) != ():
+                expected = f"scalars named {', '.join(self.objective.weights)}"
+                raise wrong(self.objective, f"terms, {name}", term, expected)
         return {**terms, TOTAL: self.objective.total(terms)}
 
     def encode(self, sentences: TokenRows) -> tuple[Tensor, Tensor | None]:

@@ -73,8 +73,14 @@ def _unforeseen(error: Exception) -> str:
     import tempfile
     import traceback
 
+    from sightline.plugins import to_blame
+
     what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    message = f"{what[:200]!r} is a bug in Sightline; what was published before is intact. Please "
+    package, own = to_blame(error)
+    fault = f"is a fault of the package {package!r}" if own else "is a bug in Sightline"
+    if package and not own:
+        fault += f", or in what another package gave it ({package})"
+    message = f"{what[:200]!r} {fault}; what was published before is intact. Please "
     try:
         handle, path = tempfile.mkstemp(prefix="sightline-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -12,10 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, Source
-from sightline.cache.manifest import IMAGES, SENTENCES, read_manifest
+from sightline.cache.manifest import IMAGES, SENTENCES, read_manifest, read_schema
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
 from sightline.errors import CacheError
 from sightline.output import Output, json_record
+from sightline.plugins import wrong
 from sightline.settings import explain
 
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
@@ -32,6 +33,13 @@ def prepare(source: Source, out: Path, progress: Progress | None = None) -> Prep
     with building(source.kind, Path(out), source.inputs(), source.writes) as (folder, report):
         report.facts[LICENCE] = source.licence
         source.prepare(folder, report, progress)
+        if missing := [name for name in source.writes if not (folder / name).is_file()]:
+            raise wrong(source, "files that prepare did not write", missing, "all its `writes`")
+        for name, (schema, _) in _IDENTITY.items():
+            columns = dict(zip(schema.names, schema.types, strict=True))
+            written = read_schema(folder / name) if name in source.writes else schema
+            if dict(zip(written.names, written.types, strict=True)) != columns:
+                raise wrong(source, f"columns of {name}", written.names, f"{columns}")
         if source.has_pairs and not (folder / "images").is_dir():
             report.facts[IMAGE_ROOT] = os.path.relpath(source.image_root(folder), out)
     return report

@@ -3,19 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.record import EncoderRecord
+from sightline.plugins import expect, expect_fields, wrong
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from pipeline.encoders.preprocessing import ImagePreprocessing
+
+
+def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -> Any:
+    """``encoder``, whose rows are checked too; refuse what ``builder`` should not have made.
+
+    Args:
+        method: its name: an `ImageEncoder` for ``build_image``, a `TextEncoder` for ``build_text``.
+
+    Raises:
+        SightlineError: names the package, what was found and what was expected.
+    """
+    kinds: dict[str, Any] = {"identity": EncoderRecord, "dim": int, "options": tuple}
+    if method == "build_image":
+        from pipeline.encoders.preprocessing import ImagePreprocessing
+
+        expect(encoder, ImageEncoder, builder, "it")
+        kinds |= {"preprocessing": ImagePreprocessing, "encode": callable, "configuration": Mapping}
+    elif method == "build_text":
+        expect(encoder, TextEncoder, builder, "it")
+        kinds |= {"preprocessing": Mapping, "encode": callable, "lengths": callable}
+    expect_fields(encoder, builder, kinds)
+    if method not in ("build_image", "build_text"):
+        return encoder
+    encode, dim = encoder.encode, encoder.dim
+
+    def checked(inputs: Sequence[Any] | Tensor, *length: int) -> Tensor:
+        rows = encode(inputs, *length)
+        if list(getattr(rows, "shape", ())) != [len(inputs), dim]:
+            found = getattr(rows, "shape", rows)
+            raise wrong(builder, "`encode` of what it makes", found, f"rows [{len(inputs)}, {dim}]")
+        return rows
+
+    return replace(encoder, encode=checked)
 
 
 @dataclass(frozen=True)

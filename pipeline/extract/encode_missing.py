@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.encoders.encoder import checked_encoder
 from pipeline.extract.inputs import FeatureInputs, inputs_of
 from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_rows, run
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
@@ -25,6 +26,7 @@ from sightline.cache.record import set_output
 from sightline.devices import use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
+from sightline.plugins import expect
 from sightline.user_files import short
 from sightline.wording import counted
 
@@ -104,6 +106,7 @@ def extract_job(
             f"method {kind.builder}"
         )
     encoder = build(use_device(machine.device), settings.precision)
+    encoder = checked_encoder(encoder, build, kind.builder)
     return feature_job(inputs, encoder, out, settings, machine.workers)
 
 
@@ -189,7 +192,8 @@ def feature_job(
     distinct = unique_sorted(inputs.keys)
     keys, calls = at(inputs.keys, distinct), HalvingCalls(out.as_posix())
     task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct)
-    encoding: Encoding = kind.function(kind.encode)(task)
+    encode = kind.function(kind.encode)
+    encoding = expect(encode(task), Encoding, encode, "it")
     spec = FeatureSpec(
         kind=inputs.kind,
         encoder=encoder.identity,

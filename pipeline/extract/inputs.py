@@ -25,6 +25,7 @@ from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.errors import SightlineError
+from sightline.plugins import expect
 from sightline.user_files import read_lines
 from sightline.wording import counted
 
@@ -161,7 +162,8 @@ def inputs_of(kind: str, data: PreparedDataset | Path, **options: Path | None) -
     chosen = feature_kind(kind)
     read = chosen.function(chosen.read)
     taken = signature(read).parameters
-    return read(kind, data, **{name: options[name] for name in options if name in taken})
+    inputs = read(kind, data, **{name: options[name] for name in options if name in taken})
+    return expect(inputs, FeatureInputs, read, "it")
 
 
 def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:

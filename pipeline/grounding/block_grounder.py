@@ -23,6 +23,7 @@ from pipeline.grounding.protocols import (
     Grounder,
     GroundingError,
     Segmenter,
+    checked_answers,
 )
 from pipeline.grounding.rules import hull, select
 from pipeline.grounding.settings import Rules
@@ -31,8 +32,8 @@ from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.parts import Failure
 from sightline.cache.rle import encode_mask
 from sightline.cache.tables import GROUNDED
-from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
+from sightline.plugins import expect_all, wrong
 
 _BATCHES_AHEAD = 2
 
@@ -182,7 +183,9 @@ class BlockGrounder:
         answers: Sequence[Answer] = []
         try:
             if asked:
-                answers = self._grounder.ground(*zip(*asked, strict=True))
+                pixels, captions = zip(*asked, strict=True)
+                found = self._grounder.ground(pixels, captions)
+                answers = checked_answers(self._grounder, found, captions)
         except GroundingError as error:
             keys = {image.unit.unit_key: image.unit.key for image, _ in questions}
             if error.image_key not in keys.values():
@@ -192,11 +195,6 @@ class BlockGrounder:
                 return [answer for _, own in alone for answer in self._answers(list(own))]
             questions[0][0].fail(error)
             return [([], [])] * len(questions)
-        if len(answers) != len(asked):
-            raise SightlineError(
-                f"grounder {self._grounder.name}: {len(answers)} answers for {len(asked)} "
-                "captions; it must give one for each, in order"
-            )
         every = iter(answers)
         return [([], []) if image.pixels is None else next(every) for image, _ in questions]
 
@@ -220,7 +218,14 @@ class BlockGrounder:
         """Image key → masks of its distinct boxes, bool [d, h, w]; empty without a segmenter."""
         if self._segmenter is None:
             return {}
-        segment = self._segmenter.segment
+        segmenter = self._segmenter
+
+        def segment(pixels: Sequence[Tensor], boxes: Sequence[Tensor]) -> Sequence[Tensor]:
+            masks = expect_all(segmenter.segment(pixels, boxes), Tensor, segmenter, "segment")
+            if len(masks) != len(pixels):
+                raise wrong(segmenter, "segment", len(masks), f"masks of {len(pixels)} images")
+            return masks
+
         pixels = [image.pixels for image in images if image.pixels is not None]
         boxes = [image.distinct_boxes()[0] for image in images]
         masks = self.calls[1].run(len(images), lambda i, j: segment(pixels[i:j], boxes[i:j]))

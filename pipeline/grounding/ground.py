@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
-from pipeline.grounding.protocols import Grounder, Segmenter
+from pipeline.grounding.protocols import PART, Grounder, Segmenter
 from pipeline.grounding.settings import GroundingSettings, Rules
 from sightline.atomic_files import check_apart
 from sightline.cache.cutout_identity import CROP_RULE
@@ -26,6 +26,7 @@ from sightline.cache.record import TableSpec, set_output
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
+from sightline.plugins import expect_fields
 from sightline.settings import explain
 from sightline.wording import counted
 
@@ -88,6 +89,9 @@ def ground_dataset(
     device, workers = use_device(machine.device), machine.workers
     grounder = grounding.grounder.build(device, settings.precision)
     segmenter = grounding.segmenter.build(device, settings.precision)
+    expect_fields(grounder, grounding.grounder, {**PART, "ground": callable})
+    if segmenter is not None:
+        expect_fields(segmenter, grounding.segmenter, {**PART, "segment": callable})
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(device, "fp32"):
         job = grounding_job(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from pipeline.extract.decode import ImageError
+from sightline.plugins import expect_all, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,3 +142,34 @@ class Segmenter(Protocol):
             bool [k, h, w] on the CPU for each image.
         """
         ...
+
+
+PART: dict[str, Any] = {"name": str, "describe": callable}
+"""What a grounder and a segmenter both have."""
+
+
+def checked_answers(
+    grounder: Grounder, answers: object, captions: Sequence[Caption]
+) -> list[Answer]:
+    """``answers`` of a grounder to ``captions``.
+
+    Raises:
+        SightlineError: they are not one for each, or none that the rest can use; names the package.
+    """
+    checked = expect_all(answers, tuple, grounder, "ground")
+    if len(checked) != len(captions):
+        raise wrong(grounder, "ground", len(checked), f"{len(captions)} answers, one a caption")
+    for caption, answer in zip(captions, checked, strict=True):
+        if len(answer) != 2:
+            raise wrong(grounder, "an answer of ground", answer, "(phrases, drops)")
+        for phrase in expect_all(answer[0], Grounded, grounder, "phrases of an answer"):
+            span, count = (phrase.char_start, phrase.char_end), len(phrase.boxes)
+            if caption.text[slice(*span)] != phrase.phrase:
+                raise wrong(grounder, f"span {span}", phrase.phrase, "the caption's own characters")
+            shapes = tuple(phrase.boxes.shape), tuple(phrase.scores.shape)
+            if not count or shapes != ((count, 4), (count,)):
+                raise wrong(grounder, "boxes and scores", shapes, "[k, 4] and [k], k at least 1")
+        for drop in expect_all(answer[1], Dropped, grounder, "drops of an answer"):
+            if drop.reason not in get_args(Reason):
+                raise wrong(grounder, "a drop's reason", drop.reason, ", ".join(get_args(Reason)))
+    return list(checked)

@@ -111,7 +111,7 @@ EXEMPT = {
             *("sightline.lazy_names", "sightline.pretrained", "sightline.lock", "sightline.output"),
             *("sightline.user_files", "sightline.file_kinds"),
             *("sightline.progress", "sightline.wording"),
-            *("sightline.removed", "sightline.out_of_memory"),
+            *("sightline.removed", "sightline.out_of_memory", "sightline.plugins"),
         ],
         "files, messages and imports",
     ),

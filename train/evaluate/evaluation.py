@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from sightline.hardware import versions
+from sightline.plugins import expect
 from train.code_digest import code_of_task
 from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
 from train.evaluate.task import TASKS, Task, make_task
@@ -249,6 +250,7 @@ def _scored(name: str, task: Task[Any], result: TaskResult) -> dict[str, Any]:
     Raises:
         SightlineError: it has other metrics than it says, as a task of another package might.
     """
+    expect(result, TaskResult, task, "score")
     expected = [metric.name for metric in task.metrics]
     if list(result.scores) != expected:
         raise SightlineError(

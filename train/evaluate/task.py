@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sightline.errors import SightlineError
+from sightline.plugins import expect_all, expect_class
 from sightline.settings import Registry, Settings, explain
 from train.evaluate.results import EvaluationSet, TaskResult
 
@@ -164,7 +165,9 @@ def task_class(name: str) -> type[Task[Any]]:
         SightlineError: there is none (suggests the nearest), or that of another package cannot be
             used.
     """
-    return TASKS.subclass(name, Task)
+    kind = TASKS.subclass(name, Task)
+    expect_class(getattr(kind, "Settings", None), TaskSettings, kind, "Settings")
+    return kind
 
 
 def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[Any]:
@@ -184,4 +187,5 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
         raise SightlineError("\n".join(explain(error, where or name))) from error
     task = kind(checked)
     task.name = registered
+    expect_all(task.metrics, Metric, task, "metrics")
     return task

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
+from sightline.plugins import expect, expect_all, expect_class
 from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
@@ -53,9 +54,11 @@ def objective_class(name: str) -> type[Objective[Any]]:
     Raises:
         SightlineError: there is none (lists the available ones), or another package's is unusable.
     """
-    from train.objectives.objective import Objective
+    from train.objectives.objective import Objective, ObjectiveParams
 
-    return OBJECTIVES.subclass(name, Objective)
+    kind = OBJECTIVES.subclass(name, Objective)
+    expect_class(getattr(kind, "Params", None), ObjectiveParams, kind, "Params")
+    return kind
 
 
 def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
@@ -66,8 +69,13 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
     """
     from pydantic import ValidationError
 
+    from train.objectives.objective import FeatureNeed
+
     kind = objective_class(name)
     try:
-        return kind(kind.Params.model_validate(parameters))
+        objective = kind(kind.Params.model_validate(parameters))
+        expect_all(objective.features, FeatureNeed, objective, "features")
+        expect(objective.weights, dict, objective, "weights")
+        return objective
     except ValidationError as error:
         raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error
