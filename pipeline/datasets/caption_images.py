@@ -72,7 +72,7 @@ def write_pairs(
     report: PrepareReport,
     *,
     strict: bool,
-    names: ImageNames,
+    names: ImageNames | None = None,
 ) -> None:
     """Write the manifests (`write_captioned`) into ``folder`` and fill ``report``.
 
@@ -86,7 +86,9 @@ def write_pairs(
     for remark in captions.remarks:
         report.guess(remark)
     report.note("captions_that_look_quoted", captions.quoted)
-    of_file = _found_by(names, captions.images, Path(captions.where).name, report)
+    of_file = _found_by(
+        names or ImageNames(images.paths), captions.images, Path(captions.where).name, report
+    )
     own_splits = _own_splits(captions)
     rows = _rows(captions, of_file, own_splits, report)
     unknown = (_written(captions, i) for i, row in enumerate(rows) if row == UNKNOWN)
