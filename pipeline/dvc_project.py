@@ -176,7 +176,7 @@ def _require_parameters_here(stages: Iterable[Stage]) -> None:
         if where != ".":
             raise SightlineError(
                 f"dvc.yaml: {stage.addressing} runs in {where}, {reads}; remove its `wdir`, or "
-                "give that folder a project of its own with `dvc init --subdir`"
+                "make that folder a DVC project of its own"
             )
         if files and FILE_NAME not in files:
             raise SightlineError(
