@@ -325,10 +325,18 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
 def _tabs_are_quoted(text: str) -> bool:
     """Whether a TSV is quoted as CSV is, as pandas writes it.
 
-    Then every field with a quotation mark has them around it, and some mark in it is doubled.
+    Then some mark is doubled, and every field with one has them around it; or a field holds a tab
+    or a line end, so that only with quoting all rows have as many columns as the header.
     """
     if '""' not in text:
         return False
+    columns = text.partition("\n")[0].count("\t")
+    if any(line and line.count("\t") != columns for line in text.split("\n")):
+        try:
+            rows = list(csv.reader(io.StringIO(text, newline=""), delimiter="\t", strict=True))
+        except csv.Error:
+            return False
+        return all(len(row) == columns + 1 for row in rows if row)
     fields = [field for line in text.split("\n") if '"' in line for field in line.split("\t")]
     marked = [field.rstrip("\r") for field in fields if '"' in field]
     return all(map(_QUOTED.fullmatch, marked)) and any('""' in field[1:-1] for field in marked)

@@ -83,6 +83,8 @@ def write_pairs(
         DatasetError: duplicate caption ids, no caption matches an image, an image is in two
             splits, or as `write_captioned`.
     """
+    if captions.other_splits:
+        report.counts["rows_of_other_splits"] = captions.other_splits
     for remark in captions.remarks:
         report.guess(remark)
     report.note("captions_that_look_quoted", captions.quoted)
@@ -142,7 +144,13 @@ def _found_by(
     """How the names of a file are found, with a note of what is dropped of them."""
     of_file = names.of_file(given)
     if of_file.beginning:
-        report.guess(f"{where}: the beginning {of_file.beginning!r} of its image names dropped")
+        folders = of_file.beginning.split("/")
+        absolute = folders[0] == "" or folders[0].endswith(
+            ":"
+        )  # a record names no machine's folders
+        # a record names no folders of one machine
+        shown = f"…/{'/'.join(folders[-2:])}" if absolute else of_file.beginning
+        report.guess(f"{where}: the beginning {shown!r} of its image names dropped")
     return of_file
 
 
@@ -150,7 +158,7 @@ def _own_splits(captions: Captions) -> list[str]:
     """The split of each caption that its file gives: train, dev, test or empty; [] without any."""
     if captions.splits is None:
         return []
-    where = f"{captions.where}, column split"
+    where = f"{captions.where}, column split (choose as splits.dev=[…])"
     ours = {
         name: split_name(name, where) if name.strip() else ""
         for name in dict.fromkeys(captions.splits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, looks_quoted, read_token
-from pipeline.datasets.source import DatasetError
+from pipeline.datasets.source import DatasetError, split_name
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import (
     SUFFIXES,
@@ -102,6 +102,41 @@ def _recognise(table: OutsideTable) -> None:
             f"{table.path}: conversations, as LLaVA has them, not captions; choose the answers "
             "that describe the image with `caption: conversations.value`"
         )
+
+
+def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> None:
+    """Keep the captions whose split is chosen, under our names; images of others are left out.
+
+    Args:
+        theirs: our name of a split → the values of the column that belong to it.
+
+    Raises:
+        DatasetError: there is no such column, or it has none of a split's values.
+    """
+    if captions.splits is None:
+        raise DatasetError(
+            f"{captions.where}: has no column of splits, which `splits` chooses from"
+        )
+    there = set(captions.splits)
+    for name, values in theirs.items():
+        if missing := [value for value in values if value not in there]:
+            raise DatasetError(
+                f"{captions.where}, column split: no row has {missing[0]!r}, which "
+                f"`splits.{name}` names; it has {', '.join(map(short, sorted(there)))}"
+            )
+    ours = {
+        value: split_name(name, "splits") for name, values in theirs.items() for value in values
+    }
+    kept = [i for i, value in enumerate(captions.splits) if value in ours]
+    chosen = {captions.images[i] for i in kept}
+    captions.left_out |= {Path(name).name for name in captions.images if name not in chosen}
+    captions.splits = [ours[captions.splits[i]] for i in kept]
+    captions.other_splits = len(captions.images) - len(kept)
+    captions.images = [captions.images[i] for i in kept]
+    captions.texts = [captions.texts[i] for i in kept]
+    for name in ("ids", "numbers", "lines"):
+        if (column := getattr(captions, name)) is not None:
+            setattr(captions, name, [column[i] for i in kept])
 
 
 class _Filler:

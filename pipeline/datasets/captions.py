@@ -89,6 +89,7 @@ class Captions:
         listed: (name of an image, its split, the file that says so), or None.
         left_out: names of the files of images that are not wanted.
         quoted: the lines of a format without quoting whose texts look quoted.
+        other_splits: number of rows whose split was not chosen.
         remarks: what was read otherwise than it is written, for the user.
     """
 
@@ -104,6 +105,7 @@ class Captions:
     left_out: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
     quoted: list[str] = field(default_factory=list)
+    other_splits: int = 0
 
 
 def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:

@@ -42,6 +42,7 @@ from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
 
 _COMMIT = "commit"
+_SPLIT = "split"
 _SHOWN = 20  # values of a column
 _ROWS = 64  # a batch of photographs, a few megabytes
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
@@ -163,6 +164,11 @@ class HuggingFaceSource(Source):
                 strict=self.strict,
                 progress=progress,
             )
+        for column, found in reader.unused_splits.items():
+            report.guess(
+                f"column {column!r} ({', '.join(sorted(found)[:_SHOWN])}) is not used; "
+                f"`split_column={column}` takes the splits of the rows from it"
+            )
         if reader.left_out:
             report.counts["rows_of_other_splits"] = reader.left_out
         report.notes.append(
@@ -196,7 +202,7 @@ def _check(source: HuggingFaceSource, path: Path) -> list[str]:
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
     schema = schema_of(path)
-    columns = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
+    listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
     needed = {
         "image": (source.image, _is_image, "bytes, a path, or a struct of both"),
         "caption": (source.caption, _is_caption, "a string or a list of strings"),
@@ -206,15 +212,23 @@ def _check(source: HuggingFaceSource, path: Path) -> list[str]:
     for setting, (name, fits, expected) in needed.items():
         if schema.names.count(name) != 1:
             raise DatasetError(
-                f"{path}: has no column {name!r}; name one of its columns with `{setting}` "
-                f"({columns})"
+                f"{path}: has no column {name!r}; name one of them with `{setting}` ({listed})"
             )
         if not fits(schema.field(name).type):
             raise DatasetError(
                 f"{path}: column {name!r} is {schema.field(name).type}, expected {expected}; name "
-                f"another column with `{setting}` ({columns})"
+                f"another column with `{setting}` ({listed})"
             )
-    return list(dict.fromkeys(name for name, _, _ in needed.values()))
+    columns = [name for name, _, _ in needed.values()]
+    if _unused_split(source, schema):
+        columns.append(_SPLIT)
+    return list(dict.fromkeys(columns))
+
+
+def _unused_split(source: HuggingFaceSource, schema: pa.Schema) -> bool:
+    """Whether the rows have a column ``split`` that says nothing here."""
+    there = schema.names.count(_SPLIT) == 1 and _is_text(schema.field(_SPLIT).type)
+    return there and source.split_column is None
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -256,6 +270,7 @@ class _Reader:
     Attributes:
         root: base folder of the paths in the rows.
         left_out: number of rows of splits that were not chosen.
+        unused_splits: column of splits that is not used → its values.
     """
 
     def __init__(self, source: HuggingFaceSource, root: Path, tars: ImageTars) -> None:
@@ -270,6 +285,7 @@ class _Reader:
         self._captions: Counter[str] = Counter()  # id → captions so far
         self._in_place = False
         self.left_out = 0
+        self.unused_splits: dict[str, set[str]] = {}
 
     def read_all(self, files: Iterable[tuple[Path, str, str]]) -> Iterator[ManifestRows]:
         """`read` for each of ``files``.
@@ -299,6 +315,8 @@ class _Reader:
             for row in batch.to_pylist():
                 name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
                 self._numbers[theirs] += 1
+                if not column and row.get(_SPLIT):
+                    self.unused_splits.setdefault(_SPLIT, set()).add(row[_SPLIT])
                 of_row = self._split_of(file, row[column]) if column else split
                 if of_row is None:
                     self.left_out += 1

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from pipeline.datasets.caption_images import assign_splits, listed_splits, write_pairs
-from pipeline.datasets.caption_tables import CaptionColumns, read_captions
+from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
 from pipeline.datasets.captions import Captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.source import (
@@ -27,9 +27,13 @@ class PairsSource(Source):
 
     Attributes:
         images: folder of images, searched with its subfolders.
-        captions: file of lines ``name.jpg#k<TAB>caption``, or CSV, TSV or JSONL with a header;
-            without it, the captions come from ``karpathy``.
-        splits: for each split, a file of image names, one per line.
+        captions: file of lines ``name.jpg#k<TAB>caption``, or a table: CSV, TSV, JSON lines, JSON,
+            Parquet or Arrow; without it, the captions come from ``karpathy``.
+        image, caption, split_column, caption_id: columns of the captions, if they have other names
+            than these or the usual ones; several of captions as a list; ``sentences.raw`` is the
+            field ``raw`` of the objects in ``sentences``.
+        splits: for each split, a file of image names, one per line; or the values of the column of
+            splits that belong to it, as a list: ``[train, restval]``.
         karpathy: Karpathy's JSON, such as ``dataset_flickr30k.json``; instead of ``splits``.
         strict: treat problems such as captions without image or images without caption as errors.
     """
@@ -45,12 +49,15 @@ class PairsSource(Source):
     caption: str | list[str] | None = None
     split_column: str | None = None
     caption_id: str | None = None
-    splits: dict[str, Path] | None = None
+    splits: dict[str, Path | list[str]] | None = None
     karpathy: Path | None = None
     strict: bool = False
 
     @model_validator(mode="after")
     def _captions_and_one_split(self) -> Self:
+        kinds = {isinstance(value, list) for value in (self.splits or {}).values()}
+        if len(kinds) > 1:
+            raise ValueError("`splits`: give files of image names, or values of a column as lists")
         if self.splits and self.karpathy:
             raise ValueError("give `splits` (lists of images) or `karpathy`, but not both")
         if self.captions is None and self.karpathy is None:
@@ -69,8 +76,10 @@ class PairsSource(Source):
         assert captions is not None  # one of them is given
         if listed is not None:
             captions.listed = listed.listed
-        elif self.splits:
-            captions.listed = list(listed_splits(self.splits))
+        elif lists := {n: p for n, p in (self.splits or {}).items() if isinstance(p, Path)}:
+            captions.listed = list(listed_splits(lists))
+        if values := {n: v for n, v in (self.splits or {}).items() if isinstance(v, list)}:
+            choose_splits(captions, values)
         if captions.splits is not None and captions.listed is not None:
             raise DatasetError(
                 f"{self.captions}: has a column `split`, but "
