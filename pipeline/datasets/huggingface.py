@@ -40,6 +40,7 @@ from sightline.arrow_files import batches_of, readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
+from sightline.user_files import short
 
 _COMMIT = "commit"
 _SPLIT = "split"
@@ -171,6 +172,9 @@ class HuggingFaceSource(Source):
             )
         if reader.left_out:
             report.counts["rows_of_other_splits"] = reader.left_out
+        if reader.not_read:
+            report.counts["columns_not_read"] = len(reader.not_read)
+            report.notes.append(f"not read: {', '.join(map(short, sorted(reader.not_read)))}")
         report.notes.append(
             f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
             if tars.count
@@ -271,6 +275,7 @@ class _Reader:
         root: base folder of the paths in the rows.
         left_out: number of rows of splits that were not chosen.
         unused_splits: column of splits that is not used → its values.
+        not_read: names of other columns.
     """
 
     def __init__(self, source: HuggingFaceSource, root: Path, tars: ImageTars) -> None:
@@ -286,6 +291,7 @@ class _Reader:
         self._in_place = False
         self.left_out = 0
         self.unused_splits: dict[str, set[str]] = {}
+        self.not_read: set[str] = set()
 
     def read_all(self, files: Iterable[tuple[Path, str, str]]) -> Iterator[ManifestRows]:
         """`read` for each of ``files``.
@@ -311,6 +317,7 @@ class _Reader:
         rows, column = ManifestRows(), self._source.split_column
         with readable(file):
             columns = _check(self._source, file)
+            self.not_read.update(set(schema_of(file).names) - set(columns))
         for batch in batches_of(file, columns, _ROWS):
             for row in batch.to_pylist():
                 name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
@@ -349,7 +356,10 @@ class _Reader:
             image_id = self._ids[key, split] = name
             rows.add_image(image_id, self._place(name, data, path), data, split, key)
         captions = row[self._source.caption]
-        for text in [captions] if isinstance(captions, str) else filter(None, captions or []):
+        for text in [captions] if isinstance(captions, str) else captions or []:
+            if not text and captions != text:
+                rows.problem("empty_captions", f"{name}: one of its list")
+                continue
             rows.add_caption(image_id, self._captions[image_id], text, split)
             self._captions[image_id] += 1
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -68,11 +69,10 @@ def scan_images(
         DatasetError: a folder is missing or contains no images.
     """
     paths_below: set[str] = set()
-    ignored = 0
     for folder in folders:
-        images, ignored_here = image_files(root / folder, root)
+        images, ignored = image_files(root / folder, root)
         paths_below.update(images)
-        ignored += ignored_here
+        report.ignored += ignored
     paths = sorted(path for path in paths_below if path.rpartition("/")[2] not in leave_out)
     keys = np.empty((len(paths), KEY_BYTES), dtype=np.uint8)
     sizes = np.zeros((len(paths), 2), dtype=np.int32)
@@ -89,15 +89,15 @@ def scan_images(
             if progress is not None:
                 progress("reading", min(start + _BATCH, len(paths)), len(paths), "images")
     report.counts["images"] = len(paths)
-    report.counts["files_ignored"] = ignored
+    report.counts["files_ignored"] = report.ignored.total()
     if leave_out:
         report.counts["images_left_out"] = len(paths_below) - len(paths)
     report.note("unreadable_images", (paths[i] for i in np.flatnonzero(sizes[:, 0] == 0)))
     return ImageTable(paths, keys, sizes[:, 0], sizes[:, 1])
 
 
-def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
-    """The image files below ``folder``, as paths from ``root``, and the number of other files.
+def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
+    """The image files below ``folder``, as paths from ``root``, and the number of others by suffix.
 
     Hidden files and folders are left out. Linked folders are followed, each folder once.
 
@@ -107,21 +107,27 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], int]:
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such image folder; check the path")
     images: list[str] = []
-    ignored = 0
+    ignored: Counter[str] = Counter()
     for parent, files in folders_below(folder, is_hidden):
         relative = PurePosixPath(parent.relative_to(root).as_posix())
         for name in files:
-            suffix = Path(name).suffix.lower()
-            if name.startswith(".") or suffix not in SUFFIXES or _is_special(parent / name):
-                ignored += 1
+            suffix = suffix_of(name)
+            if suffix not in SUFFIXES or _is_special(parent / name):
+                ignored[suffix] += 1
                 continue
             images.append(_usable(str(relative / name), folder))
     if not images:
         raise DatasetError(
-            f"{folder}: no images in this folder ({ignored} other files; looked for "
+            f"{folder}: no images in this folder ({ignored.total()} other files; looked for "
             f"{', '.join(sorted(SUFFIXES))}); check the path"
         )
     return images, ignored
+
+
+def suffix_of(name: str) -> str:
+    """In small letters; ``hidden`` if the name begins with a dot, ``no suffix`` if it has none."""
+    name = name.rpartition("/")[2]
+    return "hidden" if name.startswith(".") else Path(name).suffix.lower() or "no suffix"
 
 
 def _is_special(path: Path) -> bool:

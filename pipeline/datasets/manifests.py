@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +129,7 @@ def write_files(
         report.shards[name] = {"images": len(some_images), "captions": len(some_captions)}
         for kind, names in rows.problems.items():
             problems[kind] += names
+        report.ignored += rows.ignored
         if progress is not None:
             progress("reading", done, count, unit)
         if not room:
@@ -199,14 +200,17 @@ def _in_two_splits(images: pa.Table) -> list[str]:
 
     Those without a split are trained on.
     """
-    keys = images["key"]
-    if pc.count_distinct(keys).as_py() == len(keys):
+    if pc.count_distinct(images["key"]).as_py() == len(images):
         return []
-    first: dict[bytes, str] = {}
-    trained = pc.is_in(images["split"], pa.array(TRAINED_SPLITS))
-    splits = pc.if_else(trained, "train", images["split"]).to_pylist()
-    rows = zip(keys.to_pylist(), splits, images["image_id"], strict=True)
-    return [str(name) for key, split, name in rows if first.setdefault(key, split) != split]
+    by_key = images.group_by("key").aggregate([("split", "count_distinct")])
+    shared = by_key.filter(pc.greater(by_key["split_count_distinct"], 1))["key"]
+    rows = images.select(["image_id", "key", "split"]).filter(pc.is_in(images["key"], shared))
+    owners: dict[bytes, str] = {}  # key → split
+    return [
+        row["image_id"]
+        for row in rows.to_pylist()
+        if owners.setdefault(row["key"], row["split"]) != row["split"]
+    ]
 
 
 def _visible_captions(captions: pa.Table, report: PrepareReport) -> pa.Table:
@@ -238,7 +242,7 @@ def _count_trimmed(
 def _nothing(where: str, images: int, report: PrepareReport) -> str:
     problems = "; ".join(
         f"{spelled(kind)}: {report.problem_counts[kind]} (such as {names[0]})"
-        + (f"; {LOSSES[kind]}" if LOSSES[kind] else "")
+        + (f"; {LOSSES[kind]}" if LOSSES.get(kind) else "")
         for kind, names in report.problems.items()
         if kind != "images_without_caption"
     )
@@ -254,9 +258,11 @@ class ManifestRows:
 
     Attributes:
         problems: type of problem → the names that it concerns.
+        ignored: as in `PrepareReport`.
     """
 
     problems: dict[str, list[str]] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
     _images: dict[str, list] = field(default_factory=lambda: {name: [] for name in IMAGES.names})
     _captions: dict[str, list] = field(default_factory=lambda: {n: [] for n in CAPTIONS.names})
 

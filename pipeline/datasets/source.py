@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,6 +133,7 @@ class PrepareReport:
         shards: for each file of a data set that comes in several, its counts by name.
         facts: what readers of the manifests need to know, by name.
         notes: lines for the terminal, below the summary.
+        ignored: suffix (or ``hidden``) → number of files, or members of tars, left out for it.
         guesses: what was read otherwise than it is written, or chosen unasked; also in the notes.
     """
 
@@ -142,6 +144,7 @@ class PrepareReport:
     shards: dict[str, dict[str, int]] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
     guesses: list[str] = field(default_factory=list)
 
     def guess(self, line: str) -> None:
@@ -150,13 +153,19 @@ class PrepareReport:
         self.notes.append(line)
 
     def note(self, problem: str, names: Iterable[str]) -> None:
-        """Record that ``problem``, one of `LOSSES`, concerns ``names``; nothing without names."""
-        listed, remedy = list(names), LOSSES[problem]
-        if listed:
-            if remedy:
-                self.notes.append(f"{spelled(problem)}: {remedy}")
-            self.problems[problem] = listed[:MOST_LISTED]
-            self.problem_counts[problem] = len(listed)
+        """Record that ``problem`` concerns ``names`` too; does nothing without names.
+
+        Args:
+            problem: one of `LOSSES`, or another word of a kind of another package.
+        """
+        names = list(names)
+        if not names:
+            return
+        if problem not in self.problems and (remedy := LOSSES.get(problem)):
+            self.notes.append(f"{spelled(problem)}: {remedy}")
+        listed = self.problems.setdefault(problem, [])
+        listed += names[: MOST_LISTED - len(listed)]
+        self.problem_counts[problem] = self.problem_counts.get(problem, 0) + len(names)
 
     def warn(self, problem: str, faults: Iterable[str]) -> None:
         """Record ``faults`` as `note` does, and show the first of them on the terminal."""
@@ -175,7 +184,7 @@ class PrepareReport:
         lines = [
             f"  {spelled(problem)}: {self.problem_counts[problem]} "
             f"({_some(names, self.problem_counts[problem])})"
-            + (f"; {LOSSES[problem]}" if LOSSES[problem] else "")
+            + (f"; {LOSSES[problem]}" if LOSSES.get(problem) else "")
             for problem, names in self.problems.items()
         ]
         raise DatasetError(
@@ -191,6 +200,7 @@ class PrepareReport:
             "counts": self.counts,
             "problem_counts": self.problem_counts,
             "problems": self.problems,
+            **({"ignored": dict(sorted(self.ignored.items()))} if self.ignored else {}),
             **({"shards": self.shards} if self.shards else {}),
             **({"guesses": self.guesses} if self.guesses else {}),
             **self.facts,
@@ -200,7 +210,11 @@ class PrepareReport:
         """One line for the terminal, and the notes on lines of their own."""
         parts = [f"{count:,} {name.replace('_', ' ')}" for name, count in self.counts.items()]
         parts += [f"{count:,} {spelled(problem)}" for problem, count in self.problem_counts.items()]
-        return "\n  ".join([f"{self.kind}: " + ", ".join(parts), *self.notes])
+        lines = [f"{self.kind}: " + ", ".join(parts), *self.notes]
+        if self.ignored:
+            kinds = ", ".join(f"{n:,} {name}" for name, n in self.ignored.most_common(MOST_SHOWN))
+            lines.append(f"files and members left out by their suffix: {kinds}")
+        return "\n  ".join(lines)
 
 
 def _some(names: list[str], count: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -13,7 +14,7 @@ from typing import IO, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
-from pipeline.datasets.images import SUFFIXES, any_pixel_count
+from pipeline.datasets.images import SUFFIXES, any_pixel_count, suffix_of
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
     DatasetError,
@@ -23,10 +24,12 @@ from pipeline.datasets.source import (
     split_name,
 )
 from pipeline.datasets.tar_shard import Member, members
+from sightline.atomic_files import folders_below, is_hidden
 from sightline.cache.manifest import Place
 
 _EVERY = "*.tar"
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_TAR = re.compile(r"^[^.].*\.(tar(\.\w+)?|tgz)$", re.IGNORECASE)
 _MOST_SHARDS = 1_000_000
 _MOST_IMAGE = 1 << 30  # bytes
 _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
@@ -103,6 +106,8 @@ class WebDatasetSource(Source):
         ]
         if len({path for path, _ in shards}) < len(shards):
             raise DatasetError(f"{self.images}: a shard is in several of `splits`; use it once")
+        if not (self.splits or self.shards):
+            _note_others(self.images, {path for path, _ in shards}, report)
         write_files(
             folder,
             zip((path.as_posix() for path, _ in shards), _read_all(self, shards), strict=False),
@@ -138,6 +143,18 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
             )
         shards.update(matches)
     return sorted(shards)
+
+
+def _note_others(root: Path, shards: Set[Path], report: PrepareReport) -> None:
+    """Record the files below ``root`` that the default pattern does not name."""
+    folders = (
+        (parent.relative_to(root), names) for parent, names in folders_below(root, is_hidden)
+    )
+    files = {folder / name for folder, names in folders for name in names}
+    others = sorted(files - shards)
+    tars = [path for path in others if _TAR.search(path.name)]
+    report.note("shards_not_read", map(str, tars))
+    report.ignored += Counter(suffix_of(path.name) for path in set(others) - set(tars))
 
 
 def _expanded(pattern: str) -> list[str]:
@@ -194,8 +211,10 @@ def _read_shard(
                 continue
             part = "text" if extension == suffix else "image"
             sample = samples.setdefault(f"{folder}/{stem}", {})
-            if part == "image" and part in sample:
+            if part in sample and part == "image":
                 rows.problem("images_whose_key_has_another", f"{path}/{name}")
+            elif part in sample:
+                rows.problem("captions_whose_key_has_another", f"{path}/{name}")
             sample.setdefault(part, member)
         for sample in samples.values():
             if "image" not in sample:
@@ -227,7 +246,8 @@ def _note_dotted(
     }
     for folder, stem, base in others:
         key, ending = os.path.splitext(base)  # noqa: PTH122
-        if "." not in key:
+        if "." not in key or base.startswith("."):
+            rows.ignored[suffix_of(base)] += 1
             continue
         sample = samples.get(f"{folder}/{stem}", {})
         name = f"{path}/{folder}{'/' if folder else ''}{base}"
@@ -235,6 +255,8 @@ def _note_dotted(
             rows.problem("images_whose_key_contains_a_dot", name)
         elif ending.lower() == suffix and not sample:
             rows.problem("captions_whose_key_contains_a_dot", name)
+        else:
+            rows.ignored[suffix_of(base)] += 1
 
 
 def _add(

@@ -148,7 +148,7 @@ LISTS = [["one", "two"], [], None, ["", "three"]]
     ("said", "kept", "empty"),
     [
         (["\u2800", "\u3164", "", "seen \n"], {"3#0": "seen"}, ["0#0", "1#0", "2#0"]),
-        (LISTS, {"0#0": "one", "0#1": "two", "3#0": "three"}, []),
+        (LISTS, {"0#0": "one", "0#1": "two", "3#0": "three"}, ["3: one of its list"]),
     ],
 )
 def test_captions_are_texts_or_lists(folder, out, said, kept, empty):

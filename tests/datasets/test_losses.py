@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packed import picture, write_tar
 
 from pipeline.datasets import losses
 from pipeline.datasets.prepared_output import prepare_dataset
-from pipeline.datasets.source import DatasetError
+from pipeline.datasets.source import DatasetError, PrepareReport
 from sightline.errors import SightlineError
 
 SOURCES = ("csv", "tsv", "token", "jsonl", "karpathy", "coco", "webdataset", "huggingface")
@@ -30,7 +31,7 @@ def data(number: int) -> bytes:
     return b"no image" if number < 0 else picture(number)
 
 
-def build(source: str, folder: Path, rows: list[Row]) -> tuple[str, dict[str, object]]:
+def build(source: str, folder: Path, rows: list[Row]) -> tuple[str, dict[str, Any]]:
     """The rows as ``source`` has them, each with a file of its own: kind and parameters."""
     folder.mkdir()
     names = [f"{split}-{at}.png" for at, (_, split, _) in enumerate(rows)]
@@ -180,3 +181,44 @@ def test_an_entry_of_a_split_that_several_files_fit_is_not_missing(tmp_path, out
         "split_entries_of_ambiguous_image": ["1"],
         "split_entries_without_image": ["3"],
     }
+
+
+def read(tmp_path: Path, kind: str, **given) -> dict:
+    out = tmp_path / f"out-{kind}"
+    prepare_dataset(kind, out, **given)
+    return json.loads((out / "dataset.json").read_text())
+
+
+def test_files_and_members_that_are_not_read_are_counted_by_suffix(tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name in ("a.png", "b.heic", "c.HEIC", "d.svg", "e", ".f.png"):
+        (photos / name).write_bytes(picture(0))
+    (tmp_path / "said.token").write_text("a.png#0\ta dog\n")
+    record = read(tmp_path, "pairs", images=photos, captions=tmp_path / "said.token")
+    expected = {".heic": 2, ".svg": 1, "no suffix": 1, "hidden": 1}
+    assert (record["ignored"], record["counts"]["files_ignored"]) == (expected, 5)
+    members = [("a.png", picture(0)), ("a.txt", "x"), ("a.TXT", "y"), ("a.seg.png", picture(1))]
+    members += [("b.HEIC", b"x"), ("._a.png", b"of a Mac"), ("a.json", "{}")]
+    write_tar(tmp_path / "tars/0.tar", members)
+    write_tar(tmp_path / "tars/deep/1.tar", [("a.png", picture(1))])
+    for name in ("2.tar.gz", "3.TAR", "0_stats.json"):
+        (tmp_path / "tars" / name).write_bytes(b"")
+    record = read(tmp_path, "webdataset", images=tmp_path / "tars")
+    assert record["problems"] == {
+        "captions_whose_key_has_another": ["0.tar/a.TXT"],
+        "shards_not_read": ["2.tar.gz", "3.TAR", "deep/1.tar"],
+    }
+    assert record["ignored"] == {".heic": 1, ".json": 2, ".png": 1, "hidden": 1}
+    record = read(tmp_path, "webdataset", images=tmp_path / "tars", shards="0.tar")
+    assert "shards_not_read" not in record["problems"]  # they were not asked for
+
+
+def test_a_kind_of_another_package_may_have_losses_of_its_own():
+    report = PrepareReport("theirs")
+    for names in (["a"], [], ["b", "c"]):
+        report.note("of_their_own", names)
+    assert report.problems == {"of_their_own": ["a", "b", "c"]}
+    assert report.problem_counts == {"of_their_own": 3}
+    with pytest.raises(DatasetError, match="of their own: 3"):
+        report.refuse_problems()
