@@ -33,11 +33,11 @@ def prepare(source: Source, out: Path, progress: Progress | None = None) -> Prep
     with building(source.kind, Path(out), source.inputs(), source.writes) as (folder, report):
         report.facts[LICENCE] = source.licence
         source.prepare(folder, report, progress)
-        if missing := [name for name in source.writes if not (folder / name).is_file()]:
-            raise wrong(source, "files that prepare did not write", missing, "all its `writes`")
+        if missing := [name for name in MANIFESTS if not (folder / name).is_file()]:
+            raise wrong(source, "files that prepare did not write", missing, "every manifest")
         for name, (schema, _) in _IDENTITY.items():
             columns = dict(zip(schema.names, schema.types, strict=True))
-            written = read_schema(folder / name) if name in source.writes else schema
+            written = read_schema(folder / name)
             if dict(zip(written.names, written.types, strict=True)) != columns:
                 raise wrong(source, f"columns of {name}", written.names, f"{columns}")
         if source.has_pairs and not (folder / "images").is_dir():

@@ -301,7 +301,7 @@ LATIN = pa.array([b"caf\xe9"]).view(pa.string())
 EMPTY = {"image": pa.array([], pa.binary()), "caption": pa.array([], pa.string())}
 SIZED = [{"bytes": b"x", "width": 3}]
 WRONG = [
-    ({"caption": ["x"]}, "no column 'image'; name one of its columns with `image`"),
+    ({"caption": ["x"]}, "no column 'image'; name one of them with `image`"),
     ({"image": [5], "caption": ["x"]}, "column 'image' is int64, expected bytes"),
     ({"image": SIZED, "caption": ["x"]}, "expected bytes, a path, or a struct of both"),
     ({"image": [b"x"], "text": ["x"]}, "no column 'caption'"),
@@ -315,7 +315,7 @@ WRONG = [
 @pytest.mark.parametrize(("columns", "message"), WRONG)
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_wrong_columns_are_one_error(folder, out, columns, message, suffix):
-    with pytest.raises(DatasetError) as error:
+    with pytest.raises(SightlineError) as error:
         prepare(write(folder / f"a.{suffix}", pa.table(columns)), out)
     assert message in str(error.value)
     assert not out.exists()
