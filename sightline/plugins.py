@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sightline.errors import SightlineError
 from sightline.user_files import short
@@ -14,6 +20,7 @@ from sightline.user_files import short
 T = TypeVar("T")
 
 _OURS = {"pipeline", "sightline", "train"}
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, revalidate_instances="always")
 
 
 def wrong(code: object, what: str, found: object, expected: str) -> SightlineError:
@@ -78,19 +85,71 @@ def expect_fields(value: object, code: object, kinds: Mapping[str, Any]) -> None
             raise wrong(code, f"`{name}` of what it makes", found, f"a {kind.__name__}")
 
 
+def expect_valid(value: Any, kind: Any, code: object, what: str) -> None:
+    """Check a value and all that it holds, such as the fields of a dataclass, against a type.
+
+    Args:
+        kind: any annotation, such as ``dict[str, float]``.
+
+    Raises:
+        SightlineError: it is something else; see `wrong`.
+    """
+    try:
+        _adapter(kind).validate_python([value])
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = "".join(f".{name}" for name in fault["loc"][1:])
+        raise wrong(code, what + place, fault["input"], fault["msg"]) from error
+
+
+@lru_cache(maxsize=64)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    listed: Any = list[kind]  # a dataclass alone takes no configuration
+    return TypeAdapter(listed, config=_STRICT)
+
+
+def expect_array(value: Any, dtype: str, shape: tuple[int, ...], code: object, what: str) -> None:
+    """Check the dtype and shape of an array or tensor.
+
+    Raises:
+        SightlineError: it has others, or is none; see `wrong`.
+    """
+    found = str(getattr(value, "dtype", "")).removeprefix("torch."), getattr(value, "shape", ())
+    if found[0] != dtype or tuple(found[1]) != shape:
+        raise wrong(code, what, found if found[0] else value, f"{dtype} {list(shape)}")
+
+
+def expect_json(values: Any, code: object, what: str) -> Any:
+    """``values``, if they are a mapping of JSON values.
+
+    Raises:
+        SightlineError: they are not; see `wrong`.
+    """
+    try:
+        json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise wrong(code, what, values, f"JSON values ({error})") from error
+    return expect(values, Mapping, code, what)
+
+
 def to_blame(error: BaseException) -> tuple[str, bool]:
-    """The package in whose code an error arose; else those in use, and False.
+    """The package whose code an error went through; else those in use, and False.
+
+    Tracebacks that another process sent as text count.
 
     Returns:
-        Its name, or names joined by commas (empty without any), and whether the error is its own.
+        Its name, or names joined by commas (empty without any), and whether its code was running.
     """
     points = chain.from_iterable(package.entry_points for package in distributions())
     modules = {point.module for point in points if point.group.startswith("sightline.")}
     in_use = {module.partition(".")[0] for module in modules if module in sys.modules} - _OURS
-    trace, deepest = error.__traceback__, ""
-    while trace is not None:
-        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package in in_use | _OURS:
-            deepest = package
-        trace = trace.tb_next
-    return (deepest, True) if deepest in in_use else (", ".join(sorted(in_use)), False)
+    package_of = {
+        file: package
+        for name, module in [*sys.modules.items()]
+        if (package := name.partition(".")[0]) in in_use and (file := vars(module).get("__file__"))
+    }
+    text = "".join(traceback.format_exception(error))
+    for file in reversed(re.findall(r'File "(.+?)", line ', text)):
+        if file in package_of:
+            return package_of[file], True
+    return ", ".join(sorted(in_use)), False

@@ -86,6 +86,8 @@ class Student(nn.Module):
             if name not in self.objective.weights or getattr(term, "shape", None) != ():
                 expected = f"scalars named {', '.join(self.objective.weights)}"
                 raise wrong(self.objective, f"terms, {name}", term, expected)
+        if not terms:
+            raise wrong(self.objective, "terms", terms, f"those of a batch of {batch.stream}")
         return {**terms, TOTAL: self.objective.total(terms)}
 
     def encode(self, sentences: TokenRows) -> tuple[Tensor, Tensor | None]:

@@ -79,7 +79,7 @@ def _unforeseen(error: Exception) -> str:
     package, own = to_blame(error)
     fault = f"is a fault of the package {package!r}" if own else "is a bug in Sightline"
     if package and not own:
-        fault += f", or in what another package gave it ({package})"
+        fault = f"is a fault of Sightline, or of what the package {package!r} gave it"
     message = f"{what[:200]!r} {fault}; what was published before is intact. Please "
     try:
         handle, path = tempfile.mkstemp(prefix="sightline-", suffix=".txt")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from sightline.cache.record import EncoderRecord
-from sightline.plugins import expect, expect_fields, wrong
+from sightline.plugins import expect, expect_array, expect_fields, expect_json, expect_valid
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from pipeline.encoders.preprocessing import ImagePreprocessing
+
+_Dim = Annotated[int, Field(ge=1)]
+_PREPROCESSING = "`preprocessing` of what it makes"
 
 
 def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -> Any:
@@ -28,25 +32,29 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     Raises:
         SightlineError: names the package, what was found and what was expected.
     """
-    kinds: dict[str, Any] = {"identity": EncoderRecord, "dim": int, "options": tuple}
+    kinds: dict[str, Any] = {"identity": EncoderRecord, "casts_weights": bool}
     if method == "build_image":
         from pipeline.encoders.preprocessing import ImagePreprocessing
 
         expect(encoder, ImageEncoder, builder, "it")
-        kinds |= {"preprocessing": ImagePreprocessing, "encode": callable, "configuration": Mapping}
+        expect_valid(encoder.preprocessing, ImagePreprocessing, builder, _PREPROCESSING)
+        expect_json(encoder.configuration, builder, "`configuration` of what it makes")
+        kinds |= {"encode": callable}
     elif method == "build_text":
         expect(encoder, TextEncoder, builder, "it")
-        kinds |= {"preprocessing": Mapping, "encode": callable, "lengths": callable}
+        expect_json(encoder.preprocessing, builder, _PREPROCESSING)
+        kinds |= {"encode": callable, "lengths": callable}
     expect_fields(encoder, builder, kinds)
+    expect_valid(getattr(encoder, "dim", None), _Dim, builder, "`dim` of what it makes")
+    options = getattr(encoder, "options", None)
+    expect_valid(options, tuple[str, ...], builder, "`options` of what it makes")
     if method not in ("build_image", "build_text"):
         return encoder
     encode, dim = encoder.encode, encoder.dim
 
     def checked(inputs: Sequence[Any] | Tensor, *length: int) -> Tensor:
         rows = encode(inputs, *length)
-        if list(getattr(rows, "shape", ())) != [len(inputs), dim]:
-            found = getattr(rows, "shape", rows)
-            raise wrong(builder, "`encode` of what it makes", found, f"rows [{len(inputs)}, {dim}]")
+        expect_array(rows, "float32", (len(inputs), dim), builder, "`encode` of what it makes")
         return rows
 
     return replace(encoder, encode=checked)

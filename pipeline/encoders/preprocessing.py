@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ResizeMode = Literal["shortest", "longest", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
+_Side = Annotated[int, Field(ge=1)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 DECODER = (
     "torchvision decode_image for JPEG and for PNG without transparency, Pillow for the rest; "
@@ -54,13 +59,13 @@ class ImagePreprocessing:
         decoder: how the pixels were decoded.
     """
 
-    resize: tuple[int, int]
-    crop: tuple[int, int]
+    resize: tuple[_Side, _Side]
+    crop: tuple[_Side, _Side]
     interpolation: Interpolation
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[_Finite, _Finite, _Finite]
+    std: tuple[_Positive, _Positive, _Positive]
     resize_mode: ResizeMode = "shortest"
-    fill: int = 0
+    fill: Annotated[int, Field(ge=0, le=255)] = 0
     decoder: str = DECODER
 
     def resized(self, height: int, width: int) -> tuple[int, int]:

@@ -224,6 +224,9 @@ class BlockGrounder:
             masks = expect_all(segmenter.segment(pixels, boxes), Tensor, segmenter, "segment")
             if len(masks) != len(pixels):
                 raise wrong(segmenter, "segment", len(masks), f"masks of {len(pixels)} images")
+            for each in masks:  # a wrong size costs that image alone
+                if each.dtype != torch.bool or each.device.type != "cpu":
+                    raise wrong(segmenter, "segment", (each.dtype, each.device), "bool, on the CPU")
             return masks
 
         pixels = [image.pixels for image in images if image.pixels is not None]

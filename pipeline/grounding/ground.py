@@ -26,7 +26,7 @@ from sightline.cache.record import TableSpec, set_output
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
-from sightline.plugins import expect_fields
+from sightline.plugins import expect_fields, expect_json
 from sightline.settings import explain
 from sightline.wording import counted
 
@@ -183,8 +183,10 @@ def grounding_job(
         raise SightlineError(f"{out}: there are no captions to ground; check the manifest")
     description: dict[str, Any] = {
         "format": _FORMAT,
-        "grounder": grounder.describe(),
-        "segmenter": segmenter.describe() if segmenter else {"family": "annotations"},
+        "grounder": expect_json(grounder.describe(), grounder, "describe"),
+        "segmenter": {"family": "annotations"}
+        if segmenter is None
+        else expect_json(segmenter.describe(), segmenter, "describe"),
         "rules": rules.model_dump(mode="json"),
         "crop_rule": CROP_RULE,
     }

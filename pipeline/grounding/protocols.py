@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pydantic import NonNegativeInt
 
 from pipeline.extract.decode import ImageError
-from sightline.plugins import expect_all, wrong
+from sightline.plugins import expect_all, expect_array, expect_valid, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,13 +165,17 @@ def checked_answers(
         if len(answer) != 2:
             raise wrong(grounder, "an answer of ground", answer, "(phrases, drops)")
         for phrase in expect_all(answer[0], Grounded, grounder, "phrases of an answer"):
+            expect_valid(phrase.phrase, str, grounder, "phrase")
             span, count = (phrase.char_start, phrase.char_end), len(phrase.boxes)
+            expect_valid(span, tuple[NonNegativeInt, NonNegativeInt], grounder, "span")
             if caption.text[slice(*span)] != phrase.phrase:
                 raise wrong(grounder, f"span {span}", phrase.phrase, "the caption's own characters")
-            shapes = tuple(phrase.boxes.shape), tuple(phrase.scores.shape)
-            if not count or shapes != ((count, 4), (count,)):
-                raise wrong(grounder, "boxes and scores", shapes, "[k, 4] and [k], k at least 1")
+            expect_array(phrase.boxes, "float32", (max(count, 1), 4), grounder, "boxes")
+            expect_array(phrase.scores, "float32", (count,), grounder, "scores")
+            if not ((phrase.scores >= 0) & (phrase.scores <= 1)).all():
+                raise wrong(grounder, "scores", phrase.scores.tolist(), "0 to 1")
+            if phrase.boxes.device.type != "cpu" or phrase.scores.device.type != "cpu":
+                raise wrong(grounder, "boxes and scores", phrase.boxes.device, "them on the CPU")
         for drop in expect_all(answer[1], Dropped, grounder, "drops of an answer"):
-            if drop.reason not in get_args(Reason):
-                raise wrong(grounder, "a drop's reason", drop.reason, ", ".join(get_args(Reason)))
+            expect_valid(drop, Dropped, grounder, "a drop")
     return list(checked)

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal
 
 from sightline.errors import SightlineError
+from sightline.plugins import expect_valid
 from sightline.settings import Registry
 
 RowOf = Literal["image", "caption", "object"]
@@ -83,7 +84,15 @@ def feature_kind(name: str) -> FeatureKind:
     Raises:
         SightlineError: there is none, or its package cannot be imported.
     """
-    return KINDS.instance(name, FeatureKind)
+    kind = KINDS.instance(name, FeatureKind)
+    if name not in KINDS.own:
+        expect_valid(kind, FeatureKind, kind, KINDS.place(name))
+        if kind.name != name:
+            raise SightlineError(
+                f"{KINDS.place(name)}: is registered as the kind {name!r}, but its `name` is "
+                f"{kind.name!r}; fix that package"
+            )
+    return kind
 
 
 def known_kind(name: str) -> FeatureKind | None:

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sightline.errors import SightlineError
-from sightline.plugins import expect_all, expect_class
+from sightline.plugins import expect_all, expect_class, expect_json, expect_valid
 from sightline.settings import Registry, Settings, explain
 from train.evaluate.results import EvaluationSet, TaskResult
 
@@ -187,5 +187,8 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
         raise SightlineError("\n".join(explain(error, where or name))) from error
     task = kind(checked)
     task.name = registered
-    expect_all(task.metrics, Metric, task, "metrics")
+    metrics = expect_all(task.metrics, Metric, task, "metrics")
+    expect_valid(list(metrics), list[Metric], task, "metrics")
+    expect_valid(tuple(task.warnings), tuple[str, ...], task, "warnings")
+    expect_json(task.settings_of_result(), task, "settings_of_result")
     return task

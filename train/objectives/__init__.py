@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
-from sightline.plugins import expect, expect_all, expect_class
+from sightline.plugins import expect_all, expect_class, expect_json, expect_valid
 from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
     kind = objective_class(name)
     try:
         objective = kind(kind.Params.model_validate(parameters))
-        expect_all(objective.features, FeatureNeed, objective, "features")
-        expect(objective.weights, dict, objective, "weights")
+        features = expect_all(objective.features, FeatureNeed, objective, "features")
+        expect_valid(list(features), list[FeatureNeed], objective, "features")
+        expect_valid(objective.weights, dict[str, float], objective, "weights")
+        expect_json(objective.describe(), objective, "describe")
         return objective
     except ValidationError as error:
         raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error

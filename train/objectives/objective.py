@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.feature_kind import RowOf, feature_kind
 from sightline.cache.record import Kind
+from sightline.plugins import expect_valid
 from sightline.settings import Settings
 from train.batch import Batch, feature_name
 
@@ -231,6 +232,7 @@ class GroundedParams(ObjectiveParams):
 
     @model_validator(mode="after")
     def _trains_something(self) -> GroundedParams:
+        expect_valid(self.every_weight, dict[str, float], self, "every_weight")
         if not self.term_weights:
             raise ValueError("every weight is 0, so there is nothing to train")
         return self

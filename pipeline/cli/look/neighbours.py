@@ -185,6 +185,7 @@ def _of_encoder(
 ) -> dict[str, ModelNeighbours]:
     """The nearest images by a frozen encoder, whose image tower made ``features``."""
     from pipeline.encoders.config import named_encoder
+    from pipeline.encoders.encoder import checked_encoder
     from sightline.cache import FeatureSet
     from sightline.devices import pick_device
     from train.evaluate.neighbours import find_images_by_rows
@@ -195,6 +196,7 @@ def _of_encoder(
         raise SightlineError(f"{features}: features of kind {spec.kind}, expected kind image")
     config.require_files()
     tower = config.build_text(pick_device(device), "fp32")
+    tower = checked_encoder(tower, config.build_text, "build_text")
     warning = None
     if spec.is_foreign:
         warning = f"{features} is {opened.record.provenance}: nothing says that {encoder} made it"
