@@ -6,5 +6,5 @@ BUILDERS = ("parquet", "arrow", "csv", "json", "text", "imagefolder", "webdatase
 """Readers of `datasets`."""
 
 PATTERNS = ("a*", "a[bc]", "a{b,c}")
-ADDRESSES = ("hf:", "a::b", "s3:x", "~", "%41")
+ADDRESSES = ("hf:", "a::b", "s3:x", "%41")
 ODD_NAMES = (*BUILDERS, *PATTERNS, *ADDRESSES, "squad", "x.py", "test", ".hidden", "a b")

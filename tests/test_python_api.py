@@ -131,7 +131,7 @@ def test_mistakes_are_one_clear_error(page, tmp_path):
     _, names = page
     data, run = names["data"], sl.train_model
     with pytest.raises(sl.SightlineError, match="did you mean 'captions'"):
-        sl.prepare_dataset("pairs", tmp_path / "x", images=tmp_path, caption="captions.csv")
+        sl.prepare_dataset("pairs", tmp_path / "x", images=tmp_path, captoins="captions.csv")
     with pytest.raises(sl.SightlineError, match="no prepared data set here"):
         sl.PreparedDataset.open(tmp_path)
     with pytest.raises(sl.SightlineError, match="no such image folder"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -89,6 +90,19 @@ TRAIN = (
     "--features image-clip=clip --max-steps 1 --batch-size 4 --device cpu --out run"
 )
 LOOK = "look neighbours red --data d --encoder clip.json --features clip"
+
+
+def with_header(path: str, header: str, images: int = 1) -> None:
+    """Captions under another header, the images' names in its first columns."""
+    names = sorted(file.name for file in Path("photos").iterdir())
+    lines = [",".join([name] * images + ["a red bird"]) for name in names]
+    Path(path).write_text("\n".join([header, *lines]) + "\n")
+
+
+def as_json(content: Callable[[list[str]], object]) -> None:
+    """Captions of the photographs in captions.json."""
+    names = sorted(file.name for file in Path("photos").iterdir())
+    Path("captions.json").write_text(json.dumps(content(names)))
 
 
 def overwrite_captions() -> None:
@@ -310,11 +324,47 @@ PROVOKED = [
         passes=TRAIN,
     ),
     Cure(
-        "a file with a header must end in .csv, .tsv or .jsonl",
+        "a table must end in",
         PREPARE.replace(".csv", ".txt"),
         (lambda: Path("captions.txt").rename("captions.csv"),),
+        f"{PREPARE} --set image=picture",
+        lambda: with_header("captions.txt", "picture,caption"),
+    ),
+    Cure(
+        "choose one of them with `{}`",
         PREPARE,
-        lambda: Path("captions.csv").rename("captions.txt"),
+        passes=f"{PREPARE} --set image=picture",
+        begins=lambda: with_header("captions.csv", "picture,caption"),
+    ),
+    Cure(
+        "may both be the {}; choose one with",
+        PREPARE,
+        passes=f"{PREPARE} --set image=file_name",
+        begins=lambda: with_header("captions.csv", "file_name,filename,caption", 2),
+    ),
+    Cure(
+        "which `{}` names; it has",
+        f"{PREPARE} --set caption=words",
+        passes=f"{PREPARE} --set caption=caption",
+    ),
+    Cure(
+        "COCO's captions; use the kind `coco`",
+        PREPARE.replace(".csv", ".json"),
+        passes="prepare coco --set images=photos --set captions.train=captions.json --out coco",
+        begins=lambda: as_json(lambda names: {
+            "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
+            "annotations": [{"id": n, "image_id": n, "caption": "a"} for n in range(len(names))],
+        }),
+    ),
+    Cure(
+        "Karpathy's captions and splits; give it as `karpathy`",
+        PREPARE.replace(".csv", ".json"),
+        passes="prepare pairs --set images=photos --set karpathy=captions.json --out d",
+        begins=lambda: as_json(lambda names: {
+            "images": [
+                {"filename": name, "split": "train", "sentences": [{"raw": "a"}]} for name in names
+            ]
+        }),
     ),
     Cure(
         "convert the file with `tr '\\r' '\\n'`",
@@ -357,7 +407,12 @@ READ = {
     "on the hub: revision refs/convert/parquet": "the hub",
     "`path` (on disk) or `name` (on the hub)": "the hub",
     "use a model of that family, or change `family`": "the hub's checkpoints",
-    "use `dvc config cache.type reflink,hardlink,copy`": "DVC's cache",
+    "run `dvc config cache.type reflink,hardlink,copy` and `dvc checkout": "DVC's cache",
+    "remove its `wdir`, or make that folder": "tests/pipeline/test_doctor.py has the message",
+    "run `git init`, or `dvc config core.no_scm true`": "tests/pipeline/test_doctor.py, likewise",
+    "but its `name` is {}; fix that package": "a package of others",
+    "`{}` of what it makes": "no remedy",
+    "Why `sightline repro` cannot run here": "no message",
     "create one with `git init && dvc init`": "a repository of DVC",
     "fix or remove these files": "whatever damaged them",
     "a decode process died": "memory that runs out",
@@ -386,8 +441,17 @@ UNTRIED = (
     "give --data once",
     "for tar files use the kind `webdataset`",
     "choose with `splits` or `split_column`",
-    "give `splits` or `split_column`, but not both",
-    "name one of its columns with",
+    "choose the answers that describe the image with",
+    "has no column of splits for `splits` to choose from",
+    "which `splits.{}` names; it has",
+    "is a URL, expected the name of a file",
+    "the table holds the images themselves",
+    "write lists (`.tolist()`)",
+    "`splits`: give files of image names",
+    "`weights_path` reads a second file",
+    "its `defaults` name other files",
+    "give paths in place of names",
+    "name one of them with `{}`",
     "name another column with",
     "so `images` does not apply; remove it",
     "save the data set again with `to_parquet`",

@@ -114,9 +114,7 @@ def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> No
         DatasetError: there is no such column, or it has none of a split's values.
     """
     if captions.splits is None:
-        raise DatasetError(
-            f"{captions.where}: has no column of splits, which `splits` chooses from"
-        )
+        raise DatasetError(f"{captions.where}: has no column of splits for `splits` to choose from")
     there = set(captions.splits)
     for name, values in theirs.items():
         if missing := [value for value in values if value not in there]:

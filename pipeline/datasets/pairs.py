@@ -29,9 +29,11 @@ class PairsSource(Source):
         images: folder of images, searched with its subfolders.
         captions: file of lines ``name.jpg#k<TAB>caption``, or a table: CSV, TSV, JSON lines, JSON,
             Parquet or Arrow; without it, the captions come from ``karpathy``.
-        image, caption, split_column, caption_id: columns of the captions, if they have other names
-            than these or the usual ones; several of captions as a list; ``sentences.raw`` is the
-            field ``raw`` of the objects in ``sentences``.
+        image: column of the images' names, if it has no usual name.
+        caption: column of the captions, or a list of several; ``sentences.raw`` is the field
+            ``raw`` of the objects in ``sentences``.
+        split_column: column of the splits, if it is not called split.
+        caption_id: column of the captions' ids, if it is not called so.
         splits: for each split, a file of image names, one per line; or the values of the column of
             splits that belong to it, as a list: ``[train, restval]``.
         karpathy: Karpathy's JSON, such as ``dataset_flickr30k.json``; instead of ``splits``.

@@ -32,7 +32,7 @@ def named(model, tmp_path, monkeypatch) -> Iterator[str]:
     """Every name, in the working folder, of the folder with the models."""
 
     def each() -> Iterator[str]:
-        for name in ("hf:", "a::b", "a*", "~", "local-dir:x", "bert-base-uncased", "ViT-B-32"):
+        for name in ("hf:", "a::b", "a*", "local-dir:x", "bert-base-uncased", "ViT-B-32"):
             shutil.copytree(model, tmp_path / name)
             config = (tmp_path / name / "clip.json").read_text()
             (tmp_path / name / "clip.json").write_text(config.replace('"plain"', f'"{name}"'))

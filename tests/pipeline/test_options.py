@@ -188,7 +188,7 @@ TEXT = "extract text --data texts.txt --encoder ViT-B-32 --out y --weights "
         (TEXT + "lucky:7", 1, "random:SEED"),
         (TEXT + "random:0 --devices 99", 1, "'cuda:99' was requested"),
         (TEXT + "random:0 --out dvc.yaml", 1, "dvc.yaml: is a file, not a folder"),
-        ("prepare pairs --set images=x --set caption=y --out z", 2, "did you mean 'captions'"),
+        ("prepare pairs --set images=x --set captoins=y --out z", 2, "did you mean 'captions'"),
         ("prepare pair --out z", 2, "did you mean 'pairs'"),
         ("stage image-feature x", 2, "did you mean 'image-features'"),
         ("stage image-features x", 2, "sightline stage image-features DATASET ENCODER"),

@@ -180,7 +180,7 @@ def test_an_export_that_embeds_otherwise_is_refused(tmp_path, monkeypatch, insta
         check_export(tmp_path / "out", trained)
 
 
-@pytest.mark.parametrize("name", ["bert-base-uncased", "hf:", "a::b", "~"])
+@pytest.mark.parametrize("name", ["bert-base-uncased", "hf:", "a::b"])
 def test_a_folder_is_itself_whatever_its_name_means_to_a_library(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
