@@ -42,7 +42,7 @@ def teacher(model: str, weights: str) -> Any:
 
 
 def grounder(model: str, weights: str) -> object:
-    given = {"family": "florence2", "model": model, "weights": weights}
+    given = {"family": "florence2", "model": model, "weights": weights, "max_length": 16}
     return TypeAdapter(GrounderSettings).validate_python(given).build(CPU, "fp32")
 
 

@@ -14,6 +14,7 @@ from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.settings import Florence2Settings
 from pipeline.grounding.spans import SpanFinder
 from sightline.devices import computing
+from sightline.errors import SightlineError
 
 TASK = "<CAPTION_TO_PHRASE_GROUNDING>"
 _PROMPT = "Locate the phrases in the caption: {}"  # the processor's expansion of TASK
@@ -38,6 +39,12 @@ class Florence2Grounder(ModelGrounder[Florence2Settings]):
         super().__init__(settings, loaded, device, precision)
         self._processor.tokenizer.padding_side = "right"
         config = self._model.config.text_config
+        if settings.max_length > config.max_position_embeddings:
+            raise SightlineError(
+                f"{settings.model}: max_length is {settings.max_length}, but the model has only "
+                f"{config.max_position_embeddings} positions; set grounder.max_length to "
+                f"{config.max_position_embeddings} or less"
+            )
         # <image> … <s> prompt </s>
         self._text_tokens = config.max_position_embeddings - self._processor.num_image_tokens - 2
 

@@ -101,7 +101,7 @@ class Florence2Settings(ModelSettings):
 
     Attributes:
         beams: beams of the decoder's search.
-        max_length: maximum length of the answer, in tokens.
+        max_length: maximum length of the answer, in tokens; the model's positions at most.
     """
 
     family: Literal["florence2"]

@@ -53,6 +53,8 @@ def folders(tmp_path_factory):
 
 def grounder(folders: Path, family: str, model: str = "", **parameters: object) -> Any:
     values = {"family": family, "model": str(folders / (model or family)), **parameters}
+    if family == "florence2":
+        values = {"max_length": 12, **values}
     return GrounderSettings.model_validate(values).build(torch.device("cpu"), "fp32")
 
 
@@ -227,6 +229,14 @@ def test_any_caption_is_read_by_florence2(florence, text):
     assert found or dropped
     fits = len(text.encode()) < POSITIONS - IMAGE_TOKENS - 40
     assert any(each.reason == "too_long" for each in dropped) != fits
+
+
+def test_an_answer_longer_than_the_positions_of_florence2_is_refused(folders):
+    longest = grounder(folders, "florence2", beams=1, max_length=POSITIONS)
+    assert longest.ground(pictures((40, 60)), captions_of(["the red dog"]))
+    message = f"florence2: max_length is {POSITIONS + 1}, .* set grounder.max_length to {POSITIONS}"
+    with pytest.raises(SightlineError, match=message):
+        grounder(folders, "florence2", max_length=POSITIONS + 1)
 
 
 # -- Grounding DINO ------------------------------------------------------------------------------
