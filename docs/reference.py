@@ -167,7 +167,7 @@ def _fields(model: type[BaseModel]) -> Iterator[str]:
     entries: list[tuple[list[str], str]] = []
     for name, text in about.items():
         field = model.model_fields[name]
-        rest = f"({_type(field.annotation)}, {_default(field)})"
+        rest = f"({', '.join(filter(None, (_type(field.annotation), _default(field))))})"
         rest += f": {_sentence(text)}" if text else ""
         if entries and text and entries[-1][1] == rest:
             entries[-1][0].append(name)
@@ -186,7 +186,7 @@ def _default(field: Any) -> str:
     if isinstance(default, Path) and default.is_absolute():
         return "this machine's"
     if default in (None, "", (), [], {}):
-        return "none"
+        return ""
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
