@@ -80,11 +80,15 @@ class Settings(BaseModel):
         return InitErrorDetails(type=ours, loc=tuple(place), input=error["input"])
 
 
+_DEEPEST = 20
+"""Levels of settings; YAML may hold a list that contains itself."""
+
+
 def _texts(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """The texts and paths in mappings and lists, each with its place."""
+    """The texts and paths in mappings and lists, each with its place; of the first levels."""
     if isinstance(value, (str, Path)):
         yield place, str(value)
-    elif isinstance(value, (Mapping, list)):
+    elif isinstance(value, (Mapping, list)) and len(place) < _DEEPEST:
         entries = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, entry in entries:
             yield from _texts(entry, (*place, key))
