@@ -228,6 +228,25 @@ def test_a_row_does_not_depend_on_its_batch(decoder):
     assert torch.equal(built.encode(["tree", full, "a dog"], 32)[1], alone)
 
 
+def test_qwen3_embedding_in_the_layout_of_its_folder(decoder, tmp_path):
+    """Pooling by a flag for each mode, weights in bfloat16, the class of a language model."""
+    older = shutil.copytree(decoder, tmp_path / "whole")
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken")
+    pooling = {f"pooling_mode_{mode}": mode == "lasttoken" for mode in modes}
+    pooling |= {"word_embedding_dimension": 32, "include_prompt": True}
+    (older / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    config = json.loads((older / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForCausalLM"], "torch_dtype": "bfloat16"}
+    (older / "config.json").write_text(json.dumps(config))
+    tensors = load_file(older / "model.safetensors")
+    tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(tensors, older / "model.safetensors", metadata={"format": "pt"})
+    built = build(older)
+    assert built.preprocessing["pooling"] == "lasttoken"
+    expected = normalize(build(decoder).encode(["tree"], 16))
+    torch.testing.assert_close(normalize(built.encode(["tree"], 16)), expected, atol=0.05, rtol=0)
+
+
 def test_an_unknown_prompt_or_two_are_refused(decoder):
     with pytest.raises(SightlineError, match="unknown prompt 'qurey'; did you mean 'query'"):
         build(decoder, prompt_name="qurey")
