@@ -202,7 +202,7 @@ def _hub() -> str:
 
 def _why_no_graph() -> str:
     """Why `sightline repro` cannot run here; empty if it can, or if this is no project."""
-    if not Path(".dvc").is_dir() or not _version("dvc"):
+    if not Path(".dvc").is_dir():
         return ""
     from pipeline.dvc_project import why_not
     from pipeline.params import FILE_NAME, load_params
@@ -213,7 +213,10 @@ def _why_no_graph() -> str:
             load_params()
     except SightlineError as error:
         return str(error)
-    return why_not()
+    try:
+        return why_not()
+    except ImportError:  # the line of the remotes says that DVC is not installed
+        return ""
 
 
 def _remotes() -> str:
