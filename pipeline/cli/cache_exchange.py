@@ -124,14 +124,16 @@ def import_set(
 ) -> None:
     """Make a set from a tar of `cache export`, or from features in the files of other tools.
 
-    Recognises tars, clip-retrieval's folders, DataComp's .npz beside .parquet, and Parquet or Arrow
-    tables with a column of features. The files of MCSE and KDMCSE become a data set as well.
+    Recognises by their content tars, clip-retrieval's folders, DataComp's .npz beside .parquet,
+    Parquet, Arrow and Feather with a column of features, and .npz, safetensors and HDF5 with names.
+    The files of MCSE and KDMCSE become a data set as well.
 
     Example: sightline cache import embeddings --data photos --out features/clip
     """
-    from pipeline.interchange.foreign import SUFFIXES
+    from pipeline.interchange.columns import kind_of_rows
 
-    archive = source.suffix == ".tar" or (source.is_file() and source.suffix not in SUFFIXES)
+    content = kind_of_rows(source) if source.is_file() else None
+    archive = content == "tar" or (content is None and source.suffix.lower() == ".tar")
     layout = form or (_TAR if archive else _TOOLS)
     data, note = options.data, options.source
     values = {f"--{name.replace('_', '-')}": value for name, value in options}

@@ -5,8 +5,10 @@
   ``metadata/metadata_N.parquet`` with ``image_path`` and ``caption``.
 - DataComp (https://github.com/mlfoundations/datacomp): ``X.npz`` with ``b32_img``, ``b32_txt``,
   ``l14_img`` and ``l14_txt``, whose row i belongs to row i of ``X.parquet`` with ``uid`` and
-  ``text``.
-- Parquet and Arrow files with a column of lists, in one file or a folder of them.
+  ``text``. Any other file of arrays may have such a table beside it.
+- Files of arrays (`pipeline.interchange.columns`) with an array of rows and one of names, or with
+  one array an image.
+- Parquet, Arrow and Feather files with a column of lists.
 """
 
 from __future__ import annotations
@@ -15,54 +17,60 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.interchange.columns import (
+    ARRAYS,
+    Column,
+    columns_in,
+    kind_of_rows,
+    table_beside,
+)
 from pipeline.interchange.rows import FEATURES, KEY
-from sightline.arrow_files import batches_of, readable, schema_of
+from sightline.arrow_files import readable
+from sightline.cache.keys import key_of_bytes
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
+from sightline.file_kinds import FileKind, data_kind, unexpected
+from sightline.outside_tables import KNOWN
 
-NAMES = {
-    "image": ("image_path", "path", "file_name", "filename", "image_id", "uid", "__key__"),
-    "text": ("caption", "text", "sentence"),
-}
-"""Columns of metadata that name images or hold texts, in the order of preference."""
-SUFFIXES = (".npz", ".parquet", ".arrow", ".npy")
-"""Of files that may hold rows."""
-_ROWS = 1024  # of a table at a time
-_BLOCK_BYTES = 8 << 20  # of an array
-_DTYPES = ("float16", "float32")
+_IMAGES = ("image_path", "path", "file_name", "filename", "image_id", "uid", "__key__")
+_TEXTS = ("caption", "text", "sentence")
+NAMES = {"image": (*_IMAGES, *KNOWN["image"], "name", "id"), "text": (*_TEXTS, *KNOWN["caption"])}
+"""What names images or holds texts, in the order of preference; ``names`` counts as ``name``."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 _EXPECTED = (
     "expected a tar from `sightline cache export`, a folder of clip-retrieval (img_emb, metadata), "
-    "one of DataComp (.npz beside .parquet), or Parquet or Arrow files with a column of features"
+    "one of DataComp (.npz beside .parquet), Parquet, Arrow or Feather files with a column of "
+    "features, or .npz, safetensors or HDF5 with names"
 )
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file of rows, and the table that says what they describe.
+    """One file of rows, and the file that says what they describe.
 
     Attributes:
-        rows, table: one file for both, if it is a table.
-        column: array of an archive, or column of a table, that holds the rows.
-        names: column of ``table`` with the names of the images, the texts, or the keys.
-        keyed: whether it holds keys, as our exports write them.
+        rows, table: one file for both, if it has names as well.
+        column: the rows.
+        names: names of the images, the texts, or what gives keys.
+        keyed: whether it gives keys: as our exports write them, or as bytes of images.
+        about: the names of both columns, in words.
     """
 
     rows: Path
     table: Path
-    column: str
-    names: str
+    column: Column
+    names: Column
     keyed: bool
+    about: str
 
-    def names_of_rows(self) -> list[str | None]:
-        """The names, one per row; None where the cell is empty."""
-        batches = batches_of(self.table, [self.names], _ROWS)
-        return [value for batch in batches for value in batch.column(0).to_pylist()]
+    def names_of_rows(self) -> list[Any]:
+        """The names, or keys if ``keyed``, one per row; None where there is none."""
+        values = (value for block in self.names.read() for value in block)
+        return [_key_in(value) for value in values] if self.keyed else list(values)
 
     def blocks(self) -> Iterator[NDArray]:
         """The rows [≤ n, dim] of float16 or float32, in order.
@@ -71,34 +79,8 @@ class Part:
             SightlineError: damaged, or not rows of numbers.
         """
         with readable(self.rows):
-            for block in self._lists() if self.rows == self.table else self._array():
-                if block.dtype.name not in _DTYPES or block.ndim != 2 or not block.shape[1]:
-                    raise SightlineError(
-                        f"{self.rows}: {block.dtype} {list(block.shape)}, expected float16 or "
-                        "float32 [n, dim]; convert it first"
-                    )
+            for block in self.column.read():
                 yield block.astype(block.dtype.newbyteorder("<"), copy=False)
-
-    def _array(self) -> Iterator[NDArray]:
-        loaded = np.load(self.rows, mmap_mode="r", allow_pickle=False)
-        array = loaded if isinstance(loaded, np.ndarray) else loaded[self.column]  # read whole
-        step = max(1, _BLOCK_BYTES // max(1, array[:1].nbytes))
-        for start in range(0, max(len(array), 1), step):
-            yield np.ascontiguousarray(array[start : start + step])
-
-    def _lists(self) -> Iterator[NDArray]:
-        done = dim = 0
-        for batch in batches_of(self.rows, [self.column], _ROWS):
-            column = batch.column(0)
-            values = column.flatten()
-            dim = dim or len(values) // max(len(column), 1)
-            if column.null_count or values.null_count or set(map(len, column)) - {dim}:
-                raise SightlineError(
-                    f"{self.rows}: column {self.column!r}, rows {done:,} to "
-                    f"{done + len(column) - 1:,}: found empty cells or lists of several lengths"
-                )
-            done += len(column)
-            yield values.to_numpy(zero_copy_only=False).reshape(len(column), -1)
 
 
 @dataclass(frozen=True)
@@ -132,24 +114,45 @@ def find(source: Path, kind: Kind | None, features: str | None, names: str | Non
         raise SightlineError(f"{source}: no such file or folder; {_EXPECTED}")
     if folders := [kind_of for kind_of in ("img", "text") if (source / f"{kind_of}_emb").is_dir()]:
         return _clip_retrieval(source, folders, kind, features, names)
-    files = [source] if source.is_file() else sorted(source.rglob("*"))
-    for suffix in SUFFIXES[:-1]:
-        if files_of := [path for path in files if path.suffix == suffix and path.is_file()]:
-            return _datacomp_or_tables(files_of, kind, features, names)
-    if any(path.suffix == ".npy" for path in files):
-        raise SightlineError(
-            f"{source}: rows without metadata: nothing says which image or text each of them "
-            "describes, so they have no keys. Put them into clip-retrieval's layout, with "
-            "metadata/metadata_N.parquet"
-        )
-    raise SightlineError(f"{source}: no features found; {_EXPECTED}")
+    form, files = _files_of_rows(source)
+    first, kind = _part(files[0], None, kind, features, names)
+    parts = [first, *(_part(path, None, kind, features, names)[0] for path in files[1:])]
+    facts = {} if features is None else {"array" if form in ARRAYS else "column": features}
+    return Foreign(form, kind, parts, facts)
+
+
+def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
+    """The files that may hold rows, which are of one kind, without tables beside arrays."""
+    files = [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*")))
+    kinds: dict[Path, FileKind | None] = {path: kind_of_rows(path) for path in files}
+    beside = {table_beside(path) for path, kind in kinds.items() if kind in ARRAYS}
+    found: dict[FileKind, list[Path]] = {}
+    for path, kind in kinds.items():
+        if kind and kind in (*ARRAYS, "parquet", "arrow") and path not in beside:
+            found.setdefault(kind, []).append(path)
+    if len(found) > 1:
+        several = " and ".join(paths[0].name for paths in found.values())
+        raise SightlineError(f"{source}: {several} may both hold the rows; name one of them")
+    if found:
+        return next(iter(found.items()))
+    for path, kind in kinds.items():
+        if kind is not None:
+            raise unexpected(path, kind, _EXPECTED.removeprefix("expected "))
+    what = (
+        "text, from which no features are read; write lists of float32 as Parquet"
+        if source.is_file()
+        else "no features found"
+    )
+    raise SightlineError(f"{source}: {what}; {_EXPECTED}")
 
 
 def _clip_retrieval(
     source: Path, folders: list[str], kind: Kind | None, features: str | None, names: str | None
 ) -> Foreign:
     if features is not None:
-        raise SightlineError("--features is for .npz, Parquet and Arrow; here, choose with --kind")
+        raise SightlineError(
+            "--features is for files with several arrays or columns; here, choose with --kind"
+        )
     if kind is None and len(folders) > 1:
         raise SightlineError(
             f"{source}: has img_emb and text_emb; choose with --kind image or text"
@@ -164,81 +167,112 @@ def _clip_retrieval(
     if not numbered:
         raise SightlineError(f"{source}: has no {prefix}_emb/{prefix}_emb_N.npy")
     parts = [
-        _part(numbered[number], source / f"metadata/metadata_{number}.parquet", "", kind, names)
-        for number in sorted(numbered, key=int)
+        _part(numbered[n], source / f"metadata/metadata_{n}.parquet", kind, None, names)[0]
+        for n in sorted(numbered, key=int)
     ]
     return Foreign("clip-retrieval", kind, parts, {})
 
 
-def _datacomp_or_tables(
-    files: list[Path], kind: Kind | None, features: str | None, names: str | None
-) -> Foreign:
-    archives = files[0].suffix == ".npz"
-    columns = [_column_of_rows(path, features) for path in files]
-    if kind is None and archives:
-        kinds: dict[str, Kind] = {"_img": "image", "_txt": "text"}
-        kind = kinds.get(columns[0][-4:])
+def _part(
+    rows: Path, table: Path | None, kind: Kind | None, features: str | None, names: str | None
+) -> tuple[Part, Kind]:
+    """The rows of a file, and what they describe.
+
+    Args:
+        table: that has the names; None: the same file, or the table beside it.
+    """
+    columns = columns_in(rows)
+    name = _column_of_rows(rows, columns, features)
+    kinds: dict[str, Kind] = {"_img": "image", "_txt": "text"}  # of DataComp
+    kind = kind or kinds.get(name[-4:])
     if kind is None:
         raise SightlineError(
-            f"{files[0]}: do its rows describe images or texts? Give --kind image or text"
+            f"{rows}: do its rows describe images or texts? Give --kind image or text"
         )
-    parts = [
-        _part(path, path.with_suffix(".parquet") if archives else path, column, kind, names)
-        for path, column in zip(files, columns, strict=True)
-    ]
-    facts = {} if features is None else {"array" if archives else "column": features}
-    return Foreign(files[0].suffix[1:], kind, parts, facts)
-
-
-def _column_of_rows(path: Path, name: str | None) -> str:
-    """The array of an archive, or the column of a table, that holds the rows."""
-    if path.suffix == ".npz":
-        with readable(path), np.load(path, allow_pickle=False) as archive:
-            kinds = dict.fromkeys(archive.files)
-        usual = list(kinds)
-    else:
-        kinds = {field.name: field.type for field in schema_of(path)}
-        usual = [column for column, kind in kinds.items() if pa.types.is_fixed_size_list(kind)]
-        if len(usual) != 1 and FEATURES in kinds:
-            usual = [FEATURES]
-    if name is None and len(usual) == 1:
-        name = usual[0]
-    if name is None or name not in kinds:
-        columns = (f"{each!r}: {kind}" if kind else repr(each) for each, kind in kinds.items())
+    column = columns.pop(name)
+    naming = _names_in(rows, columns, kind, names) if table is None else None
+    if naming is None and (table is not None or kind_of_rows(rows) in ARRAYS):
+        table = table or table_beside(rows) or rows.with_suffix(".parquet")
+        if not table.is_file():
+            raise SightlineError(
+                f"{rows}: nothing says which {kind} each row describes: {table.name} is missing, "
+                f"and besides its rows it has {_in_words(columns)}"
+            )
+        columns = columns_in(table)
+        naming = _names_in(table, columns, kind, names)
+    table = table or rows
+    if naming is None:
+        role = "names the images" if kind == "image" else "holds the texts"
         raise SightlineError(
-            f"{path}: has {', '.join(columns)[:500] or 'no arrays'}; name the array, or the column "
-            "of lists of numbers, with --features"
+            f"{table}: has {_in_words(columns)}; without one that {role} there are no keys: give "
+            "it with --names"
         )
-    kind = kinds[name]
-    if kind and str(getattr(kind, "value_type", "")) not in ("halffloat", "float"):
-        raise SightlineError(
-            f"{path}: column {name!r} is {kind}, expected lists of float16 or float32; convert it "
-            "first"
-        )
-    return name
+    keyed = columns[naming].holds == "images" or _is_of_keys(naming, columns[naming])
+    about = f"rows from {name!r}, {'keys' if keyed else 'names'} from {naming!r} in {table.name}"
+    return Part(rows, table, column, columns[naming], keyed, about), kind
 
 
-def _part(rows: Path, table: Path, column: str, kind: Kind, names: str | None) -> Part:
-    """Rows with the metadata in ``table``."""
-    if not table.is_file():
+def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) -> str:
+    """The column that is given, or the only one of rows, or that of our exports."""
+    rows = [other for other, column in columns.items() if column.holds == "rows"]
+    usual = [other for other in rows if columns[other].about.startswith("fixed_size")] or rows
+    usual = [FEATURES] if len(usual) > 1 and FEATURES in rows else usual
+    name = usual[0] if name is None and len(usual) == 1 else name
+    if name in rows:
+        return name
+    if name in columns or not rows:
+        found = {name: columns[name]} if name in columns else columns
         raise SightlineError(
-            f"{rows}: {table.name} is missing, so nothing says which {kind} each row describes; "
-            "without it there are no keys"
+            f"{path}: found {_in_words(found)}; expected float16 or float32 [n, dim], or lists of "
+            "them; convert it first"
         )
-    columns = {field.name: str(field.type) for field in schema_of(table)}
-    usual = (KEY, *NAMES["image" if kind == "image" else "text"])
-    for name in usual if names is None else (names,):
-        keyed = name == KEY and name in columns and _has_keys(table)
-        if name not in columns or (name == KEY and names is None and not keyed):
-            continue
-        if columns[name] not in ("string", "large_string"):
-            raise SightlineError(f"{table}: column {name!r} is {columns[name]}, expected texts")
-        return Part(rows, table, column, name, keyed)
-    role = "names the images" if kind == "image" else "holds the texts"
     raise SightlineError(
-        f"{table}: has columns {', '.join(columns)[:300]}; without one that {role} there are no "
-        "keys: give it with --names"
+        f"{path}: has {_in_words(columns)}; name the array, or the column of lists of numbers, "
+        "with --features"
     )
+
+
+def _names_in(path: Path, columns: dict[str, Column], kind: Kind, name: str | None) -> str | None:
+    """The column that gives keys, by itself or as images, or else the usual one that has names."""
+    role = "image" if kind == "image" else "text"
+    usable = ("texts", "images") if role == "image" else ("texts",)
+    if name is not None:
+        if name in columns and columns[name].holds not in usable:
+            raise SightlineError(f"{path}: {name!r} is {columns[name].about}, expected texts")
+        return name if name in columns else None
+    columns = {other: column for other, column in columns.items() if column.holds in usable}
+    images = [other for other, column in columns.items() if _is_of_images(column)]
+    if len(images) > 1:
+        raise SightlineError(
+            f"{path}: {' and '.join(map(repr, images))} hold images; choose one with --names"
+        )
+    keys = [other for other, column in columns.items() if _is_of_keys(other, column)]
+    known = (other for usual in NAMES[role] for other in columns if _plain(other) == _plain(usual))
+    texts = (other for other in known if columns[other].holds == "texts")
+    return next(iter([*keys, *images, *texts]), None)
+
+
+def _in_words(columns: dict[str, Column]) -> str:
+    words = ", ".join(f"{name!r}: {column.about}" for name, column in columns.items())
+    return words[:500] or "nothing"
+
+
+def _plain(name: str) -> str:
+    """A name without its groups in HDF5, and without a plural."""
+    return name.rpartition("/")[2].strip().lower().removesuffix("s")
+
+
+def _is_of_keys(name: str, column: Column) -> bool:
+    return _plain(name) == KEY and column.holds == "texts" and is_key(_first(column))
+
+
+def _is_of_images(column: Column) -> bool:
+    data = _bytes_in(_first(column)) if column.holds == "images" else b""
+    return data_kind(data) == "image"
+
+
+def _first(column: Column) -> Any:
+    return next((value for block in column.read() for value in block if value), None)
 
 
 def is_key(name: object) -> bool:
@@ -246,6 +280,14 @@ def is_key(name: object) -> bool:
     return isinstance(name, str) and _HEX.fullmatch(name) is not None
 
 
-def _has_keys(table: Path) -> bool:
-    first = next(batches_of(table, [KEY], 1), None)
-    return first is not None and is_key(first.column(0)[0].as_py())
+def _bytes_in(value: Any) -> bytes:
+    """The bytes of an image, which `datasets` has in an object."""
+    return (value.get("bytes") if isinstance(value, dict) else value) or b""
+
+
+def _key_in(value: Any) -> bytes | None:
+    """The key that a cell holds, or that of the image in it."""
+    if isinstance(value, str):
+        return bytes.fromhex(value) if is_key(value) else None
+    data = _bytes_in(value)
+    return key_of_bytes(data) if data else None

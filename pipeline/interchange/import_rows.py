@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.datasets.images import image_files
 from pipeline.datasets.manifests import cleaned
-from pipeline.interchange.foreign import Foreign, Part, find, is_key
+from pipeline.interchange.foreign import Foreign, Part, find
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (
     EncoderRecord,
@@ -71,11 +71,13 @@ class Imported:
         missing: rows left out because their image is not there.
         repeated: rows left out because an earlier one has the same key.
         contradicting: those of them with other numbers.
+        columns: of the rows and names of the first file, in words.
         trimmed: texts that lost outer white space or control characters, as in every data set.
     """
 
     record: FeatureSetRecord
     form: str
+    columns: str
     missing: int = 0
     repeated: int = 0
     contradicting: int = 0
@@ -87,7 +89,8 @@ class Imported:
         length = "normalised" if spec.normalised else "not normalised"
         lines = [
             f"{out}: {counted(record.rows, 'row')} of {spec.dim:,} {spec.dtype}, "
-            f"kind {spec.kind}, {length}, from {self.form}; {record.provenance}"
+            f"kind {spec.kind}, {length}, from {self.form}; {record.provenance}",
+            self.columns,
         ]
         if self.missing:
             lines.append(f"{counted(self.missing, 'row')} left out: their {spec.kind} is missing")
@@ -141,7 +144,9 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     )
     record = write_rows(out, spec, keys[kept], blocks, inputs)
     repeated, missing = int(keyed.sum()) - len(kept), int((~keyed).sum())
-    return Imported(record, foreign.form, missing, repeated, contradicting, trimmed)
+    return Imported(
+        record, foreign.form, foreign.parts[0].about, missing, repeated, contradicting, trimmed
+    )
 
 
 def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
@@ -173,7 +178,7 @@ def _keys(
     for part in foreign.parts:
         names = part.names_of_rows()
         if part.keyed:
-            part_keys = [bytes.fromhex(name) if name and is_key(name) else None for name in names]
+            part_keys = names
         elif foreign.kind == "image":
             images = images or _ImageKeys(source, options.data, names)
             part_keys = images.of(names)

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pipeline.datasets.manifests import ManifestRows, cleaned, write_captioned
 from pipeline.datasets.prepared_output import building
 from pipeline.datasets.source import PrepareReport
+from pipeline.interchange.columns import arrays_in
 from pipeline.interchange.import_rows import foreign_spec, write_rows
 from sightline.cache import FeatureSetRecord, key_of_bytes, keys_of_texts
 from sightline.cache.keys import Keys
@@ -72,21 +73,15 @@ def import_mcse(
 @contextmanager
 def _hdf5(path: Path) -> Iterator[h5py.Dataset]:
     """The rows of MCSE's HDF5 file."""
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise SightlineError(
-            f"{path}: cannot be read; expected MCSE's HDF5 file ({error})"
-        ) from error
-    with file:
-        data = file.get(_FEATURES)
-        if not isinstance(data, h5py.Dataset):
+    with arrays_in(path, "MCSE's HDF5 file", ("hdf5",)) as arrays:
+        data = arrays.get(_FEATURES)
+        if data is None:
             raise SightlineError(f"{path}: /{_FEATURES} is missing or not a data set")
-        if data.ndim != 2 or data.dtype.kind != "f" or not all(data.shape):
+        if len(data.shape) != 2 or "float" not in data.dtype or not all(data.shape):
             raise SightlineError(
                 f"{path}: /{_FEATURES} is {data.dtype} {data.shape}, expected floats [n, dim]"
             )
-        yield data
+        yield data.load()
 
 
 def _blocks(path: Path, rows: h5py.Dataset) -> Iterator[NDArray[np.float32]]:

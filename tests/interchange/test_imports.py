@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import pickle
+import re
 import shutil
 import tracemalloc
 from pathlib import Path
 from random import Random
 
+import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+import torch
 from command_line import sightline
 from foreign_files import DIM, NAMES, STEMS, TEXTS, clip_retrieval, unit, unit_rows, write_set
 from PIL import Image
+from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 from small_inputs import write_clip, write_photos
 
-from pipeline.interchange import foreign
+from pipeline.interchange import columns, foreign
 from pipeline.interchange.export import names_in
 from pipeline.interchange.import_rows import (
     Imported,
@@ -176,6 +185,136 @@ def test_a_column_of_lists_is_imported(tmp_path, photos, layout, dtype):
     assert row_bytes(photos, *NAMES[:5]) == values[:5].tobytes()
 
 
+def write_arrays(path: Path, names: list[str], values: np.ndarray, *, each: bool = False) -> None:
+    """Named rows in a file of arrays: one of rows and one of names, or one array an image."""
+    arrays = dict(zip(names, values, strict=True)) if each else {"clip": values}
+    if path.suffix.lower() == ".npz":
+        with path.open("wb") as file:  # np.savez adds a suffix
+            np.savez(file, **arrays, **({} if each else {"names": np.array(names)}))
+    elif path.suffix == ".safetensors":
+        save_file(arrays, path, None if each else {"names": json.dumps(names)})
+    else:
+        with h5py.File(path, "w") as file:
+            for name, array in arrays.items():
+                file.create_dataset(name, data=array, chunks=True, compression="gzip")
+            if not each:
+                file["labels"], file["file_names"] = np.arange(6), names
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["names", "one array an image"])
+@pytest.mark.parametrize("name", ["x.npz", "X.NPZ", "x.safetensors", "x.h5", "x.bin"])
+def test_files_of_arrays_with_names_are_imported(tmp_path, photos, name, each):
+    values = unit_rows()
+    write_arrays(tmp_path / name, NAMES, values, each=each)
+    write_tables(tmp_path / "x", "fixed", "float32")
+    (tmp_path / "x/a.parquet").rename(tmp_path / "x.parquet")  # does not matter
+    found = imported(tmp_path / name, photos)
+    assert found.record.rows == 5
+    assert row_bytes(photos, *NAMES[:5]) == values[:5].tobytes()
+    assert found.lines(tmp_path)[1].startswith(
+        "rows from 'features'" if each else "rows from 'clip'"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.feather", "A.PARQUET", "a.pq", "a.txt", "a.npz"])
+def test_tables_are_known_by_their_content(tmp_path, photos, name):
+    values = write_tables(tmp_path / "table", "fixed", "float32")
+    source = tmp_path / "table/a.parquet"
+    if name == "a.feather":
+        feather.write_feather(pq.read_table(source), tmp_path / name)
+    else:
+        source.rename(tmp_path / name)
+    assert imported(tmp_path / name, photos).record.rows == 5
+    assert row_bytes(photos, *NAMES[:5]) == values[:5].tobytes()
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+def test_the_bytes_of_images_give_their_keys(tmp_path, photos, as_object):
+    values = unit_rows().astype(np.float32)
+    images = [(photos / name).read_bytes() for name in NAMES]
+    cells = [{"bytes": image, "path": "x"} if as_object else image for image in images]
+    rows = pa.FixedSizeListArray.from_arrays(values.ravel(), DIM)
+    blobs = [b"no image"] * len(NAMES)
+    table = pa.table({"photo": cells, "other": blobs, "caption": TEXTS, "clip": rows})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert imported(tmp_path / "a.parquet", photos, data=None).record.rows == 5
+    assert row_bytes(photos, *NAMES[:5]) == values[:5].tobytes()
+    pq.write_table(table.append_column("again", table["photo"]), tmp_path / "a.parquet")
+    with pytest.raises(SightlineError, match=r"'photo' and 'again' hold images; .*--names"):
+        imported(tmp_path / "a.parquet", photos)
+
+
+def test_a_pickle_becomes_parquet_as_its_error_says(tmp_path, photos):
+    values = unit_rows()
+    torch.save(dict(zip(NAMES, torch.tensor(values), strict=True)), tmp_path / "x.pt")
+    with pytest.raises(SightlineError, match=r"a PyTorch pickle; expected a tar .*") as error:
+        imported(tmp_path / "x.pt", photos)
+    code = re.search(r"pyarrow\.parquet\.write_table.*\)", str(error.value))
+    assert code is not None
+    where = {"names": NAMES, "rows": values, "FILE": tmp_path / "a.parquet"}
+    exec(f"import pyarrow.parquet\n{code[0]}", where)
+    assert imported(tmp_path / "a.parquet", photos).record.rows == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", b"{}", "x.jsonl: text, .* as Parquet; expected a tar"),
+        ("x.csv.gz", gzip.compress(b"a,b"), "compressed by gzip; .*gunzip -k"),
+        ("x.pickle", pickle.dumps({"a": 1}), "a pickle; .*write_table"),
+        ("x.npy", None, "Python objects, .*write_table"),
+        ("x.npz", b"PK\3\4", "x.npz: damaged"),
+        ("x.h5", b"", "x.h5: damaged"),
+    ],
+)
+def test_what_a_file_is_stands_in_its_error(tmp_path, photos, name, content, message):
+    if content is None:
+        np.save(tmp_path / name, np.array(NAMES, object), allow_pickle=True)
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(SightlineError, match=message):
+        imported(tmp_path / name, photos)
+
+
+def test_two_kinds_of_files_are_not_chosen_from(tmp_path, photos):
+    write_tables(tmp_path / "both", "fixed", "float32")
+    write_arrays(tmp_path / "both/x.npz", NAMES, unit_rows())
+    with pytest.raises(SightlineError, match=r"a\.parquet and x\.npz may both hold the rows"):
+        imported(tmp_path / "both", photos)
+
+
+def test_numbers_of_other_types_are_refused_where_they_are(tmp_path, photos):
+    save_torch({"clip": torch.zeros(6, 7, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
+    with pytest.raises(SightlineError, match=r"'clip': bfloat16 \[6, 7\]; expected float16 or"):
+        imported(tmp_path / "x.safetensors", photos)
+    np.savez(tmp_path / "x.npz", clip=unit_rows(), names=np.array(NAMES, object))
+    with pytest.raises(SightlineError, match=r"which image .*'names': object \[6\] \(Python obj"):
+        imported(tmp_path / "x.npz", photos)
+
+
+@pytest.mark.parametrize("how", ["link", "virtual", "storage"])
+@pytest.mark.parametrize("mcse", [True, False])
+def test_hdf5_is_not_followed_into_another_file(tmp_path, photos, said, how, mcse):
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["rows"] = unit_rows().astype(np.float32)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["names"] = NAMES
+        if how == "link":
+            file["features"] = h5py.ExternalLink("secret.h5", "/rows")
+        elif how == "virtual":
+            layout = h5py.VirtualLayout((6, DIM), np.float32)
+            layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "rows", (6, DIM))
+            file.create_virtual_dataset("features", layout)
+        else:
+            where = [(str(tmp_path / "secret.h5"), 0, 6 * DIM * 4)]
+            file.create_dataset("features", (6, DIM), np.float32, external=where)
+    (tmp_path / "texts").write_text("a dog\n" * 6)
+    words = ["cache", "import", tmp_path / "x.h5", "--data", photos, "--out", tmp_path / "set"]
+    more = ["--format", "mcse", "--texts", tmp_path / "texts"] if mcse else ["--kind", "image"]
+    assert said(*words, *more)[0] == 1
+    assert "x.h5: /features lies in another file" in said(*words, *more)[2]
+
+
 def test_an_object_array_is_never_unpickled(tmp_path, photos):
     class Bomb:
         def __reduce__(self):
@@ -211,7 +350,11 @@ def without_names(folder: Path) -> None:
         (lambda f: (f / FIRST_TABLE).unlink(), {}, "metadata_0.parquet is missing"),
         (without_names, {}, "without one that names the images there are no keys: .*--names"),
         (lambda f: np.save(f / SECOND, ONES[:, :3]), {}, "img_emb_1.npy: rows of 3 float16"),
-        (lambda f: np.save(f / SECOND, ONES.astype(float)), {}, "img_emb_1.npy: float64"),
+        (
+            lambda f: np.save(f / SECOND, ONES.astype(float)),
+            {},
+            "img_emb_1.npy: found 'array': float64",
+        ),
         (lambda f: np.save(f / SECOND, ONES[:1]), {}, "metadata_1.parquet: 2 rows, .*_1.npy has 1"),
         (lambda f: (f / SECOND).write_bytes(b"none"), {}, "img_emb_1.npy: damaged, or not such"),
         (lambda f: (f / FIRST_TABLE).write_bytes(b"none"), {}, "metadata_0.parquet: damaged"),
@@ -232,7 +375,7 @@ def test_a_mistake_is_one_clear_error_and_writes_nothing(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("rows.npy", "rows without metadata"),
+        ("rows.npy", "nothing says which image each row describes: rows.parquet is missing"),
         ("none", "no such file"),
         ("empty", "no features"),
         ("a.parquet", r"a\.parquet: damaged, or not such a file"),
@@ -294,6 +437,9 @@ def test_damaged_files_of_every_format_are_refused_or_import_a_sound_set(tmp_pat
     for layout in ("fixed", "file", "stream"):
         write_tables(sources / layout, layout, "float16")
     write_set(tmp_path / "set", "float16")
+    for name in ("npz", "safetensors", "h5"):
+        (sources / name).mkdir()
+        write_arrays(sources / name / f"x.{name}", NAMES, unit_rows())
     for form in ("parquet", "npy"):
         words = ["--format", form, "--out", sources / f"export-{form}"]
         assert sightline("cache", "export", tmp_path / "set", *words) == 0
@@ -315,7 +461,7 @@ def test_damaged_files_of_every_format_are_refused_or_import_a_sound_set(tmp_pat
 
 
 def test_rows_are_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(foreign, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(columns, "_BLOCK_BYTES", 1 << 20)
     (tmp_path / "text_emb").mkdir()
     (tmp_path / "metadata").mkdir()
     np.save(tmp_path / "text_emb/text_emb_0.npy", np.ones((1000, 16_000), np.float16))  # 32 MB

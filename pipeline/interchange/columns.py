@@ -1,0 +1,254 @@
+"""Columns of tables, and arrays in .npy, .npz, safetensors and HDF5, before they are read.
+
+Nothing is unpickled, and no HDF5 is followed into another file.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import h5py
+import numpy as np
+import pyarrow as pa
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from sightline.arrow_files import batches_of, readable, schema_of
+from sightline.errors import SightlineError
+from sightline.file_kinds import FileKind, file_kind, unexpected
+
+_ROWS = 1024  # of a table at a time
+_IMAGE_ROWS = 32  # of a table with images
+_BLOCK_BYTES = 8 << 20  # of an array
+_SUFFIXES: dict[str, FileKind] = {
+    ".npy": "npy", ".npz": "npz", ".safetensors": "safetensors", ".h5": "hdf5", ".hdf5": "hdf5",
+    ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow",
+}  # fmt: skip
+_SAFETENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
+
+
+class Column(NamedTuple):
+    """A column or array.
+
+    Attributes:
+        holds: rows are float16 or float32 [n, dim]; images are the bytes of files.
+        about: its type, for messages.
+        read: its values in blocks: [≤ n, dim] of rows, else lists.
+    """
+
+    holds: Literal["rows", "texts", "images", "other"]
+    about: str
+    read: Callable[[], Iterator[Any]]
+
+
+class Array(NamedTuple):
+    """An array of an open file; ``load`` gives what slices are taken from."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    load: Callable[[], Any]
+
+
+def kind_of_rows(path: Path) -> FileKind | None:
+    """What a file is; of one whose content says nothing, what its suffix says."""
+    with readable(path):
+        kind = file_kind(path)
+    by_suffix = _SUFFIXES.get(path.suffix.lower())
+    return by_suffix or kind if kind in (None, "zip") else kind
+
+
+def table_beside(path: Path) -> Path | None:
+    """The table that belongs to a file of arrays."""
+    tables = (path.with_suffix(suffix) for suffix in (".parquet", ".PARQUET", ".pq"))
+    return next(filter(Path.is_file, tables), None)
+
+
+def columns_in(path: Path) -> dict[str, Column]:
+    """The columns of a table, or the arrays of a file, by name.
+
+    If every array is one row, these are a column `features`, and their names one of `names`.
+
+    Raises:
+        SightlineError: damaged, or leads to other files.
+    """
+    if kind_of_rows(path) not in ARRAYS:
+        return {field.name: _column(path, field) for field in schema_of(path)}
+    with arrays_in(path) as arrays:
+        shapes = [array.shape for array in arrays.values()]
+        rows = {(array.dtype, array.shape[-1:]) for array in arrays.values()}
+        flat = all(len(shape) == 1 for shape in shapes)
+        single = len(shapes) > 1 and all(shape[:-1] == (1,) for shape in shapes)
+        if len(rows) == 1 and (flat or (single and table_beside(path) is None)):
+            dtype, dim = rows.pop()
+            each = _array(path, "", Array((len(arrays), *dim), dtype, list))
+            if each.holds == "rows":
+                names = Column("texts", "names of arrays", lambda: iter([list(arrays)]))
+                return {"features": each._replace(read=partial(_each, path)), "names": names}
+        return {name: _array(path, name, array) for name, array in arrays.items()}
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def _column(path: Path, field: pa.Field) -> Column:
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if str(getattr(kind, "value_type", "")) in ("halffloat", "float"):
+        return Column("rows", str(kind), partial(_lists, path, field.name))
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:  # as `datasets` has images
+        kind = kind.field("bytes").type
+    name = str(kind).removeprefix("large_").removesuffix("_view")
+    holds = {"string": "texts", "binary": "images"}.get(name, "other")
+    count = _IMAGE_ROWS if holds == "images" else _ROWS
+    return Column(cast(Any, holds), str(field.type), partial(_cells, path, field.name, count))
+
+
+def _cells(path: Path, name: str, count: int) -> Iterator[list[Any]]:
+    for batch in batches_of(path, [name], count):
+        yield batch.column(0).to_pylist()
+
+
+def _lists(path: Path, name: str) -> Iterator[NDArray]:
+    done = dim = 0
+    for batch in batches_of(path, [name], _ROWS):
+        column = batch.column(0)
+        values = column.flatten()
+        dim = dim or len(values) // max(len(column), 1)
+        if column.null_count or values.null_count or not dim or set(map(len, column)) - {dim}:
+            raise SightlineError(
+                f"{path}: column {name!r}, rows {done:,} to {done + len(column) - 1:,}: found "
+                "empty cells or lists of several lengths"
+            )
+        done += len(column)
+        yield values.to_numpy(zero_copy_only=False).reshape(len(column), -1)
+
+
+# -- files of arrays ---------------------------------------------------------------------------
+
+
+@contextmanager
+def arrays_in(
+    path: Path, expected: str = "arrays of numbers", kinds: tuple[FileKind, ...] = ()
+) -> Iterator[dict[str, Array]]:
+    """The arrays of a file by name, those of HDF5 by path, while it is open.
+
+    Args:
+        expected: what the file should be, for messages.
+        kinds: that are taken; empty: all.
+
+    Raises:
+        SightlineError: as `columns_in`, or a file of another kind.
+    """
+    kind = kind_of_rows(path)
+    if kind is not None and kind not in (kinds or ARRAYS):
+        raise unexpected(path, kind, expected)
+    with ExitStack() as stack:
+        with readable(path):
+            arrays = _READERS[kind or kinds[0]](path, stack)
+        yield arrays
+
+
+def _array(path: Path, name: str, array: Array) -> Column:
+    about, rank = f"{array.dtype} {list(array.shape)}", len(array.shape)
+    if array.dtype == "text" and rank == 1:
+        return Column("texts", about, partial(_texts, path, name))
+    if array.dtype in ("float16", "float32") and rank == 2 and array.shape[1]:
+        return Column("rows", about, partial(_blocks, path, name))
+    if array.dtype == "object":
+        about += " (Python objects, a pickle, which is not read; save numbers or dtype=str)"
+    return Column("other", about, lambda: iter(()))
+
+
+def _texts(path: Path, name: str) -> Iterator[list[str]]:
+    with arrays_in(path) as arrays, readable(path):
+        values = list(arrays[name].load()[:])
+        yield [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def _blocks(path: Path, name: str) -> Iterator[NDArray]:
+    with arrays_in(path) as arrays:
+        (count, dim), dtype, load = arrays[name]
+        rows, step = load(), max(1, _BLOCK_BYTES // (dim * np.dtype(dtype).itemsize))
+        for start in range(0, count, step):
+            yield np.ascontiguousarray(rows[start : min(start + step, count)])
+
+
+def _each(path: Path) -> Iterator[NDArray]:
+    with arrays_in(path) as arrays:
+        loads = [array.load for array in arrays.values()]
+        for start in range(0, len(loads), _ROWS):
+            block = [np.asarray(load()[:]).reshape(-1) for load in loads[start : start + _ROWS]]
+            yield np.stack(block)
+
+
+def _npy(path: Path, stack: ExitStack) -> dict[str, Array]:
+    array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return {"array": Array(array.shape, array.dtype.name, lambda: array)}
+
+
+def _npz(path: Path, stack: ExitStack) -> dict[str, Array]:
+    archive = stack.enter_context(zipfile.ZipFile(path))
+    names = [name for name in archive.namelist() if name.endswith(".npy")]
+    return {name.removesuffix(".npy"): _member(path, archive, name) for name in names}
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
+    with archive.open(name) as file:
+        first = npy_format.read_magic(file) == (1, 0)
+        header = npy_format.read_array_header_1_0 if first else npy_format.read_array_header_2_0
+        shape, _, dtype = header(file)
+
+    def load() -> NDArray:
+        with archive.open(name) as file:
+            return npy_format.read_array(file, allow_pickle=False)
+
+    return Array(shape, "text" if dtype.kind in "US" else dtype.name, load)
+
+
+def _safetensors(path: Path, stack: ExitStack) -> dict[str, Array]:
+    """The tensors, and lists of texts that the metadata holds as JSON."""
+    file = stack.enter_context(safe_open(path, "numpy"))
+    arrays = {}
+    for name, value in (file.metadata() or {}).items():
+        with suppress(ValueError):
+            texts = json.loads(value)
+            if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+                arrays[name] = Array((len(texts),), "text", partial(list, texts))
+    for name in file.keys():  # noqa: SIM118
+        tensor = file.get_slice(name)
+        dtype = _SAFETENSORS.get(str(tensor.get_dtype()), "other")
+        arrays[name] = Array(tuple(tensor.get_shape()), dtype, partial(file.get_slice, name))
+    return arrays
+
+
+def _hdf5(path: Path, stack: ExitStack) -> dict[str, Array]:
+    file = stack.enter_context(h5py.File(path, "r"))
+    links: dict[str, object] = {}
+    file.visititems_links(lambda name, link: links.update({name: link}))
+    arrays = {}
+    for name, link in links.items():
+        data = file[name] if isinstance(link, h5py.HardLink) else link
+        is_data = isinstance(data, h5py.Dataset)
+        if isinstance(link, h5py.ExternalLink) or (is_data and (data.is_virtual or data.external)):
+            raise SightlineError(
+                f"{path}: /{name} lies in another file, where it is not read; copy the numbers "
+                "into one file"
+            )
+        if is_data and data.shape is not None:
+            text = h5py.check_string_dtype(data.dtype) is not None
+            dtype = "text" if text else data.dtype.name
+            arrays[name] = Array(data.shape, dtype, partial(file.get, name))
+    return arrays
+
+
+_READERS: dict[FileKind, Callable[[Path, ExitStack], dict[str, Array]]] = {
+    "npy": _npy, "npz": _npz, "safetensors": _safetensors, "hdf5": _hdf5,
+}  # fmt: skip
+ARRAYS = tuple(_READERS)
+"""Kinds of files that hold arrays."""
