@@ -26,7 +26,7 @@ FileKind = Literal[
 ]  # fmt: skip
 """Kinds of files that are no text, or no text that anybody meant to give."""
 
-HEAD = 1024
+_HEAD = 1024
 """Bytes at the beginning of a file that show its kind."""
 
 _BEGINNINGS: dict[bytes, FileKind] = {
@@ -106,7 +106,7 @@ def data_kind(data: bytes) -> FileKind | None:
 
 
 def unexpected(path: Path, kind: FileKind, expected: str) -> SightlineError:
-    """The error for a file of another kind than its reader takes, with what makes it readable.
+    """The error for a file that its reader does not take, with how to make one that it does.
 
     Args:
         expected: what the reader takes.
@@ -129,7 +129,7 @@ def ungzipped(path: Path, data: bytes) -> bytes:
 
 
 def _kind_of(file: BinaryIO) -> FileKind | None:
-    head = file.read(HEAD)
+    head = file.read(_HEAD)
     for beginning, kind in _BEGINNINGS.items():
         if head.startswith(beginning):
             look = _LOOK_INSIDE.get(kind)

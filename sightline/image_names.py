@@ -18,11 +18,12 @@ from sightline.errors import SightlineError
 
 UNKNOWN, AMBIGUOUS = -1, -2
 _SAMPLE = 1000
-_SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "dev"),
-    **dict.fromkeys(("test", "testing"), "test"),
+SPLITS = {
+    **{name: name for name in ("train", "dev", "test")},
+    **dict.fromkeys(("val", "valid", "validation"), "dev"),
 }
+"""What others call a split → what it is here."""
+_FOLDERS = {**SPLITS, "training": "train", "testing": "test"}
 
 
 class ImageNames:
@@ -150,7 +151,7 @@ def _folders(name: str) -> list[str]:
 
 def _split_in(folders: Sequence[str]) -> str:
     """The split that the last of these names is, such as val2014; empty: none is one."""
-    found = (_SPLITS.get(folder.lower().rstrip("0123456789"), "") for folder in reversed(folders))
+    found = (_FOLDERS.get(folder.lower().rstrip("0123456789"), "") for folder in reversed(folders))
     return next(filter(None, found), "")
 
 

@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +39,8 @@ LINES, WHOLE = (".jsonl", ".ndjson", ".jsonlines"), (".json",)
 SUFFIXES = (*COMMAS, *TABS, *LINES, *WHOLE)
 _SEPARATORS = (",", ";", "\t", "|")
 _IN_WORDS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
+"""A field with quotation marks around it, and those in it doubled, as CSV has them."""
 _BATCH = 1000
 _LONGEST_HEADER = 1000
 _OBJECT, _ANY = TypeAdapter(dict[str, Any]), TypeAdapter(list[dict[str, Any]] | dict[str, Any])
@@ -333,13 +335,13 @@ def _tabs_are_quoted(text: str) -> bool:
     columns = text.partition("\n")[0].count("\t")
     if any(line and line.count("\t") != columns for line in text.split("\n")):
         try:
-            rows = list(csv.reader(io.StringIO(text, newline=""), delimiter="\t", strict=True))
+            rows = _some_rows(_csv_reader(text, "\t"), len(text), None)
         except csv.Error:
             return False
-        return all(len(row) == columns + 1 for row in rows if row)
+        return all(len(row) == columns + 1 for _, row in rows if row)
     fields = [field for line in text.split("\n") if '"' in line for field in line.split("\t")]
     marked = [field.rstrip("\r") for field in fields if '"' in field]
-    return all(map(_QUOTED.fullmatch, marked)) and any('""' in field[1:-1] for field in marked)
+    return all(map(QUOTED.fullmatch, marked)) and any('""' in field[1:-1] for field in marked)
 
 
 def _unquoted(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -349,13 +351,24 @@ def _unquoted(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _quoted(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    usual = csv.field_size_limit(max(len(text), 1))  # the limit of the module, for all of Python
-    # newline="": the csv module itself must see the line ends inside quotes
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    reader = _csv_reader(text, separator)
     try:
-        for row in reader:
-            yield reader.line_num, row
+        while rows := _some_rows(reader, len(text)):
+            yield from rows
     except csv.Error as error:
         raise SightlineError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
+
+
+def _csv_reader(text: str, separator: str) -> Any:
+    # newline="": the csv module itself must see the line ends inside quotes
+    return csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+
+
+def _some_rows(reader: Any, longest: int, count: int | None = _BATCH) -> list[Row]:
+    """The next rows, whose fields may have ``longest`` characters, each with its last line."""
+    # a limit for all of Python: put back here, not where a reader may never come to its end
+    usual = csv.field_size_limit(max(longest, 1))
+    try:
+        return [(reader.line_num, row) for row in islice(reader, count)]
     finally:
         csv.field_size_limit(usual)

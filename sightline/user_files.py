@@ -76,9 +76,11 @@ def read_text(path: Path, expected: str = "") -> str:
         expected: as for `read_data`.
     """
     data = read_data(path, expected)
-    if data_kind(data) == "gzip":
+    kind = data_kind(data)
+    if kind == "gzip":
         data = ungzipped(path, data)
-    if kind := data_kind(data):
+        kind = data_kind(data)
+    if kind is not None:
         raise unexpected(path, kind, expected or "text")
     data = data.removeprefix(BOM_UTF8)
     if wide := _wide(data):

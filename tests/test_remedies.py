@@ -441,7 +441,6 @@ UNTRIED = (
     "give --data once",
     "for tar files use the kind `webdataset`",
     "choose with `splits` or `split_column`",
-    "choose the answers that describe the image with",
     "has no column of splits for `splits` to choose from",
     "which `splits.{}` names; it has",
     "is a URL, expected the name of a file",

@@ -145,10 +145,8 @@ def _found_by(
     of_file = names.of_file(given)
     if of_file.beginning:
         folders = of_file.beginning.split("/")
-        absolute = folders[0] == "" or folders[0].endswith(
-            ":"
-        )  # a record names no machine's folders
         # a record names no folders of one machine
+        absolute = folders[0] == "" or folders[0].endswith(":")
         shown = f"…/{'/'.join(folders[-2:])}" if absolute else of_file.beginning
         report.guess(f"{where}: the beginning {shown!r} of its image names dropped")
     return of_file

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from token import STRING
+from tokenize import generate_tokens
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,7 +32,6 @@ from sightline.user_files import Loc, refusal, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
 _ROW = TypeAdapter(CaptionRow)
-_PRINTED_ARRAY = re.compile(r"""['"]\s+['"]""")  # NumPy separates what it prints by white space
 
 
 class CaptionColumns(NamedTuple):
@@ -72,7 +74,7 @@ def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> 
             "caption_id": Wanted(_one(given.caption_id), required=False),
         },
     )
-    captions = Captions(str(path), lines=[], unit=table.unit)
+    captions = Captions(str(path), lines=[])
     _Filler(table, columns, captions).fill()
     if text_suffix(path) in TABS:
         captions.quoted = looks_quoted(captions)
@@ -99,8 +101,8 @@ def _recognise(table: OutsideTable) -> None:
         )
     if {"image", "conversations"} <= keys:
         raise DatasetError(
-            f"{table.path}: conversations, as LLaVA has them, not captions; choose the answers "
-            "that describe the image with `caption: conversations.value`"
+            f"{table.path}: conversations, as LLaVA has them, not captions; write the answer that "
+            "describes each image into an object of its own, with its image and caption"
         )
 
 
@@ -196,23 +198,18 @@ class _Filler:
         bare = cell.strip()
         if not (bare.startswith("[") and bare.endswith("]")):
             return cell
-        try:
-            found = json.loads(bare)
-        except ValueError:
-            try:
-                found = ast.literal_eval(bare)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                return cell
-            if _PRINTED_ARRAY.search(bare):
-                raise self._error(
-                    number,
-                    f"caption: {short(bare)} is a NumPy array as it prints, whose texts cannot be "
-                    "told apart; write lists (`.tolist()`)",
-                ) from None
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        values = _literal(bare)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             return cell
+        strings = sum(token.type == STRING for token in generate_tokens(StringIO(bare).readline))
+        if strings > len(values):  # NumPy prints no commas, and Python joins such strings
+            raise self._error(
+                number,
+                f"caption: {short(bare)} is a NumPy array as it prints, whose texts cannot be "
+                "told apart; write lists (`.tolist()`)",
+            )
         self._lists += 1
-        return found
+        return values
 
     def _add(self, number: int, record: dict[str, Any]) -> None:
         self._refuse_pictures(number, record.get("image"))
@@ -277,8 +274,8 @@ class _Filler:
 
     @property
     def _hint(self) -> str:
-        wanted = ", ".join(f"{name}: {'/'.join(each)}" for name, each in self._columns.items())
-        return f"; read are {wanted}"
+        sources = (f"{name} from {', '.join(names)}" for name, names in self._columns.items())
+        return f"; columns: {'; '.join(sources)}"
 
     def _place(self, number: int, loc: Loc) -> str:
         return ": ".join((f"{self._table.unit} {number}", *map(str, loc)))
@@ -289,3 +286,11 @@ class _Filler:
 
 def _is_one_text(value: Any) -> bool:
     return isinstance(value, dict) and len(value) == 1
+
+
+def _literal(text: str) -> Any:
+    """The value that a text writes as JSON or as Python; None: it writes none."""
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return read(text)
+    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from pipeline.datasets.source import DatasetError, split_name
-from sightline.outside_tables import SUFFIXES
+from sightline.outside_tables import QUOTED, SUFFIXES
 from sightline.user_files import (
     Identifier,
     Name,
@@ -69,7 +68,6 @@ class _Coco(TypedDict):
     annotations: Annotated[list[_CocoAnnotation], Field(min_length=1)]
 
 
-_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _KARPATHY, _COCO = TypeAdapter(_Karpathy), TypeAdapter(_Coco)
 
 
@@ -85,7 +83,6 @@ class Captions:
         ids: [n], caption ids from the file, or None.
         splits: [n], the split of each row, or None.
         lines: [n], number of each row in the file (its last line, in a CSV), or None.
-        unit: what these numbers count, lines or rows.
         listed: (name of an image, its split, the file that says so), or None.
         left_out: names of the files of images that are not wanted.
         quoted: the lines of a format without quoting whose texts look quoted.
@@ -100,7 +97,6 @@ class Captions:
     ids: list[str] | None = None
     splits: list[str] | None = None
     lines: list[int] | None = None
-    unit: str = "line"
     listed: list[tuple[str, str, str]] | None = None
     left_out: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
@@ -182,7 +178,7 @@ def looks_quoted(captions: Captions) -> list[str]:
 
     Where all texts have marks around them, those without any within too.
     """
-    quoted = [bool(_QUOTED.fullmatch(text)) for text in captions.texts]
+    quoted = [bool(QUOTED.fullmatch(text)) for text in captions.texts]
     texts = zip(quoted, captions.texts, strict=True)
     doubled = [whole and '""' in text[1:-1] for whole, text in texts]
     found = quoted if len(quoted) > 1 and all(quoted) else doubled

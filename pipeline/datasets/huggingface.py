@@ -178,7 +178,7 @@ class HuggingFaceSource(Source):
         report.notes.append(
             f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
             if tars.count
-            else f"the images stay in {reader.root}: use it as --root"
+            else f"the images stay in {reader.root}"
         )
 
 
@@ -201,8 +201,8 @@ def _chosen(
     return {theirs: (name, theirs_to_files[theirs]) for theirs, name in ours.items()}
 
 
-def _check(source: HuggingFaceSource, path: Path) -> list[str]:
-    """The columns to read, which must be in the file and of the right types."""
+def _check(source: HuggingFaceSource, path: Path) -> tuple[list[str], set[str]]:
+    """The columns to read, which must be in the file and of the right types; and all others."""
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
     schema = schema_of(path)
@@ -226,7 +226,7 @@ def _check(source: HuggingFaceSource, path: Path) -> list[str]:
     columns = [name for name, _, _ in needed.values()]
     if _unused_split(source, schema):
         columns.append(_SPLIT)
-    return list(dict.fromkeys(columns))
+    return list(dict.fromkeys(columns)), set(schema.names) - set(columns)
 
 
 def _unused_split(source: HuggingFaceSource, schema: pa.Schema) -> bool:
@@ -316,8 +316,8 @@ class _Reader:
         """
         rows, column = ManifestRows(), self._source.split_column
         with readable(file):
-            columns = _check(self._source, file)
-            self.not_read.update(set(schema_of(file).names) - set(columns))
+            columns, others = _check(self._source, file)
+        self.not_read |= others
         for batch in batches_of(file, columns, _ROWS):
             for row in batch.to_pylist():
                 name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))

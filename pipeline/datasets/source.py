@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, ValidationInfo, field_validato
 from pipeline.datasets.losses import LOSSES, spelled
 from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
+from sightline.image_names import SPLITS
 from sightline.settings import FamilySettings, Registry
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
@@ -23,11 +24,6 @@ MOST_SHOWN = 6  # of one kind on the terminal; dataset.json has all
 
 Progress: TypeAlias = Callable[[str, int, int, str], None]
 """Called as ``progress(what, done, total, unit)`` while a source is prepared."""
-
-_SPLITS = {
-    **{name: name for name in ("train", "dev", "test")},
-    **dict.fromkeys(("val", "valid", "validation"), "dev"),
-}
 
 
 class DatasetError(SightlineError):
@@ -228,7 +224,7 @@ def split_name(name: str, where: str) -> str:
     Raises:
         DatasetError: an unknown name; ``where`` is its location.
     """
-    split = _SPLITS.get(name.strip().lower())
+    split = SPLITS.get(name.strip().lower())
     if split is None:
         raise DatasetError(f"{where}: unknown split {name!r}; expected train, dev (or val) or test")
     return split

@@ -36,9 +36,12 @@ from sightline.errors import SightlineError
 from sightline.file_kinds import FileKind, data_kind, unexpected
 from sightline.outside_tables import KNOWN
 
-_IMAGES = ("image_path", "path", "file_name", "filename", "image_id", "uid", "__key__")
-_TEXTS = ("caption", "text", "sentence")
-NAMES = {"image": (*_IMAGES, *KNOWN["image"], "name", "id"), "text": (*_TEXTS, *KNOWN["caption"])}
+NAMES = {
+    "image": (
+        "image_path", "path", *KNOWN["image"], "image_id", "uid", "__key__", "name", "id",
+    ),
+    "text": KNOWN["caption"],
+}  # fmt: skip
 """What names images or holds texts, in the order of preference; ``names`` counts as ``name``."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 _EXPECTED = (

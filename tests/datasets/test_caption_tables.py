@@ -15,6 +15,7 @@ import pytest
 from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
 from pipeline.datasets.captions import Captions
 from sightline.errors import SightlineError
+from sightline.outside_tables import open_table
 
 NAMES, TEXTS = ["0.png", "1.png"], ["A red box", 'A sign, "STOP", in\ttabs']
 FRAME = pd.DataFrame({"image": NAMES, "caption": TEXTS})
@@ -144,6 +145,13 @@ def test_lists_written_into_cells_are_lists(tmp_path, dump):
         read_captions(path)
 
 
+def test_quotation_marks_in_a_list_are_no_array(tmp_path):
+    texts = ['a sign says "stop" "now"', "it's"]
+    with (tmp_path / "c.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "caption"], ["0.png", repr(texts)]])
+    assert read_captions(tmp_path / "c.csv").texts == texts
+
+
 def test_an_array_as_numpy_prints_it_is_refused(tmp_path):
     (tmp_path / "c.csv").write_text("image,caption\n0.png,\"['one' 'two']\"\n")
     with pytest.raises(SightlineError, match="a NumPy array as it prints"):
@@ -187,3 +195,17 @@ def test_a_binary_file_is_called_what_it_is(tmp_path):
     pq.write_table(pa.table({"url": ["u"], "caption": ["x"]}), tmp_path / "p.csv")
     with pytest.raises(SightlineError, match="found 'url', 'caption'; expected image"):
         read_captions(tmp_path / "p.csv")
+
+
+def test_a_table_that_was_not_read_to_its_end_limits_no_other(tmp_path):
+    quoted = 'image\tcaption\n0.png\t"a sign, ""{}"", in\ttabs"\n'
+    tables = []
+    for number, length in enumerate((10, 2000)):
+        path = tmp_path / f"{number}.tsv"
+        path.write_text(quoted.format("x" * length))
+        tables.append(open_table(path, "a table").read(["image"]))
+        next(tables[-1])
+    tables[0].close()
+    tables[1].close()
+    (tmp_path / "c.tsv").write_text(quoted.format("x" * 200_000))
+    assert len(read_captions(tmp_path / "c.tsv").texts[0]) > 200_000
