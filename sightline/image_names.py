@@ -61,9 +61,9 @@ class ImageNames:
         best, most = "", sum(self.exact(name) is not None for name in sample)
         for count in range(1, len(folders) + 1):
             beginning = "/".join(folders[:count]) + "/"
-            found = sum(self.exact(name[len(beginning) :]) is not None for name in sample)
-            if found > most:
-                best, most = beginning, found
+            matches = sum(self.exact(name[len(beginning) :]) is not None for name in sample)
+            if matches > most:
+                best, most = beginning, matches
         return best
 
     def exact(self, name: str) -> int | None:
@@ -75,9 +75,9 @@ class ImageNames:
         """The rows of the images whose file has this name, else of those with its stem."""
         name = _normal(name).rpartition("/")[2]
         for index, key in ((self._by_name, name), (self._by_stem, name)):
-            found = index.get(key)
-            if found is not None:
-                return found if isinstance(found, list) else [found]
+            rows = index.get(key)
+            if rows is not None:
+                return rows if isinstance(rows, list) else [rows]
         return []
 
     def split_of(self, row: int) -> str:
@@ -136,12 +136,12 @@ class NamesOfFile:
         return [row for row in rows if self._images.split_of(row) == split] or rows
 
     def _require_its_split(self, name: str, row: int) -> None:
-        named, there = _split_in(_folders(name)), self._images.split_of(row)
-        if named and there and named != there:
+        split, of_image = _split_in(_folders(name)), self._images.split_of(row)
+        if split and of_image and split != of_image:
             raise SightlineError(
-                f"{name!r} is of the split {named}, but the only image of that name, "
-                f"{self._images.paths[row]!r}, is of {there}; give the folder of the images that "
-                "the file names"
+                f"{name!r} is of the split {split}, but the only image of that name, "
+                f"{self._images.paths[row]!r}, is of {of_image}; give the folder of the images "
+                "that the file names"
             )
 
 
@@ -151,8 +151,8 @@ def _folders(name: str) -> list[str]:
 
 def _split_in(folders: Sequence[str]) -> str:
     """The split that the last of these names is, such as val2014; empty: none is one."""
-    found = (_FOLDERS.get(folder.lower().rstrip("0123456789"), "") for folder in reversed(folders))
-    return next(filter(None, found), "")
+    splits = (_FOLDERS.get(folder.lower().rstrip("0123456789"), "") for folder in reversed(folders))
+    return next(filter(None, splits), "")
 
 
 def _normal(name: str) -> str:

@@ -132,7 +132,7 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
     Raises:
         SightlineError: a given or required column is not there, or two may be meant.
     """
-    chosen = {name: _columns(table, name, each) for name, each in wanted.items()}
+    chosen = {name: _columns(table, name, column) for name, column in wanted.items()}
     chosen = {name: columns for name, columns in chosen.items() if columns}
     table.notes.extend(
         f"{table.path.name}: column {short(column)} read as {name}"
@@ -152,27 +152,28 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
 
 
 def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
-    there = ", ".join(map(short, table.columns)) or "none"
+    available = ", ".join(map(short, table.columns)) or "none"
     setting = wanted.setting or name
     for column in wanted.given:
         if column.partition(".")[0] not in table.columns and column not in table.columns:
             raise SightlineError(
-                f"{table.path}: has no column {column!r}, which `{setting}` names; it has {there}"
+                f"{table.path}: has no column {column!r}, which `{setting}` names; it has "
+                f"{available}"
             )
     if wanted.given:
         return wanted.given
-    known = [column for column in table.columns if _ours(column) == name]
-    known = [column for column in known if column.strip().lower() == name] or known
-    if len(known) == 1:
-        return (known[0],)
-    if known:
+    candidates = [column for column in table.columns if _ours(column) == name]
+    candidates = [column for column in candidates if column.strip().lower() == name] or candidates
+    if len(candidates) == 1:
+        return (candidates[0],)
+    if candidates:
         raise SightlineError(
-            f"{table.path}: {' and '.join(map(short, known))} may both be the {name}; choose one "
-            f"with `{setting}`"
+            f"{table.path}: {' and '.join(map(short, candidates))} may both be the {name}; choose "
+            f"one with `{setting}`"
         )
     if wanted.required:
         raise SightlineError(
-            f"{table.path}: wrong columns: found {there}; expected {name} (or "
+            f"{table.path}: wrong columns: found {available}; expected {name} (or "
             f"{', '.join(KNOWN[name][1:4])} …); choose one of them with `{setting}`"
         )
     return ()
@@ -211,7 +212,7 @@ def _value(record: Mapping[str, Any], column: str) -> Any:
     name, _, rest = column.partition(".")
     inner = record.get(name)
     if isinstance(inner, list):
-        return [_value(each, rest) for each in inner if isinstance(each, dict)]
+        return [_value(item, rest) for item in inner if isinstance(item, dict)]
     return _value(inner, rest) if isinstance(inner, dict) else None
 
 
@@ -285,7 +286,7 @@ def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable:
@@ -294,7 +295,7 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
     text = read_text(path, expected)
     if separator is None:  # a comma, unless the first line has none and something else
         head = text.partition("\n")[0]
-        separator = next((each for each in _SEPARATORS if each in head), ",")
+        separator = next((mark for mark in _SEPARATORS if mark in head), ",")
         if separator != ",":
             notes.append(f"{path.name}: its columns are separated by {_IN_WORDS[separator]}")
     if separator == "\t" and not _tabs_are_quoted(text):

@@ -117,12 +117,12 @@ def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> No
     """
     if captions.splits is None:
         raise DatasetError(f"{captions.where}: has no column of splits for `splits` to choose from")
-    there = set(captions.splits)
+    values_there = set(captions.splits)
     for name, values in theirs.items():
-        if missing := [value for value in values if value not in there]:
+        if missing := [value for value in values if value not in values_there]:
             raise DatasetError(
                 f"{captions.where}, column split: no row has {missing[0]!r}, which "
-                f"`splits.{name}` names; it has {', '.join(map(short, sorted(there)))}"
+                f"`splits.{name}` names; it has {', '.join(map(short, sorted(values_there)))}"
             )
     ours = {
         value: split_name(name, "splits") for name, values in theirs.items() for value in values
@@ -161,12 +161,12 @@ class _Filler:
     def _records(self, number: int, values: Sequence[Any]) -> Iterator[dict[str, Any]]:
         """One for each caption of a row, without what is missing."""
         cells = iter(values)
-        found = {name: [next(cells) for _ in columns] for name, columns in self._columns.items()}
-        record = {name: found[name][0] for name in found if name != "caption"}
+        by_name = {name: [next(cells) for _ in columns] for name, columns in self._columns.items()}
+        record = {name: by_name[name][0] for name in by_name if name != "caption"}
         record = {name: value for name, value in record.items() if value is not None}
         if self._table.text:
             self._trim(record)
-        texts = [text for cell in found["caption"] for text in self._texts(number, cell)]
+        texts = [text for cell in by_name["caption"] for text in self._texts(number, cell)]
         ids = record.pop("caption_id", None)
         if ids is not None and len(texts) > 1 and not isinstance(ids, list):
             ids = [f"{ids}#{k}" for k in range(len(texts))]
@@ -174,8 +174,8 @@ class _Filler:
         if len(ids) != len(texts):
             raise self._error(number, f"caption_id: {len(ids)} for {len(texts)} captions")
         for text, of_text in zip(texts, ids, strict=True):
-            given = {"caption": text, "caption_id": of_text}
-            yield record | {name: value for name, value in given.items() if value is not None}
+            own_values = {"caption": text, "caption_id": of_text}
+            yield record | {name: v for name, v in own_values.items() if v is not None}
 
     def _trim(self, record: dict[str, Any]) -> None:
         for name in OPTIONAL:
@@ -190,7 +190,7 @@ class _Filler:
             cell = self._list_in(number, cell)
         if not isinstance(cell, list):
             return [cell]
-        texts = [next(iter(each.values())) if _is_one_text(each) else each for each in cell]
+        texts = [next(iter(item.values())) if _is_one_text(item) else item for item in cell]
         return [text for text in texts if text is not None]
 
     def _list_in(self, number: int, cell: str) -> str | list[Any]:
