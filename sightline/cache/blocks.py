@@ -25,7 +25,10 @@ NOT_FINITE = "not_finite"
 """The code of a row that cannot be stored."""
 
 _LOOKING = 100
-"""A look at the names of parts may take one part in so many of the time."""
+"""A long look at the names of parts may take one part in so many of the time."""
+
+_SHORT = 0.05
+"""Seconds of a look that is made at every claim: it costs less than a block computed twice."""
 
 
 def rows_done(folder: Path) -> tuple[int, int] | None:
@@ -247,13 +250,13 @@ class Blocks:
         self.durable_rows += len(keys) + len(failed)
 
     def _look(self) -> None:
-        """See which blocks others have finished, unless that was seen just now."""
+        """See which blocks others have finished, unless that was seen just now and takes long."""
         start = time.monotonic()
         if start < self._next_look:
             return
         self._done |= self.plan.done(part_names(self._run_folder))
         end = time.monotonic()
-        self._next_look = end + _LOOKING * (end - start)
+        self._next_look = end if end - start < _SHORT else end + _LOOKING * (end - start)
 
     def _finite(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,6 +32,7 @@ from sightline.cache import (
     MissingKeys,
     SetWriter,
     TokenSet,
+    blocks,
     keys_of_texts,
     publish,
     set_plan,
@@ -39,13 +41,14 @@ from sightline.cache import (
 )
 from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.keys import unique_sorted
-from sightline.cache.parts import read_failures
+from sightline.cache.parts import part_names, read_failures
 from sightline.cache.plan import WorkerNumber
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
+from sightline.output import run_folder_of
 
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
 
@@ -317,6 +320,26 @@ def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeyp
         first = next(mine)
         second.add(first, rows_of(first.keys))
         assert (first.block, released) == (1, [])
+
+
+def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatch):
+    def slow_names(folder):
+        time.sleep(0.01)
+        return part_names(folder)
+
+    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
+    monkeypatch.setattr(blocks, "part_names", slow_names)
+    second = SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(1, 2))
+    with second.joined():
+        second.plan(KEYS, batch_size=32)
+        theirs = second.blocks.claim()
+        assert next(theirs).block == 1  # it has looked at what is there
+        run_folder = run_folder_of(tmp_path / "set")
+        first = blocks.Blocks(second.blocks.plan, run_folder, set(), run_folder)
+        batch = next(first.claim())
+        first.add(batch, rows_of(batch.keys))
+        assert batch.block == 0
+        assert 0 not in [batch.block for batch in theirs]
 
 
 def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):

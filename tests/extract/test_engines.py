@@ -289,7 +289,7 @@ def ask_a_head_that_does_not_answer(folder):
 @needs_ray
 def test_ray_leaves_the_files_of_one_process_though_a_worker_is_killed(tmp_path, log, expected):
     once = tmp_path / "killed"
-    work = StubWork(tmp_path / "set", pause=0.05, broken={0: "kill"}, once=once, log=log)
+    work = StubWork(tmp_path / "set", pause=0.05, broken={0: "kill"}, once=once, log=log, meet=2)
     in_a_process(f"work_on_ray(test_engines.{work!r})")
     assert files(work.out) == expected
     assert once.exists()
