@@ -31,8 +31,15 @@ KNOWN: dict[str, tuple[str, ...]] = {
     ),
     "split": ("split",),
     "caption_id": ("caption_id",),
+    "sentence": ("sentence", "text", "caption", "content", "raw"),
+    "sentence1": ("sentence1", "sentence_1", "sentence_a"),
+    "sentence2": ("sentence2", "sentence_2", "sentence_b"),
+    "score": ("score", "similarity_score", "relatedness_score"),
 }  # fmt: skip
 """What others call these columns, our own name first; case and white space around do not count."""
+
+_OF_CAPTIONS = ("image", "caption", "split", "caption_id")
+_OF_PAIRS = ("score", "sentence1", "sentence2")
 
 COMMAS, TABS = (".csv",), (".tsv", ".tab")
 LINES, WHOLE = (".jsonl", ".ndjson", ".jsonlines"), (".json",)
@@ -76,12 +83,12 @@ class Wanted(NamedTuple):
     Attributes:
         given: its name or names in the file, as the user wrote them; empty: one of the known names.
             ``sentences.raw`` is the field ``raw`` of the objects in ``sentences``.
-        setting: what gives it, for messages.
+        setting: what gives it, for messages; by default our name. None: nothing does.
         required: whether there must be one.
     """
 
     given: tuple[str, ...] = ()
-    setting: str = ""
+    setting: str | None = ""
     required: bool = True
 
 
@@ -142,7 +149,7 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
     )
     used = {column.partition(".")[0] for columns in chosen.values() for column in columns}
     for name in ("caption", "split"):
-        left = [c for c in table.columns if _ours(c) == name and c not in used and name in wanted]
+        left = [c for c in table.columns if _is(c, name) and c not in used and name in wanted]
         if left:
             setting = wanted[name].setting or name
             table.notes.append(
@@ -162,27 +169,31 @@ def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
             )
     if wanted.given:
         return wanted.given
-    candidates = [column for column in table.columns if _ours(column) == name]
+    remedy = f"call one {name!r}" if wanted.setting is None else f"choose one with `{setting}`"
+    candidates = [column for column in table.columns if _is(column, name)]
     candidates = [column for column in candidates if column.strip().lower() == name] or candidates
     if len(candidates) == 1:
         return (candidates[0],)
     if candidates:
         raise SightlineError(
-            f"{table.path}: {' and '.join(map(short, candidates))} may both be the {name}; choose "
-            f"one with `{setting}`"
+            f"{table.path}: {' and '.join(map(short, candidates))} may both be the {name}; {remedy}"
         )
     if wanted.required:
         raise SightlineError(
             f"{table.path}: wrong columns: found {available}; expected {name} (or "
-            f"{', '.join(KNOWN[name][1:4])} …); choose one of them with `{setting}`"
+            f"{', '.join(KNOWN[name][1:4])} …); {remedy}"
         )
     return ()
 
 
+def _is(column: str, name: str) -> bool:
+    """Whether a column is known by its name."""
+    return column.strip().lower() in KNOWN[name]
+
+
 def _ours(column: str) -> str | None:
-    """What a column is, by its name."""
-    column = column.strip().lower()
-    return next((name for name, known in KNOWN.items() if column in known), None)
+    """What a column of captions is, by its name."""
+    return next((name for name in _OF_CAPTIONS if _is(column, name)), None)
 
 
 # -- formats -----------------------------------------------------------------------------------
@@ -274,7 +285,9 @@ def _of_json(path: Path, expected: str) -> OutsideTable:
 
 
 def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    if {"image", "caption"} <= {_ours(name) for name in content}:  # as pandas writes tables
+    tables = (("image", "caption"), _OF_PAIRS, ("sentence",))
+    if any(all(any(_is(key, name) for key in content) for name in names) for names in tables):
+        # as pandas writes tables
         columns = [list(v.values()) if isinstance(v, dict) else v for v in content.values()]
         lists = [column for column in columns if isinstance(column, list)]
         if len(lists) < len(columns) or len(set(map(len, lists))) > 1:

@@ -196,6 +196,13 @@ PROVOKED = [
         (lambda: shutil.rmtree("tokens"), TOKENS),
         begins=tokens_of_another_vocabulary,
     ),
+    Cure(
+        "or prepare it: `sightline prepare sentences --set path={} --set column=NAME --out FOLDER`",
+        TOKENS.replace("--data d", "--data captions.csv"),
+        ("prepare sentences --set path=captions.csv --set column=caption --out FOLDER",),
+        TOKENS.replace("--data d", "--data FOLDER"),
+        begins=lambda: shutil.rmtree("tokens"),
+    ),
     Cure("run `sightline tokens` over this data set", TRAIN, (TOKENS,), begins=tokens_of_one_text),
     Cure(
         "run `sightline tokens` with `--max-length {}`",
@@ -331,13 +338,13 @@ PROVOKED = [
         lambda: with_header("captions.txt", "picture,caption"),
     ),
     Cure(
-        "choose one of them with `{}`",
+        "choose one with `{}`",
         PREPARE,
         passes=f"{PREPARE} --set image=picture",
         begins=lambda: with_header("captions.csv", "picture,caption"),
     ),
     Cure(
-        "may both be the {}; choose one with",
+        "choose one with `{}`",
         PREPARE,
         passes=f"{PREPARE} --set image=file_name",
         begins=lambda: with_header("captions.csv", "file_name,filename,caption", 2),
@@ -420,7 +427,6 @@ READ = {
     "SetWriter: call `plan` first": "a mistake in the code that writes a set",
     "expected a mapping with a `{}`": "says what the value is, not what to run",
     "--source {}: {}": "says what the value is, not what to run",
-    "has columns {}; expected one `text` of strings": "says what the file is, not what to run",
     "truncated, or not made by `sightline cache export`": "the other machine has the whole tar",
     "expected a tar from `sightline cache export`": "the other machine has the tar",
     "hides Sightline's own package": "a script of the user",

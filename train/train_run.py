@@ -363,6 +363,8 @@ def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> Non
         )
     if warning := cpu_warning(device.type):
         tell(f"{spec.run}: warning: {warning}")
+    for note in inputs.dev.notes if inputs.dev else ():
+        tell(f"{spec.run}: {note}")
     if data.dropped_pairs:
         tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
     if data.dropped_phrases:

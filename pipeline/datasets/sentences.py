@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from pipeline.datasets.manifests import write_sentences
 from pipeline.datasets.source import PrepareReport, Progress, Source
-from sightline.user_files import read_lines
+from sightline.outside_texts import read_sentences
 
 
 class SentencesSource(Source):
     """Plain sentences, such as Wiki1M.
 
     Attributes:
-        path: a UTF-8 text file, one sentence per line.
+        path: a UTF-8 text file, one sentence per line; or a table (CSV, TSV, JSON lines, JSON,
+            Parquet, Arrow).
+        column: the table's column of sentences; default: the one that is called sentence or text.
     """
 
     example: ClassVar[str] = (
@@ -24,19 +28,22 @@ class SentencesSource(Source):
 
     kind: Literal["sentences"] = "sentences"
     path: Path = Path()
+    column: str | None = Field(default=None, min_length=1)
 
     def prepare(
         self, folder: Path, report: PrepareReport, progress: Progress | None = None
     ) -> None:
-        """Write ``sentences.parquet``: every non-blank line, in order, duplicates kept.
+        """Write ``sentences.parquet``: every sentence that is not blank, in order, with duplicates.
 
         ``images.parquet`` and ``captions.parquet`` are written without rows, for stages that read
         them.
 
         Raises:
-            SightlineError: as `sightline.user_files.read_lines`, or the file has no sentences.
+            SightlineError: as `sightline.outside_texts.read_sentences`, or there are no sentences.
         """
-        lines = read_lines(self.path)
-        write_sentences(folder, lines, report, where=self.path)
+        texts, notes = read_sentences(self.path, self.column)
+        for note in notes:
+            report.guess(note)
+        write_sentences(folder, texts, report, where=self.path)
         if progress is not None:
-            progress("reading", len(lines), len(lines), "sentences")
+            progress("reading", len(texts), len(texts), "sentences")

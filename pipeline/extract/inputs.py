@@ -25,8 +25,9 @@ from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.errors import SightlineError
+from sightline.file_kinds import file_kind
+from sightline.outside_texts import read_sentence_lines
 from sightline.plugins import expect
-from sightline.user_files import read_lines
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -339,6 +340,14 @@ def texts_in(path: Path) -> list[str]:
     return text_array(path).to_pylist()
 
 
+def _has_texts(path: Path) -> bool:
+    """Whether a file is Parquet with one column ``text`` of strings, as our manifests are."""
+    if path.suffix != ".parquet" and file_kind(path) != "parquet":
+        return False
+    kinds = [field.type for field in read_schema(path) if field.name == "text"]
+    return kinds in ([pa.string()], [pa.large_string()])
+
+
 def text_array(path: Path) -> pa.ChunkedArray:
     """The texts that are not empty: column ``text`` of a Parquet table, or a file's lines (UTF-8).
 
@@ -352,17 +361,12 @@ def text_array(path: Path) -> pa.ChunkedArray:
         raise SightlineError(
             f"{path}: {fault}; expected a prepared data set, or a file with one text per line"
         )
-    if path.suffix == ".parquet":
-        columns = [(field.name, str(field.type)) for field in read_schema(path)]
-        kinds = [kind for name, kind in columns if name == "text"]
-        if kinds not in (["string"], ["large_string"]):
-            described = ", ".join(f"{name}: {kind}" for name, kind in columns)
-            raise SightlineError(f"{path}: has columns {described}; expected one `text` of strings")
+    if _has_texts(path):
         table = read_table(path, ["text"])
         check_values(path, table)
     else:
-        lines = pa.array([line.strip() for line in read_lines(path)], pa.string())
-        table = pa.table({"text": lines})
+        lines = read_sentence_lines(path, "one text per line")
+        table = pa.table({"text": pa.array(lines, pa.string())})
     column = table["text"]
     del table
     filled = pc.not_equal(column, "")

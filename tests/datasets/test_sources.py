@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from packed import column, load_all, texts
+from packed import column as values
+from packed import load_all, texts
 from pydantic import ValidationError
 
 from pipeline.datasets.joined import JoinedSource, common_root
@@ -69,7 +72,7 @@ def test_paths_start_from_the_source_which_is_no_input_itself():
 def test_sentences_keep_order_and_duplicates(make_file, out):
     path = make_file("s.txt", "\ufeff One \r\n\n  \nTwo\u2028x\nOne\n")
     report = prepare(SentencesSource(path=path), out)
-    assert column(out, "text", "sentences") == ["One", "Two\u2028x", "One"]
+    assert values(out, "text", "sentences") == ["One", "Two\u2028x", "One"]
     assert report.counts == {
         "sentences_trimmed": 1,
         "sentences": 3,
@@ -89,6 +92,51 @@ def test_sentences_keep_order_and_duplicates(make_file, out):
 def test_sentences_refuse_an_empty_or_broken_file(make_file, out, content, message):
     with pytest.raises(SightlineError, match=message):
         prepare(SentencesSource(path=make_file("s.txt", content)), out)
+
+
+TWO = ["a dog, red", 'it says "no"']
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "content"),
+    [
+        ("nli.csv", "sent0", 'sent0,sent1\n"a dog, red",x\n"it says ""no""",y\n'),
+        ("wiki.jsonl", None, '{"id": 1, "text": "a dog, red"}\n{"text": "it says \\"no\\""}\n'),
+        ("t.tsv", None, 'n\tSentence\n1\ta dog, red\n2\tit says "no"\n'),
+        ("t.json", None, '[{"raw": "a dog, red"}, {"raw": "it says \\"no\\""}]'),
+        ("t.json", None, '{"text": {"0": "a dog, red", "1": "it says \\"no\\""}}'),
+        ("t.txt", "text", 'text|n\na dog, red|1\nit says "no"|2\n'),
+        ("t.csv", "a.b", 'a.b\n"a dog, red"\n"it says ""no"""\n\n'),
+    ],
+)
+def test_sentences_of_a_table(make_file, out, name, column, content):
+    report = prepare(SentencesSource(path=make_file(name, content), column=column), out)
+    assert values(out, "text", "sentences") == TWO
+    read_otherwise = name in ("wiki.jsonl", "t.tsv") or (column is None and "json" in name)
+    assert bool(report.guesses) == (read_otherwise or name == "t.txt")
+
+
+def test_sentences_of_parquet_leave_out_what_is_not_there(tmp_path, out):
+    pq.write_table(pa.table({"text": ["a", None, " b "], "n": [1, 2, 3]}), tmp_path / "t")
+    report = prepare(SentencesSource(path=tmp_path / "t"), out)
+    assert values(out, "text", "sentences") == ["a", "b"]
+    assert report.counts["blank_lines"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column", "message"),
+    [
+        ("nli.csv", "sent0,sent1\na,b\n", None, "found 'sent0', 'sent1'; expected sentence"),
+        ("nli.csv", "sent0,sent1\na,b\n", None, "choose one with `column`"),
+        ("nli.csv", "sent0,sent1\na,b\n", "sent2", "has no column 'sent2', which `column` names"),
+        ("t.txt", "sent0\na\n", "sent2", "has no column 'sent2'"),
+        ("t.csv", "text,caption\na,b\n", None, "'text' and 'caption' may both be the sentence"),
+        ("t.jsonl", '{"text": 3}\n', None, "line 1: text: found 3, expected text"),
+    ],
+)
+def test_a_table_that_shows_no_sentences_is_refused(make_file, out, name, content, column, message):
+    with pytest.raises(SightlineError, match=message):
+        prepare(SentencesSource(path=make_file(name, content), column=column), out)
 
 
 @pytest.fixture
@@ -164,10 +212,10 @@ def test_both_parts_are_included_with_distinct_names_and_their_licences(pairs, o
     assert report.counts["images_of_one"] == 2
     assert dataset_facts(out).licence == LICENCE_UNKNOWN  # named once
     ids = ["one/0.png", "one/1.png", "two/2.png"]
-    assert column(out, "image_id") == column(out, "image_id", "captions") == ids
+    assert values(out, "image_id") == values(out, "image_id", "captions") == ids
     assert len(load_all(out)) == 3
     assert list(texts(out)) == ["one/0.png#0", "one/1.png#0", "two/2.png#0"]
-    assert column(out, "text", "sentences") == list(texts(out).values())
+    assert values(out, "text", "sentences") == list(texts(out).values())
     for name, licence in (("one", "CC BY 4.0"), ("two", "Flickr")):
         record = json.loads(Path(name, RECORD).read_text())
         Path(name, RECORD).write_text(json.dumps(record | {"licence": licence}))

@@ -107,6 +107,10 @@ def test_queries_come_from_the_command_and_a_file(tmp_path):
     file.unlink()
     with pytest.raises(SightlineError, match="no such file; expected one sentence per line"):
         read_queries([], file)
+    table = tmp_path / "q.csv"
+    table.write_text("sent0,sent1\na,b\n")
+    with pytest.raises(SightlineError, match=r"a table \(columns 'sent0', 'sent1'\); expected one"):
+        read_queries([], table)
 
 
 def test_names_of_models(tmp_path):

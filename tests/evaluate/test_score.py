@@ -6,6 +6,9 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from letters import Letters, model
@@ -48,6 +51,52 @@ def test_pairs_of_a_table_are_read_and_squeezed(tmp_path):
     assert pairs.second == ('"a dog"', "b")
 
 
+ROWS = [(4.5, 'a "red" dog', "a, dog"), (0.0, "a", "b")]
+FRAME = pd.DataFrame(ROWS, columns=HEADER.split())[["sentence1", "score", "sentence2"]]
+MORE = FRAME.assign(genre="news").rename(columns={"sentence1": "Sentence_A"})
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "notes"),
+    [
+        ("t.tsv", lambda path: FRAME.to_csv(path, sep="\t", index=False), ["quotation marks are"]),
+        ("t.csv", lambda path: MORE.to_csv(path), ["'Sentence_A' read as sentence1"]),
+        ("t.csv.gz", lambda path: FRAME.to_csv(path, index=False), []),
+        ("t.txt", lambda path: FRAME.to_csv(path, sep=";", index=False), ["by semicolons"]),
+        ("t.jsonl", lambda path: MORE.to_json(path, orient="records", lines=True), ["Sentence_A"]),
+        ("t.json", lambda path: FRAME.to_json(path, orient="records"), []),
+        ("t.json", FRAME.to_json, []),
+        ("t.dat", FRAME.to_parquet, []),
+        ("t.feather", FRAME.to_feather, []),
+    ],
+)
+def test_pairs_stand_in_any_order_and_format(tmp_path, name, write, notes):
+    write(tmp_path / name)
+    pairs = load_pairs(tmp_path / name)
+    assert pairs.gold.tolist() == [4.5, 0.0]
+    assert pairs.first == ('a "red" dog', "a")
+    assert pairs.second == ("a, dog", "b")
+    assert [note for note, part in zip(pairs.notes, notes, strict=True) if part not in note] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"score": [None]}, "row 1: score: found None"),
+        ({"sentence2": [3]}, "row 1: sentence2: found 3, expected"),
+        ({"sentence_b": ["b"]}, ""),
+    ],
+)
+def test_a_pair_of_other_values_is_refused(tmp_path, values, message):
+    columns = {"score": [1.0], "sentence1": ["a"], "sentence2": ["b"], **values}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    if not message:  # our own name comes first
+        assert load_pairs(tmp_path / "t.parquet").second == ("b",)
+        return
+    with pytest.raises(SightlineError, match=message):
+        load_pairs(tmp_path / "t.parquet")
+
+
 def test_pairs_of_senteval_are_read_and_squeezed(senteval):
     first = sts.load_sts(senteval, ["STS16"])["STS16"][0]
     assert first.name == sts.SUBSETS["STS16"][0]
@@ -70,13 +119,18 @@ SICK, SICK_HEADER = "SICK/SICK_test_annotated.txt", "A\tsentence_A\tsentence_B\t
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        (TABLE, "", "line 1: found 'nothing', expected the header score<TAB>"),
-        (TABLE, "4.5\ta\tb\n", "line 1: found '4.5\\ta\\tb', expected the header"),
-        (TABLE, f"{HEADER}1\ta\tb\n2\tonly one\n", "line 3: 2 tab-separated columns, expected 3"),
+        (TABLE, "", "wrong columns: found none; expected score"),
+        (TABLE, "4.5\ta\tb\n", "wrong columns: found '4.5', 'a', 'b'; expected score (or simil"),
+        (
+            TABLE,
+            "4.5\ta\tb\n",
+            "call one 'score'. Of SentEval's files, give the folder `downstream`",
+        ),
+        (TABLE, f"{HEADER}1\ta\tb\n2\tonly one\n", "line 3: found 2 columns, expected 3"),
         (TABLE, f"{HEADER}1\ta\tb\nvery\ta\tb\n", "line 3: score 'very' is not a number"),
         (TABLE, f"{HEADER}inf\ta\tb\n", "line 2: score 'inf' is not a number"),
         (TABLE, HEADER, "a header and no pairs"),
-        (TABLE, None, "no such file; expected a TSV file"),
+        (TABLE, None, "no such file; expected a table with the columns score, sentence1"),
         (GOLD, "4\n1\n\nhigh\n", "line 4: score 'high'"),
         (GOLD, "4\n1\n", "2 lines, but STS.input.MSRpar.txt has 4"),
         (GOLD, None, "no such file; expected SentEval's"),

@@ -14,7 +14,7 @@ from sightline.cache import CAPTIONS, IMAGES, CacheError, FeatureSet
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from sightline.user_files import read_lines
+from sightline.outside_texts import read_sentence_lines
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def read_queries(sentences: Sequence[str], file: Path | None) -> list[str]:
     if not all(queries):
         raise SightlineError("a query is empty; give a sentence")
     if file is not None:
-        lines = [line.strip() for line in read_lines(file, "one sentence per line")]
+        lines = read_sentence_lines(file, "one sentence per line")
         if not any(lines):
             raise SightlineError(f"{file}: contains no sentence; expected one per line")
         queries += filter(None, lines)

@@ -136,11 +136,12 @@ class GeometryTask(Task[GeometrySettings]):
     """Alignment and uniformity in two definitions."""
 
     about = "alignment and uniformity, as defined in papers and as in the released evaluation"
-    needs = "SentEval's `downstream` folder (STS-B's dev split), or a TSV of graded pairs"
+    needs = "SentEval's `downstream` folder (STS-B's dev split), or a table of graded pairs"
     Settings = GeometrySettings
 
     def __init__(self, settings: GeometrySettings) -> None:
         self.pairs = load_graded_pairs(settings.data, settings.split)
+        self.warnings = self.pairs.notes
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from sightline.errors import SightlineError
-from sightline.user_files import read_lines
+from sightline.outside_tables import OutsideTable, Wanted, choose, open_table
+from sightline.user_files import refusal, short
 from sightline.wording import counted
 from train.evaluate.cosines import cosine
 from train.evaluate.results import EvaluationSet
@@ -21,6 +23,11 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → float [n, d], in their order; `Embedder.encode` is one."""
 
 HEADER = ("score", "sentence1", "sentence2")
+EXPECTED = (
+    f"a table with the columns {', '.join(HEADER)}: TSV, CSV, JSON lines, JSON, Parquet or Arrow"
+)
+_OF_SENTEVAL = "Of SentEval's files, give the folder `downstream`"
+_ROW = TypeAdapter(tuple[str | float, str, str])
 
 # Cosines of equal vectors differ only by rounding; ranking them would score noise.
 _ROUNDING = 1e-12
@@ -28,12 +35,17 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class GradedPairs:
-    """Pairs of sentences with a gold similarity; `gold` is float64 [n], usually 0 to 5."""
+    """Pairs of sentences with a gold similarity; `gold` is float64 [n], usually 0 to 5.
+
+    Attributes:
+        notes: what was read otherwise than its file says.
+    """
 
     name: str
     first: tuple[str, ...]
     second: tuple[str, ...]
     gold: np.ndarray
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, name: str, file: Path, rows: Iterable[tuple[int, Sequence[str]]]) -> GradedPairs:
@@ -79,35 +91,34 @@ class Correlation:
 
 
 def load_pairs(path: str | Path) -> GradedPairs:
-    """Graded pairs from a TSV file: UTF-8, header `score<TAB>sentence1<TAB>sentence2`.
+    """Graded pairs from a table with the columns score, sentence1 and sentence2, among others.
 
     Raises:
-        SightlineError: the file is missing, empty or not UTF-8, its header differs, or a line has
-            the wrong number of columns or a score that is not finite (the line is named).
+        SightlineError: the file is missing, empty or damaged, a column is not there, or a row has
+            the wrong number of columns, no text or a score that is not finite (the row is named).
     """
     file = Path(path)
-    return GradedPairs.of(file.stem, file, _rows_of_pairs(file))
-
-
-def _rows_of_pairs(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The number and the columns of each line after the header; nothing is quoted."""
-    header = "<TAB>".join(HEADER)
-    first, *lines = read_lines(file, f"a TSV file with the header {header}") or [""]
-    if tuple(first.split("\t")) != HEADER:
-        raise SightlineError(
-            f"{file}, line 1: found {first[:80] or 'nothing'!r}, expected the header {header}; "
-            "add it"
-        )
-    if not lines:
+    table = open_table(file, EXPECTED)
+    try:
+        chosen = choose(table, {name: Wanted(setting=None) for name in HEADER})
+    except SightlineError as error:
+        raise SightlineError(f"{error}. {_OF_SENTEVAL}") from None
+    pairs = GradedPairs.of(file.stem, file, _rows_of_pairs(table, [chosen[n][0] for n in HEADER]))
+    if not len(pairs):
         raise SightlineError(f"{file}: a header and no pairs; expected one per line after it")
-    for number, line in enumerate(lines, start=2):
-        columns = line.split("\t")
-        if len(columns) != len(HEADER):
-            raise SightlineError(
-                f"{file}, line {number}: {len(columns)} tab-separated columns, expected "
-                f"{len(HEADER)} ({', '.join(HEADER)}); fix or remove the line"
-            )
-        yield number, columns
+    return replace(pairs, notes=tuple(table.notes))
+
+
+def _rows_of_pairs(table: OutsideTable, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    for number, row in table.read(columns):
+        try:
+            yield number, _ROW.validate_python(row)
+        except ValidationError as error:
+            raise refusal(
+                table.path,
+                error,
+                lambda loc, at=f"{table.unit} {number}": f"{at}: {columns[int(loc[0])]}",
+            ) from None
 
 
 def evaluate_pairs(encode: Encode, pairs: GradedPairs) -> Correlation:
@@ -167,14 +178,14 @@ def squeeze(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
-def _parse_score(text: str, file: Path, number: int) -> float:
+def _parse_score(text: str | float, file: Path, number: int) -> float:
     try:
         score = float(text)
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
         raise SightlineError(
-            f"{file}, line {number}: score {text[:40]!r} is not a number; "
+            f"{file}, line {number}: score {short(text)} is not a number; "
             "expected one such as 3.5; fix or remove the line"
         )
     return score

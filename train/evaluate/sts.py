@@ -19,7 +19,7 @@ from sightline.errors import SightlineError
 from sightline.user_files import read_lines
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import (
-    HEADER,
+    EXPECTED,
     Encode,
     GradedPairs,
     correlate,
@@ -113,7 +113,7 @@ def load_sts_benchmark(folder: str | Path, split: str) -> GradedPairs:
 
 
 def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
-    """The pairs of a similarity TSV; or of STS-B, from SentEval's `downstream` folder.
+    """The pairs of a table; or of STS-B, from SentEval's `downstream` folder.
 
     Args:
         split: of STS-B: `train`, `dev` or `test`; `all` joins them.
@@ -125,8 +125,8 @@ def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
         return load_pairs(path)
     if not path.is_dir():
         raise SightlineError(
-            f"{path}: no such dev set; give a TSV file with the columns score, sentence1, "
-            "sentence2, or SentEval's `downstream` folder, which holds STS/STSBenchmark"
+            f"{path}: no such dev set; give {EXPECTED}; or SentEval's `downstream` folder, which "
+            "holds STS/STSBenchmark"
         )
     if split != "all":
         return load_sts_benchmark(path, split)
@@ -251,8 +251,10 @@ class Similarity(Sts):
     """The same on one set of graded pairs."""
 
     about = "your own graded pairs: Spearman ×100 of cosines with gold scores"
-    needs = f"a TSV file with the header {', '.join(HEADER)}"
+    needs = EXPECTED
     Settings = TaskSettings
 
     def __init__(self, settings: TaskSettings) -> None:
-        self.tests = {"similarity": (load_pairs(settings.data),)}
+        pairs = load_pairs(settings.data)
+        self.tests = {"similarity": (pairs,)}
+        self.warnings = pairs.notes
