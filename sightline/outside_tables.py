@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from sightline.arrow_files import batches_of, schema_of
@@ -38,6 +39,10 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What others call these columns, our own name first; case and white space around do not count."""
 
+_ADDRESSES = ("url", "urls", "image_url", "img_url", "link")
+FETCH = "fetch them with `img2dataset --output_format webdataset` and use the kind `webdataset`"
+"""What to do about URLs in place of images."""
+
 _OF_CAPTIONS = ("image", "caption", "split", "caption_id")
 _OF_PAIRS = ("score", "sentence1", "sentence2")
 
@@ -48,7 +53,8 @@ _SEPARATORS = (",", ";", "\t", "|")
 _IN_WORDS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 """A field with quotation marks around it, and those in it doubled, as CSV has them."""
-_BATCH = 1000
+_BATCH, _PICTURES = 1000, 64
+"""Rows that are read at once: of text, and of photographs, which then take a few megabytes."""
 _LONGEST_HEADER = 1000
 _OBJECT, _ANY = TypeAdapter(dict[str, Any]), TypeAdapter(list[dict[str, Any]] | dict[str, Any])
 
@@ -119,6 +125,12 @@ def text_suffix(path: Path) -> str:
     return next((suffix for suffix in reversed(suffixes) if suffix != ".gz"), "")
 
 
+def texts_in(cell: Any) -> list[Any]:
+    """The texts of a cell: itself, or the items of its list; of an object its only value."""
+    items = cell if isinstance(cell, list) else [cell]
+    return [next(iter(i.values())) if isinstance(i, dict) and len(i) == 1 else i for i in items]
+
+
 def has_known_header(path: Path) -> bool:
     """Whether the first line of a text consists of known names of an image and a caption alone."""
     if not path.is_file():
@@ -178,12 +190,27 @@ def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
         raise SightlineError(
             f"{table.path}: {' and '.join(map(short, candidates))} may both be the {name}; {remedy}"
         )
+    if wanted.required and name == "image" and (address := _address_in(table)):
+        raise SightlineError(
+            f"{table.path}: {short(address)} gives URLs, expected names of images; {FETCH}"
+        )
     if wanted.required:
         raise SightlineError(
             f"{table.path}: wrong columns: found {available}; expected {name} (or "
             f"{', '.join(KNOWN[name][1:4])} …); {remedy}"
         )
     return ()
+
+
+def is_address(value: Any) -> bool:
+    """Whether a value is a URL."""
+    return isinstance(value, str) and value.lower().startswith(("http://", "https://"))
+
+
+def _address_in(table: OutsideTable) -> str | None:
+    """A column of URLs by its name, or a URL in place of a header."""
+    named = (c for c in table.columns if is_address(c) or c.strip().lower() in _ADDRESSES)
+    return next(named, None)
 
 
 def _is(column: str, name: str) -> bool:
@@ -203,13 +230,21 @@ def _of_arrow(path: Path) -> OutsideTable:
     def read(columns: Sequence[str]) -> Iterator[Row]:
         top = list(dict.fromkeys(_top(schema.names, column) for column in columns))
         number = 0
-        for batch in batches_of(path, top, _BATCH):
+        binary = any(_holds_bytes(schema.field(column).type) for column in top)
+        for batch in batches_of(path, top, _PICTURES if binary else _BATCH):
             for record in batch.to_pylist():
                 number += 1
                 yield number, [_value(record, column) for column in columns]
 
     schema = schema_of(path)
     return OutsideTable(path, tuple(schema.names), read, "row")
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    """Whether values of a type hold bytes, as photographs are stored."""
+    if pa.types.is_struct(kind):
+        return any(_holds_bytes(field.type) for field in kind)
+    return "binary" in str(kind)
 
 
 def _top(names: Sequence[str], column: str) -> str:

@@ -19,14 +19,17 @@ from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, looks_quo
 from pipeline.datasets.source import DatasetError, split_name
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import (
+    FETCH,
     SUFFIXES,
     TABS,
     OutsideTable,
     Wanted,
     choose,
     has_known_header,
+    is_address,
     open_table,
     text_suffix,
+    texts_in,
 )
 from sightline.user_files import Loc, refusal, short
 
@@ -190,8 +193,7 @@ class _Filler:
             cell = self._list_in(number, cell)
         if not isinstance(cell, list):
             return [cell]
-        texts = [next(iter(item.values())) if _is_one_text(item) else item for item in cell]
-        return [text for text in texts if text is not None]
+        return [text for text in texts_in(cell) if text is not None]
 
     def _list_in(self, number: int, cell: str) -> str | list[Any]:
         """The list that is written into a cell, as pandas and the hub do; else the cell."""
@@ -231,12 +233,8 @@ class _Filler:
 
     def _refuse_pictures(self, number: int, image: Any) -> None:
         """Refuse URLs and the images themselves, in place of names."""
-        if isinstance(image, str) and image.startswith(("http://", "https://")):
-            raise self._error(
-                number,
-                f"image: {short(image)} is a URL, expected the name of a file; fetch the images "
-                "with `img2dataset --output_format webdataset` and use the kind `webdataset`",
-            )
+        if is_address(image):
+            raise self._error(number, f"image: {short(image)} is a URL, expected a name; {FETCH}")
         if isinstance(image, (bytes, dict)):
             raise self._error(
                 number,
@@ -282,10 +280,6 @@ class _Filler:
 
     def _error(self, number: int, fault: str) -> DatasetError:
         return DatasetError(f"{self._table.path}: {self._table.unit} {number}: {fault}")
-
-
-def _is_one_text(value: Any) -> bool:
-    return isinstance(value, dict) and len(value) == 1
 
 
 def _literal(text: str) -> Any:

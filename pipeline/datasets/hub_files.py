@@ -14,8 +14,9 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -158,6 +159,13 @@ def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]
                     str(shown), name=config, cache_dir=str(Path(scratch, "cache"))
                 )
         except Exception as error:  # the library has no base class for errors of its files
+            names = _configurations(datasets, shown)
+            if len(names) > 1 and config not in names:
+                raise DatasetError(
+                    f"{listing.where}: has the configurations {', '.join(names)}, and "
+                    f"{'none is chosen' if config is None else f'no {config!r}'}; choose one with "
+                    "`config`"
+                ) from None
             fault = first_lines(error).replace(str(shown), listing.where)
             raise DatasetError(
                 f"{listing.where}: not a data set that `datasets` can read "
@@ -168,6 +176,13 @@ def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]
             str(split): [_named(listing, os.path.relpath(file, shown)) for file in files]
             for split, files in builder.config.data_files.items()
         }
+
+
+def _configurations(datasets: Any, shown: Path) -> list[str]:
+    """The names of a data set's configurations; none if its description is faulty."""
+    with suppress(Exception), quiet():
+        return datasets.get_dataset_config_names(str(shown))
+    return []
 
 
 def _show(listing: Listing, folder: Path) -> None:

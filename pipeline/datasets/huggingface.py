@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -36,16 +36,23 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from sightline.arrow_files import batches_of, readable, schema_of
+from sightline.arrow_files import readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
+from sightline.outside_tables import (
+    OutsideTable,
+    Wanted,
+    choose,
+    is_address,
+    open_table,
+    texts_in,
+)
 from sightline.user_files import short
 
 _COMMIT = "commit"
 _SPLIT = "split"
 _SHOWN = 20  # values of a column
-_ROWS = 64  # a batch of photographs, a few megabytes
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
 _BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
@@ -59,8 +66,10 @@ class HuggingFaceSource(Source):
         name: instead of ``path``: a data set on the hub, which is fetched unless it is cached.
         revision: branch, tag or commit of the named data set.
         config: one of several configurations of a data set.
-        image: column of images: bytes, paths, or `datasets.Image`.
-        caption: column of captions, or of lists of captions.
+        image: column of images (bytes, paths, or `datasets.Image`), if it has no usual name.
+        caption: column of captions or of lists of captions, or a list of several;
+            ``sentences.raw`` is the field ``raw`` of the objects in ``sentences``.
+        caption_id: column of the captions' ids; by default they are numbered.
         splits: for each of train, dev and test, the data set's own split or several,
             ``[train, restval]``; others are left out.
         split_column: column with the split of each row, instead of the data set's splits.
@@ -79,8 +88,9 @@ class HuggingFaceSource(Source):
     name: str | None = Field(default=None, min_length=1)
     revision: str | None = Field(default=None, min_length=1)
     config: str | None = Field(default=None, min_length=1)
-    image: str = "image"
-    caption: str = "caption"
+    image: str | None = None
+    caption: str | list[str] | None = None
+    caption_id: str | None = None
     splits: dict[str, str | list[str]] | None = None
     split_column: str | None = None
     images: Path | None = None
@@ -165,6 +175,8 @@ class HuggingFaceSource(Source):
                 strict=self.strict,
                 progress=progress,
             )
+        for note in reader.notes:
+            report.guess(note)
         for column, found in reader.unused_splits.items():
             report.guess(
                 f"column {column!r} ({', '.join(sorted(found)[:_SHOWN])}) is not used; "
@@ -201,32 +213,58 @@ def _chosen(
     return {theirs: (name, theirs_to_files[theirs]) for theirs, name in ours.items()}
 
 
-def _check(source: HuggingFaceSource, path: Path) -> tuple[list[str], set[str]]:
-    """The columns to read, which must be in the file and of the right types; and all others."""
+class _Table(NamedTuple):
+    """A file with what its columns mean.
+
+    Attributes:
+        table: the file.
+        columns: our name → its columns; ``unused`` is one of splits that says nothing here.
+        others: columns that are not read.
+    """
+
+    table: OutsideTable
+    columns: dict[str, tuple[str, ...]]
+    others: set[str]
+
+    def rows(self) -> Iterator[dict[str, list[Any]]]:
+        """Our name → the cells of its columns, for every row."""
+        names = [column for columns in self.columns.values() for column in columns]
+        for _, values in self.table.read(names):
+            cells = iter(values)
+            yield {ours: [next(cells) for _ in theirs] for ours, theirs in self.columns.items()}
+
+
+def _opened(source: HuggingFaceSource, path: Path) -> _Table:
+    """A file, whose columns must be there and of the right types."""
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
     schema = schema_of(path)
-    listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
-    needed = {
-        "image": (source.image, _is_image, "bytes, a path, or a struct of both"),
-        "caption": (source.caption, _is_caption, "a string or a list of strings"),
+    table = open_table(path, "a Parquet or Arrow file")
+    captions = [source.caption] if isinstance(source.caption, str) else source.caption or ()
+    wanted = {"image": Wanted(_given(source.image)), "caption": Wanted(tuple(captions))}
+    optional = {"split": source.split_column, "caption_id": source.caption_id}
+    wanted |= {
+        ours: Wanted((given,), "split_column" if ours == "split" else ours)
+        for ours, given in optional.items()
+        if given
     }
-    if source.split_column:
-        needed["split_column"] = (source.split_column, _is_text, "a string")
-    for setting, (name, fits, expected) in needed.items():
-        if schema.names.count(name) != 1:
-            raise DatasetError(
-                f"{path}: has no column {name!r}; name one of them with `{setting}` ({listed})"
-            )
-        if not fits(schema.field(name).type):
-            raise DatasetError(
-                f"{path}: column {name!r} is {schema.field(name).type}, expected {expected}; name "
-                f"another column with `{setting}` ({listed})"
-            )
-    columns = [name for name, _, _ in needed.values()]
+    columns = choose(table, wanted)
+    for ours, (fits, expected) in _TYPES.items():
+        for name in columns.get(ours, ()):
+            if name in schema.names and not fits(kind := schema.field(name).type):
+                listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
+                raise DatasetError(
+                    f"{path}: column {name!r} is {kind}, expected {expected}; name another column "
+                    f"with `{wanted[ours].setting or ours}` ({listed})"
+                )
     if _unused_split(source, schema):
-        columns.append(_SPLIT)
-    return list(dict.fromkeys(columns)), set(schema.names) - set(columns)
+        columns["unused"] = (_SPLIT,)
+    read = {name.partition(".")[0] for names in columns.values() for name in names}
+    return _Table(table, columns, {name for name in schema.names if name not in read})
+
+
+def _given(name: str | None) -> tuple[str, ...]:
+    return () if name is None else (name,)
 
 
 def _unused_split(source: HuggingFaceSource, schema: pa.Schema) -> bool:
@@ -261,6 +299,14 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return _plain(kind.value_type) if encoded else kind
 
 
+_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "image": (_is_image, "bytes, a path, or a struct of both"),
+    "caption": (_is_caption, "a string or a list of strings"),
+    "split": (_is_text, "a string"),
+}
+"""Our name of a column → whether a type fits, and what does, for messages."""
+
+
 def _image_of(cell: bytes | str | dict[str, Any] | None) -> tuple[bytes | None, str]:
     """Bytes of an image, or None; and its path, which may be empty."""
     if isinstance(cell, dict):
@@ -276,6 +322,7 @@ class _Reader:
         left_out: number of rows of splits that were not chosen.
         unused_splits: column of splits that is not used → its values.
         not_read: names of other columns.
+        notes: which columns were taken unasked.
     """
 
     def __init__(self, source: HuggingFaceSource, root: Path, tars: ImageTars) -> None:
@@ -292,6 +339,8 @@ class _Reader:
         self.left_out = 0
         self.unused_splits: dict[str, set[str]] = {}
         self.not_read: set[str] = set()
+        self.notes: list[str] = []
+        self._guessed: dict[str, tuple[str, ...]] | None = None
 
     def read_all(self, files: Iterable[tuple[Path, str, str]]) -> Iterator[ManifestRows]:
         """`read` for each of ``files``.
@@ -314,21 +363,23 @@ class _Reader:
             theirs: the data set's split of the file; may be empty.
             split: our name for it, unless there is a column of splits.
         """
-        rows, column = ManifestRows(), self._source.split_column
+        rows = ManifestRows()
         with readable(file):
-            columns, others = _check(self._source, file)
-        self.not_read |= others
-        for batch in batches_of(file, columns, _ROWS):
-            for row in batch.to_pylist():
-                name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
-                self._numbers[theirs] += 1
-                if not column and row.get(_SPLIT):
-                    self.unused_splits.setdefault(_SPLIT, set()).add(row[_SPLIT])
-                of_row = self._split_of(file, row[column]) if column else split
-                if of_row is None:
-                    self.left_out += 1
-                else:
-                    self._add(rows, name, row, of_row)
+            opened = _opened(self._source, file)
+        self.not_read |= opened.others
+        if opened.columns != self._guessed:
+            self._guessed = opened.columns
+            self.notes += opened.table.notes
+        for row in opened.rows():
+            name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
+            self._numbers[theirs] += 1
+            for value in filter(None, row.get("unused", ())):
+                self.unused_splits.setdefault(_SPLIT, set()).add(value)
+            of_row = self._split_of(file, row["split"][0]) if "split" in row else split
+            if of_row is None:
+                self.left_out += 1
+            else:
+                self._add(rows, name, row, of_row)
         return rows
 
     def _split_of(self, file: Path, value: str | None) -> str | None:
@@ -339,12 +390,12 @@ class _Reader:
         where = f"{file}, column {self._source.split_column} (choose with `splits`)"
         return split_name(value, where) if value else ""
 
-    def _add(self, rows: ManifestRows, name: str, row: dict[str, Any], split: str) -> None:
-        (data, location), path = _image_of(row[self._source.image]), None
+    def _add(self, rows: ManifestRows, name: str, row: dict[str, list[Any]], split: str) -> None:
+        (data, location), path = _image_of(row["image"][0]), None
         if data is not None and self._source.images is not None:
             raise DatasetError(
-                f"row {name}: column {self._source.image!r} contains the images themselves, so "
-                "`images` does not apply; remove it"
+                f"row {name}: its column of images contains the images themselves, so `images` "
+                "does not apply; remove it"
             )
         if data is None and (path := self._file_of(rows, name, location)) is not None:
             data = Path(path).read_bytes()
@@ -355,12 +406,25 @@ class _Reader:
         if image_id is None:
             image_id = self._ids[key, split] = name
             rows.add_image(image_id, self._place(name, data, path), data, split, key)
-        captions = row[self._source.caption]
-        for text in [captions] if isinstance(captions, str) else captions or []:
-            if not text and captions != text:
+        self._add_captions(rows, name, row, image_id, split)
+
+    def _add_captions(
+        self, rows: ManifestRows, name: str, row: dict[str, list[Any]], image_id: str, split: str
+    ) -> None:
+        cells = [cell for cell in row["caption"] if cell is not None]
+        texts = [(text, cell) for cell in cells for text in texts_in(cell)]
+        given = [item for cell in row.get("caption_id", ()) for item in texts_in(cell)]
+        ids = given or [None] * len(texts)
+        if len(ids) != len(texts):
+            raise DatasetError(f"row {name}: {len(ids)} ids for {len(texts)} captions")
+        for (text, cell), caption_id in zip(texts, ids, strict=True):
+            if not text and cell != text:
                 rows.problem("empty_captions", f"{name}: one of its list")
                 continue
-            rows.add_caption(image_id, self._captions[image_id], text, split)
+            if not isinstance(text, str):
+                raise DatasetError(f"row {name}: caption: found {short(text)}, expected text")
+            number = self._captions[image_id]
+            rows.add_caption(image_id, number, text, split, caption_id)
             self._captions[image_id] += 1
 
     def _file_of(self, rows: ManifestRows, name: str, location: str) -> str | None:
@@ -368,6 +432,8 @@ class _Reader:
         path = os.path.normpath(os.path.join(self._real, location))  # noqa: PTH118
         if not location:
             rows.problem("rows_without_image", name)
+        elif is_address(location):
+            rows.problem("urls_in_place_of_images", f"{name}: {location!a}")
         elif "://" in location or not Path(path).is_relative_to(self._real):
             rows.problem("images_outside_their_folder", f"{name}: {location!a}")
         elif "\0" in path or not os.path.isfile(path):  # noqa: PTH113

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sightline.outside_tables import FETCH
+
 KEY_WITH_DOT = (
     "WebDataset ends a key at the first dot: rename the members, so that no key contains one"
 )
@@ -17,7 +19,7 @@ LOSSES: dict[str, str] = {
     "empty_captions": "",
     "images_above_1_gib": "",
     "images_in_two_splits": "they are the same file: remove one of them",
-    "images_outside_their_folder": "paths start from the folder `images`; no address is opened",
+    "images_outside_their_folder": "paths start from the folder `images`",
     "images_whose_key_contains_a_dot": KEY_WITH_DOT,
     "images_whose_key_has_another": "only the first image of a key is kept",
     "images_without_caption": "",
@@ -34,6 +36,7 @@ LOSSES: dict[str, str] = {
     "split_entries_without_image": "check the names in the lists of splits",
     "tables_not_read": "no split has them: see the data set's description, or move them out",
     "unreadable_images": "",
+    "urls_in_place_of_images": FETCH,
     "unusable_captions": "",
 }
 """Kind of loss, as in ``dataset.json`` → remedy, where one is known that its name does not say."""

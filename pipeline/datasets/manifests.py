@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -301,9 +302,12 @@ class ManifestRows:
         for values, value in zip(self._images.values(), row, strict=True):
             values.append(value)
 
-    def add_caption(self, image_id: str, number: int, text: str, split: str) -> None:
-        """Add caption ``number`` of an image."""
-        row = (f"{image_id}#{number}", image_id, text, split)
+    def add_caption(
+        self, image_id: str, number: int, text: str, split: str, caption_id: Any = None
+    ) -> None:
+        """Add caption ``number`` of an image, whose id says so unless it has one."""
+        own_id = f"{image_id}#{number}" if caption_id is None else str(caption_id)
+        row = (own_id, image_id, text, split)
         for values, value in zip(self._captions.values(), row, strict=True):
             values.append(value)
 

@@ -193,7 +193,7 @@ def test_a_binary_file_is_called_what_it_is(tmp_path):
     (tmp_path / "train.en.gz").write_bytes(gzip.compress(b"0.png#0\tA dog\n"))
     assert read_captions(tmp_path / "train.en.gz").texts == ["A dog"]
     pq.write_table(pa.table({"url": ["u"], "caption": ["x"]}), tmp_path / "p.csv")
-    with pytest.raises(SightlineError, match="found 'url', 'caption'; expected image"):
+    with pytest.raises(SightlineError, match="'url' gives URLs, expected names of images"):
         read_captions(tmp_path / "p.csv")
 
 

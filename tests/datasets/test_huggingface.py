@@ -166,6 +166,25 @@ def test_a_column_of_plain_bytes(folder, out, kind):
     assert len(load_all(out)) == 3
 
 
+def test_columns_of_usual_names_structs_lists_and_ids(folder, out):
+    """As Karpathy's COCO lies on the hub: objects in lists, and further columns."""
+    sentences = [[{"raw": "one", "id": 7}, {"raw": "two", "id": 8}], [{"raw": "three", "id": 9}]]
+    columns = {
+        "image": [picture(n) for n in range(2)],
+        "sentences": sentences,
+        "filepath": ["a"] * 2,
+    }
+    pq.write_table(pa.table({**columns, "title": ["t", None]}), folder / "a.parquet")
+    report = prepare(folder, out, caption="sentences.raw", caption_id="sentences.id")
+    assert texts(out) == {"7": "one", "8": "two", "9": "three"}
+    assert any("column 'title' is not used; `caption` chooses it" in n for n in report.guesses)
+    prepare(folder, out, caption=["title", "sentences.raw"])
+    assert list(texts(out).values()) == ["t", "one", "two", "three"]
+    report = prepare(folder, out)
+    assert texts(out) == {"train/0#0": "t"}
+    assert report.guesses[0] == "a.parquet: column 'title' read as caption"
+
+
 def test_paths_are_read_below_the_dataset_only(folder, out):
     prepare(write(folder / "a.parquet", table(range(2))), out)
     assert (out / "images").is_dir()
@@ -182,9 +201,10 @@ def test_paths_are_read_below_the_dataset_only(folder, out):
     assert column(out, "offset") == [None, None]
     assert not (out / "images").exists()  # the tars of the earlier form
     assert report.problem_counts == {
-        "images_outside_their_folder": 3,
+        "images_outside_their_folder": 2,
         "images_without_file": 3,
         "rows_without_image": 1,
+        "urls_in_place_of_images": 1,
     }
     assert len(load_all(out)) == 2
     for given in ({}, {"images": folder}):
@@ -301,10 +321,13 @@ LATIN = pa.array([b"caf\xe9"]).view(pa.string())
 EMPTY = {"image": pa.array([], pa.binary()), "caption": pa.array([], pa.string())}
 SIZED = [{"bytes": b"x", "width": 3}]
 WRONG = [
-    ({"caption": ["x"]}, "no column 'image'; name one of them with `image`"),
+    ({"caption": ["x"]}, "found 'caption'; expected image (or file_name"),
     ({"image": [5], "caption": ["x"]}, "column 'image' is int64, expected bytes"),
     ({"image": SIZED, "caption": ["x"]}, "expected bytes, a path, or a struct of both"),
-    ({"image": [b"x"], "text": ["x"]}, "no column 'caption'"),
+    ({"image": [b"x"], "body": ["x"]}, "found 'image', 'body'; expected caption (or captions"),
+    ({"image": [b"x"], "text": ["x"], "title": ["y"]}, "'text' and 'title' may both be the capt"),
+    ({"url": ["http://x/a.jpg"], "caption": ["y"]}, "'url' gives URLs, expected names of images"),
+    ({"image": ["http://x/a.jpg"], "caption": ["y"]}, "fetch them with `img2dataset --output"),
     ({"image": [b"x"], "caption": [[5]]}, "expected a string or a list of strings"),
     ({"image": [b"x"], "caption": ["\u200b"]}, "no usable caption"),
     ({"image": [b"x"], "caption": LATIN}, "damaged, or not such a file (In column 1: Invalid: Inv"),
@@ -372,6 +395,20 @@ configs:
 """
 
 
+def test_one_of_several_configurations_is_chosen(folder, out):
+    sections = []
+    for name in ("en", "de"):
+        (folder / name).mkdir()
+        pq.write_table(table(range(2)), folder / name / "a.parquet")
+        sections.append(f"- config_name: {name}\n  data_files: {name}/*.parquet\n")
+    (folder / "README.md").write_text("---\nconfigs:\n" + "".join(sections) + "---\n")
+    for config, found in ((None, "and none is chosen"), ("fr", "and no 'fr'")):
+        said = rf"data: has the configurations en, de, {found}; choose one with `config`"
+        with pytest.raises(DatasetError, match=said):
+            prepare(folder, out, config=config)
+    assert prepare(folder, out, config="de").counts["images"] == 2
+
+
 def test_tables_beside_a_script_are_read_without_running_it(folder, out):
     pq.write_table(table(range(3)), folder / "a.parquet")
     (folder / "data.py").write_text(f"open({str(out)!r}, 'w')")
@@ -390,7 +427,7 @@ def test_descriptions_choose_configurations_and_what_no_split_has_is_counted(fol
     two = "- config_name: second\n  data_files: two.parquet\n---"
     (folder / "README.md").write_text("---" + README.format("one.parquet")[3:-4] + two)
     assert prepare(folder, out.with_name("b"), config="second").counts["images"] == 1
-    with pytest.raises(DatasetError, match=r"'other' not found\. Available: .*'second'"):
+    with pytest.raises(DatasetError, match="default, second, and no 'other'; choose one with"):
         prepare(folder, out, config="other")
 
 

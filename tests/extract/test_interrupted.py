@@ -67,13 +67,15 @@ def test_kills_at_every_point_and_up_to_three_in_a_row_at_random(world, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_ten_kills_of_a_real_encoder_with_decode_workers(real, tmp_path, seed):
+def test_seven_kills_of_a_real_encoder_with_decode_workers(real, tmp_path, seed):
     words = image_words(tmp_path, count=60)
     whole = real.run(tmp_path, words=[*words, str(tmp_path / "whole")])
     assert whole.code == 0, whole.said
     rng = random.Random(seed)
     hits = 0
-    for i in range(10):
+    for i in range(20):  # a kill may come too late where other work ran beside the whole run
+        if hits == 7:
+            break
         out = tmp_path / f"out {i}"
         delay = rng.uniform(0, 0.9 * whole.seconds)
         hits += real.run(out, words=[*words, str(out)], kill_after=delay).code == KILLED
@@ -83,7 +85,7 @@ def test_ten_kills_of_a_real_encoder_with_decode_workers(real, tmp_path, seed):
         again = real.run(out, words=[*words, str(out)])
         assert again.code == 0, again.said
         assert files(out) == files(tmp_path / "whole")
-    assert hits >= 7
+    assert hits == 7
 
 
 # --- a full or failing disk
