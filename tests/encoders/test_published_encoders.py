@@ -63,8 +63,9 @@ def test_clip_as_openai_published_it(saved):
             "vision_model.embeddings.position_ids": POSITIONS[:, :17].clone(),
         },
     )
-    assert torch.equal(ours(folder, PIXELS), images)
-    assert torch.equal(texts(folder), words)
+    # where a tensor begins in the file decides how the CPU reads it, and so its last bits
+    assert torch.allclose(ours(folder, PIXELS), images, atol=1e-6)
+    assert torch.allclose(texts(folder), words, atol=1e-6)
     in_half(folder)
     assert torch.allclose(ours(folder, PIXELS), images, atol=0.02)
 
