@@ -29,6 +29,10 @@ WEIGHTS_FORMS = (
 )
 
 
+OPEN_CLIP_FILE = "open_clip_config.json"
+"""The model config in a folder that open_clip writes for the hub."""
+
+
 @dataclass(frozen=True)
 class WeightsSpec:
     """Parsed ``weights``: `value` is the tag or revision, the path, or the seed."""
@@ -172,7 +176,8 @@ class OpenClipConfig(EncoderConfig):
     """Both towers of a CLIP: images and texts.
 
     Attributes:
-        model: an open_clip name, or the path of a model config (JSON).
+        model: an open_clip name, the path of a model config (JSON), or a folder that open_clip
+            wrote for the hub (on it: ``hf-hub:NAME``), whose own weights are ``pretrained``.
         interpolation, mean, std: override the published values.
         compile: run the model with ``torch.compile``.
         channels_last: the memory layout of images and convolutions, for towers made of these
@@ -188,7 +193,7 @@ class OpenClipConfig(EncoderConfig):
 
     @property
     def file(self) -> Path | None:
-        """The JSON of a model config; None for an open_clip name."""
+        """The JSON of a model config; None for a name or a folder."""
         return Path(self.model) if self.model.endswith(".json") else None
 
     def require_files(self) -> None:
@@ -276,8 +281,8 @@ def named_encoder(
 
     Args:
         name: ``FAMILY:MODEL`` of any family; or, for images, a ResNet, an open_clip model or the
-            path of a model config (JSON); for texts the latter two; for a teacher a folder or a hub
-            name.
+            path of a model config (JSON) or a folder of open_clip; for texts all but a ResNet; for
+            a teacher a folder or a hub name.
         weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
         parameters: of its family, such as ``pooling`` and ``max_length`` of a teacher, or
             ``compile``.
@@ -300,7 +305,9 @@ def _family_of(name: str, kind: EncoderKind) -> str:
         return "transformers"
     if name in RESNETS and kind == "image":
         return "torchvision"
-    if name.endswith(".json"):
+    if name.endswith(".json") or name.startswith("hf-hub:"):
+        return "open_clip"
+    if Path(name.removeprefix("local-dir:"), OPEN_CLIP_FILE).is_file():
         return "open_clip"
     models: list[str] = require("open_clip", "this encoder").list_models()
     if name.replace("/", "-") in models:
@@ -312,6 +319,7 @@ def _family_of(name: str, kind: EncoderKind) -> str:
     resnets = f"torchvision: {', '.join(RESNETS)}; " if kind == "image" else ""
     raise SightlineError(
         f"unknown {kind} encoder {name!r}{guess}. Available: {resnets}"
-        f"open_clip: {', '.join(models)}; or the path of an open_clip model config (JSON), or "
-        f"FAMILY:MODEL with a family of {', '.join(EncoderConfig.families)}"
+        f"open_clip: {', '.join(models)}; or the path of an open_clip model config (JSON) or of "
+        f"a folder with {OPEN_CLIP_FILE}, or FAMILY:MODEL with a family of "
+        f"{', '.join(EncoderConfig.families)}"
     )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -13,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from pipeline.encoders.config import OpenClipConfig
+from pipeline.encoders.config import OPEN_CLIP_FILE, OpenClipConfig
 from pipeline.encoders.encoder import ImageEncoder, TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation, ResizeMode
@@ -32,6 +33,13 @@ open_clip: Any = require("open_clip", "this encoder")
 
 _NEEDED = ("embed_dim", "vision_cfg", "text_cfg")
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
+_CHECKPOINTS = (
+    "open_clip_model.safetensors",
+    "open_clip_pytorch_model.safetensors",
+    "open_clip_pytorch_model.bin",
+    "open_clip_pytorch_model.pth",
+)
+"""Files of weights in the order in which open_clip chooses one of a folder."""
 _Clean = Literal["lower", "whitespace", "canonicalize"]
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
 
@@ -91,8 +99,8 @@ def _text_config(architecture: Mapping[str, Any], name: str) -> _TextConfig:
 
 def _towers(
     config: OpenClipConfig, unused: Sequence[str]
-) -> tuple[Any, EncoderRecord, int, _TextConfig]:
-    """The model that `config` names on the CPU, its identity, numbers of a row, and `text_cfg`.
+) -> tuple[Any, EncoderRecord, int, _TextConfig, Path | None]:
+    """The model that `config` names on the CPU, its identity, numbers of a row, `text_cfg`, JSON.
 
     Args:
         unused: modules that only the other tower needs; they are dropped.
@@ -101,26 +109,34 @@ def _towers(
     spec = config.weights_spec
     weights, source, revision = Path(spec.value), spec.value, ""
     preprocessing: dict[str, Any] = {}
-    path = config.file
+    path, folder = config.file, _folder(config)
+    if folder is not None:
+        path = _file_of(folder, (OPEN_CLIP_FILE,))
+        if folder.folder is None:
+            revision = path.parent.name  # the cache's folder of one commit
+            folder = replace(folder, revision=revision)
     if path is not None:
-        if spec.kind == "pretrained":
+        if spec.kind == "pretrained" and folder is None:
             raise SightlineError(
                 f"{path}: a custom model config has no published weights; "
                 "use file:PATH or random:SEED"
             )
         architecture, preprocessing = _read_config(path)
         # weights do not reveal heads or activations, so the name does
-        name = f"{path.stem}@{digest(architecture)[:12]}"
+        name = f"{folder.title if folder else path.stem}@{digest(architecture)[:12]}"
     else:
         name = config.model.replace("/", "-")
         architecture = open_clip.get_model_config(name)
         if architecture is None:
             raise SightlineError(
-                f"unknown open_clip model {config.model!r}; give the JSON file of a model config "
-                f"or one of {', '.join(open_clip.list_models())}"
+                f"unknown open_clip model {config.model!r}; give the JSON file of a model config, "
+                f"a folder with {OPEN_CLIP_FILE} or one of {', '.join(open_clip.list_models())}"
             )
     text = _text_config(architecture, config.model)
-    if spec.kind == "pretrained":
+    if spec.kind == "pretrained" and folder is not None:
+        weights = _file_of(folder, _CHECKPOINTS)
+        source = str(weights) if folder.folder else f"{weights.name} of {config.model}"
+    elif spec.kind == "pretrained":
         source = config.weights
         published = _published(name, spec.value, architecture)
         preprocessing = {key: published.get(key) for key in _PREPROCESSING}
@@ -136,7 +152,29 @@ def _towers(
     for part in unused:
         if isinstance(getattr(model, part, None), torch.nn.Module):
             delattr(model, part)
-    return model, identity, int(architecture["embed_dim"]), text
+    return model, identity, int(architecture["embed_dim"]), text, path
+
+
+def _folder(config: OpenClipConfig) -> Pretrained | None:
+    """The folder or hub model, written by open_clip's ``push_to_hf_hub``, that `config` names."""
+    name = config.model.removeprefix("local-dir:")
+    on_hub = name.removeprefix("hf-hub:")
+    known = config.model.replace("/", "-") in open_clip.list_models()
+    if on_hub != name or (Path(name).is_dir() and not known):
+        return Pretrained(on_hub, config.weights_spec.revision)
+    return None
+
+
+def _file_of(folder: Pretrained, names: Sequence[str]) -> Path:
+    """The first of the files ``names`` that the folder or hub model has."""
+    for name in names:
+        if path := folder.files([name]).get(name):
+            return path
+    raise SightlineError(
+        f"{folder.name}: not a folder of open_clip: no {' or '.join(names)} here; write it with "
+        "open_clip.push_to_hf_hub.save_for_hf, give file:PATH as its weights, or name a model of "
+        "transformers as transformers:FOLDER"
+    )
 
 
 def _untrained(
@@ -227,7 +265,7 @@ def build_image(config: OpenClipConfig, device: torch.device, precision: str) ->
         SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
             unavailable, or a model and weights that disagree about QuickGELU.
     """
-    model, identity, dim, _ = _towers(config, _TEXT_MODULES)
+    model, identity, dim, *_ = _towers(config, _TEXT_MODULES)
 
     def forward(images: Tensor) -> Tensor:
         # CoCa's towers normalise by default, which cannot be undone.
@@ -290,9 +328,9 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     Raises:
         SightlineError: as `build_image`; or a tokenizer with more tokens than the tower.
     """
-    model, identity, dim, text = _towers(config, ("visual", "text_decoder"))
+    model, identity, dim, text, file = _towers(config, ("visual", "text_decoder"))
     context_length = text.context_length
-    tokenizer = _tokenizer(text, config.file, identity.name)
+    tokenizer = _tokenizer(text, file, identity.name)
 
     def forward(tokens: Tensor) -> Tensor:
         return model.encode_text(tokens, normalize=False)
@@ -341,9 +379,15 @@ def _tokenizer(text: _TextConfig, file: Path | None, model: str) -> Any:
     options = {**text.tokenizer_options, "context_length": text.context_length}
     name = text.hf_tokenizer_name
     if name:
-        beside = file.parent / name if file else Path(name)
-        folder = next((folder for folder in (beside, Path(name)) if folder.is_dir()), None)
-        name = str(folder.absolute()) if folder else name
+        places = [Path(name)]
+        if file:
+            places.insert(0, file.parent / name)
+            if file.name == OPEN_CLIP_FILE and (file.parent / "tokenizer_config.json").is_file():
+                places.insert(0, file.parent)  # as open_clip does, whatever the name
+        folder = next((folder for folder in places if folder.is_dir()), None)
+        if folder:
+            name = str(folder.absolute())
+            Pretrained(name).tokenizer()  # one that knows no word is refused
         fetching = reaching if folder else from_hub
         with fetching(model, f"tokenizer {name!r}"), quiet():
             tokenizer = open_clip.tokenizer.HFTokenizer(

@@ -7,14 +7,25 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import open_clip
 import pytest
 import torch
+from image_files import photograph
+from open_clip.push_to_hf_hub import save_for_hf
 from published_folders import WEIGHTS, add_tensors, edit, in_half
 from safetensors.torch import load_file
 from test_vision import MODELS, SQUARE, encoder, ours
 from tiny_encoder import make_encoder
-from tiny_models import bert_folder
-from transformers import DINOv3ConvNextConfig, DINOv3ConvNextModel, DINOv3ViTImageProcessor
+from tiny_models import CLIP, bert_folder
+from transformers import (
+    DINOv3ConvNextConfig,
+    DINOv3ConvNextModel,
+    DINOv3ViTImageProcessor,
+)
+
+from pipeline.encoders.config import named_encoder
+from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
 PIXELS = [torch.arange(40 * 50 * 3).reshape(40, 50, 3).to(torch.uint8).numpy()]
@@ -79,6 +90,80 @@ def test_siglip_2_of_a_fixed_size_is_a_siglip(saved):
     assert torch.equal(texts(folder), words)
 
 
+def open_clips(folder: Path, form: bool | str = "both", **text: object) -> Path:
+    """As open_clip's ``push_to_hf_hub`` fills a folder; without a name its tokenizer is CLIP's."""
+    words = make_encoder()[1]
+    words.save_pretrained(folder / "words")
+    tower = {**CLIP["text_cfg"], "vocab_size": 49408, **text}
+    architecture = {"embed_dim": 24, "vision_cfg": CLIP["vision_cfg"], "text_cfg": tower}
+    sizes = {key: value for key, value in tower.items() if not key.startswith(("hf_", "token"))}
+    model = open_clip.CLIP(**{**architecture, "text_cfg": sizes}).eval()
+    preprocessing = {"mean": (0.4, 0.5, 0.6), "resize_mode": "squash", "interpolation": "bilinear"}
+    open_clip.model.set_model_preprocess_cfg(
+        model, {**vars(open_clip.transform.PreprocessCfg(size=32)), **preprocessing}
+    )
+    tokenizer = open_clip.tokenizer.HFTokenizer(str(folder / "words"))
+    save_for_hf(model, tokenizer, architecture, str(folder), safe_serialization=form)
+    shutil.rmtree(folder / "words")
+    return folder
+
+
+@pytest.mark.parametrize("form", [True, False, "both"])
+@pytest.mark.parametrize("tokenizer", [{}, {"hf_tokenizer_name": "nobody/words"}])
+def test_a_folder_of_open_clip_gives_the_rows_of_open_clip(tmp_path, form, tokenizer):
+    folder = open_clips(tmp_path / "local", form, **tokenizer)
+    theirs, transform = open_clip.create_model_from_pretrained(f"local-dir:{folder}")
+    words, told = open_clip.get_tokenizer(f"local-dir:{folder}"), ["a red dog", "Two dogs"]
+    photo = photograph(32, 32, seed=2)
+    with torch.inference_mode():
+        image, text = theirs.encode_image(transform(photo)[None]), theirs.encode_text(words(told))
+    for name in (str(folder), f"open_clip:{folder}", f"open_clip:local-dir:{folder}"):
+        images = named_encoder(name, "pretrained").build_image(CPU, "fp32")
+        pixels = images.preprocessing(torch.from_numpy(np.array(photo)).permute(2, 0, 1))
+        assert torch.allclose(images.encode(pixels[None]), image, atol=1e-5)
+        texts = named_encoder(name, "pretrained", "text").build_text(CPU, "fp32")
+        assert torch.allclose(texts.encode(told, 12), text, atol=1e-6)
+        assert images.identity == texts.identity
+        assert images.identity.name.startswith("open_clip/local@")
+        assert images.identity.source == "pretrained"
+
+
+def test_a_model_of_open_clip_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    place, commit = tmp_path / "cache/models--someone--clip", "c" * 40
+    (place / "refs").mkdir(parents=True)
+    (place / "refs/main").write_text(commit)
+    files = open_clips(tmp_path / "files", hf_tokenizer_name="someone/clip")
+    here = named_encoder(str(files), "pretrained", "text").build_text(CPU, "fp32")
+    shutil.copytree(files, place / "snapshots" / commit)
+    for weights in ("pretrained", f"pretrained:{commit}"):
+        there = named_encoder("hf-hub:someone/clip", weights, "text").build_text(CPU, "fp32")
+        assert torch.equal(there.encode(["a dog"], 12), here.encode(["a dog"], 12))
+        assert there.identity.name.startswith("open_clip/someone/clip@")
+        assert there.identity.revision == commit
+    with pytest.raises(SightlineError, match="someone/other: not a folder of open_clip: no open_c"):
+        named_encoder("hf-hub:someone/other", "pretrained").build_image(CPU, "fp32")
+
+
+def test_a_folder_of_open_clip_is_read_whole_or_refused(tmp_path):
+    folder = open_clips(tmp_path / "whole", hf_tokenizer_name="nobody/words")
+
+    def refused(damage: str, *, gone: tuple[str, ...] = (), weights: str = "pretrained") -> None:
+        other = shutil.copytree(folder, tmp_path / "other")
+        for name in gone:
+            (other / name).unlink()
+        with pytest.raises(SightlineError, match=damage):
+            named_encoder(f"open_clip:{other}", weights).build_text(CPU, "fp32")
+        shutil.rmtree(other)
+
+    written = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+    refused("no open_clip_model.safetensors or .*give file:PATH", gone=written)
+    refused("no open_clip_config.json here; .*transformers:FOLDER", gone=("open_clip_config.json",))
+    refused("a folder has no revision 'openai'", weights="pretrained:openai")
+    refused("its tokenizer cannot be read", gone=("tokenizer.json",))
+    refused("tokenizer 'nobody/words' cannot be", gone=("tokenizer_config.json", "tokenizer.json"))
+
+
 def test_dinov3_convnext(tmp_path):
     config = DINOv3ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1] * 4, image_size=32)
     DINOv3ConvNextModel(config).save_pretrained(tmp_path)
@@ -91,10 +176,16 @@ def test_teachers_pickled_under_the_names_of_their_papers(tmp_path, teacher):
     plain = bert_folder(tmp_path / "plain")
     folder = shutil.copytree(plain, tmp_path / teacher)
     tensors = load_file(folder / WEIGHTS) | {"embeddings.position_ids": POSITIONS}
-    if teacher == "diffcse":
-        tensors = {f"bert.{k}": v for k, v in tensors.items() if "pooler" not in k}
-        tensors |= {"mlp.net.0.weight": torch.zeros(3, 3), "lm_head.bias": torch.zeros(3)}
-        tensors["discriminator.bert.embeddings.word_embeddings.weight"] = torch.zeros(11, 32)
+    if teacher == "diffcse":  # all modules of its BertForCL, trained or not
+        plain_keys = {k: v for k, v in tensors.items() if "pooler" not in k}
+        tensors = {f"bert.{k}": v for k, v in plain_keys.items()}
+        for other in ("aux_bert", "discriminator.bert", "generator.distilbert"):
+            tensors |= {f"{other}.{k}": torch.zeros_like(v) for k, v in plain_keys.items()}
+        tensors |= {"lm_head.bias": torch.zeros(11), "electra_head.weight": torch.zeros(2, 32)}
+        tensors |= {"generator.vocab_projector.weight": torch.zeros(11, 32)}
+        norm = {"mlp.net.1.running_mean": torch.zeros(64), "mlp.net.1.weight": torch.ones(64)}
+        tensors |= {"mlp.net.0.weight": torch.zeros(64, 32), **norm}
+        tensors |= {"mlp.net.4.num_batches_tracked": torch.tensor(9)}
         edit(folder / "config.json", {"architectures": ["BertForCL"]})
     torch.save(tensors, folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
