@@ -18,7 +18,12 @@ from sightline.cache.record import EncoderRecord
 from sightline.config_digest import config_sha256
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
-from sightline.sentence_transformers_folder import count_longer, positions, tokenizer_sha256
+from sightline.sentence_transformers_folder import (
+    count_longer,
+    lower_case,
+    positions,
+    tokenizer_sha256,
+)
 
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of resize filters, as image processors name them, that `resize` has."""
@@ -96,6 +101,9 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     _refuse(config, "pooling", "max_length", "prompt", "prompt_name")
     source, settings, model, identity = _loaded(config)
     tokenizer = source.tokenizer()
+    upper, lower = tokenizer(["A", "a"])["input_ids"]
+    if tokenizer.init_kwargs.get("do_lower_case") and upper != lower:
+        lower_case(tokenizer)  # SigLIP 2's, which Gemma's class in transformers ignores
     length = positions(settings.text_config)
     if length is None:
         raise SightlineError(f"{config.model}: config.json does not say how long texts may be")

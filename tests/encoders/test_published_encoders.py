@@ -15,13 +15,19 @@ from image_files import photograph
 from open_clip.push_to_hf_hub import save_for_hf
 from published_folders import WEIGHTS, add_tensors, edit, in_half
 from safetensors.torch import load_file
-from test_vision import MODELS, SQUARE, encoder, ours
+from test_vision import MODELS, SQUARE, TEXT, TOWERS, encoder, ours
 from tiny_encoder import make_encoder
 from tiny_models import CLIP, bert_folder
 from transformers import (
+    AutoModel,
+    AutoTokenizer,
     DINOv3ConvNextConfig,
     DINOv3ConvNextModel,
     DINOv3ViTImageProcessor,
+    GemmaTokenizer,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
 )
 
 from pipeline.encoders.config import named_encoder
@@ -88,6 +94,48 @@ def test_siglip_2_of_a_fixed_size_is_a_siglip(saved):
     edit(folder / "config.json", {"torch_dtype": "float32"}, ("dtype",))
     assert torch.equal(ours(folder, PIXELS), images)
     assert torch.equal(texts(folder), words)
+
+
+def gemma_tokenizer() -> GemmaTokenizer:
+    """As SigLIP 2's converter makes it: told to lower-case, which its class ignores."""
+    letters = "▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    tokens = [*special, *letters, *byte_tokens, "do", "dog", "▁dog", "Do"]
+    return GemmaTokenizer(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=[("d", "o"), ("do", "g"), ("▁", "dog"), ("D", "o")],
+        add_bos_token=False,
+        add_eos_token=True,
+        do_lower_case=True,
+        padding_side="right",
+        model_input_names=["input_ids"],
+    )
+
+
+def test_texts_of_siglip_2_are_lower_cased_and_padded_to_64(tmp_path):
+    tokenizer = gemma_tokenizer()
+    text = {**TEXT, "vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    SiglipModel(SiglipConfig(**{**TOWERS, "text_config": text})).save_pretrained(tmp_path)
+    SiglipImageProcessor(**SQUARE, resample=2).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["do_lower_case"]
+    assert config["tokenizer_class"] == "GemmaTokenizer"
+    told = ["A Dog, two DOGS", "ein Hund 猫", "", "dog " * 80]
+    theirs, words = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    lowered = [text.lower() for text in told]
+    batch = words(
+        lowered, padding="max_length", max_length=64, truncation=True, return_tensors="pt"
+    )
+    assert batch["input_ids"].shape == (4, 64)
+    assert "attention_mask" not in batch
+    with torch.inference_mode():
+        expected = theirs.get_text_features(**batch).pooler_output
+    built = encoder(tmp_path).build_text(CPU, "fp32")
+    assert built.lengths(told) == [64] * 4
+    assert built.count_cut(told) == 1
+    assert torch.allclose(built.encode(told, 64), expected, atol=1e-6)
 
 
 def open_clips(folder: Path, form: bool | str = "both", **text: object) -> Path:
