@@ -14,10 +14,13 @@ import torch
 from image_files import photograph
 from open_clip.push_to_hf_hub import save_for_hf
 from published_folders import WEIGHTS, add_tensors, edit, in_half
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from test_vision import MODELS, SQUARE, TEXT, TOWERS, encoder, ours
 from tiny_encoder import make_encoder
 from tiny_models import CLIP, bert_folder
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -25,6 +28,9 @@ from transformers import (
     DINOv3ConvNextModel,
     DINOv3ViTImageProcessor,
     GemmaTokenizer,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3Model,
     SiglipConfig,
     SiglipImageProcessor,
     SiglipModel,
@@ -239,3 +245,68 @@ def test_teachers_pickled_under_the_names_of_their_papers(tmp_path, teacher):
     (folder / WEIGHTS).unlink()
     (folder / "tokenizer.json").unlink()
     assert torch.equal(texts(folder, pooling="cls"), texts(plain, pooling="cls"))
+
+
+def qwen_embedding(folder: Path) -> Path:
+    """Qwen3-Embedding's layout: of sentence-transformers, without its maximum length."""
+    tokens = [*sorted(ByteLevel.alphabet()), "do", "dog", "Ġdog"]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=[("d", "o"), ("do", "g"), ("Ġ", "dog")],
+        padding_side="left",
+        eos_token="<|im_end|>",
+        model_max_length=131072,
+    )
+    end = ("<|endoftext|>", tokenizer.convert_tokens_to_ids("<|endoftext|>"))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A <|endoftext|>", pair="$A $B <|endoftext|>", special_tokens=[end]
+    )
+    tokenizer.save_pretrained(folder)
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
+    settings = Qwen3Config(vocab_size=len(tokenizer), **size, **heads)
+    Qwen3Model(settings).save_pretrained(folder, max_shard_size="8KB")
+    edit(folder / "config.json", {"architectures": ["Qwen3ForCausalLM"]})
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [
+        {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    others = (
+        "cls_token",
+        "mean_tokens",
+        "max_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+    )
+    pooling = {f"pooling_mode_{other}": False for other in others}
+    pooling |= {"word_embedding_dimension": 32, "pooling_mode_lasttoken": True}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps(pooling | {"include_prompt": True})
+    )
+    prompts = {"prompts": {"query": "Instruct: dog\nQuery:", "document": ""}}
+    prompts |= {"default_prompt_name": None, "similarity_fn_name": "cosine"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    return folder
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_qwen_3_embedding_with_either_names_of_its_tensors(tmp_path, prefix):
+    folder = qwen_embedding(tmp_path)
+    index = folder / "model.safetensors.index.json"
+    shards = sorted({*json.loads(index.read_text())["weight_map"].values()})
+    assert len(shards) > 1
+    if prefix:  # as a fine-tuned Qwen3ForCausalLM saves it
+        tensors = {k: v for name in shards for k, v in load_file(folder / name).items()}
+        save_file({prefix + k: v for k, v in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+        for name in (*shards, index.name):
+            (folder / name).unlink()
+    told = ["a dog", "Two dogs, 猫", "dog " * 20]
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    for name in (None, "query"):
+        built = encoder(folder, prompt_name=name).build_text(CPU, "fp32")
+        rows = built.encode(told, max(built.lengths(told)))
+        expected = theirs.encode(told, prompt_name=name or "document", convert_to_tensor=True)
+        assert torch.allclose(torch.nn.functional.normalize(rows), expected, atol=1e-5)
