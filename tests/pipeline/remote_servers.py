@@ -1,4 +1,4 @@
-"""What a team shares a cache through, as servers here: S3 and WebDAV.
+"""What a team shares a cache through, as servers here: S3, WebDAV, and HTTP, which is only read.
 
 A server listens on a free port of the loopback interface, and ends with its `with` block.
 """
@@ -86,3 +86,22 @@ def webdav(path: Path) -> Iterator[Remote]:
     with serving(app) as address:
         url = f"webdav://{address}/sightline"
         yield Remote(url, options={"user": USER}, secrets={"password": PASSWORD})
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[str]:
+    """The address of a web server that hands out the files of a remote and takes none."""
+
+    def answer(environ, start_response):
+        file = folder / environ["PATH_INFO"].lstrip("/")
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [])
+            return []
+        if not file.is_file():
+            start_response("404 Not Found", [])
+            return []
+        start_response("200 OK", [("Content-Length", str(file.stat().st_size))])
+        return [file.read_bytes()] if environ["REQUEST_METHOD"] == "GET" else []
+
+    with serving(answer) as address:
+        yield f"http://{address}"

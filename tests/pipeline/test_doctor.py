@@ -196,11 +196,14 @@ def test_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, run_doctor, tm
     from huggingface_hub import constants
 
     (tmp_path / ".dvc").mkdir()
-    (tmp_path / ".dvc" / "config").write_text("['remote \"team\"']\n    url = /shared/sightline\n")
+    remotes = {"team": "/shared/sightline", "mirror": "http://127.0.0.1:9/nobody-is-asked"}
+    sections = [f"['remote \"{name}\"']\n    url = {url}\n" for name, url in remotes.items()]
+    (tmp_path / ".dvc" / "config").write_text("".join([*sections, NO_SCM]))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the port that discards
     said = run_doctor()
-    assert "team (/shared/sightline)" in said
+    assert "team (/shared/sightline), mirror (http://127.0.0.1:9/nobody-is-asked)" in said
+    assert said.splitlines()[-1].split() == ["problems", "none"]
     assert "http://127.0.0.1:9 does not answer" in said
 
 

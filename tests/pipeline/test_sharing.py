@@ -16,7 +16,7 @@ import pytest
 import yaml
 from clones import CLIP, RESNET, ROOT, Clone, path_with, repository
 from demo_params import demo_params
-from remote_servers import PASSWORD, s3, webdav
+from remote_servers import PASSWORD, read_only, s3, webdav
 from tiny_scenes import TINY
 
 from sightline.cache import FeatureSet, verify
@@ -123,6 +123,23 @@ def test_a_feature_set_travels_and_the_password_stays_with_its_owner(server, own
             modify(mate, "--local", "team", option, value)
         mate.run("dvc", "pull", "-q", CLIP)
         assert verify(mate.folder / CLIP) == []
+
+
+def test_a_remote_that_can_only_be_read_serves_pull_and_repro(owner):
+    mate = owner.clone("reader")
+    pull, train = shown(NO_GPU)
+    with read_only(owner.folder.with_name("remote")) as address:
+        mate.run("dvc", "remote", "add", "-q", "-d", "-f", "team", address)
+        mate.run(*pull)
+        assert verify(mate.folder / CLIP) == []
+        code, out, err = mate.attempt(*train)
+        assert (code, err) == (0, "")
+        assert "run-cache is not supported for http" in out  # a run of others is made anew
+        assert "push" not in out
+        assert "2 stages done" in out
+        assert mate.calls() == ["code", "train mcse-clip 0"]
+        assert (mate.folder / RUN).read_text() == '{"rows": 2000}'
+        assert "1 stage done in" in mate.run(*train)
 
 
 @pytest.mark.slow
