@@ -9,6 +9,7 @@ import ast
 import math
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -100,8 +101,11 @@ def decode_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> Decod
 
 
 @dataclass(frozen=True)
-class _BatchDecoder(Dataset[Decoded]):
+class _BatchDecoder(Dataset[tuple[Tensor, Tensor]]):
     """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
+
+    What failed is pickled: uint8 [n]. A batch's message then holds two handles, which a pipe takes
+    whole or not at all; of a longer one a killed process may leave a half, and its parent wait.
 
     An item depends only on its entries, so the number of worker processes changes no byte, and
     requests can be decided at the last moment. A decode process shares its batch here, where it can
@@ -111,14 +115,16 @@ class _BatchDecoder(Dataset[Decoded]):
     batch_size: int
     read: Reader
 
-    def __getitem__(self, entries: Sequence[Any]) -> Decoded:
+    def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, Tensor]:
         pixels, failed = decode_batch(entries, self.batch_size, self.read)
+        pickled = torch.frombuffer(bytearray(pickle.dumps(failed)), dtype=torch.uint8)
         if get_worker_info() is not None:
             try:
                 pixels.share_memory_()
+                pickled.share_memory_()
             except (RuntimeError, OSError) as error:
                 raise _NotShared(str(error)) from error
-        return pixels, failed
+        return pixels, pickled
 
     def needed(self, workers: int) -> int:
         """Bytes of the batches that are decoded ahead, and of the one that is encoded."""
@@ -167,7 +173,8 @@ def decoded_batches(
         worker_init_fn=decode_worker_init if workers else None,
     )
     try:
-        yield from _watched(loader)
+        for pixels, pickled in _watched(loader):
+            yield pixels, pickle.loads(pickled.numpy().data)
     except _NotShared as error:
         reason = str(error).splitlines()[-1]  # below the traceback of the decode process
         raise _too_little_shared(decoder.needed(workers), workers, reason) from error
@@ -181,7 +188,7 @@ def decoded_batches(
         ) from error
 
 
-def _watched(loader: DataLoader[Decoded]) -> Iterator[Decoded]:
+def _watched(loader: DataLoader[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches; the end of a decode process is noticed here, within seconds.
 
     PyTorch's handler of SIGCHLD would raise in whatever the main thread does at that moment.

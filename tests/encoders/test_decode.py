@@ -183,6 +183,41 @@ def test_a_killed_decode_process_is_one_error_where_its_batch_is_missing(tmp_pat
 ROOM = r"/dev/shm has .* free of .*, and the batches of the decode processes \(2\) need 3.8 kB"
 
 
+def test_no_kill_leaves_half_a_message_in_the_pipe_of_decode_processes(tmp_path):
+    """The parent would wait for the other half: each process can write into that pipe.
+
+    A pipe takes PIPE_BUF bytes whole or not at all, whatever happens to the writer.
+    """
+    script = """
+import os, select, signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from pipeline.extract.decode_batches import decoded_batches
+from pipeline.extract.inputs import ImageEntry
+from test_decode import SMALL, ImageReader, Place
+
+parent, whole = os.getpid(), Connection._send
+
+def send(self, message, *more):
+    if os.getpid() != parent and len(message) > select.PIPE_BUF:
+        os.write(self.fileno(), bytes(message)[:100])
+        os.kill(os.getpid(), signal.SIGKILL)
+    whole(self, message, *more)
+
+Connection._send = send
+long = "x" * 200
+entries = [ImageEntry(Place(Path(long, str(row))), bytes([row]) * 32) for row in range(64)]
+for pixels, failed in decoded_batches(iter([entries] * 3), 64, ImageReader(SMALL), 2):
+    assert not pixels.any()
+    assert [*failed] == [entry.key for entry in entries]
+    print({failure["code"] for failure in failed.values()})
+"""
+    words = [sys.executable, "-c", script]
+    place = {"cwd": Path(__file__).parent, "capture_output": True, "text": True}
+    ended = subprocess.run(words, **place, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("{'missing'}\n" * 3, "")
+
+
 def test_too_little_shared_memory_is_said_before_a_process_starts(tmp_path, monkeypatch):
     usage = shutil.disk_usage("/")._replace(total=4000, free=3839)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
