@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter
 
+from pipeline.datasets.images import passing_hidden
 from pipeline.datasets.source import DatasetError
-from sightline.atomic_files import folders_below, is_hidden
+from sightline.atomic_files import folders_below
 from sightline.errors import first_lines
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet
@@ -70,17 +71,16 @@ class Listing(NamedTuple):
         return not {_SPLITS, _STATE}.isdisjoint(self.names)
 
 
-def on_disk(path: Path) -> Listing:
-    """The files below a folder, hidden folders left out.
+def on_disk(path: Path, ignored: Counter[str] | None = None) -> Listing:
+    """The files below a folder, hidden folders left out, and counted in ``ignored``.
 
     Raises:
         DatasetError: no such folder.
     """
     if not path.is_dir():
         raise DatasetError(f"{path}: no such file or folder; check the path")
-    folders = (
-        (parent.relative_to(path), files) for parent, files in folders_below(path, is_hidden)
-    )
+    skipped = passing_hidden(Counter() if ignored is None else ignored)
+    folders = ((parent.relative_to(path), files) for parent, files in folders_below(path, skipped))
     names = ((parent / name).as_posix() for parent, files in folders for name in files)
     return Listing(str(path), path, frozenset(names))
 

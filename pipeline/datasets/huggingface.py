@@ -130,12 +130,15 @@ class HuggingFaceSource(Source):
             return self.images
         return self.path.parent if self.path.is_file() else self.path
 
-    def _files(self) -> tuple[Listing, dict[str, list[str]]]:
-        """The data set's files: all, and those of each of its splits."""
+    def _files(self, ignored: Counter[str]) -> tuple[Listing, dict[str, list[str]]]:
+        """The data set's files: all, and those of each of its splits; see `on_disk`."""
         if self.name is None and self.path.is_file():
             name = self.path.name
             return Listing(str(self.path), self.path.parent, frozenset({name})), {"": [name]}
-        listing = on_disk(self.path) if self.name is None else on_hub(self.name, self.revision)
+        if self.name is None:
+            listing = on_disk(self.path, ignored)
+        else:
+            listing = on_hub(self.name, self.revision)
         return listing, files_by_split(listing, self.config)
 
     def prepare(
@@ -150,7 +153,7 @@ class HuggingFaceSource(Source):
             SightlineError: the data set is missing, damaged or cannot be fetched, a column or split
                 is missing or has another type, or there are no images with captions.
         """
-        listing, by_split = self._files()
+        listing, by_split = self._files(report.ignored)
         if self.name is not None:
             report.facts |= {_COMMIT: listing.folder.name, HUB_DATASET: self.name}
         splits = _chosen(self, listing.where, by_split)

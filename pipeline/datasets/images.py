@@ -7,7 +7,7 @@ import os
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -29,6 +29,8 @@ SUFFIXES = frozenset(
         *("ppm", "pgm", "pbm", "pnm"),
     )
 )
+HIDDEN_FOLDERS = "hidden folders"
+"""Their entry among what a source leaves out."""
 _BATCH = 256  # files per task: enough to outweigh scheduling
 _MOST_PIXELS = (1 << 31) - 1  # of an edge in the manifest; headers can declare more
 
@@ -89,7 +91,7 @@ def scan_images(
             if progress is not None:
                 progress("reading", min(start + _BATCH, len(paths)), len(paths), "images")
     report.counts["images"] = len(paths)
-    report.counts["files_ignored"] = report.ignored.total()
+    report.counts["files_ignored"] = report.ignored.total() - report.ignored[HIDDEN_FOLDERS]
     if leave_out:
         report.counts["images_left_out"] = len(paths_below) - len(paths)
     report.note("unreadable_images", (paths[i] for i in np.flatnonzero(sizes[:, 0] == 0)))
@@ -99,7 +101,7 @@ def scan_images(
 def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
     """The image files below ``folder``, as paths from ``root``, and the number of others by suffix.
 
-    Hidden files and folders are left out. Linked folders are followed, each folder once.
+    Hidden files and folders are left out too. Linked folders are followed, each folder once.
 
     Raises:
         DatasetError: no such folder, no images in it, or a name that no manifest may hold.
@@ -108,7 +110,7 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
         raise DatasetError(f"{folder}: no such image folder; check the path")
     images: list[str] = []
     ignored: Counter[str] = Counter()
-    for parent, files in folders_below(folder, is_hidden):
+    for parent, files in folders_below(folder, passing_hidden(ignored)):
         relative = PurePosixPath(parent.relative_to(root).as_posix())
         for name in files:
             suffix = suffix_of(name)
@@ -118,10 +120,21 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
             images.append(_usable(str(relative / name), folder))
     if not images:
         raise DatasetError(
-            f"{folder}: no images in this folder ({ignored.total()} other files; looked for "
-            f"{', '.join(sorted(SUFFIXES))}); check the path"
+            f"{folder}: no images in this folder ({ignored.total()} other files or hidden folders; "
+            f"looked for {', '.join(sorted(SUFFIXES))}); check the path"
         )
     return images, ignored
+
+
+def passing_hidden(ignored: Counter[str]) -> Callable[[str], bool]:
+    """Whether a folder is hidden, for `folders_below`; counts in ``ignored`` those that are."""
+
+    def skipped(name: str) -> bool:
+        if hidden := is_hidden(name):
+            ignored[HIDDEN_FOLDERS] += 1
+        return hidden
+
+    return skipped
 
 
 def suffix_of(name: str) -> str:

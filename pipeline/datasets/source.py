@@ -129,7 +129,8 @@ class PrepareReport:
         shards: for each file of a data set that comes in several, its counts by name.
         facts: what readers of the manifests need to know, by name.
         notes: lines for the terminal, below the summary.
-        ignored: suffix (or ``hidden``) → number of files, or members of tars, left out for it.
+        ignored: suffix, ``hidden`` or ``hidden folders`` → number of files, members of tars, or
+            folders left out for it.
         guesses: what was read otherwise than it is written, or chosen unasked; also in the notes.
     """
 
@@ -209,7 +210,7 @@ class PrepareReport:
         lines = [f"{self.kind}: " + ", ".join(parts), *self.notes]
         if self.ignored:
             kinds = ", ".join(f"{n:,} {name}" for name, n in self.ignored.most_common(MOST_SHOWN))
-            lines.append(f"files and members left out by their suffix: {kinds}")
+            lines.append(f"files and members left out by their names: {kinds}")
         return "\n  ".join(lines)
 
 

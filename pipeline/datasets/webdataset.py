@@ -14,7 +14,7 @@ from typing import IO, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 
-from pipeline.datasets.images import SUFFIXES, any_pixel_count, suffix_of
+from pipeline.datasets.images import SUFFIXES, any_pixel_count, passing_hidden, suffix_of
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
     DatasetError,
@@ -24,7 +24,7 @@ from pipeline.datasets.source import (
     split_name,
 )
 from pipeline.datasets.tar_shard import Member, members
-from sightline.atomic_files import folders_below, is_hidden
+from sightline.atomic_files import folders_below
 from sightline.cache.manifest import Place
 
 _EVERY = "*.tar"
@@ -148,7 +148,8 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
 def _note_others(root: Path, shards: Set[Path], report: PrepareReport) -> None:
     """Record the files below ``root`` that the default pattern does not name."""
     folders = (
-        (parent.relative_to(root), names) for parent, names in folders_below(root, is_hidden)
+        (parent.relative_to(root), names)
+        for parent, names in folders_below(root, passing_hidden(report.ignored))
     )
     files = {folder / name for folder, names in folders for name in names}
     others = sorted(files - shards)

@@ -161,7 +161,7 @@ def test_linked_folders_are_followed_once_and_hidden_ones_are_not(make_images, p
     names = ["a.jpg", "linked/deep/f.jpg", "linked/e.jpg", "real/d.jpg"]
     assert column(out, "image_id") == names
     assert report.counts["files_ignored"] == 1
-    assert report.ignored == {"hidden": 1}
+    assert report.ignored == {"hidden": 1, "hidden folders": 1}
 
 
 def test_an_image_folder_that_is_missing_empty_or_has_an_unprintable_name(prepare, make_images):

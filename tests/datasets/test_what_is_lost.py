@@ -11,8 +11,8 @@ import pytest
 from packed import picture, write_tar
 
 from pipeline.datasets import losses
-from pipeline.datasets.prepared_output import prepare_dataset
-from pipeline.datasets.source import DatasetError, PrepareReport
+from pipeline.datasets.prepared_output import prepare, prepare_dataset
+from pipeline.datasets.source import DatasetError, PrepareReport, Source
 from sightline.errors import SightlineError
 
 SOURCES = ("csv", "tsv", "token", "jsonl", "karpathy", "coco", "webdataset", "huggingface")
@@ -187,6 +187,23 @@ def read(tmp_path: Path, kind: str, **given) -> dict:
     out = tmp_path / f"out-{kind}"
     prepare_dataset(kind, out, **given)
     return json.loads((out / "dataset.json").read_text())
+
+
+def test_hidden_folders_are_counted_by_every_source(tmp_path):
+    for source in ("csv", "webdataset", "huggingface"):
+        kind, given = build(source, tmp_path / source, GOOD)
+        if kind == "webdataset":
+            given = {"images": tmp_path / source}
+        for name in (".thumbs", "deep/.cache"):
+            (tmp_path / source / name).mkdir(parents=True)
+            for suffix in ("png", "tar", "parquet"):
+                (tmp_path / source / name / f"a.{suffix}").write_bytes(picture(0))
+        data = Source.model_validate({"kind": kind, **given})
+        lines = prepare(data, tmp_path / f"out-{source}").summary()
+        record = json.loads((tmp_path / f"out-{source}/dataset.json").read_text())
+        assert record["ignored"]["hidden folders"] == 2, source
+        assert record["problem_counts"] == {}
+        assert re.search("left out by their names: .*2 hidden folders", lines), source
 
 
 def test_files_and_members_that_are_not_read_are_counted_by_suffix(tmp_path):
