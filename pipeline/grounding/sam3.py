@@ -12,6 +12,7 @@ from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.settings import Sam3Settings
 from sightline.devices import computing
+from sightline.sentence_transformers_folder import count_longer
 
 MAX_TOKENS = 32
 """Tokens of a phrase that the model reads, as in its processor."""
@@ -111,6 +112,10 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
         dropped: list[Dropped] = []
         for span in spans:
             phrase = caption.text[slice(*span)]
+            if count_longer(self._processor.tokenizer, [phrase.lower()], MAX_TOKENS):
+                detail = f"longer than the {MAX_TOKENS} tokens that the model reads"
+                dropped.append(Dropped(phrase, "too_long", detail))
+                continue
             boxes, scores, masks = instances[caption.image_key, phrase.lower()]
             if len(boxes):
                 grounded.append(Grounded(phrase, *span, boxes, scores, masks))

@@ -357,6 +357,17 @@ def test_sam3_finds_what_the_librarys_processor_finds_batched(folders):
     assert [each.reason for each in answers[3][1]] == ["no_phrase"]
 
 
+def test_a_phrase_that_sam3_cannot_read_whole_is_a_drop(folders):
+    text = "a " + "red brown " * 20 + "dog and the dog"
+    ((found, dropped),) = grounder(folders, "sam3", threshold=0.0).ground(
+        pictures((40, 60)), captions_of([text])
+    )
+    assert [each.phrase for each in found] == ["the dog"]
+    (drop,) = dropped
+    assert (drop.phrase, drop.reason) == (text.partition(" and")[0], "too_long")
+    assert drop.detail == "longer than the 32 tokens that the model reads"
+
+
 def test_the_image_model_of_sam3_alone_answers_as_the_published_one(folders, tmp_path):
     Sam3Model.from_pretrained(folders / "sam3").save_pretrained(tmp_path / "sam3")
     Sam3Processor.from_pretrained(folders / "sam3").save_pretrained(tmp_path / "sam3")
