@@ -14,6 +14,7 @@ from sightline.errors import SightlineError
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from sightline.sentence_transformers_folder import (
     check_first_token,
+    count_longer,
     load_model,
     load_tokenizer,
     own_max_length,
@@ -127,6 +128,10 @@ class Embedder:
     def dim(self) -> int:
         """Length of an embedding, d."""
         return int(self.model.config.hidden_size)
+
+    def count_cut(self, sentences: Sequence[str]) -> int:
+        """How many have more tokens than the maximum length, which are cut."""
+        return count_longer(self.tokenizer, sentences, self.max_length)
 
     def encode(
         self, sentences: Sequence[str], *, batch_size: int = 64, normalize: bool | None = None

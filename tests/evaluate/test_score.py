@@ -390,3 +390,15 @@ def test_one_test_set_of_a_task_is_scored_alone_and_without_a_mean(senteval):
 def test_the_result_of_a_path_is_kept_in_one_folder_of_out(tmp_path, given):
     _save([untrained_result(given)], tmp_path, [])
     assert [path.name for path in tmp_path.iterdir()] == ["models--bert"]
+
+
+def test_sentences_that_the_model_cuts_are_a_note_of_the_result(encoder_folder, tmp_path):
+    rows = ["5\ta dog\tthe dog", "1\t" + "a tree " * 60 + "\ta house", "0\ta cat\t" + "dog " * 60]
+    file = tmp_path / "pairs.tsv"
+    file.write_text(HEADER + "\n".join(rows))
+    tasks = Evaluation.load({"similarity": {"data": str(file)}})
+    result = evaluate_model(EvaluatedModel.load(str(encoder_folder), "cls"), tasks)
+    note = "similarity: 2 of 6 distinct sentences are longer than 40 tokens and cut"
+    assert result.tasks["similarity"].notes == (note,)
+    assert make_table([result]).notes == (f"{encoder_folder}: {note}",)
+    assert evaluate_model(model(), tasks).tasks["similarity"].notes == ()

@@ -10,6 +10,7 @@ from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from sightline.hardware import versions
 from sightline.plugins import expect
+from sightline.wording import counted
 from train.code_digest import code_of_task
 from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
 from train.evaluate.task import TASKS, Task, make_task
@@ -91,6 +92,7 @@ class Evaluation:
         for name, task in chosen.items():
             try:
                 scored = _scored(name, task, task.score(model))
+                scored["notes"] = (*scored["notes"], *_cut(model, task))
             except SightlineError as error:
                 if failed is None:
                     raise
@@ -228,6 +230,17 @@ def accept_run(file: Path, folder: Path, before: str) -> None:
 def digest_of_run(folder: Path) -> str:
     """SHA-256 (hex) of run.json, which every training rewrites."""
     return key_of_file(folder / FILE_NAME).hex()
+
+
+def _cut(model: EvaluatedModel, task: Task[Any]) -> list[str]:
+    """A note on the sentences of a task that are longer than the model reads."""
+    sentences = list(dict.fromkeys(task.sentences()))
+    cut = model.embedder.count_cut(sentences)
+    if not cut:
+        return []
+    most, verb = model.embedder.max_length, "is" if len(sentences) == 1 else "are"
+    what = counted(len(sentences), "distinct sentence")
+    return [f"{task.name}: {cut:,} of {what} {verb} longer than {most} tokens and cut"]
 
 
 def _measured(name: str, task: Task[Any]) -> TaskResult:
