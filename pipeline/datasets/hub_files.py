@@ -30,6 +30,8 @@ from sightline.user_files import read_json
 
 TABLES = (".parquet", ".arrow")
 DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
+_PLAIN = ("/tmp", "/var/tmp")
+"""Where empty files are shown to `datasets` if the temporary folder has a name for it."""
 _SPLITS, _STATE = "dataset_dict.json", "state.json"  # of save_to_disk
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
 
@@ -150,7 +152,7 @@ def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]
             "`webdataset`, for a folder of images `pairs`"
         )
     datasets = require("datasets", "a Hugging Face data set")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=_plain_folder()) as scratch:
         shown = Path(scratch, "shown").resolve()
         _show(listing, shown)
         try:
@@ -183,6 +185,18 @@ def _configurations(datasets: Any, shown: Path) -> list[str]:
     with suppress(Exception), quiet():
         return datasets.get_dataset_config_names(str(shown))
     return []
+
+
+def _plain_folder() -> str:
+    """A folder for temporary files whose path is no pattern, and no address, to `datasets`."""
+    for name in (tempfile.gettempdir(), *_PLAIN):
+        folder = os.path.realpath(name)
+        if glob.escape(folder) == folder and "::" not in folder and os.access(folder, os.W_OK):
+            return folder
+    raise DatasetError(
+        f"{tempfile.gettempdir()}: `datasets` takes the path of this temporary folder for a "
+        "pattern or an address; set TMPDIR to a folder without *, ?, [ and :: in its path"
+    )
 
 
 def _show(listing: Listing, folder: Path) -> None:

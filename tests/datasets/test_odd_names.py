@@ -59,5 +59,24 @@ def test_a_folder_is_itself_whatever_its_name_means_to_a_library(kind, tmp_path,
         shutil.rmtree(here)
 
 
+def test_the_temporary_folder_may_have_any_name(tmp_path, monkeypatch, said):
+    fill("parquet", tmp_path / "mine", 0)
+    command = words("parquet", str(tmp_path / "mine"))
+    assert said(*command, "--out", tmp_path / "expected")[0] == 0
+    failed = []
+    for number, name in enumerate(ODD_NAMES):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
+        code, _, error = said(*command, "--out", tmp_path / f"out-{number}")
+        if code or manifests(tmp_path / f"out-{number}") != manifests(tmp_path / "expected"):
+            failed.append((name, error))
+        assert not any((tmp_path / name).iterdir())
+    assert failed == []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a[bc]"))
+    monkeypatch.setattr("pipeline.datasets.hub_files._PLAIN", ())
+    code, _, error = said(*command, "--out", tmp_path / "refused")
+    assert (code, "set TMPDIR to a folder" in error) == (1, True)
+
+
 def manifests(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
