@@ -25,9 +25,10 @@ from tiny_encoder import make_encoder
 from pipeline import graph
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.encoder import TextEncoder, checked_encoder
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from pipeline.params import load_params
-from sightline.cache import FeatureSet, key_of_file, verify
+from sightline.cache import EncoderRecord, FeatureSet, key_of_file, verify
 from sightline.cache.groundings import read_phrases
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
@@ -464,7 +465,26 @@ MISTAKES = [
     ("odd_one_out", "Settings = TaskSettings", "Settings = dict", SCORING, "a subclass"),
     ("odd_one_out", "return TaskResult(scores=", "return dict(scores=", SCORING, "TaskResult"),
     ("odd_one_out", "return (Metric(", "return ((3, ", SCORING, "Metric"),
+    ("sidecar", "report, strict=False)", "report, strict=False); self._spoil(folder)", PREPARING,
+     "columns of captions.parquet: found ['text']"),
+    ("odd_one_out", "return (sentence for triple", "return (3 for triple", SCORING,
+     "sentences, one of its list: found 3"),
+    ("odd_one_out", "return (sentence for triple in self.triples for sentence in triple)",
+     "return 'a dog'", SCORING, "sentences: found 'a dog'"),
+    ("hardest", "    def terms(", "    def statistics(self, batch):\n        return {'x': 3}\n\n"
+     "    def terms(", TRAINING, "statistics, x: found 3"),
+    ("hardest", "    def terms(", "    def statistics(self, batch):\n        return []\n\n"
+     "    def terms(", TRAINING, "statistics: found []"),
+    ("hardest", "    def terms(", "    def warnings(self, batches):\n        return 'odd'\n\n"
+     "    def terms(", TRAINING, "warnings: found 'odd'"),
 ]  # fmt: skip
+SPOILING = """
+    def _spoil(self, folder):
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), folder / "captions.parquet")
+"""
 
 
 @pytest.mark.parametrize(("module", "old", "new", "command", "message"), MISTAKES)
@@ -489,9 +509,30 @@ def test_a_packages_mistake_is_the_packages(
             "from torch import Tensor", "import torch\nfrom torch import Tensor"
         )
     assert old in mended
+    if "_spoil" in new:
+        new += "\n" + SPOILING
     path = lamplight / "lamplight" / f"{module}.py"
     path.write_text(mended.replace(old, new))
     said = refused(capsys, *command)
     assert message in said
     assert "lamplight" in said
     assert "bug in Sightline" not in said
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (lambda texts: 3, "`lengths` of what it makes: found 3 (int), expected Input should be"),
+        (lambda texts: [2.5] * len(texts), "`lengths` of what it makes.0: found 2.5 (float)"),
+        (lambda texts: [0] * len(texts), "`lengths` of what it makes.0: found 0 (int)"),
+        (lambda texts: [2], "found [2] (list), expected one for each of 3 texts; fix the package"),
+    ],
+)
+def test_lengths_that_are_none_are_the_packages_mistake(lengths, message):
+    def build_text(config, device, precision):
+        identity = EncoderRecord(name="a/b", source="random:0", weights_sha256="0" * 64)
+        return TextEncoder(identity, 3, {}, lengths, lambda texts, length: None)
+
+    encoder = checked_encoder(build_text(None, None, None), build_text, "build_text")
+    with pytest.raises(SightlineError, match=re.escape(message)):
+        encoder.lengths(["a", "b", "c"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -231,3 +232,27 @@ def test_a_kind_whose_function_is_missing_is_one_error(album, hearing, capsys):
 def test_an_encoder_that_cannot_hear_is_one_error(album, capsys):
     words = [*AUDIO[:-1], "--encoder", "resnet18"]
     assert "has no method build_audio" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("yield BatchResult(batch, ", "yield (batch, ", "a result of `compute`: found (Batch("),
+        ("BatchResult(batch, ", "BatchResult(3, ", "a result of `compute`, batch: found 3"),
+        (".reshape(-1, 3)", ".reshape(-1, 1)", "rows: found (9, 1) (tuple), expected [3, 3]"),
+        (".reshape(-1, 3)", ".reshape(-1, 3)[1:]", "found (2, 3) (tuple), expected [3, 3], with"),
+        (".reshape(-1, 3), failed", ".tolist(), failed", "a result of `compute`, rows: found [["),
+        ('"code": "silent", ', "", "failed: found {'path': "),
+        ("failed[key.tobytes()] = why", "failed[3] = why", "failed.3.[key]: found 3"),
+        ("    return Encoding(", "    return Encoding({}, lambda *_: 3) or (", "returns: found 3"),
+    ],
+)
+def test_a_result_that_is_none_is_the_packages_mistake(album, hearing, capsys, old, new, message):
+    np.save(next(Path("clips").iterdir()), np.zeros(0, np.float32))
+    source = (hearing / "hearing.py").read_text()
+    assert old in source
+    (hearing / "hearing.py").write_text(source.replace(old, new))
+    said = refused(capsys, *AUDIO[:-1])
+    assert message in said
+    assert "hearing.encode_clips" in said
+    assert "fix the package 'hearing'" in said

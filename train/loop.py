@@ -33,7 +33,7 @@ from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, Student
-from train.objectives.objective import Views
+from train.objectives.objective import Views, statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import FAILURE_FILE, LOOP_FILE, MODEL_FILE, RunFolder
@@ -208,7 +208,7 @@ class Loop:
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         own.backward(_rows(sentences, shares[rank]), _rows(phrases, of_shares[rank]))
         terms = {name: term.detach() for name, term in terms.items()}
-        self._window.add(terms, self._model.objective.statistics(batch), parts)
+        self._window.add(terms, statistics_of(self._model.objective, batch), parts)
         return terms
 
     def _check_finite(self) -> None:

@@ -20,6 +20,7 @@ from train.data import first_paired
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_export, export_heads, export_model
+from train.objectives.objective import warnings_of
 from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
 from train.run_folder import CHECKPOINTS, RunFolder
 from train.run_inputs import RunInputs
@@ -378,7 +379,8 @@ def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> Non
             f"{spec.run}: {100 * repeated / rows:.1f} % of the rows of the first {count} batches "
             "share their text or image with another row of their batch, which counts as a negative"
         )
-    for line in inputs.objective.warnings(first_paired(data, micro_batches(spec.train, data))):
+    paired = first_paired(data, micro_batches(spec.train, data))
+    for line in warnings_of(inputs.objective, paired):
         tell(f"{spec.run}: warning: {line}")
 
 

@@ -12,13 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, Source
-from sightline.cache.manifest import IMAGES, SENTENCES, read_manifest, read_schema
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest, read_schema
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
 from sightline.errors import CacheError
 from sightline.output import Output, json_record
 from sightline.plugins import wrong
 from sightline.settings import explain
 
+_SCHEMAS = dict(zip(MANIFESTS, (IMAGES, CAPTIONS, SENTENCES), strict=True))
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
 
 
@@ -35,7 +36,7 @@ def prepare(source: Source, out: Path, progress: Progress | None = None) -> Prep
         source.prepare(folder, report, progress)
         if missing := [name for name in MANIFESTS if not (folder / name).is_file()]:
             raise wrong(source, "files that prepare did not write", missing, "every manifest")
-        for name, (schema, _) in _IDENTITY.items():
+        for name, schema in _SCHEMAS.items():
             columns = dict(zip(schema.names, schema.types, strict=True))
             written = read_schema(folder / name)
             if dict(zip(written.names, written.types, strict=True)) != columns:

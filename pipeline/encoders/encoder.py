@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sightline.cache.record import EncoderRecord
-from sightline.plugins import expect, expect_array, expect_fields, expect_json, expect_valid
+from sightline.plugins import (
+    expect,
+    expect_array,
+    expect_fields,
+    expect_json,
+    expect_valid,
+    wrong,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipeline.encoders.preprocessing import ImagePreprocessing
 
-_Dim = Annotated[int, Field(ge=1)]
+_Positive = Annotated[int, Field(ge=1)]
 _PREPROCESSING = "`preprocessing` of what it makes"
 
 
@@ -45,7 +52,7 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
         expect_json(encoder.preprocessing, builder, _PREPROCESSING)
         kinds |= {"encode": callable, "lengths": callable}
     expect_fields(encoder, builder, kinds)
-    expect_valid(getattr(encoder, "dim", None), _Dim, builder, "`dim` of what it makes")
+    expect_valid(getattr(encoder, "dim", None), _Positive, builder, "`dim` of what it makes")
     options = getattr(encoder, "options", None)
     expect_valid(options, tuple[str, ...], builder, "`options` of what it makes")
     if method not in ("build_image", "build_text"):
@@ -57,7 +64,17 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
         expect_array(rows, "float32", (len(inputs), dim), builder, "`encode` of what it makes")
         return rows
 
-    return replace(encoder, encode=checked)
+    if method == "build_image":
+        return replace(encoder, encode=checked)
+
+    def checked_lengths(texts: Sequence[str]) -> list[int]:
+        lengths, what = encoder.lengths(texts), "`lengths` of what it makes"
+        expect_valid(lengths, list[_Positive], builder, what)
+        if len(lengths) != len(texts):
+            raise wrong(builder, what, lengths, f"one for each of {len(texts)} texts")
+        return lengths
+
+    return replace(encoder, encode=checked, lengths=checked_lengths)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import tee
@@ -26,7 +26,7 @@ from sightline.cache.record import set_output
 from sightline.devices import use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
-from sightline.plugins import expect
+from sightline.plugins import expect, expect_valid, wrong
 from sightline.user_files import short
 from sightline.wording import counted
 
@@ -209,7 +209,7 @@ def feature_job(
         kind.unit,
         keys,
         settings.batch_size,
-        encoding.compute,
+        partial(_checked_results, encoding.compute, encode, encoder.dim),
         _described,
         encoding.groups,
         encoding.lengths,
@@ -218,6 +218,30 @@ def feature_job(
         cut=encoding.cut,
         name_of=task.name_of,
     )
+
+
+def _checked_results(
+    compute: Compute,
+    encode: Callable[..., object],
+    dim: int,
+    batches: Iterator[Batch],
+    advance: Advance,
+) -> Iterator[BatchResult]:
+    """The results of ``compute``, which ``encode`` of a kind has made: each as it must be."""
+    results = compute(batches, advance)
+    for result in expect(results, Iterable, encode, "what `compute` of what it makes returns"):
+        what = "a result of `compute`"
+        expect(result, BatchResult, encode, what)
+        expect(result.batch, Batch, encode, f"{what}, batch")
+        expect_valid(result.failed, dict[bytes, dict[str, str]], encode, f"{what}, failed")
+        for failure in result.failed.values():
+            if failure.keys() != {"code", "path", "reason"}:
+                raise wrong(encode, f"{what}, failed", failure, "code, path and reason")
+        shape = sum(good_rows(result.batch, result.failed)), dim
+        if np.shape(expect(result.rows, np.ndarray, encode, f"{what}, rows")) != shape:
+            found = np.shape(result.rows)
+            raise wrong(encode, f"{what}, rows", found, f"{[*shape]}, without the failed ones")
+        yield result
 
 
 def encode_texts(task: ToEncode) -> Encoding:

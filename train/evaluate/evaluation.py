@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from sightline.hardware import versions
-from sightline.plugins import expect
+from sightline.plugins import expect, expect_all, wrong
 from sightline.wording import counted
 from train.code_digest import code_of_task
 from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
@@ -87,7 +87,7 @@ class Evaluation:
                 the first error ends the evaluation.
         """
         chosen = {name: self.tasks[name] for name in (self.tasks if names is None else names)}
-        model.encode_once(text for task in chosen.values() for text in task.sentences())
+        model.encode_once(text for task in chosen.values() for text in _sentences(task))
         results = {}
         for name, task in chosen.items():
             try:
@@ -232,9 +232,17 @@ def digest_of_run(folder: Path) -> str:
     return key_of_file(folder / FILE_NAME).hex()
 
 
+def _sentences(task: Task[Any]) -> Sequence[str]:
+    """All that a task has encoded; what is none is an error of its package."""
+    sentences = task.sentences()
+    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
+        raise wrong(task, "sentences", sentences, "an iterable of str")
+    return expect_all([*sentences], str, task, "sentences")
+
+
 def _cut(model: EvaluatedModel, task: Task[Any]) -> list[str]:
     """A note on the sentences of a task that are longer than the model reads."""
-    sentences = list(dict.fromkeys(task.sentences()))
+    sentences = list(dict.fromkeys(_sentences(task)))
     cut = model.embedder.count_cut(sentences)
     if not cut:
         return []

@@ -21,7 +21,15 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 from train.batch import Batch
-from train.objectives.objective import FeatureNeed, Heads, Objective, ObjectiveParams, Views
+from train.objectives.objective import (
+    FeatureNeed,
+    Heads,
+    Objective,
+    ObjectiveParams,
+    Views,
+    statistics_of,
+    warnings_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -181,7 +189,7 @@ class Combined(Objective[CombinedParams]):
         return {
             f"{name}.{figure}": value
             for name, part in self.objectives.items()
-            for figure, value in part.statistics(batch).items()
+            for figure, value in statistics_of(part, batch).items()
         }
 
     def warnings(self, batches: Iterable[Batch]) -> list[str]:
@@ -189,7 +197,7 @@ class Combined(Objective[CombinedParams]):
         return [
             f"{name}: {line}"
             for name, part in self.objectives.items()
-            for line in part.warnings(every)
+            for line in warnings_of(part, every)
         ]
 
     def describe(self) -> dict[str, Any]:

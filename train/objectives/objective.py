@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.feature_kind import RowOf, feature_kind
 from sightline.cache.record import Kind
-from sightline.plugins import expect_valid
+from sightline.plugins import expect, expect_all, expect_valid, wrong
 from sightline.settings import Settings
 from train.batch import Batch, feature_name
 
@@ -214,6 +214,20 @@ class Objective(ABC, Generic[P]):
         They make the same objective again (`make_objective`).
         """
         return self.params.model_dump(mode="json")
+
+
+def statistics_of(objective: Objective[Any], batch: Batch) -> dict[str, Tensor]:
+    """Its `statistics`; SightlineError if they are something else than scalars by name."""
+    figures = expect(objective.statistics(batch), dict, objective, "statistics")
+    for name, figure in figures.items():
+        if not isinstance(name, str) or getattr(figure, "shape", None) != ():
+            raise wrong(objective, f"statistics, {name}", figure, "a tensor of shape [] by name")
+    return figures
+
+
+def warnings_of(objective: Objective[Any], batches: Iterable[Batch]) -> Sequence[str]:
+    """Its `warnings`; SightlineError if they are something else than lines of text."""
+    return expect_all(objective.warnings(batches), str, objective, "warnings")
 
 
 _ZERO: Any = 0.0
