@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
+import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cures import PREPARE, TEXTS, Cure
+from PIL import Image
+
+NAMES = [f"{i}.png" for i in range(4)]
 
 
-def with_header(path: str, header: str, images: int = 1) -> None:
+def picture(number: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (3, 2), (number, 0, 0)).save(content, "PNG")
+    return content.getvalue()
+
+
+PICTURES = [{"bytes": picture(number), "path": f"{number}.png"} for number in range(4)]
+KARPATHY = {
+    "images": [{"filename": n, "split": "train", "sentences": [{"raw": "a"}]} for n in NAMES]
+}
+COCO = {
+    "images": [{"id": number, "file_name": name} for number, name in enumerate(NAMES)],
+    "annotations": [{"id": n, "image_id": n, "caption": "a"} for n in range(len(NAMES))],
+}
+
+
+def with_header(path: str, header: str, images: int = 1, caption: str = "a bird") -> None:
     """Captions under another header, the images' names in its first columns."""
-    names = sorted(file.name for file in Path("photos").iterdir())
-    lines = [",".join([name] * images + ["a red bird"]) for name in names]
+    lines = [",".join([name] * images + [caption]) for name in NAMES]
     Path(path).write_text("\n".join([header, *lines]) + "\n")
 
 
-def as_json(content: Callable[[list[str]], object]) -> None:
-    """Captions of the photographs in captions.json."""
-    names = sorted(file.name for file in Path("photos").iterdir())
-    Path("captions.json").write_text(json.dumps(content(names)))
+def as_json(content: object) -> Callable[[], object]:
+    return lambda: Path("captions.json").write_text(json.dumps(content))
 
 
-def a_table(columns: Mapping[str, object]) -> Callable[[], object]:
-    return lambda: pq.write_table(pa.table(columns), "t.parquet")
+def a_table(columns: Mapping[str, object], path: str = "t.parquet") -> Callable[[], object]:
+    def write() -> None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table(columns), path)
+
+    return write
 
 
 def captions_with(old: str, new: str) -> Callable[[], object]:
@@ -37,13 +59,48 @@ def captions_with(old: str, new: str) -> Callable[[], object]:
     return change
 
 
+def with_column(name: str, value: str) -> Callable[[], object]:
+    """The captions with a further column, which has one value."""
+
+    def add() -> None:
+        header, *lines = Path("captions.csv").read_text().splitlines()
+        lines = [f"{header},{name}", *(f"{line},{value}" for line in lines)]
+        Path("captions.csv").write_text("\n".join(lines) + "\n")
+
+    return add
+
+
+def list_of_images() -> None:
+    Path("list.txt").write_text("\n".join(NAMES))
+
+
+def packed() -> None:
+    """The photographs with captions in a tar, as `img2dataset` fetches them."""
+    Path("tars").mkdir()
+    Path("caption.txt").write_text("a red bird")
+    with tarfile.open("tars/0.tar", "w") as tar:
+        for path in sorted(Path("photos").iterdir()):
+            tar.add(path, path.name)
+            tar.add("caption.txt", f"{path.stem}.txt")
+
+
+def captioned(**columns: object) -> Callable[[], object]:
+    return a_table({"caption": ["a red bird"] * 4, **columns})
+
+
+def save_to_disk() -> None:
+    from datasets import Dataset, Image
+
+    Dataset(pq.read_table("t.parquet")).cast_column("image", Image()).save_to_disk("saved")
+
+
 VECTORS = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 8, pa.float32()), 2)
-
-
-IMAGE_ROWS = {"path": [f"{i}.png" for i in range(4)], "rows": VECTORS}
-
-
+IMAGE_ROWS = {"path": NAMES, "rows": VECTORS}
 IMPORT = "cache import t.parquet --out imported"
+FLICKR = "prepare flickr30k --set images=photos --set captions=captions.csv --out f"
+COCOS = "prepare coco --set images=photos --out c"
+WEBDATASET = "prepare webdataset --set images=tars --out w"
+HUGGINGFACE = "prepare huggingface --set path=t.parquet --out h"
 
 DATA = [
     Cure(
@@ -114,21 +171,144 @@ DATA = [
     Cure(
         "COCO's captions; use the kind `coco`",
         PREPARE.replace(".csv", ".json"),
-        passes="prepare coco --set images=photos --set captions.train=captions.json --out coco",
-        begins=lambda: as_json(lambda names: {
-            "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
-            "annotations": [{"id": n, "image_id": n, "caption": "a"} for n in range(len(names))],
-        }),
+        passes=f"{COCOS} --set captions.train=captions.json",
+        begins=as_json(COCO),
     ),
     Cure(
         "Karpathy's captions and splits; give it as `karpathy`",
         PREPARE.replace(".csv", ".json"),
         passes="prepare pairs --set images=photos --set karpathy=captions.json --out d",
-        begins=lambda: as_json(lambda names: {
-            "images": [
-                {"filename": name, "split": "train", "sentences": [{"raw": "a"}]} for name in names
-            ]
-        }),
+        begins=as_json(KARPATHY),
+    ),
+    Cure(
+        "name it with `split_column`, or remove `splits`",
+        f"{PREPARE} --set splits.train=[a]",
+        passes=f"{PREPARE} --set splits.train=[a] --set split_column=part",
+        begins=with_column("part", "a"),
+    ),
+    Cure(
+        "which `splits.{}` names; it has",
+        f"{PREPARE} --set splits.train=[b]",
+        passes=f"{PREPARE} --set splits.train=[a]",
+        begins=with_column("split", "a"),
+    ),
+    Cure(
+        "is a URL, expected the name of a file",
+        PREPARE,
+        (packed,),
+        "prepare webdataset --set images=tars --out w",
+        captions_with("0.png,", "https://example.org/0.png,"),
+    ),
+    Cure(
+        "the table holds the images themselves",
+        PREPARE.replace("captions.csv", "t.parquet"),
+        passes=HUGGINGFACE,
+        begins=captioned(image=PICTURES),
+    ),
+    Cure(
+        "write lists (`.tolist()`)",
+        PREPARE,
+        (lambda: with_header("captions.csv", "image,caption", caption="\"['a', 'b']\""),),
+        begins=lambda: with_header("captions.csv", "image,caption", caption="\"['a' 'b']\""),
+    ),
+    Cure(
+        "`splits`: give files of image names",
+        f"{PREPARE} --set splits.train=list.txt --set splits.dev=[a]",
+        passes=f"{PREPARE} --set splits.train=list.txt",
+        begins=list_of_images,
+    ),
+    Cure(
+        "give `splits` (lists of images) or `karpathy`",
+        f"{PREPARE} --set splits.train=list.txt --set karpathy=captions.json",
+        passes=f"{PREPARE} --set splits.train=list.txt",
+        begins=list_of_images,
+    ),
+    Cure(
+        "also gives splits; use one of them",
+        f"{PREPARE} --set splits.train=list.txt",
+        passes=PREPARE,
+        begins=lambda: (list_of_images(), with_column("split", "train")()),
+    ),
+    Cure(
+        "give `splits` (the lists of Flickr30k Entities)",
+        FLICKR,
+        passes=f"{FLICKR} --set splits.train=list.txt",
+        begins=list_of_images,
+    ),
+    Cure(
+        "give `captions` (COCO's JSON",
+        COCOS,
+        passes=f"{COCOS} --set captions.train=captions.json",
+        begins=as_json(COCO),
+    ),
+    Cure(
+        "`restval` is a split of `karpathy`",
+        f"{COCOS} --set captions.train=captions.json --set restval=true",
+        passes=f"{COCOS} --set karpathy=captions.json --set restval=true",
+        begins=as_json(KARPATHY),
+    ),
+    Cure(
+        "give `shards` or `splits`",
+        f"{WEBDATASET} --set shards=0.tar --set splits.train=0.tar",
+        passes=f"{WEBDATASET} --set splits.train=0.tar",
+        begins=packed,
+    ),
+    Cure(
+        "a shard is in several of `splits`",
+        f"{WEBDATASET} --set splits.train=*.tar --set splits.dev=0.tar",
+        passes=f"{WEBDATASET} --set splits.dev=0.tar",
+        begins=packed,
+    ),
+    Cure(
+        "expected a pattern below the folder `images`",
+        f"{WEBDATASET} --set shards=../tars/0.tar",
+        passes=f"{WEBDATASET} --set shards=0.tar",
+        begins=packed,
+    ),
+    Cure(
+        "for tar files use the kind `webdataset`",
+        "prepare huggingface --set path=tars --out h",
+        passes=WEBDATASET,
+        begins=packed,
+    ),
+    Cure(
+        "choose with `splits` or `split_column`",
+        HUGGINGFACE.replace("t.parquet", "saved"),
+        passes=HUGGINGFACE.replace("t.parquet", "saved") + " --set splits.train=restval",
+        begins=a_table(
+            {"image": PICTURES, "caption": NAMES}, "saved/data/restval-00000-of-00001.parquet"
+        ),
+    ),
+    Cure(
+        "an image belongs to only one",
+        f"{HUGGINGFACE} --set split_column=part --set splits.train=a --set splits.dev=a",
+        passes=f"{HUGGINGFACE} --set split_column=part --set splits.train=a",
+        begins=captioned(image=PICTURES, part=["a"] * 4),
+    ),
+    Cure(
+        "name one of them with `{}`",
+        HUGGINGFACE,
+        passes=f"{HUGGINGFACE} --set image=picture",
+        begins=captioned(picture=PICTURES),
+    ),
+    Cure(
+        "name another column with",
+        HUGGINGFACE,
+        passes=f"{HUGGINGFACE} --set image=picture",
+        begins=captioned(image=range(4), picture=PICTURES),
+    ),
+    Cure(
+        "so `images` does not apply; remove it",
+        f"{HUGGINGFACE} --set images=photos",
+        passes=HUGGINGFACE,
+        begins=captioned(image=PICTURES),
+    ),
+    Cure(
+        "save the data set again with `save_to_disk`",
+        HUGGINGFACE,
+        (save_to_disk,),
+        HUGGINGFACE.replace("t.parquet", "saved"),
+        begins=captioned(image=[{"bytes": None, "path": "photos/0.png"}, *PICTURES[1:]]),
     ),
     Cure(
         "convert the file with `tr '\\r' '\\n'`",

@@ -119,7 +119,10 @@ def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> No
         DatasetError: there is no such column, or it has none of a split's values.
     """
     if captions.splits is None:
-        raise DatasetError(f"{captions.where}: has no column of splits for `splits` to choose from")
+        raise DatasetError(
+            f"{captions.where}: has no column of splits for `splits` to choose from; name it with "
+            "`split_column`, or remove `splits`"
+        )
     values_there = set(captions.splits)
     for name, values in theirs.items():
         if missing := [value for value in values if value not in values_there]:

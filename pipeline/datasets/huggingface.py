@@ -453,7 +453,7 @@ class _Reader:
         if self._in_place:
             raise DatasetError(
                 f"{self.root}: row {name} holds its image, but earlier ones name theirs by path; "
-                "save the data set again with `to_parquet`, which puts all of them into it"
+                "save the data set again with `save_to_disk`, which puts all of them into it"
             )
         tar, offset = self._tars.add(data)
         return Place(Path(tar), offset, len(data))
