@@ -340,6 +340,8 @@ def test_a_task_with_anothers_metric_or_without_its_own_is_named(pairs):
     )
     with pytest.raises(SightlineError, match="both have a metric 'similarity'"):
         Evaluation({"similarity": similarity, "clash": clash})
+    renamed = Evaluation({"similarity": similarity, "mine": clash})
+    assert list(renamed.evaluated_on) == ["similarity", "mine: similarity"]
     with pytest.raises(SightlineError, match="'clash' returned other, but its metrics are sim"):
         Evaluation({"clash": clash}).score(model())
 

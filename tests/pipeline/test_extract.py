@@ -75,7 +75,7 @@ def test_decode_processes_and_a_sole_worker_change_no_byte(world, counts, more):
     assert files("new") == files("image")
 
 
-def test_a_temporary_folder_without_room_for_a_socket(fails, monkeypatch, world):
+def test_a_temporary_folder_without_room_for_a_socket(fails, says, monkeypatch, world):
     """Decode processes hand on batches over sockets; a command without them would hang."""
     deep = world / ("d" * 100)
     deep.mkdir()
@@ -83,7 +83,9 @@ def test_a_temporary_folder_without_room_for_a_socket(fails, monkeypatch, world)
     err = fails(*images())
     assert str(deep) in err
     assert "set TMPDIR to a folder on a local disk" in err
+    assert "or decode without processes (--workers 0)" in err
     assert not list(deep.iterdir())
+    says(*extracting("image", "new", "--batch-size", 2))
 
 
 def test_only_what_is_new_is_computed(world, counts):
