@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cures import PREPARE, TEXTS, Cure
+from cures import PREPARE, TEXTS, TOKENS, Cure
 from PIL import Image
 
 NAMES = [f"{i}.png" for i in range(4)]
@@ -88,6 +89,15 @@ def captioned(**columns: object) -> Callable[[], object]:
     return a_table({"caption": ["a red bird"] * 4, **columns})
 
 
+def two_configurations() -> None:
+    for name in "ab":
+        Path("both", name).mkdir(parents=True)
+        table = pa.table({"image": PICTURES, "caption": NAMES})
+        pq.write_table(table, Path("both", name, "t.parquet"))
+    listed = "".join(f"- config_name: {name}\n  data_files: {name}/*\n" for name in "ab")
+    Path("both/README.md").write_text(f"---\nconfigs:\n{listed}---\n")
+
+
 def save_to_disk() -> None:
     from datasets import Dataset, Image
 
@@ -152,13 +162,13 @@ DATA = [
         lambda: with_header("captions.txt", "picture,caption"),
     ),
     Cure(
-        "choose one of them with `{}`",
+        "choose one with `{}`",
         PREPARE,
         passes=f"{PREPARE} --set image=picture",
         begins=lambda: with_header("captions.csv", "picture,caption"),
     ),
     Cure(
-        "may both be the {}; choose one with",
+        "choose one with `{}`",
         PREPARE,
         passes=f"{PREPARE} --set image=file_name",
         begins=lambda: with_header("captions.csv", "file_name,filename,caption", 2),
@@ -193,7 +203,7 @@ DATA = [
         begins=with_column("split", "a"),
     ),
     Cure(
-        "is a URL, expected the name of a file",
+        "fetch them with `img2dataset --output_format webdataset`",
         PREPARE,
         (packed,),
         "prepare webdataset --set images=tars --out w",
@@ -286,7 +296,7 @@ DATA = [
         begins=captioned(image=PICTURES, part=["a"] * 4),
     ),
     Cure(
-        "name one of them with `{}`",
+        "choose one with `{}`",
         HUGGINGFACE,
         passes=f"{HUGGINGFACE} --set image=picture",
         begins=captioned(picture=PICTURES),
@@ -296,6 +306,19 @@ DATA = [
         HUGGINGFACE,
         passes=f"{HUGGINGFACE} --set image=picture",
         begins=captioned(image=range(4), picture=PICTURES),
+    ),
+    Cure(
+        "choose one with `config`",
+        HUGGINGFACE.replace("t.parquet", "both"),
+        passes=HUGGINGFACE.replace("t.parquet", "both") + " --set config=b",
+        begins=two_configurations,
+    ),
+    Cure(
+        "or prepare it: `sightline prepare sentences --set path={} --set column=NAME --out FOLDER`",
+        TOKENS.replace("--data d", "--data captions.csv"),
+        ("prepare sentences --set path=captions.csv --set column=caption --out FOLDER",),
+        TOKENS.replace("--data d", "--data FOLDER"),
+        lambda: shutil.rmtree("tokens"),
     ),
     Cure(
         "so `images` does not apply; remove it",

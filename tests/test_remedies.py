@@ -21,11 +21,37 @@ REMEDY = re.compile(r"`[^`]+`|(?<![\w-])--[a-z]\S* \S|\S (?<![\w-])--[a-z]")
 ERROR = re.compile(r"(Error|Keys|Loss|BadParameter|refusal|missing)$")
 
 
+TREES = {
+    path: ast.parse(path.read_text(encoding="utf-8"))
+    for room in ("sightline", "pipeline", "train")
+    for path in sorted((ROOT / room).rglob("*.py"))
+}
+
+
+def constants() -> dict[str, str]:
+    """The texts that modules of the product give names in capitals."""
+    return {
+        target.id: text_of(node.value)
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.isupper()
+        if isinstance(node.value, ast.Constant | ast.JoinedStr)
+    }
+
+
 def text_of(node: ast.AST) -> str:
     """A string as it stands in the source, with {} for what is filled in."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
+    if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
+        return CONSTANTS.get(node.value.id, "{}")
     return "".join(map(text_of, node.values)) if isinstance(node, ast.JoinedStr) else "{}"
+
+
+CONSTANTS: dict[str, str] = {}
+CONSTANTS |= constants()
 
 
 def strings_in(node: ast.AST) -> Iterator[str]:
@@ -53,9 +79,8 @@ def remedies() -> dict[str, str]:
     """Each message of the product that names a command, an option or a key, and its file."""
     return {
         message: path.relative_to(ROOT).as_posix()
-        for room in ("sightline", "pipeline", "train")
-        for path in sorted((ROOT / room).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
         if makes_a_message(node)
         for message in strings_in(node)
         if REMEDY.search(message)
@@ -76,6 +101,8 @@ ELSEWHERE = {
     "test_a_missing_file_is_put_back_and_asked_for_again",
     "with its `task`": "tests/evaluate/test_score.py::"
     "test_a_task_with_anothers_metric_or_without_its_own_is_named",
+    "Of SentEval's files, give the folder `downstream`": "tests/evaluate/test_score.py::"
+    "test_a_file_of_senteval_is_read_through_its_folder",
     "keep a copy, or pass --overwrite": "tests/pipeline/test_configure.py::"
     "test_the_file_is_complete_and_edits_are_kept_without_overwrite",
     "a part, which changes the configuration named before it": "tests/pipeline/test_configure.py::"
@@ -111,7 +138,8 @@ READ = {
     "SetWriter: call `plan` first": "a mistake in the code that writes a set",
     "expected a mapping with a `{}`": "says what the value is, not what to run",
     "--source {}: {}": "says what the value is, not what to run",
-    "has columns {}; expected one `text` of strings": "says what the file is, not what to run",
+    "but the segmenter sam2 needs it; run: ": "an index of packages",
+    "set TMPDIR to a folder without": "a folder of the machine",
     "truncated, or not made by `sightline cache export`": "the other machine has the whole tar",
     "expected a tar from `sightline cache export`": "the other machine has the tar",
     "hides Sightline's own package": "a script of the user",

@@ -111,6 +111,12 @@ def test_pairs_of_senteval_are_read_and_squeezed(senteval):
     assert pairs.second[1] == "the house"  # before its licence columns
 
 
+def test_a_file_of_senteval_is_read_through_its_folder(senteval):
+    with pytest.raises(SightlineError, match="Of SentEval's files, give the folder `downstream`"):
+        sts.load_graded_pairs(senteval / "STS/STSBenchmark/sts-dev.csv")
+    assert len(sts.load_graded_pairs(senteval)) == 4
+
+
 TABLE, BENCHMARK = "set.tsv", "STS/STSBenchmark/sts-test.csv"
 INPUT, GOLD = (f"STS/STS12-en-test/STS.{kind}.MSRpar.txt" for kind in ("input", "gs"))
 SICK, SICK_HEADER = "SICK/SICK_test_annotated.txt", "A\tsentence_A\tsentence_B\trelatedness_score\n"
