@@ -75,7 +75,7 @@ _WORDS: dict[FileKind, tuple[str, str]] = {
     "pytorch": ("a PyTorch pickle", _PICKLE),
     "pickle": ("a pickle", _PICKLE),
     "npy_objects": ("a NumPy file of Python objects, which is a pickle", _PICKLE),
-    "tar": ("a tar archive", ""),
+    "tar": ("a tar archive", "use the kind `webdataset`, or unpack it: `tar xf {}`"),
     "parquet": ("a Parquet file", ""),
     "arrow": ("an Arrow or Feather file", ""),
     "feather1": ("a Feather file of version 1", "write version 2, which is Arrow, or Parquet"),

@@ -58,8 +58,9 @@ _BATCH, _PICTURES = 1000, 64
 _LONGEST_HEADER = 1000
 _OBJECT, _ANY = TypeAdapter(dict[str, Any]), TypeAdapter(list[dict[str, Any]] | dict[str, Any])
 
-Row = tuple[int, list[Any]]
-"""Number of a row in its file, from 1 (for text, of its last line), and its values."""
+Row = tuple[int | str, list[Any]]
+"""Number of a row in its file, from 1 (for text, of its last line), or the name of its own file;
+and its values."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class OutsideTable:
     path: Path
     columns: tuple[str, ...]
     read: Callable[[Sequence[str]], Iterator[Row]]
-    unit: Literal["line", "row"] = "line"
+    unit: Literal["line", "row", "file"] = "line"
     text: bool = False
     notes: list[str] = field(default_factory=list)
 
@@ -234,7 +235,7 @@ def _of_arrow(path: Path) -> OutsideTable:
         for batch in batches_of(path, top, _PICTURES if binary else _BATCH):
             for record in batch.to_pylist():
                 number += 1
-                yield number, [_value(record, column) for column in columns]
+                yield number, [field_of(record, column) for column in columns]
 
     schema = schema_of(path)
     return OutsideTable(path, tuple(schema.names), read, "row")
@@ -251,15 +252,15 @@ def _top(names: Sequence[str], column: str) -> str:
     return column if column in names else column.partition(".")[0]
 
 
-def _value(record: Mapping[str, Any], column: str) -> Any:
+def field_of(record: Mapping[str, Any], column: str) -> Any:
     """A value of an object; with dots, of the objects in it, or of each in a list."""
     if column in record or "." not in column:
         return record.get(column)
     name, _, rest = column.partition(".")
     inner = record.get(name)
     if isinstance(inner, list):
-        return [_value(item, rest) for item in inner if isinstance(item, dict)]
-    return _value(inner, rest) if isinstance(inner, dict) else None
+        return [field_of(item, rest) for item in inner if isinstance(item, dict)]
+    return field_of(inner, rest) if isinstance(inner, dict) else None
 
 
 def _of_lines(path: Path, expected: str) -> OutsideTable:
@@ -282,7 +283,7 @@ def _of_lines(path: Path, expected: str) -> OutsideTable:
             if line and not line.isspace():
                 record = parsed(number, line)
                 _require_known(path, f"line {number}", record, names)
-                yield number, [_value(record, column) for column in columns]
+                yield number, [field_of(record, column) for column in columns]
 
     head = next((n for n, line in enumerate(lines) if line is first), 0) + 1
     names = tuple(parsed(head, first))
@@ -313,7 +314,7 @@ def _of_json(path: Path, expected: str) -> OutsideTable:
     def read(columns: Sequence[str]) -> Iterator[Row]:
         for number, record in enumerate(content, start=1):
             _require_known(path, f"row {number}", record, names)
-            yield number, [_value(record, column) for column in columns]
+            yield number, [field_of(record, column) for column in columns]
 
     names = tuple(content[0]) if content else ()
     return OutsideTable(path, names, read, "row")
@@ -393,13 +394,13 @@ def _tabs_are_quoted(text: str) -> bool:
     return all(map(QUOTED.fullmatch, marked)) and any('""' in field[1:-1] for field in marked)
 
 
-def _unquoted(text: str) -> Iterator[tuple[int, list[str]]]:
+def _unquoted(text: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         bare = line.removesuffix("\r")
         yield number, bare.split("\t") if bare else []
 
 
-def _quoted(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+def _quoted(path: Path, text: str, separator: str) -> Iterator[Row]:
     reader = _csv_reader(text, separator)
     try:
         while rows := _some_rows(reader, len(text)):

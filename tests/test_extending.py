@@ -322,7 +322,7 @@ def test_parameters_of_the_package_are_checked_like_ours(clone, capsys):
         said = refused(capsys, *image, "--encoder", encoder, "--weights", weights)
         assert message in said
     said = refused(
-        capsys, "extract", "text", "--data", "dev.tsv", "--out", "out",
+        capsys, "extract", "text", "--data", "params.yaml", "--out", "out",
         "--encoder", "thumbnail:small", "--weights", "random:0",
     )  # fmt: skip
     assert "'thumbnail' (small) does not encode texts; families that do: open_clip, tr" in said

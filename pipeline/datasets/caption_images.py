@@ -87,7 +87,8 @@ def write_pairs(
         report.counts["rows_of_other_splits"] = captions.other_splits
     for remark in captions.remarks:
         report.guess(remark)
-    report.note("captions_that_look_quoted", captions.quoted)
+    for problem, lines in captions.problems.items():
+        report.note(problem, lines)
     of_file = _found_by(
         names or ImageNames(images.paths), captions.images, Path(captions.where).name, report
     )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, looks_quoted, read_token
+from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, note_quoted, read_token
 from pipeline.datasets.source import DatasetError, split_name
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import (
@@ -54,6 +54,11 @@ def read_captions(path: Path, given: CaptionColumns = CaptionColumns()) -> Capti
     Raises:
         SightlineError: as `read_caption_table`, or a line is no caption.
     """
+    if path.is_dir():
+        raise DatasetError(
+            f"{path}: a folder, expected a file of captions; those that lie beside the images are "
+            "read without `captions`, by `beside: txt` or `beside: json`"
+        )
     is_text = not path.is_file() or file_kind(path) in (None, "gzip")
     if is_text and text_suffix(path) not in SUFFIXES and not has_known_header(path):
         return read_token(path)
@@ -68,6 +73,14 @@ def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> 
     """
     table = open_table(path, EXPECTED)
     _recognise(table)
+    captions = captions_of(table, given)
+    if text_suffix(path) in TABS:
+        note_quoted(captions)
+    return captions
+
+
+def captions_of(table: OutsideTable, given: CaptionColumns) -> Captions:
+    """The captions of a table, which may be made of many files; raises as `read_caption_table`."""
     columns = choose(
         table,
         {
@@ -77,10 +90,8 @@ def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> 
             "caption_id": Wanted(_one(given.caption_id), required=False),
         },
     )
-    captions = Captions(str(path), lines=[])
+    captions = Captions(str(table.path), lines=[])
     _Filler(table, columns, captions).fill()
-    if text_suffix(path) in TABS:
-        captions.quoted = looks_quoted(captions)
     captions.remarks = [*table.notes, *captions.remarks]
     return captions
 
@@ -101,6 +112,11 @@ def _recognise(table: OutsideTable) -> None:
         raise DatasetError(
             f"{table.path}: Karpathy's captions and splits; give it as `karpathy` (for the split "
             "restval: with the kind `coco`)"
+        )
+    if {"url", "key", "status"} <= keys:
+        raise DatasetError(
+            f"{table.path}: img2dataset's own table; its captions lie beside the images: leave out "
+            "`captions` and give `beside: txt`; for its tar files use the kind `webdataset`"
         )
     if {"image", "conversations"} <= keys:
         raise DatasetError(
@@ -164,7 +180,7 @@ class _Filler:
                 self._add(number, record)
         self._check()
 
-    def _records(self, number: int, values: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    def _records(self, number: int | str, values: Sequence[Any]) -> Iterator[dict[str, Any]]:
         """One for each caption of a row, without what is missing."""
         cells = iter(values)
         by_name = {name: [next(cells) for _ in columns] for name, columns in self._columns.items()}
@@ -189,7 +205,7 @@ class _Filler:
                 record[name] = value
                 self._trimmed[name] += 1
 
-    def _texts(self, number: int, cell: Any) -> list[Any]:
+    def _texts(self, number: int | str, cell: Any) -> list[Any]:
         """The captions of a cell; of an object, its only text."""
         if self._table.text and isinstance(cell, str):
             self._cells += 1
@@ -198,7 +214,7 @@ class _Filler:
             return [cell]
         return [text for text in texts_in(cell) if text is not None]
 
-    def _list_in(self, number: int, cell: str) -> str | list[Any]:
+    def _list_in(self, number: int | str, cell: str) -> str | list[Any]:
         """The list that is written into a cell, as pandas and the hub do; else the cell."""
         bare = cell.strip()
         if not (bare.startswith("[") and bare.endswith("]")):
@@ -216,7 +232,7 @@ class _Filler:
         self._lists += 1
         return values
 
-    def _add(self, number: int, record: dict[str, Any]) -> None:
+    def _add(self, number: int | str, record: dict[str, Any]) -> None:
         self._refuse_pictures(number, record.get("image"))
         try:
             row = _ROW.validate_python(record)
@@ -234,7 +250,7 @@ class _Filler:
             if (value := row.get(name)) is not None:
                 values[place] = str(value)
 
-    def _refuse_pictures(self, number: int, image: Any) -> None:
+    def _refuse_pictures(self, number: int | str, image: Any) -> None:
         """Refuse URLs and the images themselves, in place of names."""
         if is_address(image):
             raise self._error(number, f"image: {short(image)} is a URL, expected a name; {FETCH}")
@@ -278,10 +294,10 @@ class _Filler:
         sources = (f"{name} from {', '.join(names)}" for name, names in self._columns.items())
         return f"; columns: {'; '.join(sources)}"
 
-    def _place(self, number: int, loc: Loc) -> str:
+    def _place(self, number: int | str, loc: Loc) -> str:
         return ": ".join((f"{self._table.unit} {number}", *map(str, loc)))
 
-    def _error(self, number: int, fault: str) -> DatasetError:
+    def _error(self, number: int | str, fault: str) -> DatasetError:
         return DatasetError(f"{self._table.path}: {self._table.unit} {number}: {fault}")
 
 

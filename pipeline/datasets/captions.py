@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,10 +82,11 @@ class Captions:
         numbers: [n], the number after ``#`` in Flickr's files, or None: number in file order.
         ids: [n], caption ids from the file, or None.
         splits: [n], the split of each row, or None.
-        lines: [n], number of each row in the file (its last line, in a CSV), or None.
+        lines: [n], number of each row in the file (its last line, in a CSV) or its own file, or
+            None.
         listed: (name of an image, its split, the file that says so), or None.
         left_out: names of the files of images that are not wanted.
-        quoted: the lines of a format without quoting whose texts look quoted.
+        problems: kind of loss → what it concerns.
         other_splits: number of rows whose split was not chosen.
         remarks: what was read otherwise than it is written, for the user.
     """
@@ -96,11 +97,11 @@ class Captions:
     numbers: list[str] | None = None
     ids: list[str] | None = None
     splits: list[str] | None = None
-    lines: list[int] | None = None
+    lines: list[int | str] | None = None
     listed: list[tuple[str, str, str]] | None = None
     left_out: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
-    quoted: list[str] = field(default_factory=list)
+    problems: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     other_splits: int = 0
 
 
@@ -163,18 +164,19 @@ def read_token(path: Path) -> Captions:
         if not (tab and mark and image and number.strip()):
             raise DatasetError(
                 f"{path}: line {line}: found {short(row)}, expected `name.jpg#k<TAB>caption`; a "
-                f"table must end in {', '.join(SUFFIXES)}"
+                f"table must end in {', '.join(SUFFIXES)}. Of names and captions in two files make "
+                "one: `(printf 'image\\tcaption\\n'; paste NAMES CAPTIONS) > captions.tsv`"
             )
         captions.images.append(image)
         captions.texts.append(text)
         numbers.append(number)
         lines.append(line)
-    captions.quoted = looks_quoted(captions)
+    note_quoted(captions)
     return captions
 
 
-def looks_quoted(captions: Captions) -> list[str]:
-    """The lines whose texts have marks around them and doubled within, as CSV has them.
+def note_quoted(captions: Captions) -> None:
+    """Note the lines whose texts have marks around them and doubled within, as CSV has them.
 
     Where all texts have marks around them, those without any within too.
     """
@@ -182,4 +184,5 @@ def looks_quoted(captions: Captions) -> list[str]:
     texts = zip(quoted, captions.texts, strict=True)
     doubled = [whole and '""' in text[1:-1] for whole, text in texts]
     found = quoted if len(quoted) > 1 and all(quoted) else doubled
-    return [f"line {line}" for line, one in zip(captions.lines or [], found, strict=True) if one]
+    lines = [f"line {line}" for line, one in zip(captions.lines or [], found, strict=True) if one]
+    captions.problems["captions_that_look_quoted"] += lines

@@ -15,20 +15,15 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from pipeline.datasets.image_formats import formats, image_suffixes
 from pipeline.datasets.orientation import orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.atomic_files import folders_below, is_hidden
 from sightline.cache.keys import KEY_BYTES, Keys, key_of_text
+from sightline.file_kinds import file_kind, unexpected
 from sightline.optional_imports import require
 from sightline.user_files import control_fault
 
-SUFFIXES = frozenset(
-    f".{name}"
-    for name in (
-        *("jpg", "jpeg", "jpe", "jp2", "png", "webp", "avif", "bmp", "gif", "tif", "tiff"),
-        *("ppm", "pgm", "pbm", "pnm"),
-    )
-)
 HIDDEN_FOLDERS = "hidden folders"
 """Their entry among what a source leaves out."""
 _BATCH = 256  # files per task: enough to outweigh scheduling
@@ -57,6 +52,7 @@ def scan_images(
     folders: Iterable[str] = (".",),
     progress: Progress | None = None,
     leave_out: Collection[str] = (),
+    beside: str = "",
 ) -> ImageTable:
     """Find every image below ``folders`` in ``root`` and read its header.
 
@@ -66,6 +62,7 @@ def scan_images(
 
     Args:
         leave_out: names of files that are not wanted.
+        beside: suffix of files that hold the images' captions.
 
     Raises:
         DatasetError: a folder is missing or contains no images.
@@ -75,6 +72,7 @@ def scan_images(
         images, ignored = image_files(root / folder, root)
         paths_below.update(images)
         report.ignored += ignored
+    report.ignored.pop(beside, None)
     paths = sorted(path for path in paths_below if path.rpartition("/")[2] not in leave_out)
     keys = np.empty((len(paths), KEY_BYTES), dtype=np.uint8)
     sizes = np.zeros((len(paths), 2), dtype=np.int32)
@@ -106,6 +104,8 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
     Raises:
         DatasetError: no such folder, no images in it, or a name that no manifest may hold.
     """
+    if folder.is_file() and (kind := file_kind(folder)):
+        raise unexpected(folder, kind, "a folder of images")
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such image folder; check the path")
     images: list[str] = []
@@ -114,14 +114,14 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
         relative = PurePosixPath(parent.relative_to(root).as_posix())
         for name in files:
             suffix = suffix_of(name)
-            if suffix not in SUFFIXES or _is_special(parent / name):
+            if suffix not in image_suffixes() or _is_special(parent / name):
                 ignored[suffix] += 1
                 continue
             images.append(_usable(str(relative / name), folder))
     if not images:
         raise DatasetError(
             f"{folder}: no images in this folder ({ignored.total()} other files or hidden folders; "
-            f"looked for {', '.join(sorted(SUFFIXES))}); check the path"
+            f"looked for {', '.join(sorted(image_suffixes()))}); check the path"
         )
     return images, ignored
 
@@ -182,7 +182,7 @@ def upright_size(file: IO[bytes]) -> tuple[int, int]:
     from PIL import Image
 
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=formats()) as image:
             width, height = image.size
             turned = swaps_edges(orientation(image))
     except Exception:  # decoders may raise anything on damaged files

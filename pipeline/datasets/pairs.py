@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from pipeline.datasets.beside import Beside, captions_beside
 from pipeline.datasets.caption_images import assign_splits, listed_splits, write_pairs
 from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
 from pipeline.datasets.captions import Captions, read_coco, read_karpathy
@@ -28,7 +29,9 @@ class PairsSource(Source):
     Attributes:
         images: folder of images, searched with its subfolders.
         captions: file of lines ``name.jpg#k<TAB>caption``, or a table: CSV, TSV, JSON lines, JSON,
-            Parquet or Arrow; without it, the captions come from ``karpathy``.
+            Parquet or Arrow; without it, the captions come from ``beside`` or ``karpathy``.
+        beside: txt or json: the captions lie beside the images, ``0001.jpg`` with ``0001.txt``, one
+            in each line, or with ``0001.json``, an object.
         image: column of the images' names, if it has no usual name.
         caption: column of the captions, or a list of several; ``sentences.raw`` is the field
             ``raw`` of the objects in ``sentences``.
@@ -47,6 +50,7 @@ class PairsSource(Source):
     kind: Literal["pairs"] = "pairs"
     images: ImageFolder
     captions: Path | None = None
+    beside: Beside | None = None
     image: str | None = None
     caption: str | list[str] | None = None
     split_column: str | None = None
@@ -62,8 +66,13 @@ class PairsSource(Source):
             raise ValueError("`splits`: give files of image names, or values of a column as lists")
         if self.splits and self.karpathy:
             raise ValueError("give `splits` (lists of images) or `karpathy`, but not both")
-        if self.captions is None and self.karpathy is None:
-            raise ValueError("`captions` is missing: the file of the captions")
+        if self.captions is not None and self.beside is not None:
+            raise ValueError("give `captions` (a file) or `beside` (files), but not both")
+        if self.captions is None and self.beside is None and self.karpathy is None:
+            raise ValueError(
+                "`captions` is missing: the file of the captions; if they lie beside the images, "
+                "give `beside`, txt or json"
+            )
         return self
 
     @property
@@ -74,7 +83,11 @@ class PairsSource(Source):
     def read(self) -> Captions:
         """The captions, and the split of each image if a file tells."""
         listed = None if self.karpathy is None else read_karpathy(self.karpathy)
-        captions = listed if self.captions is None else read_captions(self.captions, self._columns)
+        captions = listed
+        if self.beside is not None:
+            captions = captions_beside(self.images, self.beside, self._columns)
+        elif self.captions is not None:
+            captions = read_captions(self.captions, self._columns)
         assert captions is not None  # one of them is given
         if listed is not None:
             captions.listed = listed.listed
@@ -84,7 +97,7 @@ class PairsSource(Source):
             choose_splits(captions, values)
         if captions.splits is not None and captions.listed is not None:
             raise DatasetError(
-                f"{self.captions}: has a column `split`, but "
+                f"{captions.where}: has a column `split`, but "
                 f"`{'splits' if self.splits else 'karpathy'}` also gives splits; use one of them"
             )
         return captions
@@ -185,7 +198,10 @@ def _write_manifests(
     captions = source.read()
     if not captions.texts:
         raise DatasetError(f"{captions.where}: contains no captions; give a file that holds them")
-    images = scan_images(source.images, report, subfolders, progress, captions.left_out)
+    beside = isinstance(source, PairsSource) and source.beside
+    images = scan_images(
+        source.images, report, subfolders, progress, captions.left_out, f".{beside or ''}"
+    )
     names = ImageNames(images.paths, source.images)
     splits = None
     if captions.listed is not None:

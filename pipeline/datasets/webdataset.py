@@ -8,13 +8,23 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, ClassVar, Literal, Self
+from typing import IO, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, create_model, field_validator, model_validator
+from pydantic import (
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
-from pipeline.datasets.images import SUFFIXES, any_pixel_count, passing_hidden, suffix_of
+from pipeline.datasets.image_formats import image_suffixes
+from pipeline.datasets.images import any_pixel_count, passing_hidden, suffix_of
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
     DatasetError,
@@ -34,6 +44,9 @@ _MOST_SHARDS = 1_000_000
 _MOST_IMAGE = 1 << 30  # bytes
 _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
+_MOST_PARTS = 12  # shown
+_OBJECT = TypeAdapter(dict[str, Any])
+
 _ReadCaptions = Callable[[bytes], list[str]]
 
 
@@ -47,8 +60,11 @@ class WebDatasetSource(Source):
         shards: which files below it, as in ``cc12m/{00000..01242}.tar``, where every number of the
             range must be there; default: ``*.tar``.
         splits: instead of ``shards``: for each split, its shards.
-        caption_field: field of KEY.json with the caption, or a list of them; without it, KEY.txt
-            is the caption.
+        image: part with the image, as WebDataset names parts: ``image.jpg`` of KEY.image.jpg;
+            default: every usual suffix of an image.
+        caption: part with the caption; default: ``txt``, or ``json`` with ``caption_field``.
+        caption_field: field of the caption's part, which is JSON, with the caption or a list of
+            them.
         limit: read only this many images, in the order of the shards.
         strict: treat problems such as captions without image or images without caption as errors.
     """
@@ -66,6 +82,8 @@ class WebDatasetSource(Source):
     images: Path = Path()
     shards: str | None = Field(default=None, min_length=1)
     splits: dict[str, str] | None = None
+    image: str | None = Field(default=None, min_length=1)
+    caption: str | None = Field(default=None, min_length=1)
     caption_field: str | None = Field(default=None, min_length=1)
     limit: int | None = Field(default=None, ge=1)
     strict: bool = False
@@ -108,17 +126,22 @@ class WebDatasetSource(Source):
             raise DatasetError(f"{self.images}: a shard is in several of `splits`; use it once")
         if not (self.splits or self.shards):
             _note_others(self.images, {path for path, _ in shards}, report)
-        write_files(
-            folder,
-            zip((path.as_posix() for path, _ in shards), _read_all(self, shards), strict=False),
-            report,
-            count=len(shards),
-            unit="shards",
-            where=str(self.images),
-            strict=self.strict,
-            limit=self.limit or sys.maxsize,
-            progress=progress,
-        )
+        parts = _Parts.of(self)
+        read = _read_all(self.images, shards, parts)
+        try:
+            write_files(
+                folder,
+                zip((path.as_posix() for path, _ in shards), read, strict=False),
+                report,
+                count=len(shards),
+                unit="shards",
+                where=str(self.images),
+                strict=self.strict,
+                limit=self.limit or sys.maxsize,
+                progress=progress,
+            )
+        except DatasetError as error:
+            raise DatasetError(f"{error}{parts.hint(report)}") from None
         if report.counts["images"] < (self.limit or 0):
             report.notes.append(f"warning: limit is {self.limit:,}, but there are fewer images")
 
@@ -129,6 +152,11 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
     Raises:
         DatasetError: no such folder, no file matches, or a number of a range is missing.
     """
+    if root.is_file():
+        raise DatasetError(
+            f"{root}: a file, expected the folder of the shards; give its folder as `images` and "
+            f"{root.name!r} as `shards`"
+        )
     if not root.is_dir():
         raise DatasetError(f"{root}: no such folder of shards; check the path")
     shards: set[Path] = set()
@@ -171,24 +199,69 @@ def _expanded(pattern: str) -> list[str]:
     return [expanded for n in numbers for expanded in _expanded(f"{before}{n:0{width}}{after}")]
 
 
-def _read_all(source: WebDatasetSource, shards: list[tuple[Path, str]]) -> Iterator[ManifestRows]:
+@dataclass
+class _Parts:
+    """Which members of a sample are its image and its caption.
+
+    Attributes:
+        image: ending of the image, with the dot; None: every suffix of an image.
+        text: ending of the caption.
+        read: takes the caption's bytes.
+        seen: endings in the shards → how many members have them.
+        fields: those of a member that is JSON.
+    """
+
+    image: str | None
+    text: str
+    read: _ReadCaptions
+    seen: Counter[str] = field(default_factory=Counter)
+    fields: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, source: WebDatasetSource) -> _Parts:
+        text = source.caption or ("txt" if source.caption_field is None else "json")
+        read = _text if source.caption_field is None else _field_reader(source.caption_field)
+        return cls(source.image and _ending(source.image), _ending(text), read)
+
+    def is_image(self, ending: str) -> bool:
+        return ending in image_suffixes() if self.image is None else ending == self.image
+
+    def look(self, file: IO[bytes], member: Member, ending: str) -> None:
+        """Remember the ending of a member, and the fields of the first that is JSON."""
+        self.seen[ending] += 1
+        if ending.endswith(".json") and not self.fields and member.length <= _MOST_TEXT:
+            with suppress(ValueError):
+                self.fields = tuple(_OBJECT.validate_json(_bytes_of(member, file)))
+
+    def hint(self, report: PrepareReport) -> str:
+        """What the samples consist of, if nothing else explains why none could be used."""
+        if report.counts.get("captions") or not self.seen:
+            return ""
+        parts = ", ".join(ascii(end[1:])[1:-1] for end, _ in self.seen.most_common(_MOST_PARTS))
+        found = f"; its samples have the parts {parts}: choose them with `image` and `caption`"
+        names = ", ".join(self.fields[:_MOST_PARTS])
+        return found + (f", and one of the fields {names} with `caption_field`" if names else "")
+
+
+def _ending(part: str) -> str:
+    return f".{part.lower().removeprefix('.')}"
+
+
+def _read_all(root: Path, shards: list[tuple[Path, str]], parts: _Parts) -> Iterator[ManifestRows]:
     """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
     workers = min(8, 2 * (os.cpu_count() or 1))
-    suffix, read = _caption_reader(source.caption_field)
     waiting = iter(shards)
 
     def rows_of(shard: tuple[Path, str]) -> ManifestRows:
-        return _read_shard(source.images, *shard, suffix, read)
+        return _read_shard(root, *shard, parts)
 
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
         while batch := list(islice(waiting, 2 * workers)):
             yield from pool.map(rows_of, batch)
 
 
-def _read_shard(
-    root: Path, path: Path, split: str, suffix: str, read: _ReadCaptions
-) -> ManifestRows:
-    """The images and captions of a shard; ``read`` takes the bytes of KEY``suffix``."""
+def _read_shard(root: Path, path: Path, split: str, parts: _Parts) -> ManifestRows:
+    """The images and captions of a shard."""
     rows = ManifestRows()
     try:
         file = (root / path).open("rb")
@@ -207,10 +280,11 @@ def _read_shard(
             folder, _, base = name.rpartition("/")
             stem, _, extension = base.partition(".")
             extension = f".{extension.lower()}"
-            if extension != suffix and extension not in SUFFIXES:
+            parts.look(file, member, extension)
+            if extension != parts.text and not parts.is_image(extension):
                 dotted.append((folder, stem, base))
                 continue
-            part = "text" if extension == suffix else "image"
+            part = "text" if extension == parts.text else "image"
             sample = samples.setdefault(f"{folder}/{stem}", {})
             if part in sample and part == "image":
                 rows.problem("images_whose_key_has_another", f"{path}/{name}")
@@ -221,8 +295,11 @@ def _read_shard(
             if "image" not in sample:
                 rows.problem("captions_without_image", f"{path}/{sample['text'].name}")
                 continue
-            _add(rows, file, path, split, sample, read)
-    _note_dotted(rows, path, dotted, samples, suffix)
+            _add(rows, file, path, split, sample, parts.read)
+    if parts.image is None:
+        _note_dotted(rows, path, dotted, samples, parts.text)
+    else:
+        rows.ignored += Counter(suffix_of(base) for _, _, base in dotted)
     if not any("image" in sample for sample in samples.values()):
         rows.problem("shards_without_images", str(path))
     return rows
@@ -252,7 +329,9 @@ def _note_dotted(
             continue
         sample = samples.get(f"{folder}/{stem}", {})
         name = f"{path}/{folder}{'/' if folder else ''}{base}"
-        if ending.lower() in SUFFIXES and ("image" not in sample or (folder, key) in captioned):
+        if ending.lower() in image_suffixes() and (
+            "image" not in sample or (folder, key) in captioned
+        ):
             rows.problem("images_whose_key_contains_a_dot", name)
         elif ending.lower() == suffix and not sample:
             rows.problem("captions_whose_key_contains_a_dot", name)
@@ -293,15 +372,9 @@ def _bytes_of(member: Member, file: IO[bytes]) -> bytes:
     return os.pread(file.fileno(), member.length, member.offset)
 
 
-def _caption_reader(field: str | None) -> tuple[str, _ReadCaptions]:
-    """The suffix of the captions' files, and what reads one; its DatasetError does not name it.
-
-    Args:
-        field: of KEY.json; None: KEY.txt is the caption.
-    """
-    if field is None:
-        return ".txt", _text
-    caption = Annotated[str | list[str] | None, Field(alias=field)]
+def _field_reader(name: str) -> _ReadCaptions:
+    """What reads captions from a field of an object; its DatasetError does not name the file."""
+    caption = Annotated[str | list[str] | None, Field(alias=name)]
     schema = create_model("Sample", caption=(caption, ...))
 
     def read(data: bytes) -> list[str]:
@@ -313,7 +386,7 @@ def _caption_reader(field: str | None) -> tuple[str, _ReadCaptions]:
             raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
         return [texts] if isinstance(texts, str) else texts or []
 
-    return ".json", read
+    return read
 
 
 def _text(data: bytes) -> list[str]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
+from pipeline.datasets.image_formats import formats
 from pipeline.datasets.orientation import orientation, swaps_edges
 from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sightline.cache.parts import Failure
-
-FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats that are read. Pillow supports more, but some run external programs (EPS)."""
 
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -206,10 +204,10 @@ def _pixels(data: bytes, image: Image.Image, torchvision: bool) -> NDArray[Any]:
 def _open(data: bytes) -> ImageFile:
     """The header of an image file; no pixel is decoded."""
     try:
-        return Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.open(io.BytesIO(data), formats=formats())
     except UnidentifiedImageError as error:
         raise ImageError(
-            "undecodable", f"not an image of a known format ({', '.join(FORMATS)})"
+            "undecodable", f"not an image of a known format ({', '.join(formats())})"
         ) from error
     except Image.DecompressionBombError as error:
         raise ImageError("too_many_pixels", str(error)) from error

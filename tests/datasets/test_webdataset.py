@@ -49,6 +49,43 @@ def test_an_image_is_a_range_of_its_shard(root, out, prepare, form):
     assert len(load_all(out)) == number
 
 
+@pytest.mark.parametrize(
+    ("parts", "given"),
+    [
+        ("image.png caption.txt", {"image": "image.png", "caption": "caption.txt"}),
+        ("input.png output.TXT", {"image": ".input.png", "caption": "output.txt"}),
+        ("png text", {"caption": "text"}),
+        ("png meta.json", {"caption": "meta.json", "caption_field": "said"}),
+    ],
+)
+def test_parts_are_named_as_webdataset_names_them(root, out, prepare, parts, given):
+    image, text = parts.split()
+    said = json.dumps({"said": "a dog"}) if "json" in text else "a dog"
+    members = [(f"0.{image}", picture(0)), (f"0.{text}", said), ("0.depth.png", picture(1))]
+    write_tar(root / "0.tar", members)
+    prepare(**given)
+    assert texts(out) == {f"0.tar/0.{image}#0": "a dog"}
+
+
+def test_the_parts_that_a_shard_has_are_listed(root, prepare):
+    write_tar(root / "0.tar", [("0.image.png", picture(0)), ("0.caption.txt", "a dog")])
+    with pytest.raises(DatasetError, match=r"have the parts image.png, caption.txt: choose them"):
+        prepare()
+    write_tar(root / "0.tar", [("0.png", picture(0)), ("0.json", '{"caption": "a", "url": "u"}')])
+    with pytest.raises(DatasetError, match=r"the parts png, json: .* one of the fields caption, u"):
+        prepare()
+    write_tar(root / "0.tar", [("0.png", picture(0)), ("0.json", "[1]"), ("0.text", "a dog")])
+    with pytest.raises(DatasetError, match="the parts png, json, text: choose them with `image` a"):
+        prepare(image="jpg")
+
+
+def test_a_shard_in_place_of_its_folder_says_how_to_give_it(root, out):
+    write_tar(root / "0.tar", samples(0))
+    with pytest.raises(DatasetError, match=r"give its folder as `images` and '0.tar' as `shards`"):
+        prepare_source(WebDatasetSource(images=root / "0.tar"), out)
+    prepare_source(WebDatasetSource(images=root, shards="0.tar"), out)
+
+
 def test_each_shard_is_counted_in_the_record_and_on_the_terminal(root, out, prepare, said):
     write_tar(root / "00000.tar", samples(0))
     write_tar(root / "00001.tar", samples(10, 11))

@@ -116,6 +116,7 @@ def test_every_loss_of_the_code_is_in_the_table():
         text = path.read_text()
         used |= set(re.findall(r'(?:\.problem|\.note|\.warn)\(\s*"(\w+)"', text))
         used |= set(re.findall(r'\("(\w+)", (?:UNKNOWN|AMBIGUOUS)\)', text))
+        used |= set(re.findall(r"problems\[\"(\w+)\"\]", text))
     assert used | {"incomplete_shards"} == set(losses.LOSSES)
 
 

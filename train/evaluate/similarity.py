@@ -48,7 +48,9 @@ class GradedPairs:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, file: Path, rows: Iterable[tuple[int, Sequence[str]]]) -> GradedPairs:
+    def of(
+        cls, name: str, file: Path, rows: Iterable[tuple[int | str, Sequence[Any]]]
+    ) -> GradedPairs:
         """The pairs of a file.
 
         Args:
@@ -109,7 +111,7 @@ def load_pairs(path: str | Path) -> GradedPairs:
     return replace(pairs, notes=tuple(table.notes))
 
 
-def _rows_of_pairs(table: OutsideTable, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+def _rows_of_pairs(table: OutsideTable, columns: Sequence[str]) -> Iterator[tuple[int | str, Any]]:
     for number, row in table.read(columns):
         try:
             yield number, _ROW.validate_python(row)
@@ -178,7 +180,7 @@ def squeeze(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
-def _parse_score(text: str | float, file: Path, number: int) -> float:
+def _parse_score(text: str | float, file: Path, number: int | str) -> float:
     try:
         score = float(text)
     except ValueError:
