@@ -91,6 +91,8 @@ PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
+    "set TMPDIR to a folder without *, ?, [ and ::": "tests/datasets/test_odd_names.py::"
+    "test_the_temporary_folder_may_have_any_name",
     "or decode without processes (--workers 0)": "tests/pipeline/test_extract.py::"
     "test_a_temporary_folder_without_room_for_a_socket",
     "store with --dtype float32": "tests/pipeline/test_extract.py::"

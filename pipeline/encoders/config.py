@@ -176,8 +176,8 @@ class OpenClipConfig(EncoderConfig):
     """Both towers of a CLIP: images and texts.
 
     Attributes:
-        model: an open_clip name, the path of a model config (JSON), or a folder that open_clip
-            wrote for the hub (on it: ``hf-hub:NAME``), whose own weights are ``pretrained``.
+        model: an open_clip name, a model config (JSON), an open_clip folder or ``hf-hub:NAME``
+            (weights: ``pretrained``).
         interpolation, mean, std: override the published values.
         compile: run the model with ``torch.compile``.
         channels_last: the memory layout of images and convolutions, for towers made of these

@@ -76,6 +76,8 @@ def test_the_temporary_folder_may_have_any_name(tmp_path, monkeypatch, said):
     monkeypatch.setattr("pipeline.datasets.hub_files._PLAIN", ())
     code, _, error = said(*command, "--out", tmp_path / "refused")
     assert (code, "set TMPDIR to a folder" in error) == (1, True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a b"))
+    assert said(*command, "--out", tmp_path / "refused")[0] == 0
 
 
 def manifests(folder: Path) -> dict[str, bytes]:
