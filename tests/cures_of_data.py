@@ -98,6 +98,11 @@ def two_configurations() -> None:
     Path("both/README.md").write_text(f"---\nconfigs:\n{listed}---\n")
 
 
+def beside() -> None:
+    for name in NAMES:
+        Path("photos", name).with_suffix(".txt").write_text("a red bird")
+
+
 def save_to_disk() -> None:
     from datasets import Dataset, Image
 
@@ -110,6 +115,7 @@ IMPORT = "cache import t.parquet --out imported"
 FLICKR = "prepare flickr30k --set images=photos --set captions=captions.csv --out f"
 COCOS = "prepare coco --set images=photos --out c"
 WEBDATASET = "prepare webdataset --set images=tars --out w"
+BESIDE = "prepare pairs --set images=photos --out b"
 HUGGINGFACE = "prepare huggingface --set path=t.parquet --out h"
 
 DATA = [
@@ -306,6 +312,36 @@ DATA = [
         HUGGINGFACE,
         passes=f"{HUGGINGFACE} --set image=picture",
         begins=captioned(image=range(4), picture=PICTURES),
+    ),
+    Cure(
+        "lies beside its images; check `beside`",
+        f"{BESIDE} --set beside=json",
+        passes=f"{BESIDE} --set beside=txt",
+        begins=beside,
+    ),
+    Cure(
+        "by `beside: txt` or `beside: json`",
+        f"{BESIDE} --set captions=photos",
+        passes=f"{BESIDE} --set beside=txt",
+        begins=beside,
+    ),
+    Cure(
+        "leave out `captions` and give `beside: txt`",
+        f"{BESIDE} --set captions=t.parquet",
+        passes=f"{BESIDE} --set beside=txt",
+        begins=lambda: (beside(), captioned(url=NAMES, key=NAMES, status=NAMES)()),
+    ),
+    Cure(
+        "give `captions` (a file) or `beside` (files), but not both",
+        f"{BESIDE} --set captions=captions.csv --set beside=txt",
+        passes=f"{BESIDE} --set beside=txt",
+        begins=beside,
+    ),
+    Cure(
+        "give its folder as `images` and {} as `shards`",
+        "prepare webdataset --set images=tars/0.tar --out w",
+        passes="prepare webdataset --set images=tars --set shards=0.tar --out w",
+        begins=packed,
     ),
     Cure(
         "choose one with `config`",

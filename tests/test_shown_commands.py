@@ -173,7 +173,7 @@ MISTAKES = [
         "not a readable Parquet",
     ),
     ("extract text --data captions.csv --encoder ViT-B-32 --out x", "--weights: is missing"),
-    ("tokens --data captions.csv --student ./nobody --out x", "./nobody: there is no such"),
+    ("tokens --data dvc.yaml --student ./nobody --out x", "./nobody: there is no such"),
     ("tokens --data nowhere --student student --out x", "nowhere: no such file"),
     ("train mcse --tokens x --student student --set image=clip --out x", "found neither"),
     (
@@ -186,7 +186,7 @@ MISTAKES = [
     ("train simcse --batch-size 1 --text x --tokens x --student y --out x", "--batch-size: input"),
     ("evaluate sts --model student --set data=photos", "STS.input.MSRpar.txt: no such file"),
     ("evaluate sts --model ./nobody --set data=senteval/downstream", "./nobody: there is no such"),
-    ("evaluate similarity --model student --set data=captions.csv", "expected the header"),
+    ("evaluate similarity --model student --set data=captions.csv", "expected score (or"),
     ("evaluate st --model student --set data=captions.csv", "unknown evaluation task 'st'"),
     ("evaluate sts --model student", "sts needs data=…: SentEval's"),
     ("evaluate sts --set data=photos", "give at least one"),
