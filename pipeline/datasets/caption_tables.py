@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from token import STRING
 from tokenize import generate_tokens
@@ -17,12 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, note_quoted, read_token
 from pipeline.datasets.source import DatasetError, split_name
+from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import (
+    BATCH,
     FETCH,
     SUFFIXES,
     TABS,
     OutsideTable,
+    Row,
     Wanted,
     choose,
     has_known_header,
@@ -31,10 +35,10 @@ from sightline.outside_tables import (
     text_suffix,
     texts_in,
 )
-from sightline.user_files import Loc, refusal, short
+from sightline.user_files import CONTROL, Loc, refusal, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
-_ROW = TypeAdapter(CaptionRow)
+_VALIDATE = TypeAdapter(CaptionRow).validator.validate_python
 
 
 class CaptionColumns(NamedTuple):
@@ -171,14 +175,33 @@ class _Filler:
         self._optional: dict[str, dict[int, str]] = {name: {} for name in OPTIONAL}
         self._trimmed = dict.fromkeys(OPTIONAL, 0)
         self._lists = self._cells = 0
+        self._names: dict[str, str] = {}  # one object for each name of an image
 
     def fill(self) -> None:
         """Read every row."""
         names = [column for columns in self._columns.values() for column in columns]
-        for number, values in self._table.read(names):
+        rows = self._table.read(names)
+        if list(self._columns) == ["image", "caption"] and len(names) == 2:
+            rows = self._plain_left_out(rows)
+        for number, values in rows:
             for record in self._records(number, values):
                 self._add(number, record)
         self._check()
+
+    def _plain_left_out(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """The rows of batches with anything but names and texts; others, as most, are added."""
+        captions, same = self._captions, self._names.setdefault
+        assert captions.lines is not None
+        while batch := list(islice(rows, BATCH)):
+            numbers, values = zip(*batch, strict=True)
+            images, texts = zip(*values, strict=True)
+            if not _are_plain(images, texts):
+                yield from batch
+                continue
+            self._cells += len(batch)
+            captions.lines += numbers
+            captions.images += [same(image, image) for image in images]
+            captions.texts += texts
 
     def _records(self, number: int | str, values: Sequence[Any]) -> Iterator[dict[str, Any]]:
         """One for each caption of a row, without what is missing."""
@@ -235,20 +258,17 @@ class _Filler:
     def _add(self, number: int | str, record: dict[str, Any]) -> None:
         self._refuse_pictures(number, record.get("image"))
         try:
-            row = _ROW.validate_python(record)
+            row = _VALIDATE(record)
         except ValidationError as error:
-            raise refusal(
-                self._table.path, error, partial(self._place, number), self._hint
-            ) from None
+            raise self._refusal(number, error) from None
         captions = self._captions
         assert captions.lines is not None
-        place = len(captions.lines)
         captions.lines.append(number)
-        captions.images.append(row["image"])
+        captions.images.append(self._names.setdefault(row["image"], row["image"]))
         captions.texts.append(row["caption"])
         for name, values in self._optional.items():
             if (value := row.get(name)) is not None:
-                values[place] = str(value)
+                values[len(captions.lines) - 1] = str(value)
 
     def _refuse_pictures(self, number: int | str, image: Any) -> None:
         """Refuse URLs and the images themselves, in place of names."""
@@ -289,6 +309,9 @@ class _Filler:
         splits, ids = (list(self._optional[name].values()) or None for name in OPTIONAL)
         captions.splits, captions.ids = splits, ids
 
+    def _refusal(self, number: int | str, error: ValidationError) -> SightlineError:
+        return refusal(self._table.path, error, partial(self._place, number), self._hint)
+
     @property
     def _hint(self) -> str:
         sources = (f"{name} from {', '.join(names)}" for name, names in self._columns.items())
@@ -299,6 +322,15 @@ class _Filler:
 
     def _error(self, number: int | str, fault: str) -> DatasetError:
         return DatasetError(f"{self._table.path}: {self._table.unit} {number}: {fault}")
+
+
+def _are_plain(images: Sequence[Any], texts: Sequence[Any]) -> bool:
+    """Whether all are texts that the schema takes, with no URL and nothing like a list in them."""
+    try:
+        names, said = "".join(images), "".join(texts)
+    except TypeError:
+        return False
+    return not ("[" in said or "http" in names.lower() or CONTROL.search(names + said))
 
 
 def _literal(text: str) -> Any:
