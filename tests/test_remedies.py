@@ -13,6 +13,7 @@ from command_line import unboxed
 from cures import EXTRACT, GROUND, PREPARE, TOKENS, run, write_inputs
 from cures_of_commands import COMMANDS
 from cures_of_data import DATA
+from cures_of_graph import GRAPH
 from cures_of_models import MODELS
 from cures_of_training import TRAINING
 from shown_commands import ROOT
@@ -87,7 +88,7 @@ def remedies() -> dict[str, str]:
     }
 
 
-PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS]
+PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
@@ -150,21 +151,13 @@ READ = {
 """Message → what its remedy depends on that a test does not have; read."""
 
 UNTRIED = (
-    "or use the kind `sentences` for text only",
     "a key appears twice; run `sightline cache repair`",
     "`weights_path` reads a second file",
     "its `defaults` name other files",
     "give paths in place of names",
-    "give it an entry under `systems`",
     "--features is for files with several arrays or columns",
     "choose with --kind image or text",
     "hold images; choose one with --names",
-    "use the commands with explicit paths (`sightline --help`)",
-    "is also a name under `datasets`",
-    "`ground` finds the objects",
-    "graph.grounded: needs a section `grounding`",
-    "change the `label` of one",
-    "has no section `grounding`",
     "choose one with `encoder`",
 )
 """Messages whose remedy was read against the code, but is not applied by a test yet."""
