@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cures import PREPARE, TEXTS, TOKENS, Cure
@@ -103,6 +104,22 @@ def beside() -> None:
         Path("photos", name).with_suffix(".txt").write_text("a red bird")
 
 
+def as_clip_retrieval_does() -> None:
+    """Features of images and texts in the layout of clip-retrieval."""
+    for name in ("img_emb", "text_emb", "metadata"):
+        Path("embeddings", name).mkdir(parents=True)
+    for name in ("img", "text"):
+        np.save(f"embeddings/{name}_emb/{name}_emb_0.npy", np.ones((4, 2), np.float32))
+    names = {"image_path": NAMES, "caption": NAMES}
+    a_table(names, "embeddings/metadata/metadata_0.parquet")()
+
+
+def photographs_twice() -> None:
+    """Photographs of one name in two folders."""
+    for folder in ("some", "more"):
+        shutil.copytree("photos", f"both/{folder}")
+
+
 def save_to_disk() -> None:
     from datasets import Dataset, Image
 
@@ -114,6 +131,7 @@ IMAGE_ROWS = {"path": NAMES, "rows": VECTORS}
 IMPORT = "cache import t.parquet --out imported"
 FLICKR = "prepare flickr30k --set images=photos --set captions=captions.csv --out f"
 COCOS = "prepare coco --set images=photos --out c"
+CLIP_RETRIEVAL = "cache import embeddings --data photos --out imported"
 WEBDATASET = "prepare webdataset --set images=tars --out w"
 BESIDE = "prepare pairs --set images=photos --out b"
 HUGGINGFACE = "prepare huggingface --set path=t.parquet --out h"
@@ -159,6 +177,36 @@ DATA = [
         IMPORT + " --kind image --data photos",
         passes=IMPORT + " --kind image --data photos --names whose",
         begins=a_table({"whose": IMAGE_ROWS["path"], "rows": VECTORS}),
+    ),
+    Cure(
+        "--features is for files with several arrays or columns",
+        f"{CLIP_RETRIEVAL} --features rows",
+        passes=f"{CLIP_RETRIEVAL} --kind image",
+        begins=as_clip_retrieval_does,
+    ),
+    Cure(
+        "choose with --kind image or text",
+        CLIP_RETRIEVAL,
+        passes=f"{CLIP_RETRIEVAL} --kind text",
+        begins=as_clip_retrieval_does,
+    ),
+    Cure(
+        "hold images; choose one with --names",
+        IMPORT + " --kind image",
+        passes=IMPORT + " --kind image --names first",
+        begins=a_table({"first": PICTURES, "second": PICTURES, "rows": VECTORS}),
+    ),
+    Cure(
+        "give paths in place of names",
+        f"{IMPORT} --kind image --data both",
+        (a_table(IMAGE_ROWS | {"path": [f"more/{name}" for name in NAMES]}),),
+        begins=lambda: (photographs_twice(), a_table(IMAGE_ROWS)()),
+    ),
+    Cure(
+        "or the folder that holds one of them with --data",
+        f"{IMPORT} --kind image --data both",
+        passes=f"{IMPORT} --kind image --data both/more",
+        begins=lambda: (photographs_twice(), a_table(IMAGE_ROWS)()),
     ),
     Cure(
         "a table must end in",

@@ -103,7 +103,10 @@ def commit(
     spec = parts[0].spec
     rows = joined(spec, parts)
     if len(rows) != sum(map(len, parts)):
-        raise CacheError(f"{output.folder}: a key appears twice; run `sightline cache repair`")
+        raise CacheError(
+            f"{output.folder}: rows to write share a key, a mistake in the code that writes them; "
+            "the set is as it was"
+        )
     names = sorted({file.record.name for file in rows.files})
     number = {name: i for i, name in enumerate(names)}
     records = {file.record.name: file.record for file in rows.files}

@@ -159,8 +159,8 @@ def test_a_model_without_one_space_for_images_has_no_scores_but_the_references(w
     assert set(found.references) == {CHANCE}
     world.model.no_heads = ""
     world.model.needs[0] = FeatureNeed("image", "vit", head="of-words")
-    choose = "it has heads for images of vit, cnn; choose one with `encoder`"
-    assert world.scores().reasons["I2T R@1"] == choose
+    choose = "it has heads for images of vit, cnn; choose one with `encoder`, a setting of the "
+    assert world.scores().reasons["I2T R@1"] == choose + "tasks of `sightline evaluate`"
     assert world.scores(encoder="cnn").scores == pytest.approx(expected(world))
     other = world.scores(encoder="clip")
     assert other.reasons["I2T R@1"] == "it has heads for images of vit, cnn, not of clip"

@@ -221,7 +221,6 @@ def test_a_checkpoint_of_another_model(folder, tmp_path):
         (YAML.replace("scalp: 1", "scalp: 3"), "not a sam2 configuration"),
         ("model: &a {_target_: sam2.modeling.sam2_base.SAM2Base, x: *a}", "not a sam2 config"),
         ("model: {_target_: ???}", "not a sam2 configuration"),
-        ("defaults: [other]\nmodel: 1", "`defaults` name other files"),
     ],
 )
 def test_invalid_configurations(tmp_path, text, message):
@@ -229,6 +228,19 @@ def test_invalid_configurations(tmp_path, text, message):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(SightlineError, match=message):
         build(family="sam2", model=str(tmp_path / "mine.yaml"), weights="random:0")
+
+
+def test_a_configuration_names_no_other_file(folder, tmp_path):
+    whole = folder / "tiny.yaml"
+    weights = {"family": "sam2", "weights": f"file:{folder}/tiny.safetensors"}
+    for old, new, message in (
+        ("model:", "defaults: [other]\nmodel:", "`defaults` name other files.* write the whole"),
+        (HIERA, f"{HIERA}\n      weights_path: a.pt", "remove it, and write weights: file:PATH"),
+    ):
+        (tmp_path / "mine.yaml").write_text(whole.read_text().replace(old, new, 1))
+        with pytest.raises(SightlineError, match=message):
+            build(model=str(tmp_path / "mine.yaml"), **weights)
+    assert build(model=str(whole), **weights).describe()["untrained"] is False
 
 
 def test_a_configuration_may_name_what_metas_own_name():

@@ -247,9 +247,10 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
         return next(iter(spaces.values()))
     if encoder in spaces:
         return spaces[encoder]
+    hint = "; choose one with `encoder`, a setting of the tasks of `sightline evaluate`"
     raise NotDefinedError(
         f"it has heads for images of {', '.join(spaces)}"
-        + ("; choose one with `encoder`" if encoder is None else f", not of {encoder}")
+        + (hint if encoder is None else f", not of {encoder}")
     )
 
 
