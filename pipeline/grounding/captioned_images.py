@@ -57,7 +57,7 @@ class CaptionedImages(Sequence[CaptionedImage]):
     Attributes:
         manifest, root: of the images.
         images: the images manifest.
-        captions: the columns ``image_id`` and ``text`` of the captions manifest.
+        captions: the columns ``caption_id``, ``image_id`` and ``text`` of the captions manifest.
         image_rows: int64 [n], the rows of the images that have captions.
         caption_rows: int64 [m], the rows of the captions, those of one image after the other.
         ends: int64 [n], where the captions of each image end among them.
@@ -92,10 +92,11 @@ class CaptionedImages(Sequence[CaptionedImage]):
         places = places_of(self.manifest, table)
         for row, place, stop in zip(table.to_pylist(), places, ends, strict=True):
             unit = CaptionedImage(place.below(self.root), row["key"], row["height"], row["width"])
-            texts: dict[str, str] = {}
-            for caption in said[start - ends[-1] : stop - ends[-1] or None]:
-                texts.setdefault(caption["text"], caption["image_id"])
-            unit.captions += [Caption(name, unit.key, text) for text, name in texts.items()]
+            texts: dict[str, Caption] = {}
+            for of in said[start - ends[-1] : stop - ends[-1] or None]:
+                caption = Caption(of["image_id"], unit.key, of["text"], of["caption_id"])
+                texts.setdefault(caption.text, caption)
+            unit.captions += texts.values()
             made.append(unit)
             start = stop
         return made
@@ -118,7 +119,7 @@ def units_of(data: PreparedDataset, choice: CaptionChoice) -> CaptionedImages:
     root, images = data.require_images(), data.images
     for start in range(0, len(images), _AT_ONCE):
         places_of(data.images_manifest, images.slice(start, _AT_ONCE))
-    captions = data.captions.select(["image_id", "text"])
+    captions = data.captions.select(["caption_id", "image_id", "text"])
     rows = pc.index_in(captions["image_id"], images["image_id"])
     if rows.null_count:
         name = captions["image_id"].filter(pc.is_null(rows))[0].as_py()
@@ -126,7 +127,7 @@ def units_of(data: PreparedDataset, choice: CaptionChoice) -> CaptionedImages:
             f"{data.images_manifest}: {rows.null_count} captions of {data.captions_manifest} "
             f"belong to images that are not in it, such as {name!r}; prepare the data set again"
         )
-    image_ids, texts = captions.columns
+    image_ids, texts = captions["image_id"], captions["text"]
     if choice != "all":  # which reads no text
         image_ids, texts = image_ids.to_pylist(), texts.to_pylist()
     chosen = choose_captions(image_ids, texts, choice, 0)

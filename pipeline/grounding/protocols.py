@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Reason = Literal[
     "no_phrase",  # the caption names nothing to look for
     "not_in_caption",  # the label is not in the caption, or not that often
+    "ambiguous",  # the caption has the words more than once, and no span says which is meant
     "no_box",  # the phrase has no box: the grounder found none, or none was annotated
     "scene",  # the phrase names the whole scene (Flickr30k Entities)
     "not_visual",  # the phrase names nothing visible (Flickr30k Entities)
@@ -56,11 +57,13 @@ class Caption:
         image_id: id in the images manifest.
         image_key: 32 raw bytes, SHA-256 of the image file.
         text: the caption.
+        caption_id: id in the captions manifest, of the first caption with this text.
     """
 
     image_id: str
     image_key: bytes
     text: str
+    caption_id: str = ""
 
 
 @dataclass(frozen=True, eq=False)
