@@ -54,6 +54,10 @@ _BEGINNINGS: dict[bytes, FileKind] = {
     b"II*\0": "image",
     b"MM\0*": "image",
     b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19": "pytorch",  # before its files were zips
+    b"(lp0\n": "pickle",  # a list or a dict, as Python 2 wrote them
+    b"(lp1\n": "pickle",
+    b"(dp0\n": "pickle",
+    b"(dp1\n": "pickle",
     b"version https://git-lfs.github.com/": "lfs",
 }
 _PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))

@@ -36,6 +36,12 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "sentence_1", "sentence_a"),
     "sentence2": ("sentence2", "sentence_2", "sentence_b"),
     "score": ("score", "similarity_score", "relatedness_score"),
+    "phrase": ("phrase", "noun_phrase", "noun_chunk", "expression"),
+    "char_start": ("char_start", "start_char", "start"),
+    "char_end": ("char_end", "end_char", "end"),
+    "box": ("box", "bbox", "bounding_box"),
+    "box_format": ("box_format", "bbox_format"),
+    "mask": ("mask", "segmentation"),
 }  # fmt: skip
 """What others call these columns, our own name first; case and white space around do not count."""
 
@@ -45,6 +51,16 @@ FETCH = "fetch them with `img2dataset --output_format webdataset` and use the ki
 
 _OF_CAPTIONS = ("image", "caption", "split", "caption_id")
 _OF_PAIRS = ("score", "sentence1", "sentence2")
+_OF_BOXES = (
+    *_OF_CAPTIONS,
+    "phrase",
+    "char_start",
+    "char_end",
+    "box",
+    "box_format",
+    "mask",
+    "score",
+)
 
 COMMAS, TABS = (".csv",), (".tsv", ".tab")
 LINES, WHOLE = (".jsonl", ".ndjson", ".jsonlines"), (".json",)
@@ -167,10 +183,9 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
     for name in ("caption", "split"):
         left = [c for c in table.columns if _is(c, name) and c not in used and name in wanted]
         if left:
-            setting = wanted[name].setting or name
-            table.notes.append(
-                f"{table.path.name}: column {short(left[0])} is not used; `{setting}` chooses it"
-            )
+            setting = wanted[name].setting
+            chooses = "" if setting is None else f"; `{setting or name}` chooses it"
+            table.notes.append(f"{table.path.name}: column {short(left[0])} is not used{chooses}")
     return chosen
 
 
@@ -222,9 +237,9 @@ def _is(column: str, name: str) -> bool:
     return column.strip().lower() in KNOWN[name]
 
 
-def _ours(column: str) -> str | None:
-    """What a column of captions is, by its name."""
-    return next((name for name in _OF_CAPTIONS if _is(column, name)), None)
+def _ours(column: str, ours: Sequence[str] = _OF_CAPTIONS) -> str | None:
+    """What a column is, by its name; by default one of captions."""
+    return next((name for name in ours if _is(column, name)), None)
 
 
 # -- formats -----------------------------------------------------------------------------------
@@ -313,7 +328,8 @@ def _picker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
 
 def _require_known(path: Path, place: str, record: Mapping[str, Any], names: Sequence[str]) -> None:
     """Refuse a column that is known by its name and that the first object lacks."""
-    new = next((name for name in record if name not in names and _ours(name)), None)
+    ours = _OF_BOXES if any(_is(name, "box") for name in names) else _OF_CAPTIONS
+    new = next((name for name in record if name not in names and _ours(name, ours)), None)
     if new is not None:
         raise SightlineError(
             f"{path}: {place}: has {short(new)}, which the first object lacks; give it in all of "
@@ -342,7 +358,7 @@ def _of_json(path: Path, expected: str) -> OutsideTable:
 
 
 def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    tables = (("image", "caption"), _OF_PAIRS, ("sentence",))
+    tables = (("image", "caption"), _OF_PAIRS, ("sentence",), ("phrase", "box"))
     if any(all(any(_is(key, name) for key in content) for name in names) for names in tables):
         # as pandas writes tables
         columns = [list(v.values()) if isinstance(v, dict) else v for v in content.values()]

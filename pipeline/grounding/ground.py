@@ -73,6 +73,7 @@ def ground_dataset(
     grounding.grounder.require_files()
     grounding.segmenter.require_files()
     from pipeline.extract.objects import SPEC
+    from pipeline.grounding.box_tables import BoxTable
     from pipeline.grounding.cutouts import cutouts_job
     from sightline.devices import computing, use_device
 
@@ -92,6 +93,7 @@ def ground_dataset(
     expect_fields(grounder, grounding.grounder, {**PART, "ground": callable})
     if segmenter is not None:
         expect_fields(segmenter, grounding.segmenter, {**PART, "segment": callable})
+    remarks = grounder.match(units, segmenter is None) if isinstance(grounder, BoxTable) else []
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(device, "fp32"):
         job = grounding_job(
@@ -106,6 +108,7 @@ def ground_dataset(
             workers=workers,
         )
         summary = fill(job)
+    summary = replace(summary, remarks=(*remarks, *summary.remarks))
     if cutouts is None or (summary.record is None and summary.to_do != 0):
         return summary
     if grounding.cutouts:

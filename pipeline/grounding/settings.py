@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pipeline.grounding.protocols import Grounder, Segmenter
 
 CaptionChoice = Literal["longest", "all"]
+BoxFormat = Literal["xyxy", "xywh", "rel_xyxy", "rel_xywh"]
+"""Corners, or a corner with width and height; in pixels, or from 0 to 1 of the image."""
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -165,11 +167,15 @@ class AnnotationSettings(GrounderSettings):
     """Human-drawn boxes.
 
     Attributes:
-        path: a phrases manifest (Parquet), or the folder of Flickr30k Entities.
+        path: a table of boxes (docs/grounding.md), a phrases manifest, or the folder of Flickr30k
+            Entities.
+        box_format: how the rows of a table that do not say it write their boxes: corners, or a
+            corner with width and height, in pixels or from 0 to 1.
     """
 
     family: Literal["annotations"]
     path: Path
+    box_format: BoxFormat | None = None
 
     def require_files(self) -> None:
         from pipeline.grounding.annotations import require_annotations
@@ -179,7 +185,7 @@ class AnnotationSettings(GrounderSettings):
     def build(self, device: torch.device, precision: str) -> Grounder:
         from pipeline.grounding.annotations import open_annotations
 
-        return open_annotations(self.path)
+        return open_annotations(self.path, self.box_format)
 
 
 class SegmenterSettings(FamilySettings):

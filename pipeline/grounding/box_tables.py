@@ -1,0 +1,352 @@
+"""Boxes in a table that somebody else made: a phrase of a caption, and a box of its image, a row.
+
+docs/grounding.md describes the columns.
+"""
+
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, NotRequired
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import (
+    AfterValidator,
+    Field,
+    FiniteFloat,
+    GetPydanticSchema,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import core_schema
+from typing_extensions import TypedDict
+
+from pipeline.datasets.manifests import cleaned
+from pipeline.grounding.captioned_images import CaptionedImages
+from pipeline.grounding.drawn_boxes import DrawnBoxes, folded
+from pipeline.grounding.settings import BoxFormat
+from sightline.cache import key_column, key_of_file
+from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
+from sightline.cache.manifest import KEY, key_array
+from sightline.cache.sets import pair_keys
+from sightline.errors import SightlineError
+from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
+from sightline.outside_tables import OutsideTable, Row, Wanted, choose, open_table
+from sightline.user_files import CONTROL, Identifier, Name, refusal, short
+
+EXPECTED = (
+    "boxes: a table (CSV, TSV, JSON lines, JSON, Parquet or Arrow) with image, caption, phrase and "
+    "box, a phrases manifest, or the folder of Flickr30k Entities"
+)
+_AT_ONCE = 10_000
+_RELATIVE = ("rel_xyxy", "rel_xywh")
+_SLACK = 0.01
+"""By how much a box in parts of the image may exceed it, from rounding."""
+
+
+def _even(polygon: list[float]) -> list[float]:
+    if len(polygon) % 2:
+        raise ValueError
+    return polygon
+
+
+class _RunLengths(TypedDict):
+    """COCO's run-length code, compressed or not."""
+
+    size: tuple[PositiveInt, PositiveInt]
+    counts: str | list[Annotated[int, Field(ge=0, lt=2**34)]]
+
+
+_Polygon = Annotated[list[FiniteFloat], Field(min_length=6), AfterValidator(_even)]
+_Mask = Annotated[
+    Annotated[list[_Polygon], Field(min_length=1)] | _RunLengths,
+    GetPydanticSchema(
+        lambda kind, handler: core_schema.custom_error_schema(
+            handler(kind),
+            custom_error_type="mask",
+            custom_error_message="Input should be polygons, [[x, y, x, y, x, y, …], …], or "
+            "COCO's run lengths, {size: [height, width], counts}",
+        )
+    ),
+]
+
+
+class BoxRow(TypedDict):
+    """A row of the table."""
+
+    image: Identifier
+    phrase: Name
+    box: tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
+    box_format: BoxFormat
+    caption: NotRequired[str]
+    caption_id: NotRequired[Identifier]
+    char_start: NotRequired[NonNegativeInt]
+    char_end: NotRequired[NonNegativeInt]
+    score: NotRequired[Annotated[FiniteFloat, Field(ge=0, le=1)]]
+    mask: NotRequired[_Mask]
+
+
+_ROW = TypeAdapter(BoxRow)
+_HELD = pa.schema(
+    [
+        ("phrase", pa.string()),
+        ("char_start", pa.int32()),
+        ("char_end", pa.int32()),
+        ("box", pa.list_(pa.float32(), 4)),
+        ("relative", pa.bool_()),
+        ("score", pa.float32()),
+        ("row", pa.int32()),
+        ("mask", pa.large_string()),
+    ]
+)
+
+
+class BoxTable(DrawnBoxes):
+    """The boxes of a table; it answers once it is matched to a data set.
+
+    Args:
+        box_format: of rows that do not say theirs.
+    """
+
+    def __init__(self, path: Path, box_format: BoxFormat | None) -> None:
+        super().__init__(path)
+        self._sha256 = key_of_file(path).hex()
+        self._box_format = box_format
+
+    def describe(self) -> dict[str, object]:
+        facts = {"box_format": self._box_format, "sha256": self._sha256}
+        return {"family": self.name, "format": "boxes", **facts}
+
+    def match(self, units: CaptionedImages, masks: bool) -> list[str]:
+        """Read the table and hold the boxes of the captions to ground.
+
+        Args:
+            masks: whether each row must have one; else they are not read.
+
+        Returns:
+            What was read otherwise than it is written, and what is left out, for the user.
+
+        Raises:
+            SightlineError: a wrong value, or no box is of a caption to ground.
+        """
+        file = _Reader(self.path, self._box_format, masks)
+        table = file.read()
+        rows = self._image_rows(table["image"], units, file.remarks)
+        captions, images = units.captions, units.images
+        owners = pc.index_in(captions["image_id"], images["image_id"]).to_numpy()
+        image_keys, texts = key_column(images["key"]), keys_of_texts(captions["text"].to_pylist())
+        pairs = pair_keys(image_keys[owners], texts)
+        if file.by_id:
+            of = pc.index_in(table["caption"], captions["caption_id"]).fill_null(-1).to_numpy()
+            wanted = np.where((of < 0)[:, None], np.uint8(0), texts[of])
+        else:
+            wanted = key_column(table["caption"])
+        wanted = pair_keys(image_keys[rows], wanted)
+        known = pairs[unique_sorted(pairs)]
+        places = find_keys(known, wanted)
+        grounded = np.zeros(len(known), dtype=bool)
+        grounded[find_keys(known, pairs[units.caption_rows])] = True
+        kept = (rows >= 0) & (places >= 0) & grounded[places]
+        lost = {
+            "images that are not in the data set": rows == UNKNOWN,
+            "images whose name several files have": rows == AMBIGUOUS,
+            "captions that the data set does not have": (rows >= 0) & (places < 0),
+            "captions that `captions` leaves out": (rows >= 0) & (places >= 0) & ~kept,
+        }
+        for what, which in lost.items():
+            if which.any():
+                first = table.slice(int(which.argmax()), 1).to_pylist()[0]
+                example = f"{first['image']!r} in {file.unit} {first['row']}"
+                boxes = f"{which.sum():,} of {len(table):,} boxes"
+                file.remarks.append(f"{self.path.name}: {boxes} are of {what}, such as {example}")
+        if not kept.any():
+            column = captions["caption_id" if file.by_id else "text"]
+            raise SightlineError(
+                f"{self.path}: no box is of a caption to ground; {'; '.join(file.remarks)}. Images "
+                f"here: {_few(table['image'])}; in the data set: {_few(images['image_id'])}. "
+                f"Captions here: {', '.join(file.captions)}; in the data set: {_few(column)}"
+            )
+        self.hold(wanted[kept], table.drop_columns(["image", "caption"]).filter(pa.array(kept)))
+        return file.remarks
+
+    def _image_rows(
+        self, column: pa.ChunkedArray, units: CaptionedImages, remarks: list[str]
+    ) -> NDArray[np.int64]:
+        """The row of each image in the manifest, or `UNKNOWN` or `AMBIGUOUS`: int64 [n]."""
+        names = column.combine_chunks().dictionary_encode()
+        distinct = names.dictionary.to_pylist()
+        of_file = ImageNames(units.images["image_id"].to_pylist()).of_file(distinct)
+        if of_file.beginning:
+            remarks.append(f"{self.path.name}: {of_file.beginning!r} before all names left out")
+        try:
+            found = np.array([of_file.find(name) for name in distinct], dtype=np.int64)
+        except SightlineError as error:
+            raise SightlineError(f"{self.path}: {error}") from error
+        return found[names.indices.to_numpy()]
+
+
+class _Reader:
+    """Reads and checks a table.
+
+    Attributes:
+        remarks: what was read otherwise than it is written.
+        unit: what row numbers count.
+        by_id: whether captions are named by their ids, not their texts.
+        captions: the first few, for messages.
+    """
+
+    def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool) -> None:
+        self._table = open_table(path, EXPECTED)
+        _recognise(self._table)
+        self._path, self._format = path, box_format
+        has = self._table.columns
+        wanted = {name: Wanted((), None) for name in ("phrase", "box")}
+        wanted["image"] = Wanted((), None, "image_id" not in has)
+        wanted["caption"] = Wanted((), None, "caption_id" not in has)
+        optional = ("char_start", "char_end", "box_format", "score", *(("mask",) if masks else ()))
+        wanted |= {name: Wanted((), None, False) for name in optional}
+        columns = {name: names[0] for name, names in choose(self._table, wanted).items()}
+        columns.setdefault("image", "image_id")
+        self.by_id = "caption" not in columns
+        if self.by_id:
+            columns["caption_id"] = "caption_id"
+        if box_format is None and "box_format" not in columns:
+            raise SightlineError(
+                f"{path}: nothing says how its boxes are written; add a column box_format, or "
+                "give `grounder.box_format`: xyxy or xywh in pixels, rel_xyxy or rel_xywh from 0 "
+                "to 1"
+            )
+        if masks and "mask" not in columns:
+            raise SightlineError(
+                f"{path}: has no column 'mask', which `segmenter.family=annotations` takes masks "
+                "from; choose `segmenter.family=sam2` or `segmenter.family=box`"
+            )
+        self._columns, self._masks = columns, masks
+        self.remarks, self.unit, self.captions = self._table.notes, self._table.unit, []
+
+    def read(self) -> pa.Table:
+        """The columns of `_HELD` but for masks that are not asked for, image, and caption: its
+        id, or the key of its text.
+        """
+        fields = [field for field in _HELD if field.name != "mask" or self._masks]
+        caption = ("caption", pa.string() if self.by_id else KEY)
+        schema = pa.schema([*fields, ("image", pa.string()), caption])
+        rows = self._table.read(list(self._columns.values()))
+        batches = iter(lambda: list(islice(rows, _AT_ONCE)), [])
+        table = pa.concat_tables(
+            [schema.empty_table(), *(self._batch(some, schema) for some in batches)]
+        )
+        if not len(table):
+            raise SightlineError(f"{self._path}: has no rows; expected {EXPECTED}")
+        most = pc.max(pc.list_flatten(table["box"])).as_py()
+        if most <= 1 and not pc.any(table["relative"]).as_py():
+            raise SightlineError(
+                f"{self._path}: all its boxes lie between 0 and 1, but are said to be in pixels; "
+                "for parts of the image give `grounder.box_format` as rel_xyxy or rel_xywh"
+            )
+        return table
+
+    def _batch(self, rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
+        records = [self._record(number, self._checked(number, values)) for number, values in rows]
+        self.captions += [short(record["caption"]) for record in records[: 3 - len(self.captions)]]
+        at = schema.get_field_index("caption")
+        table = pa.Table.from_pylist(records, schema.set(at, pa.field("caption", pa.string())))
+        if self.by_id:
+            return table
+        texts = cleaned(table["caption"]).to_pylist()
+        return table.set_column(at, schema.field(at), key_array(keys_of_texts(texts)))
+
+    def _checked(self, number: int, values: Sequence[Any]) -> BoxRow:
+        cells = zip(self._columns, values, strict=True)
+        # NaN is pandas' missing number
+        record = {k: v for k, v in cells if v is not None and v != "" and v == v}
+        if self._table.text:
+            record |= {k: _parsed(record[k]) for k in ("box", "mask") if k in record}
+        if self._format is not None:
+            record.setdefault("box_format", self._format)
+        try:
+            row = _ROW.validate_python(record)
+        except ValidationError as error:
+            raise refusal(
+                self._path, error, lambda loc: ": ".join((f"{self.unit} {number}", *map(str, loc)))
+            ) from None
+        for name in ("caption", "caption_id", "mask"):
+            if name in self._columns and name not in row:
+                raise self._error(number, f"{name}: is missing")
+        return row
+
+    def _record(self, number: int, row: BoxRow) -> dict[str, Any]:
+        """A row as it is held."""
+        start, end = row.get("char_start"), row.get("char_end")
+        if (start is None) != (end is None):
+            raise self._error(number, "one of char_start and char_end is missing; give both")
+        caption = row.get("caption", "")
+        if start is not None and not self.by_id:
+            if folded(caption[start:end]) != folded(row["phrase"]):
+                raise self._error(
+                    number,
+                    f"char_start: the caption reads {short(caption[start:end])} from {start} to "
+                    f"{end}, expected the phrase, {short(row['phrase'])}; spans count characters "
+                    "from 0, without the one at the end",
+                )
+            # as `cleaned` leaves the caption
+            start, end = (len(CONTROL.sub("", caption[:at]).lstrip()) for at in (start, end))
+        held = {"phrase": row["phrase"], "char_start": start, "char_end": end, "row": number}
+        held |= {"box": self._corners(number, row), "relative": row["box_format"] in _RELATIVE}
+        held |= {"image": str(row["image"]), "score": row.get("score", 1.0)}
+        if "mask" in row:
+            held["mask"] = json.dumps(row["mask"])
+        return {**held, "caption": str(row["caption_id"]) if "caption_id" in row else caption}
+
+    def _corners(self, number: int, row: BoxRow) -> tuple[float, ...]:
+        x, y, right, bottom = row["box"]
+        if row["box_format"] in ("xywh", "rel_xywh"):
+            right, bottom = x + right, y + bottom
+        corners = (x, y, right, bottom)
+        if row["box_format"] in _RELATIVE and not all(-_SLACK <= c <= 1 + _SLACK for c in corners):
+            raise self._error(
+                number,
+                f"box: found {short(row['box'])}, expected edges from 0 to 1, since its box_format "
+                f"is {row['box_format']}",
+            )
+        return corners
+
+    def _error(self, number: int, fault: str) -> SightlineError:
+        return SightlineError(f"{self._path}: {self.unit} {number}: {fault}")
+
+
+def _recognise(table: OutsideTable) -> None:
+    """Refuse known JSON of others that is no such table, by name."""
+    keys = set(table.columns)
+    if {"images", "annotations"} <= keys:
+        raise SightlineError(
+            f"{table.path}: COCO's annotations, whose boxes have categories in place of phrases; "
+            "docs/grounding.md shows how to join them to captions as a table"
+        )
+    if {"id", "regions"} <= keys:
+        raise SightlineError(
+            f"{table.path}: Visual Genome's regions, each a phrase without a caption around it; "
+            "MCSEO learns from several phrases of one caption, so they would teach it nothing"
+        )
+
+
+def _parsed(cell: Any) -> Any:
+    """The value that a cell writes as JSON; else the cell."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(cell)
+    return cell
+
+
+def _few(column: pa.ChunkedArray) -> str:
+    return ", ".join(map(short, pc.unique(column.slice(0, 100)).to_pylist()[:3]))

@@ -1,0 +1,360 @@
+"""Tables of boxes that somebody else made: their formats, their faults, and what is left out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+import torch
+from ground_data import DataSet
+from PIL import Image
+
+from pipeline.grounding.annotations import PhrasesFile, open_annotations
+from pipeline.grounding.box_tables import BoxTable
+from pipeline.grounding.protocols import Dropped, Grounded
+from sightline.cache.rle import encode_mask, run_lengths
+from sightline.errors import SightlineError
+
+RED, BOAT = "A red dog runs after a blue ball.", "a boat, and a boat behind it"
+ROW = {"image": "7.png", "caption": RED, "phrase": "a red dog", "box": [4, 5, 20, 10]}
+PIXELS = np.zeros((16, 24), dtype=bool)
+PIXELS[5:10, 4:20] = True
+"""The mask of that box, in an image of 24 × 16 pixels."""
+
+
+@pytest.fixture
+def data(tmp_path):
+    data = DataSet(tmp_path / "data")
+    data.add("7.png", RED, BOAT, size=(16, 24))
+    data.add("8.png", RED, size=(16, 24))
+    return data
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A table of these rows in the format that the suffix names; of CSV, lists are JSON."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".arrow":
+        feather.write_feather(pa.Table.from_pylist(rows), str(path))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writerow(rows[0])
+            for row in rows:
+                values = (json.dumps(v) if isinstance(v, list | dict) else v for v in row.values())
+                writer.writerow(values)
+    return path
+
+
+class Opened:
+    """A table that was matched to a data set: its remarks and its answers."""
+
+    def __init__(
+        self,
+        data: DataSet,
+        path: Path,
+        box_format: Any = "xyxy",
+        *,
+        masks: bool = False,
+        choice: Any = "all",
+    ) -> None:
+        self._units = data.units(choice)
+        self.table = open_annotations(path, box_format)
+        assert isinstance(self.table, BoxTable)
+        self.remarks = self.table.match(self._units, masks)
+
+    def answer(self, name: str, text: str) -> tuple[list[Grounded], list[Dropped]]:
+        captions = [caption for unit in self._units for caption in unit.captions]
+        (caption,) = [c for c in captions if (c.image_id, c.text) == (name, text)]
+        image = torch.zeros(3, 16, 24, dtype=torch.uint8)
+        return self.table.ground([image], [caption])[0]
+
+    def found(self, name: str = "7.png", text: str = RED) -> list[tuple[str, list[list[float]]]]:
+        """Phrases and boxes, of an answer without drops."""
+        phrases, dropped = self.answer(name, text)
+        assert dropped == []
+        return [(phrase.phrase, phrase.boxes.tolist()) for phrase in phrases]
+
+    def reasons(self, text: str = RED) -> list[str]:
+        phrases, dropped = self.answer("7.png", text)
+        assert phrases == []
+        return [drop.reason for drop in dropped]
+
+
+FORMATS = ("parquet", "arrow", "json", "jsonl", "csv", "tsv")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_gives_the_same(data, tmp_path, suffix):
+    rows = [
+        {**ROW, "char_start": 0, "char_end": 9, "score": 0.5},
+        {**ROW, "phrase": "a blue ball", "char_start": 21, "char_end": 32, "score": 0.25},
+    ]
+    opened = Opened(data, write(tmp_path / f"boxes.{suffix}", rows))
+    box = [[4, 5, 20, 10]]
+    assert opened.found() == [("A red dog", box), ("a blue ball", box)]
+    assert [p.scores.tolist() for p in opened.answer("7.png", RED)[0]] == [[0.5], [0.25]]
+    assert opened.answer("7.png", RED)[0][0].masks is None
+    assert opened.reasons(BOAT) == ["no_phrase"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+@pytest.mark.parametrize(
+    ("box_format", "box"),
+    [
+        ("xyxy", [4, 5, 20, 10]),
+        ("xywh", [4, 5, 16, 5]),
+        ("rel_xyxy", [4 / 24, 5 / 16, 20 / 24, 10 / 16]),
+        ("rel_xywh", [4 / 24, 5 / 16, 16 / 24, 5 / 16]),
+    ],
+)
+def test_each_form_of_a_box_as_setting_and_as_column(data, tmp_path, suffix, box_format, box):
+    path = tmp_path / f"boxes.{suffix}"
+    opened = Opened(data, write(path, [{**ROW, "box": box}]), box_format)
+    np.testing.assert_allclose(opened.found()[0][1], [[4, 5, 20, 10]], rtol=1e-6)
+    other = "xywh" if box_format == "xyxy" else "xyxy"
+    for setting in (None, other):  # the column goes first
+        path = write(path, [{**ROW, "box": box, "box_format": box_format}])
+        np.testing.assert_allclose(Opened(data, path, setting).found()[0][1], [[4, 5, 20, 10]])
+
+
+MASKS = {
+    "polygon": [[4, 5, 20, 5, 20, 10, 4, 10]],
+    "two polygons": [[4, 5, 10, 5, 10, 10, 4, 10], [10, 5, 20, 5, 20, 10, 10, 10]],
+    "compressed": encode_mask(PIXELS),
+    "uncompressed": {"size": [16, 24], "counts": run_lengths(PIXELS)},
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_masks_in_each_form_of_coco(data, tmp_path, suffix, mask):
+    path = write(tmp_path / f"boxes.{suffix}", [{**ROW, "mask": mask}])
+    (phrase,), _ = Opened(data, path, masks=True).answer("7.png", RED)
+    assert phrase.masks is not None
+    np.testing.assert_array_equal(phrase.masks[0].numpy(), PIXELS)
+
+
+def test_a_polygon_covers_the_pixels_whose_centres_it_contains(data, tmp_path):
+    mask = [[0, 0, 24, 0, 0, 16]]  # half of the image
+    path = write(tmp_path / "boxes.jsonl", [{**ROW, "mask": mask}])
+    (phrase,), _ = Opened(data, path, masks=True).answer("7.png", RED)
+    assert phrase.masks is not None
+    y, x = np.mgrid[:16, :24] + 0.5
+    inside = x / 24 + y / 16
+    clear = abs(inside - 1) > 1e-9
+    np.testing.assert_array_equal(phrase.masks[0].numpy()[clear], (inside < 1)[clear])
+
+
+def test_usual_names_of_columns_ids_of_captions_and_rows_of_one_phrase(data, tmp_path):
+    row = {"file_name": "photos/7.png", "caption_id": "7.png#0", "phrase": "a red dog"}
+    rows = [{**row, "bbox": [1, 2, 3, 4]}, {**row, "bbox": [2, 2, 3, 4]}]
+    opened = Opened(data, write(tmp_path / "boxes.json", rows))
+    assert opened.found() == [("A red dog", [[1, 2, 3, 4], [2, 2, 3, 4]])]
+    assert any("'bbox' read as box" in remark for remark in opened.remarks)
+    assert any("'photos/' before all names left out" in remark for remark in opened.remarks)
+    rows = [{**row, "image_id": "7.png", "box": [1, 2, 3, 4]} for row in rows]
+    for row in rows:
+        del row["file_name"], row["bbox"]
+    assert Opened(data, write(tmp_path / "boxes.csv", rows)).found()[0][0] == "A red dog"
+
+
+def test_a_caption_of_an_equal_image_is_found_by_either_name(data, tmp_path):
+    copy = data.folder / "images/copy.png"
+    copy.write_bytes((data.folder / "images/7.png").read_bytes())
+    data.captions["copy.png"] = [RED]
+    path = write(tmp_path / "boxes.jsonl", [{**ROW, "image": "copy.png"}])
+    assert Opened(data, path).found("7.png")[0][0] == "A red dog"
+
+
+def test_a_span_is_of_the_caption_as_it_was_before_prepare_trimmed_it(data, tmp_path):
+    span = {"char_start": 2, "char_end": 8, "phrase": "a boat"}
+    row = {**ROW, "caption": f"  {BOAT} ", **span}
+    opened = Opened(data, write(tmp_path / "boxes.jsonl", [row]))
+    (phrase,), _ = opened.answer("7.png", BOAT)
+    assert (phrase.char_start, phrase.char_end, phrase.phrase) == (0, 6, "a boat")
+    # with an id, nobody knows what was trimmed: words that stand there once are meant
+    row = {**ROW, "caption_id": "7.png#0", "char_start": 2, "char_end": 11}
+    del row["caption"]
+    assert Opened(data, write(tmp_path / "boxes.jsonl", [row])).found()[0][0] == "A red dog"
+    row |= {"char_start": 9, "char_end": 15, "phrase": "a boat", "caption_id": "7.png#1"}
+    opened = Opened(data, write(tmp_path / "boxes.jsonl", [row]))
+    assert opened.reasons(BOAT) == ["not_in_caption"]
+
+
+def test_words_that_stand_twice_need_a_span_and_words_that_do_not_are_drops(data, tmp_path):
+    row = {**ROW, "caption": BOAT, "phrase": "a boat"}
+    path = tmp_path / "boxes.jsonl"
+    opened = Opened(data, write(path, [row, {**row, "phrase": "a ship"}]))
+    assert opened.reasons(BOAT) == ["ambiguous", "not_in_caption"]
+    spans = [{"char_start": 0, "char_end": 6}, {"char_start": 12, "char_end": 18}]
+    opened = Opened(data, write(path, [{**row, **span} for span in spans]))
+    assert [(p.char_start, p.phrase) for p in opened.answer("7.png", BOAT)[0]] == [
+        (0, "a boat"),
+        (12, "a boat"),
+    ]
+
+
+WITHOUT = [name for name in ROW if name != "image"]
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "three numbers": ({"box": [1, 2, 3]}, "row 2: box: 3: is missing"),
+    "no number": ({"box": [1, 2, 3, "x"]}, "row 2: box: 3: found 'x', expected a valid number"),
+    "not finite": ({"box": [1, 2, 3, float("nan")]}, "row 2: box: 3: found nan, expected a finite"),
+    "no box": ({"box": None}, "row 2: box: is missing"),
+    "format": ({"box_format": "cxcywh"}, "row 2: box_format: found 'cxcywh', expected 'xyxy', 'x"),
+    "relative": (
+        {"box_format": "rel_xyxy"},
+        "row 2: box: found (4.0, 5.0, 20.0, 10.0), expected edges from 0 to 1, since its box_form",
+    ),
+    "no image": ({"image": ""}, "row 2: image: is missing"),
+    "no caption": ({"caption": None}, "row 2: caption: is missing"),
+    "no phrase": ({"phrase": " "}, "row 2: phrase: is empty"),
+    "score": ({"score": 1.5}, "row 2: score: found 1.5, expected less than or equal to 1"),
+    "half a span": ({"char_end": None}, "row 2: one of char_start and char_end is missing"),
+    "negative": ({"char_start": -1}, "row 2: char_start: found -1, expected greater than or equal"),
+    "wrong span": (
+        {"char_start": 2, "char_end": 11},
+        "row 2: char_start: the caption reads 'red dog r' from 2 to 11, expected the phrase, 'a re",
+    ),
+    "odd polygon": ({"mask": [[1, 2, 3, 4, 5, 6, 7]]}, "row 2: mask: found [[...]], expected poly"),
+    "no mask": ({"mask": None}, "row 2: mask: is missing"),
+    "counts": ({"mask": {"size": [16, 24], "counts": -1}}, "row 2: mask: found {'counts': -1, 's"),
+}
+
+
+@pytest.mark.parametrize("change", FAULTS.values(), ids=FAULTS)
+def test_a_wrong_value_is_named_with_its_row_and_column(data, tmp_path, change):
+    changes, says = change
+    right = {**ROW, "char_start": 0, "char_end": 9, "box_format": "xyxy", "score": 1.0}
+    right["mask"] = MASKS["polygon"]
+    path = write(tmp_path / "boxes.json", [right, {**right, **changes}])
+    with pytest.raises(SightlineError, match=f"boxes.json: {re.escape(says)}"):
+        Opened(data, path, None, masks=True)
+
+
+def test_a_column_that_only_later_objects_have_is_not_overlooked(data, tmp_path):
+    path = write(tmp_path / "boxes.jsonl", [ROW, {**ROW, "char_start": 0, "char_end": 9}])
+    with pytest.raises(SightlineError, match=r"line 2: has 'char_start', which the first"):
+        Opened(data, path)
+
+
+@pytest.mark.parametrize(
+    ("mask", "code"),
+    [
+        (encode_mask(PIXELS.T), "wrong_size"),
+        ({"size": [16, 24], "counts": "07"}, "bad_mask"),
+        ({"size": [16, 24], "counts": [3, 4]}, "bad_mask"),
+    ],
+)
+def test_a_mask_that_does_not_fit_costs_its_image_and_names_its_row(data, tmp_path, mask, code):
+    path = write(tmp_path / "boxes.jsonl", [{**ROW, "mask": mask}])
+    opened = Opened(data, path, masks=True)
+    with pytest.raises(SightlineError, match=r"boxes\.jsonl: row 1: ") as error:
+        opened.answer("7.png", RED)
+    assert getattr(error.value, "code", None) == code
+
+
+def test_columns_that_lack(data, tmp_path):
+    path = tmp_path / "boxes.csv"
+    for name in ROW:
+        rows = [{k: v for k, v in ROW.items() if k != name}]
+        with pytest.raises(SightlineError, match=rf"expected {name} \(or .*call one '{name}'"):
+            Opened(data, write(path, rows))
+    with pytest.raises(SightlineError, match=r"nothing says how its boxes are written"):
+        Opened(data, write(path, [ROW]), None)
+    with pytest.raises(SightlineError, match=r"has no column 'mask'"):
+        Opened(data, path, masks=True)
+    with pytest.raises(SightlineError, match=r"all its boxes lie between 0 and 1"):
+        Opened(data, write(path, [{**ROW, "box": [0.1, 0.1, 0.9, 1]}]))
+    path.write_text("image,caption,phrase,box\n")
+    with pytest.raises(SightlineError, match=r"has no rows"):
+        Opened(data, path)
+
+
+def test_what_is_left_out_is_counted_and_nothing_left_names_both_sides(data, tmp_path):
+    (data.folder / "images/a").mkdir()
+    (data.folder / "images/b").mkdir()
+    data.add("a/9.png", BOAT)
+    data.add("b/9.png", BOAT)
+    others = [
+        {**ROW, "image": "9.png"},
+        {**ROW, "image": "no.png"},
+        {**ROW, "caption": "Nobody said so."},
+        {**ROW, "caption": BOAT, "phrase": "a boat"},
+    ]
+    path = write(tmp_path / "boxes.csv", [ROW, *others])
+    assert Opened(data, path, choice="longest").remarks == [
+        "boxes.csv: 1 of 5 boxes are of images that are not in the data set, such as 'no.png' in "
+        "line 4",
+        "boxes.csv: 1 of 5 boxes are of images whose name several files have, such as '9.png' in "
+        "line 3",
+        "boxes.csv: 1 of 5 boxes are of captions that the data set does not have, such as '7.png' "
+        "in line 5",
+        "boxes.csv: 1 of 5 boxes are of captions that `captions` leaves out, such as '7.png' in "
+        "line 6",
+    ]
+    with pytest.raises(SightlineError) as error:
+        Opened(data, write(path, others), choice="longest")
+    for name in ("'9.png'", "'no.png'", "'7.png'", "'a/9.png'", "Nobody said so", RED[:12]):
+        assert name in str(error.value)
+
+
+def test_what_others_write_is_recognised(data, tmp_path):
+    def says(path: Path, content: Any) -> str:
+        path.write_text(json.dumps(content))
+        with pytest.raises(SightlineError) as error:
+            Opened(data, path)
+        return str(error.value)
+
+    instances = {"images": [{}], "annotations": [{}], "categories": [{}]}
+    assert "boxes have categories" in says(tmp_path / "instances_train2017.json", instances)
+    regions = [{"id": 1, "regions": [{"phrase": "a dog", "x": 1}]}]
+    assert "several phrases of one" in says(tmp_path / "region_descriptions.json", regions)
+    for protocol in (0, 2):
+        path = tmp_path / "refs(unc).p"
+        path.write_bytes(pickle.dumps([{"ref_id": 1}], protocol=protocol))
+        with pytest.raises(SightlineError, match=r"refs\(unc\).p: a pickle; expected boxes"):
+            Opened(data, path)
+    with zipfile.ZipFile(tmp_path / "annotations.zip", "w") as archive:
+        archive.writestr("Annotations/7.xml", "<annotation/>")
+    with pytest.raises(SightlineError, match=r"a zip archive; expected .*unpack it: `unzip "):
+        Opened(data, tmp_path / "annotations.zip")
+
+
+def test_the_fingerprint_has_the_files_digest_and_the_form_of_its_boxes(tmp_path):
+    def description(box_format: Any = "xyxy") -> dict[str, object]:
+        return open_annotations(tmp_path / "boxes.csv", box_format).describe()
+
+    write(tmp_path / "boxes.csv", [ROW])
+    first = description()
+    assert first["format"] == "boxes"
+    assert description("xywh") != first
+    write(tmp_path / "boxes.csv", [ROW, ROW])
+    assert description() != first
+
+
+def test_a_manifest_is_still_read_as_one_and_its_boxes_have_one_form(data, tmp_path):
+    from ground_data import write_phrases
+
+    path = write_phrases(data, tmp_path / "phrases.parquet")
+    assert isinstance(open_annotations(path), PhrasesFile)
+    with pytest.raises(SightlineError, match=r"leave out `grounder.box_format`"):
+        open_annotations(path, "xyxy")
+
+
+def test_pixels_are_those_of_the_upright_image(tmp_path, said):
+    from small_inputs import prepare_pairs
