@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cures import PREPARE, TEXTS, TOKENS, Cure
+from cures import GROUND, PREPARE, TEXTS, TOKENS, Cure
 from PIL import Image
 
 NAMES = [f"{i}.png" for i in range(4)]
@@ -135,6 +135,23 @@ CLIP_RETRIEVAL = "cache import embeddings --data photos --out imported"
 WEBDATASET = "prepare webdataset --set images=tars --out w"
 BESIDE = "prepare pairs --set images=photos --out b"
 HUGGINGFACE = "prepare huggingface --set path=t.parquet --out h"
+
+
+def boxes(*numbers: float) -> Callable[[], object]:
+    """A table of one box, without a mask."""
+
+    def write() -> None:
+        row = f'0.png,a red bird 0,bird,"{list(numbers)}"'
+        Path("boxes.csv").write_text(f"image,caption,phrase,box\n{row}\n")
+
+    return write
+
+
+BOXES = (
+    "ground --data d --set captions=all --set grounder.family=annotations --set "
+    "grounder.path=boxes.csv --out boxes --set segmenter.family="
+)
+XYXY = " --set grounder.box_format=xyxy"
 
 DATA = [
     Cure(
@@ -422,5 +439,28 @@ DATA = [
         TEXTS.replace("--data d", "--data lines.txt"),
         (lambda: subprocess.run("tr '\\r' '\\n' < lines.txt > u && mv u lines.txt", shell=True),),
         begins=lambda: Path("lines.txt").write_bytes(b"a red bird\ra boat\r"),
+    ),
+    Cure(
+        "give `grounder.box_format`: xyxy or xywh in pixels",
+        BOXES + "box",
+        passes=BOXES + "box" + XYXY,
+        begins=boxes(4, 5, 20, 10),
+    ),
+    Cure(
+        "for parts of the image give `grounder.box_format` as rel_xyxy or rel_xywh",
+        BOXES + "box" + XYXY,
+        passes=BOXES + "box --set grounder.box_format=rel_xyxy",
+        begins=boxes(0.1, 0.1, 0.9, 1),
+    ),
+    Cure(
+        "choose `segmenter.family=sam2` or `segmenter.family=box`",
+        BOXES + "annotations" + XYXY,
+        passes=BOXES + "box" + XYXY,
+        begins=boxes(4, 5, 20, 10),
+    ),
+    Cure(
+        "leave out `grounder.box_format`",
+        GROUND.replace("--out grounding", "--out again") + XYXY,
+        passes=GROUND.replace("--out grounding", "--out again"),
     ),
 ]  # fmt: skip

@@ -162,7 +162,7 @@ class BoxTable(DrawnBoxes):
             "images that are not in the data set": rows == UNKNOWN,
             "images whose name several files have": rows == AMBIGUOUS,
             "captions that the data set does not have": (rows >= 0) & (places < 0),
-            "captions that `captions` leaves out": (rows >= 0) & (places >= 0) & ~kept,
+            "captions that only `captions=all` grounds": (rows >= 0) & (places >= 0) & ~kept,
         }
         for what, which in lost.items():
             if which.any():

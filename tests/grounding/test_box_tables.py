@@ -308,8 +308,8 @@ def test_what_is_left_out_is_counted_and_nothing_left_names_both_sides(data, tmp
         "line 3",
         "boxes.csv: 1 of 5 boxes are of captions that the data set does not have, such as '7.png' "
         "in line 5",
-        "boxes.csv: 1 of 5 boxes are of captions that `captions` leaves out, such as '7.png' in "
-        "line 6",
+        "boxes.csv: 1 of 5 boxes are of captions that only `captions=all` grounds, such as '7.png' "
+        "in line 6",
     ]
     with pytest.raises(SightlineError) as error:
         Opened(data, write(path, others), choice="longest")
