@@ -271,8 +271,7 @@ class _Reader:
         cells = zip(self._columns, values, strict=True)
         # NaN is pandas' missing number
         record = {k: v for k, v in cells if v is not None and v != "" and v == v}
-        if self._table.text:
-            record |= {k: _parsed(record[k]) for k in ("box", "mask") if k in record}
+        record |= {k: _parsed(record[k]) for k in ("box", "mask") if isinstance(record.get(k), str)}
         if self._format is not None:
             record.setdefault("box_format", self._format)
         try:
@@ -341,7 +340,7 @@ def _recognise(table: OutsideTable) -> None:
         )
 
 
-def _parsed(cell: Any) -> Any:
+def _parsed(cell: str) -> Any:
     """The value that a cell writes as JSON; else the cell."""
     with suppress(ValueError, RecursionError):
         return json.loads(cell)

@@ -167,10 +167,9 @@ class AnnotationSettings(GrounderSettings):
     """Human-drawn boxes.
 
     Attributes:
-        path: a table of boxes (docs/grounding.md), a phrases manifest, or the folder of Flickr30k
-            Entities.
-        box_format: how the rows of a table that do not say it write their boxes: corners, or a
-            corner with width and height, in pixels or from 0 to 1.
+        path: a table of boxes, a phrases manifest, or the folder of Flickr30k Entities.
+        box_format: of a table without such a column: corners, or one and the size; in pixels, or
+            from 0 to 1.
     """
 
     family: Literal["annotations"]
