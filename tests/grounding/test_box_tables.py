@@ -22,6 +22,7 @@ from cures import EXTRACT, OBJECTS, PHRASE_TOKENS, PREPARE, TOKENS, TRAIN, run, 
 from flat_tables import rows_with_keys
 from ground_data import DataSet, write_phrases
 from PIL import Image
+from shown_commands import ROOT
 
 from pipeline.grounding.annotations import PhrasesFile, open_annotations
 from pipeline.grounding.box_tables import BoxTable
@@ -356,6 +357,47 @@ def test_a_manifest_is_still_read_as_one_and_its_boxes_have_one_form(data, tmp_p
     assert isinstance(open_annotations(path), PhrasesFile)
     with pytest.raises(SightlineError, match=r"leave out `grounder.box_format`"):
         open_annotations(path, "xyxy")
+
+
+def layout(name: str) -> str:
+    """The Python of docs/grounding.md that writes this file."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/grounding.md").read_text(), re.S)
+    (code,) = [block for block in blocks if name in block]
+    return code
+
+
+def test_the_pages_layout_of_coco(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    images = [{"id": 9, "file_name": "7.png"}, {"id": 10, "file_name": "8.png"}]
+    drawn = {"image_id": 9, "bbox": [4, 5, 16, 5], "segmentation": MASKS["polygon"]}
+    instances = {
+        "images": images,
+        "annotations": [
+            {**drawn, "category_id": 1},
+            {**drawn, "category_id": 2, "segmentation": MASKS["uncompressed"]},
+            {**drawn, "category_id": 1, "image_id": 10},
+        ],
+        "categories": [{"id": 1, "name": "dog"}, {"id": 2, "name": "ball"}],
+    }
+    captions = [{"image_id": 9, "caption": RED}, {"image_id": 9, "caption": "dogs"}]
+    Path("instances_val2017.json").write_text(json.dumps(instances))
+    Path("captions_val2017.json").write_text(json.dumps({"annotations": captions}))
+    exec(layout("coco.jsonl"), {})
+    opened = Opened(data, Path("coco.jsonl"), "xywh", masks=True)
+    assert opened.found() == [("dog", [[4, 5, 20, 10]]), ("ball", [[4, 5, 20, 10]])]
+
+
+def test_the_pages_layout_of_grit(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data.add("000000007.jpg", BOAT, size=(16, 24))
+    chunk = [13.0, 19.0, 0.25, 0.5, 0.75, 1.0, 0.875]
+    row = {"key": "000000007", "caption": f" {BOAT}", "noun_chunks": [chunk]}
+    pq.write_table(pa.Table.from_pylist([row, {**row, "noun_chunks": []}]), "00000.parquet")
+    exec(layout("grit.jsonl"), {})
+    (phrase,), _ = Opened(data, Path("grit.jsonl"), "rel_xyxy").answer("000000007.jpg", BOAT)
+    assert (phrase.phrase, phrase.char_start) == ("a boat", 12)
+    assert phrase.boxes.tolist() == [[6, 8, 18, 16]]
+    assert phrase.scores.tolist() == [0.875]
 
 
 # -- the command --------------------------------------------------------------------------------
