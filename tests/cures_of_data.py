@@ -142,7 +142,7 @@ def boxes(*numbers: float) -> Callable[[], object]:
 
     def write() -> None:
         row = f'0.png,a red bird 0,bird,"{list(numbers)}"'
-        Path("boxes.csv").write_text(f"image,caption,phrase,box\n{row}\n")
+        Path("boxes.csv").write_text(f"image,caption,phrase,bbox\n{row}\n")
 
     return write
 

@@ -122,11 +122,11 @@ class BoxTable(DrawnBoxes):
     def __init__(self, path: Path, box_format: BoxFormat | None) -> None:
         super().__init__(path)
         self._sha256 = key_of_file(path).hex()
-        self._box_format = box_format
+        self._box_format: BoxFormat | None = box_format
 
     def describe(self) -> dict[str, object]:
-        facts = {"box_format": self._box_format, "sha256": self._sha256}
-        return {"family": self.name, "format": "boxes", **facts}
+        about = {"family": self.name, "format": "boxes", "sha256": self._sha256}
+        return {**about, "box_format": self._box_format}
 
     def match(self, units: CaptionedImages, masks: bool) -> list[str]:
         """Read the table and hold the boxes of the captions to ground.
@@ -222,11 +222,13 @@ class _Reader:
         if self.by_id:
             columns["caption_id"] = "caption_id"
         if box_format is None and "box_format" not in columns:
-            raise SightlineError(
-                f"{path}: nothing says how its boxes are written; add a column box_format, or "
-                "give `grounder.box_format`: xyxy or xywh in pixels, rel_xyxy or rel_xywh from 0 "
-                "to 1"
-            )
+            if columns["box"] != "box":
+                raise SightlineError(
+                    f"{path}: the boxes in {columns['box']!r} may be corners, or a corner and a "
+                    "size; add a column box_format, or give `grounder.box_format`: xyxy or xywh "
+                    "in pixels, rel_xyxy or rel_xywh from 0 to 1"
+                )
+            self._format = "xyxy"
         if masks and "mask" not in columns:
             raise SightlineError(
                 f"{path}: has no column 'mask', which `segmenter.family=annotations` takes masks "
@@ -267,7 +269,7 @@ class _Reader:
         texts = cleaned(table["caption"]).to_pylist()
         return table.set_column(at, schema.field(at), key_array(keys_of_texts(texts)))
 
-    def _checked(self, number: int, values: Sequence[Any]) -> BoxRow:
+    def _checked(self, number: int | str, values: Sequence[Any]) -> BoxRow:
         cells = zip(self._columns, values, strict=True)
         # NaN is pandas' missing number
         record = {k: v for k, v in cells if v is not None and v != "" and v == v}
@@ -285,7 +287,7 @@ class _Reader:
                 raise self._error(number, f"{name}: is missing")
         return row
 
-    def _record(self, number: int, row: BoxRow) -> dict[str, Any]:
+    def _record(self, number: int | str, row: BoxRow) -> dict[str, Any]:
         """A row as it is held."""
         start, end = row.get("char_start"), row.get("char_end")
         if (start is None) != (end is None):
@@ -308,7 +310,7 @@ class _Reader:
             held["mask"] = json.dumps(row["mask"])
         return {**held, "caption": str(row["caption_id"]) if "caption_id" in row else caption}
 
-    def _corners(self, number: int, row: BoxRow) -> tuple[float, ...]:
+    def _corners(self, number: int | str, row: BoxRow) -> tuple[float, ...]:
         x, y, right, bottom = row["box"]
         if row["box_format"] in ("xywh", "rel_xywh"):
             right, bottom = x + right, y + bottom
@@ -321,7 +323,7 @@ class _Reader:
             )
         return corners
 
-    def _error(self, number: int, fault: str) -> SightlineError:
+    def _error(self, number: int | str, fault: str) -> SightlineError:
         return SightlineError(f"{self._path}: {self.unit} {number}: {fault}")
 
 

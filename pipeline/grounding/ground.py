@@ -93,7 +93,9 @@ def ground_dataset(
     expect_fields(grounder, grounding.grounder, {**PART, "ground": callable})
     if segmenter is not None:
         expect_fields(segmenter, grounding.segmenter, {**PART, "segment": callable})
-    remarks = grounder.match(units, segmenter is None) if isinstance(grounder, BoxTable) else []
+    remarks: list[str] = []
+    if units and isinstance(grounder, BoxTable):
+        remarks = grounder.match(units, masks=segmenter is None)
     # models set global flags per call; set here, two threads cannot reset each other's
     with computing(device, "fp32"):
         job = grounding_job(

@@ -279,8 +279,9 @@ def test_columns_that_lack(data, tmp_path):
         rows = [{k: v for k, v in ROW.items() if k != name}]
         with pytest.raises(SightlineError, match=rf"expected {name} \(or .*call one '{name}'"):
             Opened(data, write(path, rows))
-    with pytest.raises(SightlineError, match=r"nothing says how its boxes are written"):
-        Opened(data, write(path, [ROW]), None)
+    with pytest.raises(SightlineError, match=r"'bbox' may be corners, or a corner and a size"):
+        Opened(data, write(path, [{**rows[0], "bbox": [4, 5, 20, 10]}]), None)
+    assert Opened(data, write(path, [ROW]), None).found() == [("A red dog", [[4, 5, 20, 10]])]
     with pytest.raises(SightlineError, match=r"has no column 'mask'"):
         Opened(data, path, masks=True)
     with pytest.raises(SightlineError, match=r"all its boxes lie between 0 and 1"):
@@ -383,7 +384,7 @@ def test_the_pages_layout_of_coco(data, tmp_path, monkeypatch):
     Path("instances_val2017.json").write_text(json.dumps(instances))
     Path("captions_val2017.json").write_text(json.dumps({"annotations": captions}))
     exec(layout("coco.jsonl"), {})
-    opened = Opened(data, Path("coco.jsonl"), "xywh", masks=True)
+    opened = Opened(data, Path("coco.jsonl"), None, masks=True)
     assert opened.found() == [("dog", [[4, 5, 20, 10]]), ("ball", [[4, 5, 20, 10]])]
 
 
