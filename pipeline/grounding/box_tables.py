@@ -24,7 +24,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     GetPydanticSchema,
-    NonNegativeInt,
     PositiveInt,
     TypeAdapter,
     ValidationError,
@@ -55,6 +54,17 @@ _SLACK = 0.01
 """By how much a box in parts of the image may exceed it, from rounding."""
 
 
+def _form(words: str) -> GetPydanticSchema:
+    """One message for whatever is wrong inside a value."""
+    return GetPydanticSchema(
+        lambda kind, handler: core_schema.custom_error_schema(
+            handler(kind),
+            custom_error_type="form",
+            custom_error_message=f"Input should be {words}",
+        )
+    )
+
+
 def _even(polygon: list[float]) -> list[float]:
     if len(polygon) % 2:
         raise ValueError
@@ -71,15 +81,16 @@ class _RunLengths(TypedDict):
 _Polygon = Annotated[list[FiniteFloat], Field(min_length=6), AfterValidator(_even)]
 _Mask = Annotated[
     Annotated[list[_Polygon], Field(min_length=1)] | _RunLengths,
-    GetPydanticSchema(
-        lambda kind, handler: core_schema.custom_error_schema(
-            handler(kind),
-            custom_error_type="mask",
-            custom_error_message="Input should be polygons, [[x, y, x, y, x, y, …], …], or "
-            "COCO's run lengths, {size: [height, width], counts}",
-        )
+    _form(
+        "polygons, [[x, y, x, y, x, y, …], …], or COCO's run lengths, {size: [height, width], "
+        "counts}"
     ),
 ]
+_Box = Annotated[
+    tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat],
+    _form("four numbers, such as [4, 5, 20, 10]"),
+]
+_At = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class BoxRow(TypedDict):
@@ -87,12 +98,12 @@ class BoxRow(TypedDict):
 
     image: Identifier
     phrase: Name
-    box: tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
+    box: _Box
     box_format: BoxFormat
     caption: NotRequired[str]
     caption_id: NotRequired[Identifier]
-    char_start: NotRequired[NonNegativeInt]
-    char_end: NotRequired[NonNegativeInt]
+    char_start: NotRequired[_At]
+    char_end: NotRequired[_At]
     score: NotRequired[Annotated[FiniteFloat, Field(ge=0, le=1)]]
     mask: NotRequired[_Mask]
 

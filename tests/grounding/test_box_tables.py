@@ -216,9 +216,10 @@ def test_words_that_stand_twice_need_a_span_and_words_that_do_not_are_drops(data
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "three numbers": ({"box": [1, 2, 3]}, "row 2: box: 3: is missing"),
-    "no number": ({"box": [1, 2, 3, "x"]}, "row 2: box: 3: found 'x', expected a valid number"),
-    "not finite": ({"box": [1, 2, 3, float("nan")]}, "row 2: box: 3: found nan, expected a finite"),
+    "three numbers": ({"box": [1, 2, 3]}, "row 2: box: found [1, 2, 3], expected four numbers"),
+    "no number": ({"box": [1, 2, 3, "x"]}, "row 2: box: found [1, 2, 3, 'x'], expected four num"),
+    "not finite": ({"box": [1, 2, 3, float("nan")]}, "row 2: box: found [1, 2, 3, nan], expected"),
+    "text": ({"box": "1 2 3 4"}, "row 2: box: found '1 2 3 4', expected four numbers, such as [4"),
     "no box": ({"box": None}, "row 2: box: is missing"),
     "format": ({"box_format": "cxcywh"}, "row 2: box_format: found 'cxcywh', expected 'xyxy', 'x"),
     "relative": (
@@ -230,6 +231,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no phrase": ({"phrase": " "}, "row 2: phrase: is empty"),
     "score": ({"score": 1.5}, "row 2: score: found 1.5, expected less than or equal to 1"),
     "half a span": ({"char_end": None}, "row 2: one of char_start and char_end is missing"),
+    "far": ({"char_start": 2**31}, "row 2: char_start: found 2147483648, expected less than"),
     "negative": ({"char_start": -1}, "row 2: char_start: found -1, expected greater than or equal"),
     "wrong span": (
         {"char_start": 2, "char_end": 11},
