@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from ground_data import BoxSegmenter, WordGrounder
+from ground_data import BoxSegmenter, DataSet, WordGrounder
 from pydantic import ValidationError
 from safetensors.torch import save_file
 from tiny_grounders import pictures, save_dino, save_florence
@@ -22,7 +22,9 @@ from torch import Tensor
 
 from pipeline.datasets.pairs import PairsSource
 from pipeline.datasets.prepared_output import prepare
+from pipeline.extract.decode import load_image
 from pipeline.extract.runner import run
+from pipeline.grounding.box_tables import BoxTable
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.segmenters.prompted import BOXES
@@ -30,6 +32,7 @@ from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettin
 from sightline.cache import key_of_text
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.prepared import PreparedDataset
+from sightline.cache.rle import encode_mask
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
@@ -157,6 +160,22 @@ def test_masks_of_a_batch_are_those_of_metas_own_predictor_one_by_one(sam2, batc
             assert masks.shape == (0, *image.shape[1:])
     found = torch.cat(shares)
     assert ((found > 0.01) & (found < 0.99)).any(), "masks of one value would prove nothing"
+
+
+def test_boxes_of_a_table_become_masks(sam2, tmp_path):
+    data = DataSet(tmp_path / "data")
+    data.add("7.png", "a red dog", size=(90, 130))
+    units = data.units()
+    path = tmp_path / "boxes.csv"
+    path.write_text('image,caption,phrase,box\n7.png,a red dog,red dog,"[20, 10, 90, 70]"\n')
+    table = BoxTable(path, None)
+    assert table.match(units, masks=False) == []
+    more: dict[str, Any] = {"batch_size": 1, "block_images": 1, "workers": 1}
+    run(grounding_job(units, table, sam2, Rules(), tmp_path / "out", **more), 0.0)
+    (phrase,) = read_phrases(tmp_path / "out").to_pylist()
+    image = load_image(units[0].place, units[0].key)
+    (masks,) = sam2.segment([image], [torch.tensor([[20.0, 10.0, 90.0, 70.0]])])
+    assert phrase["mask"] == encode_mask(masks[0].numpy())
 
 
 def test_more_boxes_than_a_pass_takes_no_box_and_one_pixel(sam2_hf):
