@@ -447,7 +447,7 @@ DATA = [
         begins=boxes(4, 5, 20, 10),
     ),
     Cure(
-        "for parts of the image give `grounder.box_format` as rel_xyxy or rel_xywh",
+        "of parts of the image are rel_xyxy or rel_xywh, in `grounder.box_format`",
         BOXES + "box" + XYXY,
         passes=BOXES + "box --set grounder.box_format=rel_xyxy",
         begins=boxes(0.1, 0.1, 0.9, 1),

@@ -78,7 +78,8 @@ class _RunLengths(TypedDict):
     counts: str | list[Annotated[int, Field(ge=0, lt=2**34)]]
 
 
-_Polygon = Annotated[list[FiniteFloat], Field(min_length=6), AfterValidator(_even)]
+_Place = Annotated[float, Field(ge=-1e6, le=1e6)]
+_Polygon = Annotated[list[_Place], Field(min_length=6), AfterValidator(_even)]
 _Mask = Annotated[
     Annotated[list[_Polygon], Field(min_length=1)] | _RunLengths,
     _form(
@@ -171,7 +172,7 @@ class BoxTable(DrawnBoxes):
         kept = (rows >= 0) & (places >= 0) & grounded[places]
         lost = {
             "images that are not in the data set": rows == UNKNOWN,
-            "images whose name several files have": rows == AMBIGUOUS,
+            "images whose name several files have (write paths)": rows == AMBIGUOUS,
             "captions that the data set does not have": (rows >= 0) & (places < 0),
             "captions that only `captions=all` grounds": (rows >= 0) & (places >= 0) & ~kept,
         }
@@ -265,8 +266,9 @@ class _Reader:
         most = pc.max(pc.list_flatten(table["box"])).as_py()
         if most <= 1 and not pc.any(table["relative"]).as_py():
             raise SightlineError(
-                f"{self._path}: all its boxes lie between 0 and 1, but are said to be in pixels; "
-                "for parts of the image give `grounder.box_format` as rel_xyxy or rel_xywh"
+                f"{self._path}: all its boxes lie between 0 and 1, but are read as pixels; those "
+                "of parts of the image are rel_xyxy or rel_xywh, in `grounder.box_format` or a "
+                "column box_format"
             )
         return table
 

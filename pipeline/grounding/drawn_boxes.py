@@ -129,13 +129,15 @@ def _span(
             detail = "the caption has it more than once, and no span says which"
             return Dropped(phrase, "ambiguous", detail)
         return first or Dropped(phrase, "not_in_caption", "the caption has no such words")
-    if folded(caption[start:end]) == folded(phrase):
-        return start, end
+    words = caption[start:end]
+    if folded(words) == folded(phrase):
+        start += len(words) - len(words.lstrip())
+        return start, start + len(words.strip())
     if end - start == len(phrase):  # of the caption before white space around it was left out
         span = _span(phrase, None, None, caption)
         if not isinstance(span, Dropped):
             return span
-    return Dropped(phrase, "not_in_caption", f"the caption reads {caption[start:end]!r} there")
+    return Dropped(phrase, "not_in_caption", f"the caption reads {words!r} there")
 
 
 @lru_cache(maxsize=16)  # captions of an image name the same objects

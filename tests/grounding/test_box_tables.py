@@ -193,6 +193,10 @@ def test_a_span_is_of_the_caption_as_it_was_before_prepare_trimmed_it(data, tmp_
     opened = Opened(data, write(tmp_path / "boxes.jsonl", [row]))
     (phrase,), _ = opened.answer("7.png", BOAT)
     assert (phrase.char_start, phrase.char_end, phrase.phrase) == (0, 6, "a boat")
+    row |= {"char_start": 13, "char_end": len(row["caption"]), "phrase": " a boat behind it "}
+    (phrase,), _ = Opened(data, write(tmp_path / "boxes.jsonl", [row])).answer("7.png", BOAT)
+    assert (phrase.char_start, phrase.char_end) == (12, len(BOAT))
+    assert phrase.phrase == "a boat behind it"
     # with an id, nobody knows what was trimmed: words that stand there once are meant
     row = {**ROW, "caption_id": "7.png#0", "char_start": 2, "char_end": 11}
     del row["caption"]
@@ -238,6 +242,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         "row 2: char_start: the caption reads 'red dog r' from 2 to 11, expected the phrase, 'a re",
     ),
     "odd polygon": ({"mask": [[1, 2, 3, 4, 5, 6, 7]]}, "row 2: mask: found [[1, 2, 3, 4, 5, 6, "),
+    "far polygon": ({"mask": [[0, 0, 1, 1, 1e300, 0]]}, "row 2: mask: found [[0, 0, 1, 1, 1e+300"),
     "no mask": ({"mask": None}, "row 2: mask: is missing"),
     "counts": ({"mask": {"size": [16, 24], "counts": -1}}, "row 2: mask: found {'counts': -1, 's"),
 }
@@ -308,8 +313,8 @@ def test_what_is_left_out_is_counted_and_nothing_left_names_both_sides(data, tmp
     assert Opened(data, path, choice="longest").remarks == [
         "boxes.csv: 1 of 5 boxes are of images that are not in the data set, such as 'no.png' in "
         "line 4",
-        "boxes.csv: 1 of 5 boxes are of images whose name several files have, such as '9.png' in "
-        "line 3",
+        "boxes.csv: 1 of 5 boxes are of images whose name several files have (write paths), such "
+        "as '9.png' in line 3",
         "boxes.csv: 1 of 5 boxes are of captions that the data set does not have, such as '7.png' "
         "in line 5",
         "boxes.csv: 1 of 5 boxes are of captions that only `captions=all` grounds, such as '7.png' "
