@@ -168,8 +168,7 @@ class AnnotationSettings(GrounderSettings):
 
     Attributes:
         path: a table of boxes, a phrases manifest, or the folder of Flickr30k Entities.
-        box_format: of a table without such a column: corners, or one and the size; in pixels, or
-            from 0 to 1; null is xyxy.
+        box_format: of a table without that column; null is xyxy.
     """
 
     family: Literal["annotations"]
