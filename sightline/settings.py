@@ -80,18 +80,21 @@ class Settings(BaseModel):
         return InitErrorDetails(type=ours, loc=tuple(place), input=error["input"])
 
 
-_DEEPEST = 20
-"""Levels of settings; YAML may hold a list that contains itself."""
+def _texts(
+    value: Any, place: tuple[int | str, ...] = (), seen: set[int] | None = None
+) -> Iterator[tuple[Any, str]]:
+    """The texts and paths in mappings and lists, each with its place.
 
-
-def _texts(value: Any, place: tuple[int | str, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """The texts and paths in mappings and lists, each with its place; of the first levels."""
+    YAML may name a list many times, also within itself: it is looked at once.
+    """
+    seen = set() if seen is None else seen
     if isinstance(value, (str, Path)):
         yield place, str(value)
-    elif isinstance(value, (Mapping, list)) and len(place) < _DEEPEST:
+    elif isinstance(value, (Mapping, list)) and id(value) not in seen:
+        seen.add(id(value))
         entries = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, entry in entries:
-            yield from _texts(entry, (*place, key))
+            yield from _texts(entry, (*place, key), seen)
 
 
 def field_help(model: type[BaseModel]) -> dict[str, str]:
