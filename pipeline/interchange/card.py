@@ -32,7 +32,8 @@ of the {{ described }}.
 
 The rights in the data that these features describe stay with its owners; see *Licence of the \
 data* above.\
-{% if column %} The column `{{ column }}` comes from that data.{% endif %}\
+{% if columns %} The columns {{ columns }} come from that data: the first name of each row, the \
+ids of all, and the split of each id.{% endif %}\
 {% if licence %} The licence in this card, `{{ licence }}`, is that of the features.{% endif %}
 """
 _LENGTHS = {
@@ -96,7 +97,7 @@ def card(
         load=_LOAD[form].format(dtype=spec.dtype, dim=spec.dim, emb=emb),
         provenance=provenance,
         untrained=spec.encoder.untrained,
-        column=columns[0] if columns else "",
+        columns=", ".join(f"`{name}`" for name in columns),
         licence=licence,
     )
     return str(text)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.interchange.card import card
 from pipeline.interchange.rows import ExportedRows, write_npy, write_parquet
@@ -56,7 +59,8 @@ def export_features(
 
     Args:
         describe: provenance of a set, for the card: name → value.
-        dataset: a prepared data set, whose image paths or texts are written beside the keys.
+        dataset: a prepared data set, whose names of the rows are written beside the keys
+            (`names_in`).
         normalise: divide each row by its length.
         licence: identifier for the card, as hubs write it.
 
@@ -97,7 +101,7 @@ def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dat
     For a set larger than memory, export it and open the folder with `datasets.load_dataset`.
 
     Args:
-        data: adds the column ``image_path`` or ``caption``.
+        data: adds the columns of `names_in`.
 
     Raises:
         SightlineError: the library `datasets` is not installed, or ``data`` has none of the rows.
@@ -109,7 +113,10 @@ def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dat
 
 
 def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]:
-    """What a data set calls the rows of ``features``: column → strings [len(features)].
+    """What a data set calls the rows of ``features``: column → values [len(features)].
+
+    The first name of each row, then lists: the ids of all its images or captions, and the split of
+    each.
 
     Raises:
         SightlineError: no manifest there for this kind, or none of the rows is in it.
@@ -121,16 +128,19 @@ def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]
             "--data"
         )
     if kind.row_of == "image":
-        images = data.images
-        places = places_of(data.images_manifest, images)
+        table, column, ids = data.images, "image_path", "image_id"
+        places = places_of(data.images_manifest, table)
         values = [
             image if place.offset is not None else place.path.as_posix()
-            for image, place in zip(images["image_id"].to_pylist(), places, strict=True)
+            for image, place in zip(table[ids].to_pylist(), places, strict=True)
         ]
-        rows = features.find(key_column(images["key"]))
+        rows = of_ids = features.find(key_column(table["key"]))
     else:
+        table, column, ids = data.captions, "caption", "caption_id"
         values = data.texts
         rows = features.find(keys_of_texts(values))
+        row_of = dict(zip(values, rows.tolist(), strict=True))
+        of_ids = np.array([row_of[text] for text in table["text"].to_pylist()], dtype=np.int64)
     name_of = dict(zip(rows[::-1].tolist(), reversed(values), strict=True))  # the first one wins
     name_of.pop(-1, None)
     if len(features) and not name_of:
@@ -138,5 +148,18 @@ def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]
             f"{data.folder}: has none of the {len(features):,} rows of {features.path}; give the "
             "data set that these features were extracted from"
         )
-    column = "image_path" if kind.row_of == "image" else "caption"
-    return {column: pa.array(map(name_of.get, range(len(features))), pa.string())}
+    return {
+        column: pa.array(map(name_of.get, range(len(features))), pa.string()),
+        f"{ids}s": _listed(table[ids], of_ids, len(features)),
+        "splits": _listed(table["split"], of_ids, len(features)),
+    }
+
+
+def _listed(values: pa.ChunkedArray, rows: NDArray[np.int64], count: int) -> pa.Array:
+    """The values of each of ``count`` rows, in their order; ``rows`` has the row of each, or -1."""
+    order = np.argsort(rows, kind="stable")
+    bounds = np.searchsorted(rows, np.arange(count + 1), sorter=order).tolist()
+    texts = values.to_pylist()
+    sorted_texts = [texts[i] for i in order.tolist()]
+    lists = (sorted_texts[start:stop] for start, stop in pairwise(bounds))
+    return pa.array(lists, pa.list_(pa.string()))

@@ -28,7 +28,7 @@ class ExportedRows:
     """What is written.
 
     Attributes:
-        names: further columns, strings [rows], by name.
+        names: further columns, strings or lists of strings [rows], by name.
         normalise: divide each row by its length.
     """
 
@@ -41,9 +41,9 @@ class ExportedRows:
         """Columns of a table of rows: key, names, and the features as a fixed-size list."""
         kind = pa.float16() if self.features.dtype.itemsize == 2 else pa.float32()
         item = pa.field("item", kind, nullable=False)
-        strings = [pa.field(name, pa.string()) for name in self.names]
+        names = [pa.field(name, column.type) for name, column in self.names.items()]
         rows = pa.field(FEATURES, pa.list_(item, self.features.dim))
-        return pa.schema([pa.field(KEY, pa.string(), nullable=False), *strings, rows])
+        return pa.schema([pa.field(KEY, pa.string(), nullable=False), *names, rows])
 
     def tables(self, rows: range) -> Iterator[pa.Table]:
         """``rows`` as tables of `schema`, a few megabytes at a time."""

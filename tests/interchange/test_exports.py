@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from command_line import sightline
 from foreign_files import DIM, ROWS, write_set
 from tiny_encoder import make_encoder
+from twice import write_twice
 
 from pipeline.interchange import rows as row_files
-from sightline.cache import FeatureSet, verify
+from sightline.cache import FeatureSet, key_of_file, keys_of_texts, verify
 
 
 def export(folder: Path, form: str, *more: object) -> Path:
@@ -41,6 +43,38 @@ def test_every_bit_is_exported_and_imported_by_its_key(tmp_path, monkeypatch, fo
     assert len(before.failed) == 1
     assert str(after.record.provenance) == "imported, not checked"
     assert verify(tmp_path / "back") == []
+
+
+@pytest.mark.parametrize(("form", "table"), [("parquet", "data"), ("npy", "metadata")])
+def test_every_image_and_caption_of_a_row_is_listed_with_its_split(tmp_path, form, table):
+    data = write_twice(tmp_path)
+    write_set(tmp_path / "set", "float16", keys=data.image_keys[:2])
+    rows = pq.read_table(export(tmp_path, form, "--data", data.folder) / table).to_pylist()
+    columns = {"key", "image_path", "image_ids", "splits"}
+    assert {*rows[0]} - {"features"} == columns
+    by_key = {row["key"]: [row["image_path"], row["image_ids"], row["splits"]] for row in rows}
+    assert by_key == {
+        key_of_file(tmp_path / "photos/a.png").hex(): [
+            "a.png",
+            ["a.png", "copy of a.png"],
+            ["train", "dev"],
+        ],
+        key_of_file(tmp_path / "photos/b.png").hex(): ["b.png", ["b.png"], ["test"]],
+    }
+
+    shutil.rmtree(tmp_path / "set")
+    shutil.rmtree(tmp_path / "out")
+    texts = ["a dog", "a red dog", "without a row", "in no data set"]
+    write_set(tmp_path / "set", "float16", "text", keys=keys_of_texts(texts))
+    rows = pq.read_table(export(tmp_path, form, "--data", data.folder) / table).to_pylist()
+    assert {*rows[0]} - {"features"} == {"key", "caption", "caption_ids", "splits"}
+    by_text = {row["caption"]: [row["caption_ids"], row["splits"]] for row in rows}
+    assert by_text == {
+        "a dog": [["a.png#0", "b.png#0"], ["train", "test"]],
+        "a red dog": [["a.png#1"], ["train"]],
+        None: [[], []],
+    }
+    assert "columns `caption`, `caption_ids`, `splits`" in (tmp_path / "out/README.md").read_text()
 
 
 def test_an_empty_set_is_exported_too(tmp_path):
