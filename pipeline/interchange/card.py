@@ -22,6 +22,12 @@ of the {{ described }}.
 {{ load }}
 ```
 
+`{{ key }}` has 64 hexadecimal digits here. In a manifest of a prepared data set, {{ there }}:
+
+```python
+{{ join }}
+```
+
 ## Provenance
 
 {% for name, value in provenance.items() %}    {{ (name + ":").ljust(21) }}{{ value }}
@@ -55,6 +61,23 @@ _LOAD = {
         'names = pq.read_table("metadata/metadata_0000.parquet")  # row i belongs to rows[i]'
     ),
 }
+_JOIN = """\
+{first}import pyarrow.parquet as pq
+
+rows = pq.read_table("path/to/this/folder/{table}").to_pandas()
+{name} = pq.read_table("path/to/manifests/{name}.parquet").to_pandas()
+{name}["{key}"] = {value}
+joined = {name}.merge(rows, on="{key}")"""
+_BYTES = {
+    "image": ("images", 'images["key"].map(bytes.hex)', "a key is 32 bytes"),
+    "object": ("phrases", 'phrases["cutout_key"].map(bytes.hex)', "it is `cutout_key`, 32 bytes"),
+    "caption": (
+        "captions",
+        '[sha256(text.encode()).hexdigest() for text in captions["text"]]',
+        "texts have no key",
+    ),
+}
+"""What a row is of → the manifest, its keys as those of an export, and what they are there."""
 
 
 def card(
@@ -81,9 +104,13 @@ def card(
         tags=["sightline", "embeddings", f"{spec.kind}-features"],
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": path}]}],
     )
+    row_of = "image" if kind is None else kind.row_of
     described = "text's UTF-8" if texts else "image file's bytes"
-    if kind is not None and kind.row_of == "object":
+    if row_of == "object":
         described = "image's key, its mask and the rule that cut it out"
+    name, value, there = _BYTES[row_of]
+    first = "from hashlib import sha256\n\n" if texts else ""
+    table = "data" if form == "parquet" else "metadata"
     emb = "text_emb" if texts else "img_emb"
     text = DatasetCard.from_template(
         front,
@@ -95,6 +122,8 @@ def card(
         key=KEY,
         described=described,
         load=_LOAD[form].format(dtype=spec.dtype, dim=spec.dim, emb=emb),
+        there=there,
+        join=_JOIN.format(first=first, table=table, name=name, key=KEY, value=value),
         provenance=provenance,
         untrained=spec.encoder.untrained,
         columns=", ".join(f"`{name}`" for name in columns),

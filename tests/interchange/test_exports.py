@@ -16,7 +16,15 @@ from tiny_encoder import make_encoder
 from twice import write_twice
 
 from pipeline.interchange import rows as row_files
-from sightline.cache import FeatureSet, key_of_file, keys_of_texts, verify
+from sightline.cache import (
+    PHRASES,
+    FeatureSet,
+    as_keys,
+    key_of_file,
+    keys_of_texts,
+    verify,
+    write_manifest,
+)
 
 
 def export(folder: Path, form: str, *more: object) -> Path:
@@ -99,13 +107,41 @@ def test_datasets_opens_it_and_the_card_shows_code_that_runs(tmp_path, monkeypat
     assert "license: cc-by-4.0" in text
     assert "computed here" in text
     assert str(tmp_path) not in text
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", text, re.S)
     monkeypatch.chdir(out)
     names: dict = {}
     exec(code.replace("path/to/this/folder", str(out)), names)
     found = names["rows"]["features"] if form == "parquet" else names["rows"]
     expected = before.gather(np.arange(len(before)))
     assert np.asarray(found[:], dtype=dtype).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("form", ["parquet", "npy"])
+@pytest.mark.parametrize("kind", ["image", "teacher", "object"])
+def test_the_card_shows_how_rows_are_joined_with_a_manifest(tmp_path, form, kind):
+    pytest.importorskip("pandas")
+    data = write_twice(tmp_path)
+    cutout = {
+        **{"image_key": data.image_keys[0].tobytes(), "caption_key": b"c" * 32, "phrase": "a dog"},
+        **{"char_start": 0, "char_end": 5, "box": [0.0, 0.0, 2.0, 2.0], "score": 1.0},
+        **{"mask": {"size": [2, 3], "counts": "06"}, "cutout_key": b"o" * 32},
+    }
+    phrases = pa.Table.from_pylist([cutout], PHRASES)
+    write_manifest(data.folder / "phrases.parquet", phrases, PHRASES)
+    names = {
+        "image": ("image_id", ["a.png", "copy of a.png"], data.image_keys[:1]),
+        "teacher": ("caption_id", ["a.png#0", "b.png#0"], keys_of_texts(["a dog"])),
+        "object": ("phrase", ["a dog"], as_keys([b"o" * 32])),
+    }
+    column, expected, keys = names[kind]
+    features = write_set(tmp_path / "set", "float16", kind, keys=keys)
+    text = (export(tmp_path, form) / "README.md").read_text()
+    _, code = re.findall(r"```python\n(.*?)```", text, re.S)
+    found: dict = {}
+    code = code.replace("path/to/this/folder", str(tmp_path / "out"))
+    exec(code.replace("path/to/manifests", str(data.folder)), found)
+    assert [*found["joined"][column]] == expected
+    assert {*found["joined"]["key"]} == {features.keys[0].tobytes().hex()}
 
 
 def test_the_page_trains_a_student_on_a_teacher(tmp_path, monkeypatch):
