@@ -12,26 +12,34 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import BaseModel, TypeAdapter
 
 from pipeline.interchange.card import card
-from pipeline.interchange.rows import ExportedRows, write_npy, write_parquet
+from pipeline.interchange.rows import KEY, ExportedRows, write_npy, write_parquet
+from sightline.arrow_files import batches_of
 from sightline.cache import (
     FeatureSet,
     FeatureSetRecord,
+    FeatureSpec,
+    as_keys,
     key_column,
     keys_of_texts,
     places_of,
 )
+from sightline.cache.archive import ANOTHER_PLACE, refuse_another
 from sightline.cache.feature_kind import feature_kind
+from sightline.cache.keys import Keys
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.output import Output, json_record
+from sightline.user_files import read_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 RECORD, SCHEMA = "export.json", "sightline.export/2"
+_ROWS = 1 << 16  # at once
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 
 
@@ -43,6 +51,12 @@ class Exported:
     files: int
     bytes: int
     unnamed: int
+
+
+class _Record(BaseModel):
+    form: str
+    spec: FeatureSpec
+    files: list[str]
 
 
 def export_features(
@@ -66,7 +80,8 @@ def export_features(
 
     Raises:
         CacheError: no feature set there, or a damaged one.
-        SightlineError: a data set without any of the rows, an invalid licence, or as `Output`.
+        SightlineError: a data set without any of the rows, an invalid licence, the export of
+            another set or in another format in ``out``, or as `Output`.
     """
     if licence is not None and not _LICENCE.fullmatch(licence):
         raise SightlineError(f"licence {licence!r}: expected an identifier such as cc-by-4.0")
@@ -81,6 +96,7 @@ def export_features(
     names = {} if dataset is None else names_in(PreparedDataset.open(dataset), features)
     source = ExportedRows(features, names, normalise)
     with Output(out, RECORD, json_record(SCHEMA), inputs) as output, output.scratch() as work:
+        _refuse_another(output, form, spec, features.keys)
         (write_parquet if form == "parquet" else write_npy)(work, source)
         update = {"spec": spec, "fingerprint": spec.fingerprint}
         provenance = describe(record.model_copy(update=update))
@@ -93,6 +109,31 @@ def export_features(
         output.publish(work, about)
     unnamed = max((column.null_count for column in names.values()), default=0)
     return Exported(len(features), len(files), size, unnamed)
+
+
+def _refuse_another(output: Output, form: str, spec: FeatureSpec, keys: Keys) -> None:
+    """An export is replaced only by one of the same set, in the same format."""
+    path = output.folder / RECORD
+    if not path.is_file():
+        return
+    record = read_json(path, TypeAdapter(_Record), "the record of exported features")
+    tables = [output.folder / name for name in record.files if name.endswith(".parquet")]
+    try:
+        held = [
+            bytes.fromhex(key)
+            for table in filter(Path.is_file, tables)
+            for batch in batches_of(table, [KEY], _ROWS)
+            for key in batch[KEY].to_pylist()
+        ]
+    except (SightlineError, ValueError) as error:
+        raise SightlineError(
+            f"{output.given}: holds an export that cannot be read ({error}); {ANOTHER_PLACE}"
+        ) from error
+    if held and record.form != form:
+        raise SightlineError(
+            f"{output.given}: holds an export as {record.form}, not {form}; {ANOTHER_PLACE}"
+        )
+    refuse_another(output.given, record.spec, as_keys(held), spec, keys)
 
 
 def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dataset:

@@ -10,21 +10,25 @@ import hashlib
 import io
 import tarfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from sightline.cache.keys import key_of_file
+from sightline.cache.index import read_index
+from sightline.cache.keys import Keys, find_keys, key_of_file
 from sightline.cache.record import (
     FILE_NAME,
     SetRecord,
+    Spec,
     read_record,
     set_output,
     to_bytes,
     write_record,
 )
 from sightline.cache.verify import verify
-from sightline.errors import CacheError
+from sightline.errors import CacheError, SightlineError
 from sightline.output import replacing_file
 
 SUMS = "SHA256SUMS"
+ANOTHER_PLACE = "name another output, or delete that export first"
 _FIRST_NAME = FILE_NAME.encode() + b"\0"  # every such tar starts with this
 
 
@@ -35,21 +39,56 @@ def export_set(folder: Path, archive: Path) -> int:
 
     Raises:
         CacheError: no set there, or a file that does not match its record.
-        SightlineError: ``archive`` is a folder, inside the set, or a file not written by an export.
+        SightlineError: ``archive`` is a folder, inside the set, a file not written by an export,
+            or the export of another set.
     """
     if faults := verify(folder):
         raise CacheError(faults[0])
     record = read_record(folder)
-    with (
-        replacing_file(archive, _FIRST_NAME, [folder]) as part,
-        tarfile.open(part, "x", format=tarfile.USTAR_FORMAT) as tar,
-    ):
-        _add(tar, FILE_NAME, to_bytes(record))
-        for file in record.files:
-            with (folder / file.name).open("rb") as source:
-                tar.addfile(_header(file.name, file.bytes), source)
-        _add(tar, SUMS, _sums(folder, record))
+    with replacing_file(archive, _FIRST_NAME, [folder]) as part:
+        if archive.exists() and archive.stat().st_size:
+            spec, keys = _held(archive)
+            refuse_another(archive, spec, keys, record.spec, read_index(folder, record)[0].keys)
+        with tarfile.open(part, "x", format=tarfile.USTAR_FORMAT) as tar:
+            _add(tar, FILE_NAME, to_bytes(record))
+            for file in record.files:
+                with (folder / file.name).open("rb") as source:
+                    tar.addfile(_header(file.name, file.bytes), source)
+            _add(tar, SUMS, _sums(folder, record))
     return archive.stat().st_size
+
+
+def refuse_another(out: Path, old: Spec, old_keys: Keys, spec: Spec, keys: Keys) -> None:
+    """Refuse to replace the export of another set: of other rows, or with most of its keys gone.
+
+    Args:
+        out: where the export of ``old`` is, for the message.
+
+    Raises:
+        SightlineError: it is of another set.
+    """
+    kept = int((find_keys(keys, old_keys) >= 0).sum())
+    fault = f"this one has {kept:,} of its {len(old_keys):,} rows"
+    if old.fingerprint != spec.fingerprint:
+        fault = "; ".join(spec.differences(old)[:3])
+    elif 2 * kept >= len(old_keys):
+        return
+    if len(old_keys):
+        raise SightlineError(f"{out}: holds the export of another set ({fault}); {ANOTHER_PLACE}")
+
+
+def _held(archive: Path) -> tuple[Spec, Keys]:
+    """What the rows in a tar of `export_set` are, and their keys."""
+    try:
+        with TemporaryDirectory() as part, tarfile.open(archive, "r:") as tar:
+            tar.extract(FILE_NAME, part, set_attrs=False, filter="data")
+            record = read_record(Path(part))
+            tar.extract(record.index.name, part, set_attrs=False, filter="data")
+            return record.spec, read_index(Path(part), record)[0].keys
+    except (tarfile.TarError, KeyError, CacheError) as error:
+        raise SightlineError(
+            f"{archive}: holds an export that cannot be read ({error}); {ANOTHER_PLACE}"
+        ) from error
 
 
 def import_set(archive: Path, folder: Path) -> SetRecord:

@@ -165,6 +165,86 @@ def test_the_page_trains_a_student_on_a_teacher(tmp_path, monkeypatch):
     assert names["loss"].projection.out_features == DIM
 
 
+def said_by(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str]:
+    code = sightline("cache", "export", *words)
+    return code, capsys.readouterr().err
+
+
+OTHERS = {
+    "kind": ({"kind": "text"}, "--format parquet", "kind: image → text"),
+    "dtype": ({"dtype": "float32"}, "--format parquet", "dtype: float16 → float32"),
+    "rows": (
+        {"keys": keys_of_texts(["text 3", "other"])},
+        "--format parquet",
+        "this one has 1 of its 89 rows",
+    ),
+    "format": ({}, "--format npy", "as parquet, not npy"),
+    "normalised": ({}, "--format parquet --normalise", "normalised: absent → True"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_export_of_another_set_is_not_replaced(tmp_path, capsys, name):
+    changes, words, difference = OTHERS[name]
+    write_set(tmp_path / "set", "float16")
+    out = export(tmp_path, "parquet")
+    write_set(tmp_path / "other", **{"dtype": "float16", **changes})
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, error = said_by(capsys, tmp_path / "other", *words.split(), "--out", out)
+    assert code == 1
+    assert difference in error
+    assert "name another output, or delete that export first" in error
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    (out / "data/rows-0000.parquet").write_bytes(b"PAR1 damaged")
+    code, error = said_by(capsys, tmp_path / "set", "--format", "parquet", "--out", out)
+    assert code == 1
+    assert "cannot be read" in error
+    shutil.rmtree(out)
+    code, error = said_by(capsys, tmp_path / "other", *words.split(), "--out", out)
+    assert (code, error) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["kind", "dtype", "rows"])
+def test_the_tar_of_another_set_is_not_replaced(tmp_path, capsys, name):
+    changes, _, difference = OTHERS[name]
+    write_set(tmp_path / "set", "float16")
+    write_set(tmp_path / "other", **{"dtype": "float16", **changes})
+    out = tmp_path / "set.tar"
+    assert said_by(capsys, tmp_path / "set", "--out", out) == (0, "")
+    before = out.read_bytes()
+    code, error = said_by(capsys, tmp_path / "other", "--out", out)
+    assert code == 1
+    assert difference in error
+    assert "name another output, or delete that export first" in error
+    assert out.read_bytes() == before
+    out.write_bytes(before[:1000])
+    code, error = said_by(capsys, tmp_path / "set", "--out", out)
+    assert code == 1
+    assert "cannot be read" in error
+    out.unlink()
+    assert said_by(capsys, tmp_path / "other", "--out", out) == (0, "")
+
+
+@pytest.mark.parametrize("form", ["parquet", "npy", "tar"])
+def test_an_export_of_a_set_that_has_grown_or_shrunk_replaces_its_own_files(
+    tmp_path, monkeypatch, capsys, form
+):
+    monkeypatch.setattr(row_files, "FILE_BYTES", 600)
+    out = tmp_path / "out"
+    for count in (20, 90, 60):
+        write_set(tmp_path / f"{count}", "float16", rows=count)
+        words = (tmp_path / f"{count}", "--format", form, "--out", out)
+        assert said_by(capsys, *words) == (0, "")
+        again, text = said_by(capsys, *words)
+        assert (again, text) == (0, "")
+    if form != "tar":
+        name = "data" if form == "parquet" else "metadata"
+        assert pq.read_table(out / name).num_rows == 59
+    else:
+        assert sightline("cache", "import", out, "--out", tmp_path / "back") == 0
+        assert len(FeatureSet.open(tmp_path / "back")) == 59
+
+
 def test_normalised_rows_are_another_set(tmp_path):
     write_set(tmp_path / "set", "float32")
     out = export(tmp_path, "npy", "--normalise")
