@@ -93,6 +93,7 @@ class OutsideTable:
         unit: what the numbers of rows count.
         text: whether all values are text, as in CSV.
         notes: what was read otherwise than its suffix says.
+        not_read: columns that `choose` did not choose.
     """
 
     path: Path
@@ -101,6 +102,7 @@ class OutsideTable:
     unit: Literal["line", "row", "file"] = "line"
     text: bool = False
     notes: list[str] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)
 
 
 class Wanted(NamedTuple):
@@ -179,7 +181,9 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
         for column in columns
         if column != name and not wanted[name].given
     )
-    used = {column.partition(".")[0] for columns in chosen.values() for column in columns}
+    taken = [column for columns in chosen.values() for column in columns]
+    used = {*taken, *(column.partition(".")[0] for column in taken)}
+    table.not_read[:] = [column for column in table.columns if column not in used]
     for name in ("caption", "split"):
         left = [c for c in table.columns if _is(c, name) and c not in used and name in wanted]
         if left:

@@ -20,10 +20,12 @@ class Sentences(NamedTuple):
     Attributes:
         texts: as they stand there; empty where a row has none.
         notes: what was chosen unasked.
+        not_read: other columns of a table.
     """
 
     texts: list[str]
     notes: list[str]
+    not_read: list[str]
 
 
 def is_table(path: Path) -> bool:
@@ -44,7 +46,7 @@ def read_sentences(path: Path, column: str | None = None) -> Sentences:
         SightlineError: no such file, no such column or several, or a value that is no text.
     """
     if column is None and not is_table(path):
-        return Sentences(read_lines(path, EXPECTED), [])
+        return Sentences(read_lines(path, EXPECTED), [], [])
     table = open_table(path, EXPECTED)
     given = () if column is None else (column,)
     (chosen,) = choose(table, {"sentence": Wanted(given, "column")})["sentence"]
@@ -55,7 +57,7 @@ def read_sentences(path: Path, column: str | None = None) -> Sentences:
                 f"{path}: {table.unit} {number}: {chosen}: found {short(value)}, expected text"
             )
         texts.append(value or "")
-    return Sentences(texts, table.notes)
+    return Sentences(texts, table.notes, table.not_read)
 
 
 def read_sentence_lines(path: Path, expected: str) -> list[str]:

@@ -87,6 +87,7 @@ def write_pairs(
         report.counts["rows_of_other_splits"] = captions.other_splits
     for remark in captions.remarks:
         report.guess(remark)
+    report.leave_columns(captions.not_read)
     for problem, lines in captions.problems.items():
         report.note(problem, lines)
     of_file = _found_by(

@@ -94,7 +94,7 @@ def captions_of(table: OutsideTable, given: CaptionColumns) -> Captions:
             "caption_id": Wanted(_one(given.caption_id), required=False),
         },
     )
-    captions = Captions(str(table.path), lines=[])
+    captions = Captions(str(table.path), lines=[], not_read=table.not_read)
     _Filler(table, columns, captions).fill()
     captions.remarks = [*table.notes, *captions.remarks]
     return captions

@@ -89,6 +89,7 @@ class Captions:
         problems: kind of loss → what it concerns.
         other_splits: number of rows whose split was not chosen.
         remarks: what was read otherwise than it is written, for the user.
+        not_read: other columns of the table.
     """
 
     where: str
@@ -101,6 +102,7 @@ class Captions:
     listed: list[tuple[str, str, str]] | None = None
     left_out: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)
     problems: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     other_splits: int = 0
 

@@ -187,9 +187,7 @@ class HuggingFaceSource(Source):
             )
         if reader.left_out:
             report.counts["rows_of_other_splits"] = reader.left_out
-        if reader.not_read:
-            report.counts["columns_not_read"] = len(reader.not_read)
-            report.notes.append(f"not read: {', '.join(map(short, sorted(reader.not_read)))}")
+        report.leave_columns(reader.not_read)
         report.notes.append(
             f"the images were written to `images` once ({tars.bytes / 1e6:,.1f} MB)"
             if tars.count
@@ -222,12 +220,10 @@ class _Table(NamedTuple):
     Attributes:
         table: the file.
         columns: our name → its columns; ``unused`` is one of splits that says nothing here.
-        others: columns that are not read.
     """
 
     table: OutsideTable
     columns: dict[str, tuple[str, ...]]
-    others: set[str]
 
     def rows(self) -> Iterator[dict[str, list[Any]]]:
         """Our name → the cells of its columns, for every row."""
@@ -262,8 +258,8 @@ def _opened(source: HuggingFaceSource, path: Path) -> _Table:
                 )
     if _unused_split(source, schema):
         columns["unused"] = (_SPLIT,)
-    read = {name.partition(".")[0] for names in columns.values() for name in names}
-    return _Table(table, columns, {name for name in schema.names if name not in read})
+        table.not_read.remove(_SPLIT)
+    return _Table(table, columns)
 
 
 def _given(name: str | None) -> tuple[str, ...]:
@@ -369,7 +365,7 @@ class _Reader:
         rows = ManifestRows()
         with readable(file):
             opened = _opened(self._source, file)
-        self.not_read |= opened.others
+        self.not_read |= set(opened.table.not_read)
         if opened.columns != self._guessed:
             self._guessed = opened.columns
             self.notes += opened.table.notes

@@ -41,9 +41,10 @@ class SentencesSource(Source):
         Raises:
             SightlineError: as `sightline.outside_texts.read_sentences`, or there are no sentences.
         """
-        texts, notes = read_sentences(self.path, self.column)
+        texts, notes, not_read = read_sentences(self.path, self.column)
         for note in notes:
             report.guess(note)
+        report.leave_columns(not_read)
         write_sentences(folder, texts, report, where=self.path)
         if progress is not None:
             progress("reading", len(texts), len(texts), "sentences")

@@ -16,6 +16,7 @@ from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
 from sightline.image_names import SPLITS
 from sightline.settings import FamilySettings, Registry
+from sightline.user_files import short
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
 """The files of every data set; a data set of sentences has no rows in the first two."""
@@ -148,6 +149,12 @@ class PrepareReport:
         """Record what was read otherwise than it is written, or chosen unasked; and show it."""
         self.guesses.append(line)
         self.notes.append(line)
+
+    def leave_columns(self, names: Iterable[str]) -> None:
+        """Count and name the columns of tables that are not read."""
+        if left := sorted(set(names)):
+            self.counts["columns_not_read"] = len(left)
+            self.notes.append(f"not read: {', '.join(map(short, left))}")
 
     def note(self, problem: str, names: Iterable[str]) -> None:
         """Record that ``problem`` concerns ``names`` too; does nothing without names.

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from packed import picture, write_tar
 
@@ -107,6 +109,25 @@ def test_every_source_counts_every_loss(source, loss, tmp_path, out):
     assert len(record["problems"][loss]) == 1
     with pytest.raises(DatasetError, match=f"(?s)strict is set .*{losses.spelled(loss)}: 1 "):
         prepare_dataset(kind, out, strict=True, **given)
+
+
+@pytest.mark.parametrize("source", ["csv", "tsv", "jsonl", "parquet", "sentences"])
+def test_every_table_counts_the_columns_that_are_not_read(source, tmp_path, make_images, out):
+    folder = make_images(["0.png"])
+    rows = pa.table({"image": ["0.png"], "text": ["a dog"], "licence": ["CC"], "n": [1]})
+    path, frame = tmp_path / f"t.{source.replace('sentences', 'csv')}", rows.to_pandas()
+    if source == "parquet":
+        pq.write_table(rows, path)
+    elif source == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if source == "tsv" else ",")
+    if source == "sentences":
+        prepare_dataset("sentences", out, path=path)
+    else:
+        prepare_dataset("pairs", out, images=folder, captions=path)
+    counts = json.loads((out / "dataset.json").read_text())["counts"]
+    assert counts["columns_not_read"] == (3 if source == "sentences" else 2)
 
 
 def test_every_loss_of_the_code_is_in_the_table():
