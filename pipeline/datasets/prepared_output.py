@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.datasets.dataset_card import write_card
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest, read_schema
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
@@ -99,6 +100,7 @@ def building(
             yield folder, report
             if inputs:
                 _refuse_another(output, folder, out)
+            write_card(output, folder, report)
             output.publish(folder, report.body())
 
 
