@@ -40,13 +40,9 @@ class World(NamedTuple):
     @property
     def names(self) -> list[tuple]:
         """The columns beside the features, in that order."""
-        text_of = {
-            key.tobytes(): text for key, text in zip(keys_of_texts(TEXTS), TEXTS, strict=True)
-        }
-        return [
-            (key.tobytes().hex(), *NAMES.get(text_of[key.tobytes()], (None, [], [])))
-            for key in self.features.keys
-        ]
+        text_of = {key_of_text(text).hex(): text for text in TEXTS}
+        keys = [key.tobytes().hex() for key in self.features.keys]
+        return [(key, *NAMES.get(text_of[key], (None, [], []))) for key in keys]
 
 
 @pytest.fixture(scope="module")
