@@ -196,8 +196,8 @@ class BoxTable(DrawnBoxes):
         self, column: pa.ChunkedArray, units: CaptionedImages, remarks: list[str]
     ) -> NDArray[np.int64]:
         """The row of each image in the manifest, or `UNKNOWN` or `AMBIGUOUS`: int64 [n]."""
-        names = column.combine_chunks().dictionary_encode()
-        distinct = names.dictionary.to_pylist()
+        names = column.unique()
+        distinct = names.to_pylist()
         of_file = ImageNames(units.images["image_id"].to_pylist()).of_file(distinct)
         if of_file.beginning:
             remarks.append(f"{self.path.name}: {of_file.beginning!r} before all names left out")
@@ -205,7 +205,7 @@ class BoxTable(DrawnBoxes):
             found = np.array([of_file.find(name) for name in distinct], dtype=np.int64)
         except SightlineError as error:
             raise SightlineError(f"{self.path}: {error}") from error
-        return found[names.indices.to_numpy()]
+        return found[pc.index_in(column, names).to_numpy()]
 
 
 class _Reader:
