@@ -99,6 +99,12 @@ def two_configurations() -> None:
     Path("both/README.md").write_text(f"---\nconfigs:\n{listed}---\n")
 
 
+def karpathy_with_restval() -> None:
+    first, *others = KARPATHY["images"]
+    images = [first | {"split": "restval"}, *others]
+    Path("captions.json").write_text(json.dumps({"images": images}))
+
+
 def beside() -> None:
     for name in NAMES:
         Path("photos", name).with_suffix(".txt").write_text("a red bird")
@@ -321,6 +327,12 @@ DATA = [
         COCOS,
         passes=f"{COCOS} --set captions.train=captions.json",
         begins=as_json(COCO),
+    ),
+    Cure(
+        "use the kind `coco` with this file as `karpathy`",
+        "prepare pairs --set images=photos --set karpathy=captions.json --out d",
+        passes=f"{COCOS} --set karpathy=captions.json",
+        begins=karpathy_with_restval,
     ),
     Cure(
         "`restval` is a split of `karpathy`",

@@ -122,6 +122,12 @@ def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:
         if split is None:
             captions.left_out.add(name)
             continue
+        if split == "restval":
+            raise DatasetError(
+                f"{where}: has COCO's split restval, which `pairs` does not know; use the kind "
+                "`coco` with this file as `karpathy`, which leaves it out or, with `restval`, "
+                "trains on it"
+            )
         listed.append((name, split_name(split, where), where))
         for number, sentence in enumerate(image.get("sentences") or []):
             captions.images.append(name)
