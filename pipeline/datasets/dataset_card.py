@@ -31,9 +31,11 @@ from datasets import load_dataset
 {first} = load_dataset("path/to/this/folder", "{first}", split="train")
 ```
 
-The column `split` has the splits of the data. A `key` is the SHA-256 of an image's bytes, as 32
-bytes. Licence of the data: {licence}.
+{images}Licence of the data: {licence}.
 """
+_IMAGES = """\
+The column `split` has the splits of the data. A `key` is the SHA-256 of an image's bytes, as 32
+bytes. """
 _CONFIG = """\
 - config_name: {name}
 {default}  data_files:
@@ -68,6 +70,7 @@ def write_card(output: Output, folder: Path, report: PrepareReport) -> None:
         kind=report.kind,
         counts=", ".join(f"{counts[name]:,} {name}" for name in names),
         first=names[0],
+        images=_IMAGES if "images" in names else "",
         licence=report.facts.get(LICENCE, "not known"),
     )
     (folder / NAME).write_text(text, "utf-8")

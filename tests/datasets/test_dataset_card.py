@@ -52,6 +52,7 @@ def test_a_data_set_of_sentences_opens(make_file, out, load):
     prepare_dataset("sentences", out, path=make_file("s.txt", "One\nTwo\nOne\n"))
     assert configurations(out) == {"sentences"}
     assert load(out) == [{"text": text} for text in ("One", "Two", "One")]
+    assert "`split`" not in (out / README).read_text().replace("split `train`", "")
 
 
 def test_drawn_scenes_open_with_their_phrases(out, load):
