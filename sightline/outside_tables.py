@@ -120,6 +120,11 @@ class Wanted(NamedTuple):
     required: bool = True
 
 
+def as_columns(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The columns that a setting names, for `Wanted`: one, several or none."""
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
 def open_table(path: Path, expected: str) -> OutsideTable:
     """The columns of a table.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
-from sightline.outside_tables import SUFFIXES, Wanted, choose, open_table, text_suffix
+from sightline.outside_tables import SUFFIXES, Wanted, as_columns, choose, open_table, text_suffix
 from sightline.user_files import read_lines, short
 
 EXPECTED = "one sentence per line, or a table of sentences: CSV, TSV, JSON, Parquet or Arrow"
@@ -48,8 +48,7 @@ def read_sentences(path: Path, column: str | None = None) -> Sentences:
     if column is None and not is_table(path):
         return Sentences(read_lines(path, EXPECTED), [], [])
     table = open_table(path, EXPECTED)
-    given = () if column is None else (column,)
-    (chosen,) = choose(table, {"sentence": Wanted(given, "column")})["sentence"]
+    (chosen,) = choose(table, {"sentence": Wanted(as_columns(column), "column")})["sentence"]
     texts: list[str] = []
     for number, (value,) in table.read([chosen]):
         if not isinstance(value, str | None):

@@ -63,7 +63,7 @@ def _of_texts(root: Path, pairs: Sequence[tuple[str, Path]]) -> OutsideTable:
         for image, path in pairs:
             lines = [line for line in read_lines(path, "one caption per line") if line.strip()]
             values = {_IMAGE: image, "caption": lines}
-            yield path.name, [values[column] for column in columns]
+            yield path.relative_to(root).as_posix(), [values[column] for column in columns]
 
     return OutsideTable(root, (_IMAGE, "caption"), read, "file")
 
@@ -75,7 +75,7 @@ def _of_objects(root: Path, pairs: Sequence[tuple[str, Path]]) -> OutsideTable:
     def read(columns: Sequence[str]) -> Iterator[Row]:
         for image, path in pairs:
             found = record(image, path)
-            yield path.name, [field_of(found, column) for column in columns]
+            yield path.relative_to(root).as_posix(), [field_of(found, column) for column in columns]
 
     names = tuple(record(*pairs[0])) if pairs else (_IMAGE, "caption")
     return OutsideTable(root, names, read, "file")

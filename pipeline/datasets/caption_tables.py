@@ -28,6 +28,7 @@ from sightline.outside_tables import (
     OutsideTable,
     Row,
     Wanted,
+    as_columns,
     choose,
     has_known_header,
     is_address,
@@ -88,20 +89,16 @@ def captions_of(table: OutsideTable, given: CaptionColumns) -> Captions:
     columns = choose(
         table,
         {
-            "image": Wanted(_one(given.image)),
+            "image": Wanted(as_columns(given.image)),
             "caption": Wanted(given.caption),
-            "split": Wanted(_one(given.split), "split_column", required=False),
-            "caption_id": Wanted(_one(given.caption_id), required=False),
+            "split": Wanted(as_columns(given.split), "split_column", required=False),
+            "caption_id": Wanted(as_columns(given.caption_id), required=False),
         },
     )
     captions = Captions(str(table.path), lines=[], not_read=table.not_read)
     _Filler(table, columns, captions).fill()
     captions.remarks = [*table.notes, *captions.remarks]
     return captions
-
-
-def _one(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)
 
 
 def _recognise(table: OutsideTable) -> None:

@@ -43,6 +43,7 @@ from sightline.cache.prepared import HUB_DATASET
 from sightline.outside_tables import (
     OutsideTable,
     Wanted,
+    as_columns,
     choose,
     is_address,
     open_table,
@@ -239,8 +240,7 @@ def _opened(source: HuggingFaceSource, path: Path) -> _Table:
         raise DatasetError(f"{path}: no such file; get the complete data set")
     schema = schema_of(path)
     table = open_table(path, "a Parquet or Arrow file")
-    captions = [source.caption] if isinstance(source.caption, str) else source.caption or ()
-    wanted = {"image": Wanted(_given(source.image)), "caption": Wanted(tuple(captions))}
+    wanted = {name: Wanted(as_columns(getattr(source, name))) for name in ("image", "caption")}
     optional = {"split": source.split_column, "caption_id": source.caption_id}
     wanted |= {
         ours: Wanted((given,), "split_column" if ours == "split" else ours)
@@ -260,10 +260,6 @@ def _opened(source: HuggingFaceSource, path: Path) -> _Table:
         columns["unused"] = (_SPLIT,)
         table.not_read.remove(_SPLIT)
     return _Table(table, columns)
-
-
-def _given(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)
 
 
 def _unused_split(source: HuggingFaceSource, schema: pa.Schema) -> bool:

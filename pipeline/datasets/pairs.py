@@ -21,6 +21,7 @@ from pipeline.datasets.source import (
     Source,
 )
 from sightline.image_names import ImageNames
+from sightline.outside_tables import as_columns
 
 
 class PairsSource(Source):
@@ -77,8 +78,8 @@ class PairsSource(Source):
 
     @property
     def _columns(self) -> CaptionColumns:
-        captions = [self.caption] if isinstance(self.caption, str) else self.caption
-        return CaptionColumns(self.image, tuple(captions or ()), self.split_column, self.caption_id)
+        captions = as_columns(self.caption)
+        return CaptionColumns(self.image, captions, self.split_column, self.caption_id)
 
     def read(self) -> Captions:
         """The captions, and the split of each image if a file tells."""

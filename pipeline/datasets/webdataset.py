@@ -45,6 +45,7 @@ _MOST_IMAGE = 1 << 30  # bytes
 _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
 _MOST_PARTS = 12  # shown
+_MOST_ENDINGS = 1000  # counted: a key with a dot makes an ending of its own
 _OBJECT = TypeAdapter(dict[str, Any])
 
 _ReadCaptions = Callable[[bytes], list[str]]
@@ -228,7 +229,8 @@ class _Parts:
 
     def look(self, file: IO[bytes], member: Member, ending: str) -> None:
         """Remember the ending of a member, and the fields of the first that is JSON."""
-        self.seen[ending] += 1
+        if ending in self.seen or len(self.seen) < _MOST_ENDINGS:
+            self.seen[ending] += 1
         if ending.endswith(".json") and not self.fields and member.length <= _MOST_TEXT:
             with suppress(ValueError):
                 self.fields = tuple(_OBJECT.validate_json(_bytes_of(member, file)))

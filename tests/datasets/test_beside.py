@@ -85,3 +85,11 @@ def test_an_archive_in_place_of_a_folder_of_images_is_called_so(tmp_path, out):
         archive.writestr("0.jpg", b"x")
     with pytest.raises(SightlineError, match=r"a zip archive; expected a folder .*`unzip "):
         prepare(PairsSource(images=tmp_path / "photos.zip", beside="txt"), out)
+
+
+def test_a_bad_file_beside_an_image_is_named_with_its_folder(make_images, out):
+    folder = make_images(["00000/0.png", "00001/0.png"])
+    for name, text in (("00000", "a dog"), ("00001", "\x07")):
+        (folder / name / "0.json").write_text(json.dumps({"caption": text}))
+    with pytest.raises(SightlineError, match=r"file 00001/0\.json: caption: "):
+        prepare(PairsSource(images=folder, beside="json"), out)

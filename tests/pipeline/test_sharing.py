@@ -134,7 +134,7 @@ def test_a_remote_that_can_only_be_read_serves_pull_and_repro(owner):
         assert verify(mate.folder / CLIP) == []
         code, out, err = mate.attempt(*train)
         assert (code, err) == (0, "")
-        assert "run-cache is not supported for http" in out  # a run of others is made anew
+        assert "run-cache is not supported for http" in out  # somebody else's run is computed again
         assert "push" not in out
         assert "2 stages done" in out
         assert mate.calls() == ["code", "train mcse-clip 0"]
