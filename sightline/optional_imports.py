@@ -10,6 +10,7 @@ from sightline.errors import SightlineError
 _EXTRA = {
     "torchvision": "extract",
     "open_clip": "extract",
+    "timm": "extract",
     "PIL": "extract",
     "matplotlib": "report",
     "datasets": "datasets",

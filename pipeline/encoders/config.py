@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from pipeline.encoders.preprocessing import Interpolation
 from sightline.errors import SightlineError
@@ -100,6 +100,7 @@ class EncoderConfig(FamilySettings):
             "torchvision": "pipeline.encoders.config:TorchvisionConfig",
             "open_clip": "pipeline.encoders.config:OpenClipConfig",
             "transformers": "pipeline.encoders.config:TransformersConfig",
+            "timm": "pipeline.encoders.config:TimmConfig",
         },
     )
 
@@ -149,22 +150,30 @@ _Pixels = Annotated[int, Field(ge=1, le=4096)]
 _Triple = tuple[float, float, float]
 
 
-class TorchvisionConfig(EncoderConfig):
+class _ImageConfig(EncoderConfig):
+    """What models of images share.
+
+    Attributes:
+        interpolation, mean, std: override the published values.
+        compile: run the model with ``torch.compile``.
+    """
+
+    interpolation: Interpolation | None = None
+    mean: _Triple | None = None
+    std: _Triple | None = None
+    compile: bool = False
+
+
+class TorchvisionConfig(_ImageConfig):
     """ResNets: images.
 
     Attributes:
         resize, crop: in pixels: shorter side, and side of the centre crop.
-        interpolation, mean, std: override the published values.
-        compile: run the model with ``torch.compile``.
     """
 
     family: Literal["torchvision"]
     resize: _Pixels | None = None
     crop: _Pixels | None = None
-    interpolation: Interpolation | None = None
-    mean: _Triple | None = None
-    std: _Triple | None = None
-    compile: bool = False
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
         from pipeline.encoders import torchvision_resnet
@@ -172,23 +181,17 @@ class TorchvisionConfig(EncoderConfig):
         return torchvision_resnet.build_image(self, device, precision)
 
 
-class OpenClipConfig(EncoderConfig):
+class OpenClipConfig(_ImageConfig):
     """Both towers of a CLIP: images and texts.
 
     Attributes:
         model: an open_clip name, a model config (JSON), an open_clip folder or ``hf-hub:NAME``
             (weights: ``pretrained``).
-        interpolation, mean, std: override the published values.
-        compile: run the model with ``torch.compile``.
         channels_last: the memory layout of images and convolutions, for towers made of these
             (ResNets are always run so).
     """
 
     family: Literal["open_clip"]
-    interpolation: Interpolation | None = None
-    mean: _Triple | None = None
-    std: _Triple | None = None
-    compile: bool = False
     channels_last: bool = False
 
     @property
@@ -256,6 +259,34 @@ class TransformersConfig(EncoderConfig):
         towers = transformers_vision.has_two_towers(settings)
         module = transformers_vision if towers else transformers_text
         return module.build_text(self, device, precision)
+
+
+class TimmConfig(_ImageConfig):
+    """A backbone of timm, up to its classifier: images.
+
+    Attributes:
+        model: timm's name of it, without a tag, such as ``efficientnet_b0``.
+        weights: ``pretrained:TAG`` is one of timm's own tags; a file has timm's own names.
+        channels_last: the memory layout of images and convolutions, for models made of these.
+    """
+
+    family: Literal["timm"]
+    channels_last: bool = False
+
+    @field_validator("model")
+    @classmethod
+    def _is_a_plain_name(cls, model: str) -> str:
+        if ":" in model:  # timm would take the architecture from a repository or a folder
+            raise ValueError(
+                f"{model!r} is not a name of timm's own models; name one, and give a checkpoint "
+                "as weights file:PATH"
+            )
+        return model
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        from pipeline.encoders import timm_backbones
+
+        return timm_backbones.build_image(self, device, precision)
 
 
 EncoderKind = Literal["image", "text", "teacher"]

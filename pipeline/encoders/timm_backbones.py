@@ -1,0 +1,165 @@
+"""timm's image models up to the classifier, with timm's own sizes and normalisation."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor, nn
+
+from pipeline.encoders.config import TimmConfig, WeightsSpec
+from pipeline.encoders.encoder import ImageEncoder
+from pipeline.encoders.frozen_model import FrozenModel
+from pipeline.encoders.preprocessing import ImagePreprocessing, ResizeMode
+from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from sightline.errors import SightlineError, first_lines
+from sightline.optional_imports import require
+from sightline.pretrained import from_hub, quiet
+
+timm: Any = require("timm", "this encoder")
+
+_MODES: dict[str, ResizeMode] = {"center": "shortest", "squash": "squash", "border": "longest"}
+"""timm's crop modes → ours."""
+
+
+def build_image(config: TimmConfig, device: torch.device, precision: str) -> ImageEncoder:
+    """The backbone that `config` names, on `device`: images → what timm's classifier would see.
+
+    That is the output of the model with ``num_classes=0``: for most models a pooled and, where it
+    has one, normalised feature. Size, crop, filter, mean and standard deviation are those of
+    ``timm.data.resolve_model_data_config``.
+
+    Raises:
+        SightlineError: unknown model or tag, weights that do not fit or are unavailable, a model
+            that gives no row, or a transform that we do not have.
+    """
+    spec = config.weights_spec
+    model, revision = _model(config.model, spec)
+    preprocessing = _preprocessing(model, config)
+    identity = identity_of(model, f"timm/{config.model}", spec, revision)
+    with torch.no_grad():
+        row = model(torch.zeros(1, 3, *preprocessing.crop))
+    if not isinstance(row, Tensor) or row.ndim != 2:
+        raise SightlineError(
+            f"{config.model}: gives no single row of features for an image; choose a model of timm "
+            "that pools them"
+        )
+    frozen = FrozenModel(
+        model, device, precision, channels_last=config.channels_last, compiled=config.compile
+    )
+    return ImageEncoder(
+        identity,
+        row.shape[1],
+        preprocessing,
+        device,
+        frozen,
+        casts_weights=True,
+        options=frozen.options,
+    )
+
+
+def _model(name: str, spec: WeightsSpec) -> tuple[Any, str]:
+    """The model without its classifier, on the CPU, and the revision of published weights."""
+    revision = ""
+    if name not in timm.list_models():
+        raise _unknown(name)
+    if spec.kind == "pretrained":
+        model, revision = _published(name, spec.value)
+    else:
+        with seeded(spec.seed), quiet():
+            model = timm.create_model(name, pretrained=False)
+    whole = set(model.state_dict())
+    model.eval().reset_classifier(0)
+    if spec.kind == "file":
+        classifier = whole - set(model.state_dict())
+        state = read_state_dict(Path(spec.value))
+        trunk = {key: tensor for key, tensor in state.items() if key not in classifier}
+        load_exactly(model, trunk, spec.value, name)
+    return model, revision
+
+
+def _unknown(name: str) -> SightlineError:
+    base, _, tag = name.partition(".")
+    if tag and base in timm.list_models():
+        return SightlineError(
+            f"{name}: give timm's model and tag apart: the model {base!r} with weights "
+            f"'pretrained:{tag}'"
+        )
+    near = difflib.get_close_matches(name, timm.list_models(), n=10, cutoff=0.4)
+    nearest = f"; nearest: {', '.join(near)}" if near else ""
+    return SightlineError(
+        f"unknown timm model {name!r}{nearest}; timm.list_models() in Python lists all"
+    )
+
+
+def _published(name: str, tag: str) -> tuple[Any, str]:
+    """A model with published weights, and their commit on the hub or the name of their file.
+
+    It is made with the number of classes of its weights, for then timm loads them strictly.
+    """
+    tags = [entry.partition(".")[2] for entry in timm.list_pretrained(f"{name}.*")]
+    if tag not in tags:
+        fault = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
+        published = ", ".join(tags) or "none; use file:PATH or random:SEED"
+        raise SightlineError(f"{name} {fault}; use pretrained: with one of {published}")
+    part = f"weights {tag!r}"
+    with seeded(0), quiet(), from_hub(f"timm:{name}", part):
+        try:
+            model = timm.create_model(f"{name}.{tag}", pretrained=True)
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise SightlineError(
+                f"timm:{name}: its {part} do not fit ({first_lines(error)}); fetch them again, or "
+                "use those that another version of timm has"
+            ) from error
+    return model, _revision(model.pretrained_cfg)
+
+
+def _revision(published: Mapping[str, Any]) -> str:
+    """The commit of weights that came from the hub; the name of a file that did not."""
+    repository = str(published.get("hf_hub_id") or "")
+    file = str(published.get("hf_hub_filename") or "")
+    for name in [file] if file else ["model.safetensors", "pytorch_model.bin"]:
+        path = try_to_load_from_cache(repository, name) if repository else None
+        if isinstance(path, str):
+            return Path(path).parent.name  # the cache's folder of one commit
+    return Path(str(published.get("url") or "")).stem
+
+
+def _preprocessing(model: nn.Module, config: TimmConfig) -> ImagePreprocessing:
+    """timm's evaluation transform of a model, on uint8 tensors."""
+    values = timm.data.resolve_model_data_config(model)
+    height, width = values["input_size"][1:]
+    mode = _MODES.get(values["crop_mode"])
+    interpolation = config.interpolation or values["interpolation"]
+    if mode is None or interpolation not in ("bilinear", "bicubic"):
+        raise SightlineError(
+            f"{config.model}: timm evaluates it with crop mode {values['crop_mode']!r} and filter "
+            f"{interpolation!r}; expected {', '.join(_MODES)} and bilinear or bicubic. "
+            "Choose another model"
+        )
+    mean, std = config.mean or tuple(values["mean"]), config.std or tuple(values["std"])
+    fill = 0
+    if mode == "longest":
+        if len(set(mean)) > 1:
+            raise SightlineError(
+                f"{config.model}: timm frames its images in its mean colour {mean}, and Sightline "
+                "frames them in grey alone. Choose another model"
+            )
+        fill = round(255 * mean[0])
+    return ImagePreprocessing(
+        resize=(
+            math.floor(height / values["crop_pct"]),
+            math.floor(width / values["crop_pct"]),
+        ),
+        crop=(height, width),
+        interpolation=interpolation,
+        mean=mean,
+        std=std,
+        resize_mode=mode,
+        fill=fill,
+    )
