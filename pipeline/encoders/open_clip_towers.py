@@ -78,8 +78,14 @@ class _TextConfig(BaseModel):
         return options.model_validate(self.tokenizer_kwargs).model_dump(exclude_unset=True)
 
 
-def _text_config(architecture: Mapping[str, Any], name: str) -> _TextConfig:
+def _text_config(architecture: Mapping[str, Any], name: str, file: Path | None) -> _TextConfig:
     """`text_cfg` of a model config, checked before open_clip builds anything of it.
+
+    Names of folders become absolute paths.
+
+    Args:
+        name: of the model, for messages.
+        file: of the config; what it names may lie beside it.
 
     Raises:
         SightlineError: a value of another type, an option of the tokenizer that is not allowed, or
@@ -93,14 +99,36 @@ def _text_config(architecture: Mapping[str, Any], name: str) -> _TextConfig:
     except ValidationError as error:
         raise SightlineError(f"{name}: {'; '.join(explain(error, where))}") from error
     if text.hf_model_name:
+        text.hf_model_name = _located(text.hf_model_name, file)
         Pretrained(text.hf_model_name).config()
+    if text.hf_tokenizer_name:
+        own = file and file.name == OPEN_CLIP_FILE and file.with_name("tokenizer_config.json")
+        if own and own.is_file():  # as open_clip does, whatever the name
+            text.hf_tokenizer_name = str(own.parent.absolute())
+        text.hf_tokenizer_name = _located(text.hf_tokenizer_name, file)
     return text
+
+
+def _located(name: str, file: Path | None) -> str:
+    """The absolute path of a folder beside `file` or in this one; else the name, of a hub model."""
+    places = ([file.parent / name] if file else []) + [Path(name)]
+    return next((str(folder.absolute()) for folder in places if folder.is_dir()), name)
+
+
+def _digest(architecture: Mapping[str, Any], text: _TextConfig) -> str:
+    """Digest of a model config: of a folder that it names, what lies there and not where."""
+    tower = dict(architecture["text_cfg"])
+    if text.hf_model_name and Path(text.hf_model_name).is_dir():
+        tower["hf_model_name"] = config_sha256(Pretrained(text.hf_model_name))
+    if Path(str(tower.get("hf_tokenizer_name"))).is_absolute():
+        del tower["hf_tokenizer_name"]  # the digest of the tokenizer is in the rows' fingerprint
+    return digest({**architecture, "text_cfg": tower})
 
 
 def _towers(
     config: OpenClipConfig, unused: Sequence[str]
-) -> tuple[Any, EncoderRecord, int, _TextConfig, Path | None]:
-    """The model that `config` names on the CPU, its identity, numbers of a row, `text_cfg`, JSON.
+) -> tuple[Any, EncoderRecord, int, _TextConfig]:
+    """The model that `config` names on the CPU, its identity, numbers of a row, `text_cfg`.
 
     Args:
         unused: modules that only the other tower needs; they are dropped.
@@ -122,8 +150,9 @@ def _towers(
                 "use file:PATH or random:SEED"
             )
         architecture, preprocessing = _read_config(path)
+        text = _text_config(architecture, config.model, path)
         # weights do not reveal heads or activations, so the name does
-        name = f"{folder.title if folder else path.stem}@{digest(architecture)[:12]}"
+        name = f"{folder.title if folder else path.stem}@{_digest(architecture, text)[:12]}"
     else:
         name = config.model.replace("/", "-")
         architecture = open_clip.get_model_config(name)
@@ -132,7 +161,7 @@ def _towers(
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config, "
                 f"a folder with {OPEN_CLIP_FILE} or one of {', '.join(open_clip.list_models())}"
             )
-    text = _text_config(architecture, config.model)
+        text = _text_config(architecture, config.model, None)
     if spec.kind == "pretrained" and folder is not None:
         weights = _file_of(folder, _CHECKPOINTS)
         source = str(weights) if folder.folder else f"{weights.name} of {config.model}"
@@ -145,6 +174,9 @@ def _towers(
         revision = str(published.get("hf_hub") or weights.stem).rstrip("/")
     overrides = {"mean": config.mean, "std": config.std, "interpolation": config.interpolation}
     preprocessing |= {key: value for key, value in overrides.items() if value}
+    if text.hf_model_name:
+        tower = {**architecture["text_cfg"], "hf_model_name": text.hf_model_name}
+        architecture = {**architecture, "text_cfg": tower}
     model = _untrained(config.model, architecture, preprocessing, spec.seed)
     if spec.kind != "random":
         _load(model, read_state_dict(weights), source, config.model)
@@ -152,7 +184,7 @@ def _towers(
     for part in unused:
         if isinstance(getattr(model, part, None), torch.nn.Module):
             delattr(model, part)
-    return model, identity, int(architecture["embed_dim"]), text, path
+    return model, identity, int(architecture["embed_dim"]), text
 
 
 def _folder(config: OpenClipConfig) -> Pretrained | None:
@@ -187,10 +219,6 @@ def _untrained(
     """
     with tempfile.TemporaryDirectory() as folder:
         # open_clip reads a config from a folder, under this fixed name.
-        tower = architecture["text_cfg"]
-        if tower.get("hf_model_name"):
-            located = Pretrained(tower["hf_model_name"]).location
-            architecture = {**architecture, "text_cfg": {**tower, "hf_model_name": located}}
         text = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocessing})
         (Path(folder) / "open_clip_config.json").write_text(text, encoding="utf-8")
         with seeded(seed), quiet(), reaching(name, "model configuration"):
@@ -265,7 +293,7 @@ def build_image(config: OpenClipConfig, device: torch.device, precision: str) ->
         SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
             unavailable, or a model and weights that disagree about QuickGELU.
     """
-    model, identity, dim, *_ = _towers(config, _TEXT_MODULES)
+    model, identity, dim, _ = _towers(config, _TEXT_MODULES)
 
     def forward(images: Tensor) -> Tensor:
         # CoCa's towers normalise by default, which cannot be undone.
@@ -328,9 +356,9 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     Raises:
         SightlineError: as `build_image`; or a tokenizer with more tokens than the tower.
     """
-    model, identity, dim, text, file = _towers(config, ("visual", "text_decoder"))
+    model, identity, dim, text = _towers(config, ("visual", "text_decoder"))
     context_length = text.context_length
-    tokenizer = _tokenizer(text, file, identity.name)
+    tokenizer = _tokenizer(text, identity.name)
 
     def forward(tokens: Tensor) -> Tensor:
         return model.encode_text(tokens, normalize=False)
@@ -369,26 +397,19 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     )
 
 
-def _tokenizer(text: _TextConfig, file: Path | None, model: str) -> Any:
+def _tokenizer(text: _TextConfig, model: str) -> Any:
     """The tokenizer that the model config specifies.
 
     Args:
-        file: of that config; its tokenizer may be in the same folder.
         model: named in errors.
     """
     options = {**text.tokenizer_options, "context_length": text.context_length}
     name = text.hf_tokenizer_name
     if name:
-        places = [Path(name)]
-        if file:
-            places.insert(0, file.parent / name)
-            if file.name == OPEN_CLIP_FILE and (file.parent / "tokenizer_config.json").is_file():
-                places.insert(0, file.parent)  # as open_clip does, whatever the name
-        folder = next((folder for folder in places if folder.is_dir()), None)
-        if folder:
-            name = str(folder.absolute())
+        is_folder = Path(name).is_dir()
+        if is_folder:
             Pretrained(name).tokenizer()  # one that knows no word is refused
-        fetching = reaching if folder else from_hub
+        fetching = reaching if is_folder else from_hub
         with fetching(model, f"tokenizer {name!r}"), quiet():
             tokenizer = open_clip.tokenizer.HFTokenizer(
                 name, tokenizer_mode=text.tokenizer_mode, trust_remote_code=False, **options

@@ -141,6 +141,28 @@ def test_a_hugging_face_tower_of_open_clip_has_its_configuration_too(folder, tmp
     assert "config_sha256" not in clip_text(clip_config(tmp_path)).preprocessing
 
 
+def test_a_tower_beside_its_model_config_is_the_same_in_every_folder(folder, tmp_path, monkeypatch):
+    names = []
+    for place in ("first", "second"):
+        beside = tmp_path / place / "models"
+        shutil.copytree(folder, beside / "tower")
+        tower = {"hf_model_name": "tower", "hf_tokenizer_name": "tower", "context_length": 12}
+        config = hugging_face_clip(beside, folder, **tower)
+        monkeypatch.chdir(tmp_path / place)  # where there is no folder of that name
+        text = clip_text(config)
+        assert text.preprocessing["config_sha256"] == digest(folder)
+        names.append(text.identity.name)
+    absolute = [
+        clip_text(hugging_face_clip(tmp_path / place, tmp_path / place / "models/tower"))
+        for place in ("first", "second")
+    ]
+    assert names[0] == names[1]
+    assert absolute[0].identity.name == absolute[1].identity.name
+    edited = tmp_path / "second/models/tower/config.json"
+    edited.write_text(json.dumps({**json.loads(edited.read_text()), "num_attention_heads": 1}))
+    assert clip_text(config).identity.name != names[0]
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
