@@ -28,7 +28,7 @@ from train.export import export_model
 EXAMPLES = ROOT / "examples"
 SCRIPTS = {
     *("own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"),
-    "embedding_map.py",
+    *("embedding_map.py", "flickr8k_models.py"),
 }
 Run = Callable[..., None]
 
