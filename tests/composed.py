@@ -18,7 +18,7 @@ COMPOSED = sorted(
         *(f"scenes three-seeds studies/{study}" for study in STUDIES),
         *(f"scenes three-seeds studies/{study}-scenes" for study in OF_SCENES),
         "flickr30k studies/temperature",
-        "flickr8k roberta mcse-only three-seeds",
+        "flickr8k mcse-only three-seeds",
         "own roberta",
     }
 )
