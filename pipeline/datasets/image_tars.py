@@ -1,12 +1,20 @@
-"""Images from rows of tables, written once into tar files."""
+"""Tar files of images: written from rows of tables, or read in place without unpacking."""
 
 from __future__ import annotations
 
 import io
+import os
+import re
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, NamedTuple
+
+from pipeline.datasets.manifests import INCOMPLETE, ManifestRows
+from pipeline.datasets.source import DatasetError
 
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
+_NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MOST_BYTES = 512 << 20  # of a tar, before its last image
 
 
@@ -60,3 +68,85 @@ class ImageTars:
 def _suffix(data: bytes) -> str:
     """For people who look into a tar; Sightline goes by the content."""
     return next((name for head, name in _SUFFIXES.items() if data.startswith(head)), ".bin")
+
+
+class Member(NamedTuple):
+    """A plain file in a tar: its path there, and the offset and length of its bytes."""
+
+    name: str
+    offset: int
+    length: int
+
+
+def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member]:
+    """The plain files of an uncompressed tar, in order, named without a leading ``./``.
+
+    What is left out is noted in ``rows``, as of ``shard``.
+
+    Raises:
+        DatasetError: not an uncompressed tar.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        rows.problem(INCOMPLETE, f"{shard}: has 0 bytes")
+        return
+    try:
+        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise DatasetError(
+            f"{file.name}: not an uncompressed tar file ({error}); check the "
+            "pattern of shards, and decompress .tar.gz first: "
+            "in a compressed one no image has a place of its own"
+        ) from None
+    last, skipped = "", 0
+    try:
+        while (member := tar.next()) is not None:
+            tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]
+            last = _shown(member.name)
+            if not 0 <= member.size <= size - member.offset_data:
+                fault = f"ends in the middle of {last}"
+                break
+            if member.isdir():
+                continue
+            if not member.isreg() or member.issparse():
+                skipped += 1
+            elif name := _inside(member.name):
+                yield Member(name, member.offset_data, member.size)
+            else:
+                rows.problem("members_with_unusable_names", f"{shard}/{last}")
+        else:
+            fault = _fault_of_the_end(file, tar.offset, last)
+    except (tarfile.TarError, OSError, ValueError, MemoryError) as error:
+        fault = f"cannot be read after {last} ({error})"
+    if fault:
+        rows.problem(INCOMPLETE, f"{shard}: {fault}")
+    if skipped:
+        rows.problem("shards_with_links_or_devices", f"{shard}: {skipped} left out")
+
+
+def _fault_of_the_end(file: IO[bytes], at: int, last: str) -> str:
+    """What is wrong behind the last member: tarfile ends in silence at a cut or damage."""
+    after = f"after {last}" if last else "at its start"
+    end = os.pread(file.fileno(), tarfile.BLOCKSIZE, at)
+    if not end:
+        return f"has no end {after}: the rest may be missing"
+    if any(end):
+        return f"cannot be read {after} (damaged header)"
+    while block := os.pread(file.fileno(), 1 << 20, at):
+        if any(block):
+            return f"has more bytes behind its end {after}, such as a second tar"
+        at += len(block)
+    return ""
+
+
+def _inside(name: str) -> str:
+    """The plain form of a name; empty if it leads out of the tar's folder, or is not text."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or _NOT_IN_NAMES.search(name):
+        return ""
+    return "/".join(parts)
+
+
+def _shown(name: str) -> str:
+    """A member's name, without anything that a terminal would obey."""
+    return ascii(name)[1:-1] if not (name.isprintable() and name.isascii()) else name

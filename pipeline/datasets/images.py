@@ -15,8 +15,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from pipeline.datasets.image_formats import formats, image_suffixes
-from pipeline.datasets.orientation import orientation, swaps_edges
+from pipeline.datasets.image_formats import formats, image_suffixes, orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.atomic_files import folders_below, is_hidden
 from sightline.cache.keys import KEY_BYTES, Keys, key_of_text

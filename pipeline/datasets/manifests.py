@@ -22,8 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.datasets.images import upright_size
-from pipeline.datasets.losses import LOSSES, spelled
-from pipeline.datasets.source import MOST_SHOWN, DatasetError, PrepareReport, Progress
+from pipeline.datasets.source import (
+    LOSSES,
+    MOST_SHOWN,
+    DatasetError,
+    PrepareReport,
+    Progress,
+    spelled,
+)
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import (
     CAPTIONS,

@@ -1,4 +1,7 @@
-"""`prepare`: a data source becomes manifests in a folder, with a record of what Sightline wrote."""
+"""`prepare`: a data source becomes manifests in a folder, with a record of what Sightline wrote.
+
+A README.md beside them lets `datasets` open the manifests, and hubs show them.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from pipeline.datasets.dataset_card import write_card
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest, read_schema
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
@@ -22,6 +25,38 @@ from sightline.settings import explain
 
 _SCHEMAS = dict(zip(MANIFESTS, (IMAGES, CAPTIONS, SENTENCES), strict=True))
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
+
+_CARD = "README.md"
+_OURS = "# Written by `sightline prepare`, which replaces this file while it has this line."
+_TABLES = ("captions", "sentences", "images", "phrases")
+"""The first that has rows is the default."""
+_TEXT = """\
+---
+{ours}
+configs:
+{configs}---
+
+# A data set of kind {kind}
+
+One configuration for each manifest, with all its rows in the split `train`: {counts}.
+
+```python
+from datasets import load_dataset
+
+{first} = load_dataset("path/to/this/folder", "{first}", split="train")
+```
+
+{images}Licence of the data: {licence}.
+"""
+_IMAGES = """\
+The column `split` has the splits of the data. A `key` is the SHA-256 of an image's bytes, as 32
+bytes. """
+_CONFIG = """\
+- config_name: {name}
+{default}  data_files:
+  - split: train
+    path: {name}.parquet
+"""
 
 
 def prepare(source: Source, out: Path, progress: Progress | None = None) -> PrepareReport:
@@ -100,7 +135,7 @@ def building(
             yield folder, report
             if inputs:
                 _refuse_another(output, folder, out)
-            write_card(output, folder, report)
+            _write_card(output, folder, report)
             output.publish(folder, report.body())
 
 
@@ -130,3 +165,39 @@ def _refuse_another(output: Output, folder: Path, out: Path) -> None:
                 f"{len(new):,} new ones; choose another folder, or delete that data set first"
             )
         return
+
+
+def _write_card(output: Output, folder: Path, report: PrepareReport) -> None:
+    """Write the card of the manifests in ``folder``, unless one of the user's is in ``output``."""
+    path = output.folder / _CARD
+    if (folder / _CARD).exists():
+        return  # the source has written its own
+    if os.path.lexists(path) and not (_CARD in output.owned and _is_ours(path)):
+        output.owned.discard(_CARD)
+        return
+    counts = {
+        name: pq.read_metadata(file.absolute()).num_rows
+        for name in _TABLES
+        if (file := folder / f"{name}.parquet").is_file()
+    }
+    names = [name for name, rows in counts.items() if rows]
+    if not names:
+        return
+    configs = (
+        _CONFIG.format(name=name, default="" if i else "  default: true\n")
+        for i, name in enumerate(names)
+    )
+    text = _TEXT.format(
+        ours=_OURS,
+        configs="".join(configs),
+        kind=report.kind,
+        counts=", ".join(f"{counts[name]:,} {name}" for name in names),
+        first=names[0],
+        images=_IMAGES if "images" in names else "",
+        licence=report.facts.get(LICENCE, "not known"),
+    )
+    (folder / _CARD).write_text(text, "utf-8")
+
+
+def _is_ours(path: Path) -> bool:
+    return not path.is_file() or _OURS.encode() in path.read_bytes()

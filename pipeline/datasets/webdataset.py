@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from pipeline.datasets.image_formats import image_suffixes
+from pipeline.datasets.image_tars import Member, members
 from pipeline.datasets.images import any_pixel_count, passing_hidden, suffix_of
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
@@ -33,7 +34,6 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from pipeline.datasets.tar_shard import Member, members
 from sightline.atomic_files import folders_below
 from sightline.cache.manifest import Place
 

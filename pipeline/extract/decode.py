@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
-from pipeline.datasets.image_formats import formats
-from pipeline.datasets.orientation import orientation, swaps_edges
+from pipeline.datasets.image_formats import formats, orientation, swaps_edges
 from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from packed import picture, write_tar
 
-from pipeline.datasets import losses
+from pipeline.datasets import source as sources
 from pipeline.datasets.prepared_output import prepare, prepare_dataset
 from pipeline.datasets.source import DatasetError, PrepareReport, Source
 from sightline.errors import SightlineError
@@ -107,7 +107,7 @@ def test_every_source_counts_every_loss(source, loss, tmp_path, out):
     bare = {"images_without_caption": 1} if loss == "empty_captions" else {}
     assert record["problem_counts"] == {loss: 1, **bare}
     assert len(record["problems"][loss]) == 1
-    with pytest.raises(DatasetError, match=f"(?s)strict is set .*{losses.spelled(loss)}: 1 "):
+    with pytest.raises(DatasetError, match=f"(?s)strict is set .*{sources.spelled(loss)}: 1 "):
         prepare_dataset(kind, out, strict=True, **given)
 
 
@@ -131,14 +131,14 @@ def test_every_table_counts_the_columns_that_are_not_read(source, tmp_path, make
 
 
 def test_every_loss_of_the_code_is_in_the_table():
-    folder = Path(losses.__file__).parent
+    folder = Path(sources.__file__).parent
     used = set()
     for path in folder.rglob("*.py"):
         text = path.read_text()
         used |= set(re.findall(r'(?:\.problem|\.note|\.warn)\(\s*"(\w+)"', text))
         used |= set(re.findall(r'\("(\w+)", (?:UNKNOWN|AMBIGUOUS)\)', text))
         used |= set(re.findall(r"problems\[\"(\w+)\"\]", text))
-    assert used | {"incomplete_shards"} == set(losses.LOSSES)
+    assert used | {"incomplete_shards"} == set(sources.LOSSES)
 
 
 def test_members_whose_key_contains_a_dot_are_named(tmp_path, out):
