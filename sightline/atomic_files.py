@@ -120,11 +120,6 @@ def write_bytes(path: Path, data: bytes | memoryview, via: Path | None = None) -
             os.close(handle)
 
 
-def is_hidden(name: str) -> bool:
-    """Whether a folder is of a tool, such as ``.git``."""
-    return name.startswith(".")
-
-
 def folders_below(
     top: Path,
     skipped: Callable[[str], bool],

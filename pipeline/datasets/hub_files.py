@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from pipeline.datasets.images import passing_hidden
+from pipeline.datasets.images import files_below
 from pipeline.datasets.source import DatasetError
-from sightline.atomic_files import folders_below
 from sightline.errors import first_lines
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet
@@ -81,9 +80,7 @@ def on_disk(path: Path, ignored: Counter[str] | None = None) -> Listing:
     """
     if not path.is_dir():
         raise DatasetError(f"{path}: no such file or folder; check the path")
-    skipped = passing_hidden(Counter() if ignored is None else ignored)
-    folders = ((parent.relative_to(path), files) for parent, files in folders_below(path, skipped))
-    names = ((parent / name).as_posix() for parent, files in folders for name in files)
+    names = files_below(path, path, Counter() if ignored is None else ignored)
     return Listing(str(path), path, frozenset(names))
 
 

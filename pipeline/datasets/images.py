@@ -7,17 +7,17 @@ import os
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 
 from pipeline.datasets.image_formats import formats, image_suffixes, orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
-from sightline.atomic_files import folders_below, is_hidden
+from sightline.atomic_files import folders_below
 from sightline.cache.keys import KEY_BYTES, Keys, key_of_text
 from sightline.file_kinds import file_kind, unexpected
 from sightline.optional_imports import require
@@ -98,7 +98,7 @@ def scan_images(
 def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
     """The image files below ``folder``, as paths from ``root``, and the number of others by suffix.
 
-    Hidden files and folders are left out too. Linked folders are followed, each folder once.
+    Hidden files are left out too, and folders as in `files_below`.
 
     Raises:
         DatasetError: no such folder, no images in it, or a name that no manifest may hold.
@@ -109,14 +109,12 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
         raise DatasetError(f"{folder}: no such image folder; check the path")
     images: list[str] = []
     ignored: Counter[str] = Counter()
-    for parent, files in folders_below(folder, passing_hidden(ignored)):
-        relative = PurePosixPath(parent.relative_to(root).as_posix())
-        for name in files:
-            suffix = suffix_of(name)
-            if suffix not in image_suffixes() or _is_special(parent / name):
-                ignored[suffix] += 1
-                continue
-            images.append(_usable(str(relative / name), folder))
+    for path in files_below(folder, root, ignored):
+        suffix = suffix_of(path)
+        if suffix in image_suffixes() and not _is_special(root / path):
+            images.append(_usable(path, folder))
+        else:
+            ignored[suffix] += 1
     if not images:
         raise DatasetError(
             f"{folder}: no images in this folder ({ignored.total()} other files or hidden folders; "
@@ -125,15 +123,20 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
     return images, ignored
 
 
-def passing_hidden(ignored: Counter[str]) -> Callable[[str], bool]:
-    """Whether a folder is hidden, for `folders_below`; counts in ``ignored`` those that are."""
+def files_below(folder: Path, root: Path, ignored: Counter[str]) -> Iterator[str]:
+    """Every file below ``folder``, as a POSIX path from ``root``.
+
+    Hidden folders are left out, and counted in ``ignored``. Linked ones are followed, each once.
+    """
 
     def skipped(name: str) -> bool:
-        if hidden := is_hidden(name):
+        if hidden := name.startswith("."):
             ignored[HIDDEN_FOLDERS] += 1
         return hidden
 
-    return skipped
+    for parent, names in folders_below(folder, skipped):
+        below = parent.relative_to(root).as_posix()
+        yield from (name if below == "." else f"{below}/{name}" for name in names)
 
 
 def suffix_of(name: str) -> str:

@@ -25,7 +25,7 @@ from pydantic import (
 
 from pipeline.datasets.image_formats import image_suffixes
 from pipeline.datasets.image_tars import Member, members
-from pipeline.datasets.images import any_pixel_count, passing_hidden, suffix_of
+from pipeline.datasets.images import any_pixel_count, files_below, suffix_of
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
     DatasetError,
@@ -34,7 +34,6 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from sightline.atomic_files import folders_below
 from sightline.cache.manifest import Place
 
 _EVERY = "*.tar"
@@ -176,12 +175,7 @@ def find_shards(root: Path, pattern: str) -> list[Path]:
 
 def _note_others(root: Path, shards: Set[Path], report: PrepareReport) -> None:
     """Record the files below ``root`` that the default pattern does not name."""
-    folders = (
-        (parent.relative_to(root), names)
-        for parent, names in folders_below(root, passing_hidden(report.ignored))
-    )
-    files = {folder / name for folder, names in folders for name in names}
-    others = sorted(files - shards)
+    others = sorted(set(map(Path, files_below(root, root, report.ignored))) - shards)
     tars = [path for path in others if _TAR.search(path.name)]
     report.note("shards_not_read", map(str, tars))
     report.ignored += Counter(suffix_of(path.name) for path in set(others) - set(tars))
