@@ -37,6 +37,15 @@ def batches_of(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordB
                 yield batch
 
 
+def plain_type(kind: pa.DataType) -> str:
+    """The name of a type without how its values are stored: string, binary, list of string, …"""
+    values = getattr(kind, "value_type", None)  # of a list, or of what is encoded
+    if values is None:
+        return str(kind).removeprefix("large_").removesuffix("_view")
+    encoded = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
+    return plain_type(values) if encoded else f"list of {plain_type(values)}"
+
+
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
     """Errors of a damaged file as one sentence: on such files, libraries may raise anything."""

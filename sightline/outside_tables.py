@@ -104,6 +104,18 @@ class OutsideTable:
     notes: list[str] = field(default_factory=list)
     not_read: list[str] = field(default_factory=list)
 
+    def error(self, number: int | str, fault: str) -> SightlineError:
+        """The error for what is wrong with a row."""
+        return SightlineError(f"{self.path}: {self.unit} {number}: {fault}")
+
+    def refusal(self, number: int | str, error: ValidationError, hint: str = "") -> SightlineError:
+        """The error for what a schema found in a row."""
+        return _refused(self.path, f"{self.unit} {number}", error, hint)
+
+    def known_as(self, others: Mapping[tuple[str, ...], str]) -> str | None:
+        """What a table is that is meant for another reader: columns that one has → words."""
+        return next((what for names, what in others.items() if {*names} <= {*self.columns}), None)
+
 
 class Wanted(NamedTuple):
     """A column that a reader needs or can use.
@@ -156,6 +168,12 @@ def texts_in(cell: Any) -> list[Any]:
     """The texts of a cell: itself, or the items of its list; of an object its only value."""
     items = cell if isinstance(cell, list) else [cell]
     return [next(iter(i.values())) if isinstance(i, dict) and len(i) == 1 else i for i in items]
+
+
+def by_name(columns: Mapping[str, Sequence[str]], values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Our names → the cells that their columns have in a row."""
+    cells = iter(values)
+    return {ours: [next(cells) for _ in theirs] for ours, theirs in columns.items()}
 
 
 def has_known_header(path: Path) -> bool:
@@ -306,10 +324,8 @@ def _of_lines(path: Path, expected: str) -> OutsideTable:
         try:
             return record if isinstance(record, dict) else _OBJECT.validate_json(line)
         except ValidationError as error:
-            raise refusal(
-                path, error, lambda loc: ": ".join((f"line {number}", *map(str, loc))),
-                "; expected an object in every line",
-            ) from None  # fmt: skip
+            hint = "; expected an object in every line"
+            raise _refused(path, f"line {number}", error, hint) from None
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
         pick = _picker(columns)
@@ -326,6 +342,10 @@ def _of_lines(path: Path, expected: str) -> OutsideTable:
     names = tuple(parsed(head, first))
     known = set(names)
     return OutsideTable(path, names, read)
+
+
+def _refused(path: Path, place: str, error: ValidationError, hint: str) -> SightlineError:
+    return refusal(path, error, lambda loc: ": ".join((place, *map(str, loc))), hint)
 
 
 def _picker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:

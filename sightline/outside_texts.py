@@ -52,9 +52,7 @@ def read_sentences(path: Path, column: str | None = None) -> Sentences:
     texts: list[str] = []
     for number, (value,) in table.read([chosen]):
         if not isinstance(value, str | None):
-            raise SightlineError(
-                f"{path}: {table.unit} {number}: {chosen}: found {short(value)}, expected text"
-            )
+            raise table.error(number, f"{chosen}: found {short(value)}, expected text")
         texts.append(value or "")
     return Sentences(texts, table.notes, table.not_read)
 

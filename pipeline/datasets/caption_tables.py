@@ -6,7 +6,6 @@ import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -18,7 +17,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, note_quoted, read_token
 from pipeline.datasets.source import DatasetError, split_name
-from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import (
     BATCH,
@@ -29,6 +27,7 @@ from sightline.outside_tables import (
     Row,
     Wanted,
     as_columns,
+    by_name,
     choose,
     has_known_header,
     is_address,
@@ -36,9 +35,20 @@ from sightline.outside_tables import (
     text_suffix,
     texts_in,
 )
-from sightline.user_files import CONTROL, Loc, refusal, short
+from sightline.user_files import CONTROL, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
+_OTHERS = {
+    ("images", "annotations"): "COCO's captions; use the kind `coco`, with this file as "
+    "`captions.train` or `captions.val`",
+    ("images",): "Karpathy's captions and splits; give it as `karpathy` (for the split restval: "
+    "with the kind `coco`)",
+    ("url", "key", "status"): "img2dataset's own table; its captions lie beside the images: leave "
+    "out `captions` and give `beside: txt`; for its tar files use the kind `webdataset`",
+    ("image", "conversations"): "conversations, as LLaVA has them, not captions; write the answer "
+    "that describes each image into an object of its own, with its image and caption",
+}
+"""Columns of JSON and tables that another kind reads → what they are."""
 _VALIDATE = TypeAdapter(CaptionRow).validator.validate_python
 
 
@@ -77,7 +87,8 @@ def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> 
         SightlineError: no such file, a column that is not there, or a wrong value.
     """
     table = open_table(path, EXPECTED)
-    _recognise(table)
+    if what := table.known_as(_OTHERS):
+        raise DatasetError(f"{path}: {what}")
     captions = captions_of(table, given)
     if text_suffix(path) in TABS:
         note_quoted(captions)
@@ -99,31 +110,6 @@ def captions_of(table: OutsideTable, given: CaptionColumns) -> Captions:
     _Filler(table, columns, captions).fill()
     captions.remarks = [*table.notes, *captions.remarks]
     return captions
-
-
-def _recognise(table: OutsideTable) -> None:
-    """Refuse JSON that another kind reads, by name."""
-    keys = set(table.columns)
-    if {"images", "annotations"} <= keys:
-        raise DatasetError(
-            f"{table.path}: COCO's captions; use the kind `coco`, with this file as "
-            "`captions.train` or `captions.val`"
-        )
-    if "images" in keys:
-        raise DatasetError(
-            f"{table.path}: Karpathy's captions and splits; give it as `karpathy` (for the split "
-            "restval: with the kind `coco`)"
-        )
-    if {"url", "key", "status"} <= keys:
-        raise DatasetError(
-            f"{table.path}: img2dataset's own table; its captions lie beside the images: leave out "
-            "`captions` and give `beside: txt`; for its tar files use the kind `webdataset`"
-        )
-    if {"image", "conversations"} <= keys:
-        raise DatasetError(
-            f"{table.path}: conversations, as LLaVA has them, not captions; write the answer that "
-            "describes each image into an object of its own, with its image and caption"
-        )
 
 
 def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> None:
@@ -202,19 +188,18 @@ class _Filler:
 
     def _records(self, number: int | str, values: Sequence[Any]) -> Iterator[dict[str, Any]]:
         """One for each caption of a row, without what is missing."""
-        cells = iter(values)
-        by_name = {name: [next(cells) for _ in columns] for name, columns in self._columns.items()}
-        record = {name: by_name[name][0] for name in by_name if name != "caption"}
-        record = {name: value for name, value in record.items() if value is not None}
+        row = by_name(self._columns, values)
+        texts_of_row = row.pop("caption")
+        record = {name: cells[0] for name, cells in row.items() if cells[0] is not None}
         if self._table.text:
             self._trim(record)
-        texts = [text for cell in by_name["caption"] for text in self._texts(number, cell)]
+        texts = [text for cell in texts_of_row for text in self._texts(number, cell)]
         ids = record.pop("caption_id", None)
         if ids is not None and len(texts) > 1 and not isinstance(ids, list):
             ids = [f"{ids}#{k}" for k in range(len(texts))]
         ids = ids if isinstance(ids, list) else [ids] * len(texts)
         if len(ids) != len(texts):
-            raise self._error(number, f"caption_id: {len(ids)} for {len(texts)} captions")
+            raise self._table.error(number, f"caption_id: {len(ids)} for {len(texts)} captions")
         for text, of_text in zip(texts, ids, strict=True):
             own_values = {"caption": text, "caption_id": of_text}
             yield record | {name: v for name, v in own_values.items() if v is not None}
@@ -244,7 +229,7 @@ class _Filler:
             return cell
         strings = sum(token.type == STRING for token in generate_tokens(StringIO(bare).readline))
         if strings > len(values):  # NumPy prints no commas, and Python joins such strings
-            raise self._error(
+            raise self._table.error(
                 number,
                 f"caption: {short(bare)} is a NumPy array as it prints, whose texts cannot be "
                 "told apart; write lists (`.tolist()`)",
@@ -257,7 +242,8 @@ class _Filler:
         try:
             row = _VALIDATE(record)
         except ValidationError as error:
-            raise self._refusal(number, error) from None
+            sources = (f"{name} from {', '.join(names)}" for name, names in self._columns.items())
+            raise self._table.refusal(number, error, f"; columns: {'; '.join(sources)}") from None
         captions = self._captions
         assert captions.lines is not None
         captions.lines.append(number)
@@ -270,9 +256,11 @@ class _Filler:
     def _refuse_pictures(self, number: int | str, image: Any) -> None:
         """Refuse URLs and the images themselves, in place of names."""
         if is_address(image):
-            raise self._error(number, f"image: {short(image)} is a URL, expected a name; {FETCH}")
+            raise self._table.error(
+                number, f"image: {short(image)} is a URL, expected a name; {FETCH}"
+            )
         if isinstance(image, (bytes, dict)):
-            raise self._error(
+            raise self._table.error(
                 number,
                 "image: the table holds the images themselves, expected names of files; use the "
                 "kind `huggingface`",
@@ -298,27 +286,13 @@ class _Filler:
             if 0 < len(values) < total:
                 lines = captions.lines or []
                 first = next(lines[place] for place in range(total) if place not in values)
-                raise self._error(
+                raise self._table.error(
                     first,
                     f"{name}: is missing, but other {self._table.unit}s have it; give it in all of "
                     "them, or in none",
                 )
         splits, ids = (list(self._optional[name].values()) or None for name in OPTIONAL)
         captions.splits, captions.ids = splits, ids
-
-    def _refusal(self, number: int | str, error: ValidationError) -> SightlineError:
-        return refusal(self._table.path, error, partial(self._place, number), self._hint)
-
-    @property
-    def _hint(self) -> str:
-        sources = (f"{name} from {', '.join(names)}" for name, names in self._columns.items())
-        return f"; columns: {'; '.join(sources)}"
-
-    def _place(self, number: int | str, loc: Loc) -> str:
-        return ": ".join((f"{self._table.unit} {number}", *map(str, loc)))
-
-    def _error(self, number: int | str, fault: str) -> DatasetError:
-        return DatasetError(f"{self._table.path}: {self._table.unit} {number}: {fault}")
 
 
 def _are_plain(images: Sequence[Any], texts: Sequence[Any]) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -36,7 +36,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from sightline.arrow_files import readable, schema_of
+from sightline.arrow_files import plain_type, readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
@@ -44,6 +44,7 @@ from sightline.outside_tables import (
     OutsideTable,
     Wanted,
     as_columns,
+    by_name,
     choose,
     is_address,
     open_table,
@@ -54,8 +55,6 @@ from sightline.user_files import short
 _COMMIT = "commit"
 _SPLIT = "split"
 _SHOWN = 20  # values of a column
-_TEXT = (pa.string(), pa.large_string(), pa.string_view())
-_BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 class HuggingFaceSource(Source):
@@ -167,7 +166,7 @@ class HuggingFaceSource(Source):
             known = {name for names in by_split.values() for name in names}
             report.note("tables_not_read", sorted(set(listing.tables) - known))
         with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
-            reader = _Reader(self, self.images or listing.folder, tars)
+            reader = _Reader(self, self.images or listing.folder, tars, report)
             rows = reader.read_all((file, theirs, splits[theirs][0]) for theirs, file in files)
             write_files(
                 folder,
@@ -179,12 +178,10 @@ class HuggingFaceSource(Source):
                 strict=self.strict,
                 progress=progress,
             )
-        for note in reader.notes:
-            report.guess(note)
-        for column, found in reader.unused_splits.items():
+        if reader.unused_splits:
             report.guess(
-                f"column {column!r} ({', '.join(sorted(found)[:_SHOWN])}) is not used; "
-                f"`split_column={column}` takes the splits of the rows from it"
+                f"column {_SPLIT!r} ({', '.join(sorted(reader.unused_splits)[:_SHOWN])}) is not "
+                f"used; `split_column={_SPLIT}` takes the splits of the rows from it"
             )
         if reader.left_out:
             report.counts["rows_of_other_splits"] = reader.left_out
@@ -215,27 +212,22 @@ def _chosen(
     return {theirs: (name, theirs_to_files[theirs]) for theirs, name in ours.items()}
 
 
-class _Table(NamedTuple):
-    """A file with what its columns mean.
+_TYPES = {
+    "image": (("string", "binary"), "bytes, a path, or a struct of both"),
+    "caption": (("string", "list of string"), "a string or a list of strings"),
+    "split": (("string",), "a string"),
+}
+"""Our name of a column → the types that fit, and the same for messages."""
 
-    Attributes:
-        table: the file.
-        columns: our name → its columns; ``unused`` is one of splits that says nothing here.
+
+def _opened(
+    source: HuggingFaceSource, path: Path
+) -> tuple[OutsideTable, dict[str, tuple[str, ...]]]:
+    """A file and what its columns mean, which must be there and of the right types.
+
+    Returns:
+        The table, and our name → its columns; ``unused`` is one of splits that says nothing here.
     """
-
-    table: OutsideTable
-    columns: dict[str, tuple[str, ...]]
-
-    def rows(self) -> Iterator[dict[str, list[Any]]]:
-        """Our name → the cells of its columns, for every row."""
-        names = [column for columns in self.columns.values() for column in columns]
-        for _, values in self.table.read(names):
-            cells = iter(values)
-            yield {ours: [next(cells) for _ in theirs] for ours, theirs in self.columns.items()}
-
-
-def _opened(source: HuggingFaceSource, path: Path) -> _Table:
-    """A file, whose columns must be there and of the right types."""
     if not path.is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
     schema = schema_of(path)
@@ -248,58 +240,27 @@ def _opened(source: HuggingFaceSource, path: Path) -> _Table:
         if given
     }
     columns = choose(table, wanted)
-    for ours, (fits, expected) in _TYPES.items():
+    for ours, (types, expected) in _TYPES.items():
         for name in columns.get(ours, ()):
-            if name in schema.names and not fits(kind := schema.field(name).type):
+            if name in schema.names and not _fits(kind := schema.field(name).type, types):
                 listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
                 raise DatasetError(
                     f"{path}: column {name!r} is {kind}, expected {expected}; name another column "
                     f"with `{wanted[ours].setting or ours}` ({listed})"
                 )
-    if _unused_split(source, schema):
+    there = schema.names.count(_SPLIT) == 1 and plain_type(schema.field(_SPLIT).type) == "string"
+    if there and source.split_column is None:
         columns["unused"] = (_SPLIT,)
         table.not_read.remove(_SPLIT)
-    return _Table(table, columns)
+    return table, columns
 
 
-def _unused_split(source: HuggingFaceSource, schema: pa.Schema) -> bool:
-    """Whether the rows have a column ``split`` that says nothing here."""
-    there = schema.names.count(_SPLIT) == 1 and _is_text(schema.field(_SPLIT).type)
-    return there and source.split_column is None
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return _plain(kind) in _TEXT
-
-
-def _is_caption(kind: pa.DataType) -> bool:
-    return _is_text(kind.value_type if _is_list(kind) else kind)
-
-
-def _is_image(kind: pa.DataType) -> bool:
-    if not pa.types.is_struct(kind):
-        return _plain(kind) in (*_TEXT, *_BYTES)
-    fits = {"bytes": _BYTES, "path": _TEXT}
-    return all(_plain(field.type) in fits.get(field.name, ()) for field in kind)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    lists = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
-    return any(getattr(pa.types, f"is_{name}")(kind) for name in lists)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of the values of a dictionary- or run-encoded column."""
-    encoded = pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
-    return _plain(kind.value_type) if encoded else kind
-
-
-_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "image": (_is_image, "bytes, a path, or a struct of both"),
-    "caption": (_is_caption, "a string or a list of strings"),
-    "split": (_is_text, "a string"),
-}
-"""Our name of a column → whether a type fits, and what does, for messages."""
+def _fits(kind: pa.DataType, types: tuple[str, ...]) -> bool:
+    """Whether a column's type is one of these; images may be a struct, as `datasets` has them."""
+    if pa.types.is_struct(kind) and "binary" in types:
+        parts = {"bytes": "binary", "path": "string"}
+        return all(plain_type(field.type) == parts.get(field.name) for field in kind)
+    return plain_type(kind) in types
 
 
 def _image_of(cell: bytes | str | dict[str, Any] | None) -> tuple[bytes | None, str]:
@@ -315,26 +276,26 @@ class _Reader:
     Attributes:
         root: base folder of the paths in the rows.
         left_out: number of rows of splits that were not chosen.
-        unused_splits: column of splits that is not used → its values.
+        unused_splits: values of a column of splits that is not used.
         not_read: names of other columns.
-        notes: which columns were taken unasked.
     """
 
-    def __init__(self, source: HuggingFaceSource, root: Path, tars: ImageTars) -> None:
+    def __init__(
+        self, source: HuggingFaceSource, root: Path, tars: ImageTars, report: PrepareReport
+    ) -> None:
         self.root = root
         self._real = os.path.realpath(root)
         self._source = source
         self._ours = source.our_splits
         self._values: set[str] = set()  # of the column of splits
-        self._tars = tars
+        self._tars, self._report = tars, report
         self._numbers: Counter[str] = Counter()  # split of the data set → rows so far
         self._ids: dict[tuple[bytes, str], str] = {}  # key and split of an image → its id
         self._captions: Counter[str] = Counter()  # id → captions so far
         self._in_place = False
         self.left_out = 0
-        self.unused_splits: dict[str, set[str]] = {}
+        self.unused_splits: set[str] = set()
         self.not_read: set[str] = set()
-        self.notes: list[str] = []
         self._guessed: dict[str, tuple[str, ...]] | None = None
 
     def read_all(self, files: Iterable[tuple[Path, str, str]]) -> Iterator[ManifestRows]:
@@ -360,16 +321,17 @@ class _Reader:
         """
         rows = ManifestRows()
         with readable(file):
-            opened = _opened(self._source, file)
-        self.not_read |= set(opened.table.not_read)
-        if opened.columns != self._guessed:
-            self._guessed = opened.columns
-            self.notes += opened.table.notes
-        for row in opened.rows():
+            table, columns = _opened(self._source, file)
+        self.not_read |= set(table.not_read)
+        if columns != self._guessed:
+            self._guessed = columns
+            for note in table.notes:
+                self._report.guess(note)
+        for _, values in table.read([name for names in columns.values() for name in names]):
+            row = by_name(columns, values)
             name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))
             self._numbers[theirs] += 1
-            for value in filter(None, row.get("unused", ())):
-                self.unused_splits.setdefault(_SPLIT, set()).add(value)
+            self.unused_splits.update(filter(None, row.get("unused", ())))
             of_row = self._split_of(file, row["split"][0]) if "split" in row else split
             if of_row is None:
                 self.left_out += 1

@@ -41,13 +41,20 @@ from sightline.cache.manifest import KEY, key_array
 from sightline.cache.sets import pair_keys
 from sightline.errors import SightlineError
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
-from sightline.outside_tables import OutsideTable, Row, Wanted, choose, open_table
-from sightline.user_files import CONTROL, Identifier, Name, refusal, short
+from sightline.outside_tables import Row, Wanted, choose, open_table
+from sightline.user_files import CONTROL, Identifier, Name, short
 
 EXPECTED = (
     "boxes: a table (CSV, TSV, JSON lines, JSON, Parquet or Arrow) with image, caption, phrase and "
     "box, a phrases manifest, or the folder of Flickr30k Entities"
 )
+_OTHERS = {
+    ("images", "annotations"): "COCO's annotations, whose boxes have categories in place of "
+    "phrases; docs/grounding.md shows how to join them to captions as a table",
+    ("id", "regions"): "Visual Genome's regions, each a phrase without a caption around it; MCSEO "
+    "learns from several phrases of one caption, so they would teach it nothing",
+}
+"""Columns of JSON that is no such table → what it is."""
 _AT_ONCE = 10_000
 _RELATIVE = ("rel_xyxy", "rel_xywh")
 _SLACK = 0.01
@@ -220,7 +227,8 @@ class _Reader:
 
     def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool) -> None:
         self._table = open_table(path, EXPECTED)
-        _recognise(self._table)
+        if what := self._table.known_as(_OTHERS):
+            raise SightlineError(f"{path}: {what}")
         self._path, self._format = path, box_format
         has = self._table.columns
         wanted = {name: Wanted((), None) for name in ("phrase", "box")}
@@ -292,23 +300,21 @@ class _Reader:
         try:
             row = _ROW.validate_python(record)
         except ValidationError as error:
-            raise refusal(
-                self._path, error, lambda loc: ": ".join((f"{self.unit} {number}", *map(str, loc)))
-            ) from None
+            raise self._table.refusal(number, error) from None
         for name in ("caption", "caption_id", "mask"):
             if name in self._columns and name not in row:
-                raise self._error(number, f"{name}: is missing")
+                raise self._table.error(number, f"{name}: is missing")
         return row
 
     def _record(self, number: int | str, row: BoxRow) -> dict[str, Any]:
         """A row as it is held."""
         start, end = row.get("char_start"), row.get("char_end")
         if (start is None) != (end is None):
-            raise self._error(number, "one of char_start and char_end is missing; give both")
+            raise self._table.error(number, "one of char_start and char_end is missing; give both")
         caption = row.get("caption", "")
         if start is not None and not self.by_id:
             if folded(caption[start:end]) != folded(row["phrase"]):
-                raise self._error(
+                raise self._table.error(
                     number,
                     f"char_start: the caption reads {short(caption[start:end])} from {start} to "
                     f"{end}, expected the phrase, {short(row['phrase'])}; spans count characters "
@@ -329,30 +335,12 @@ class _Reader:
             right, bottom = x + right, y + bottom
         corners = (x, y, right, bottom)
         if row["box_format"] in _RELATIVE and not all(-_SLACK <= c <= 1 + _SLACK for c in corners):
-            raise self._error(
+            raise self._table.error(
                 number,
                 f"box: found {short(row['box'])}, expected edges from 0 to 1, since its box_format "
                 f"is {row['box_format']}",
             )
         return corners
-
-    def _error(self, number: int | str, fault: str) -> SightlineError:
-        return SightlineError(f"{self._path}: {self.unit} {number}: {fault}")
-
-
-def _recognise(table: OutsideTable) -> None:
-    """Refuse known JSON of others that is no such table, by name."""
-    keys = set(table.columns)
-    if {"images", "annotations"} <= keys:
-        raise SightlineError(
-            f"{table.path}: COCO's annotations, whose boxes have categories in place of phrases; "
-            "docs/grounding.md shows how to join them to captions as a table"
-        )
-    if {"id", "regions"} <= keys:
-        raise SightlineError(
-            f"{table.path}: Visual Genome's regions, each a phrase without a caption around it; "
-            "MCSEO learns from several phrases of one caption, so they would teach it nothing"
-        )
 
 
 def _parsed(cell: str) -> Any:

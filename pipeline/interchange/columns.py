@@ -20,7 +20,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from sightline.arrow_files import batches_of, readable, schema_of
+from sightline.arrow_files import batches_of, plain_type, readable, schema_of
 from sightline.errors import SightlineError
 from sightline.file_kinds import FileKind, file_kind, unexpected
 
@@ -98,13 +98,12 @@ def columns_in(path: Path) -> dict[str, Column]:
 
 
 def _column(path: Path, field: pa.Field) -> Column:
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    if str(getattr(kind, "value_type", "")) in ("halffloat", "float"):
+    kind = field.type
+    if plain_type(kind) in ("list of halffloat", "list of float"):
         return Column("rows", str(kind), partial(_lists, path, field.name))
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:  # as `datasets` has images
         kind = kind.field("bytes").type
-    name = str(kind).removeprefix("large_").removesuffix("_view")
-    holds = {"string": "texts", "binary": "images"}.get(name, "other")
+    holds = {"string": "texts", "binary": "images"}.get(plain_type(kind), "other")
     count = _IMAGE_ROWS if holds == "images" else _ROWS
     return Column(cast(Any, holds), str(field.type), partial(_cells, path, field.name, count))
 
