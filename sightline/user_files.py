@@ -34,16 +34,19 @@ Text = Annotated[str, StringConstraints(pattern=f"^[^{_CONTROL}]*$")]
 Name = Annotated[str, StringConstraints(pattern=rf"^[^{_CONTROL}]*[^{_CONTROL}\s][^{_CONTROL}]*$")]
 """A `Text` with at least one character that is not white space."""
 
-Identifier = Annotated[
-    StrictInt | Name,
-    GetPydanticSchema(
+
+def should_be(words: str) -> GetPydanticSchema:
+    """One message for whatever is wrong inside a value: what it should be."""
+    return GetPydanticSchema(
         lambda kind, handler: core_schema.custom_error_schema(
             handler(kind),
-            custom_error_type="identifier",
-            custom_error_message="Input should be a whole number or a non-empty text",
+            custom_error_type="form",
+            custom_error_message=f"Input should be {words}",
         )
-    ),
-]
+    )
+
+
+Identifier = Annotated[StrictInt | Name, should_be("a whole number or a non-empty text")]
 """A number or name that identifies something."""
 
 Loc = tuple[int | str, ...]

@@ -23,26 +23,24 @@ from pydantic import (
     AfterValidator,
     Field,
     FiniteFloat,
-    GetPydanticSchema,
     PositiveInt,
     TypeAdapter,
     ValidationError,
 )
-from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
 from pipeline.datasets.manifests import cleaned
+from pipeline.grounding.annotations import DrawnBoxes, folded
 from pipeline.grounding.captioned_images import CaptionedImages
-from pipeline.grounding.drawn_boxes import DrawnBoxes, folded
 from pipeline.grounding.settings import BoxFormat
-from sightline.cache import key_column, key_of_file
+from sightline.cache import key_column
 from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
 from sightline.cache.manifest import KEY, key_array
 from sightline.cache.sets import pair_keys
 from sightline.errors import SightlineError
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 from sightline.outside_tables import Row, Wanted, choose, open_table
-from sightline.user_files import CONTROL, Identifier, Name, short
+from sightline.user_files import CONTROL, Identifier, Name, short, should_be
 
 EXPECTED = (
     "boxes: a table (CSV, TSV, JSON lines, JSON, Parquet or Arrow) with image, caption, phrase and "
@@ -59,17 +57,6 @@ _AT_ONCE = 10_000
 _RELATIVE = ("rel_xyxy", "rel_xywh")
 _SLACK = 0.01
 """By how much a box in parts of the image may exceed it, from rounding."""
-
-
-def _form(words: str) -> GetPydanticSchema:
-    """One message for whatever is wrong inside a value."""
-    return GetPydanticSchema(
-        lambda kind, handler: core_schema.custom_error_schema(
-            handler(kind),
-            custom_error_type="form",
-            custom_error_message=f"Input should be {words}",
-        )
-    )
 
 
 def _even(polygon: list[float]) -> list[float]:
@@ -89,14 +76,14 @@ _Place = Annotated[float, Field(ge=-1e6, le=1e6)]
 _Polygon = Annotated[list[_Place], Field(min_length=6), AfterValidator(_even)]
 _Mask = Annotated[
     Annotated[list[_Polygon], Field(min_length=1)] | _RunLengths,
-    _form(
+    should_be(
         "polygons, [[x, y, x, y, x, y, …], …], or COCO's run lengths, {size: [height, width], "
         "counts}"
     ),
 ]
 _Box = Annotated[
     tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat],
-    _form("four numbers, such as [4, 5, 20, 10]"),
+    should_be("four numbers, such as [4, 5, 20, 10]"),
 ]
 _At = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -139,13 +126,8 @@ class BoxTable(DrawnBoxes):
     """
 
     def __init__(self, path: Path, box_format: BoxFormat | None) -> None:
-        super().__init__(path)
-        self._sha256 = key_of_file(path).hex()
+        super().__init__(path, "boxes", box_format=box_format)
         self._box_format: BoxFormat | None = box_format
-
-    def describe(self) -> dict[str, object]:
-        about = {"family": self.name, "format": "boxes", "sha256": self._sha256}
-        return {**about, "box_format": self._box_format}
 
     def match(self, units: CaptionedImages, masks: bool) -> list[str]:
         """Read the table and hold the boxes of the captions to ground.
@@ -161,7 +143,7 @@ class BoxTable(DrawnBoxes):
         """
         file = _Reader(self.path, self._box_format, masks)
         table = file.read()
-        rows = self._image_rows(table["image"], units, file.remarks)
+        rows = self._image_rows(table["image"], units, file.table.notes)
         captions, images = units.captions, units.images
         owners = pc.index_in(captions["image_id"], images["image_id"]).to_numpy()
         image_keys, texts = key_column(images["key"]), keys_of_texts(captions["text"].to_pylist())
@@ -186,18 +168,20 @@ class BoxTable(DrawnBoxes):
         for what, which in lost.items():
             if which.any():
                 first = table.slice(int(which.argmax()), 1).to_pylist()[0]
-                example = f"{first['image']!r} in {file.unit} {first['row']}"
+                example = f"{first['image']!r} in {file.table.unit} {first['row']}"
                 boxes = f"{which.sum():,} of {len(table):,} boxes"
-                file.remarks.append(f"{self.path.name}: {boxes} are of {what}, such as {example}")
+                file.table.notes.append(
+                    f"{self.path.name}: {boxes} are of {what}, such as {example}"
+                )
         if not kept.any():
             column = captions["caption_id" if file.by_id else "text"]
             raise SightlineError(
-                f"{self.path}: no box is of a caption to ground; {'; '.join(file.remarks)}. Images "
-                f"here: {_few(table['image'])}; in the data set: {_few(images['image_id'])}. "
-                f"Captions here: {', '.join(file.captions)}; in the data set: {_few(column)}"
+                f"{self.path}: no box is of a caption to ground; {'; '.join(file.table.notes)}. "
+                f"Images here: {_few(table['image'])}; in the data set: {_few(images['image_id'])}."
+                f" Captions here: {', '.join(file.captions)}; in the data set: {_few(column)}"
             )
         self.hold(wanted[kept], table.drop_columns(["image", "caption"]).filter(pa.array(kept)))
-        return file.remarks
+        return file.table.notes
 
     def _image_rows(
         self, column: pa.ChunkedArray, units: CaptionedImages, remarks: list[str]
@@ -219,24 +203,23 @@ class _Reader:
     """Reads and checks a table.
 
     Attributes:
-        remarks: what was read otherwise than it is written.
-        unit: what row numbers count.
+        table: the file; its notes say what was read otherwise than it is written.
         by_id: whether captions are named by their ids, not their texts.
         captions: the first few, for messages.
     """
 
     def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool) -> None:
-        self._table = open_table(path, EXPECTED)
-        if what := self._table.known_as(_OTHERS):
+        self.table = open_table(path, EXPECTED)
+        if what := self.table.known_as(_OTHERS):
             raise SightlineError(f"{path}: {what}")
         self._path, self._format = path, box_format
-        has = self._table.columns
+        has = self.table.columns
         wanted = {name: Wanted((), None) for name in ("phrase", "box")}
         wanted["image"] = Wanted((), None, "image_id" not in has)
         wanted["caption"] = Wanted((), None, "caption_id" not in has)
         optional = ("char_start", "char_end", "box_format", "score", *(("mask",) if masks else ()))
         wanted |= {name: Wanted((), None, False) for name in optional}
-        columns = {name: names[0] for name, names in choose(self._table, wanted).items()}
+        columns = {name: names[0] for name, names in choose(self.table, wanted).items()}
         columns.setdefault("image", "image_id")
         self.by_id = "caption" not in columns
         if self.by_id:
@@ -254,8 +237,7 @@ class _Reader:
                 f"{path}: has no column 'mask', which `segmenter.family=annotations` takes masks "
                 "from; choose `segmenter.family=sam2` or `segmenter.family=box`"
             )
-        self._columns, self._masks = columns, masks
-        self.remarks, self.unit, self.captions = self._table.notes, self._table.unit, []
+        self._columns, self._masks, self.captions = columns, masks, []
 
     def read(self) -> pa.Table:
         """The columns of `_HELD` but for masks that are not asked for, image, and caption: its
@@ -264,7 +246,7 @@ class _Reader:
         fields = [field for field in _HELD if field.name != "mask" or self._masks]
         caption = ("caption", pa.string() if self.by_id else KEY)
         schema = pa.schema([*fields, ("image", pa.string()), caption])
-        rows = self._table.read(list(self._columns.values()))
+        rows = self.table.read(list(self._columns.values()))
         batches = iter(lambda: list(islice(rows, _AT_ONCE)), [])
         table = pa.concat_tables(
             [schema.empty_table(), *(self._batch(some, schema) for some in batches)]
@@ -300,21 +282,21 @@ class _Reader:
         try:
             row = _ROW.validate_python(record)
         except ValidationError as error:
-            raise self._table.refusal(number, error) from None
+            raise self.table.refusal(number, error) from None
         for name in ("caption", "caption_id", "mask"):
             if name in self._columns and name not in row:
-                raise self._table.error(number, f"{name}: is missing")
+                raise self.table.error(number, f"{name}: is missing")
         return row
 
     def _record(self, number: int | str, row: BoxRow) -> dict[str, Any]:
         """A row as it is held."""
         start, end = row.get("char_start"), row.get("char_end")
         if (start is None) != (end is None):
-            raise self._table.error(number, "one of char_start and char_end is missing; give both")
+            raise self.table.error(number, "one of char_start and char_end is missing; give both")
         caption = row.get("caption", "")
         if start is not None and not self.by_id:
             if folded(caption[start:end]) != folded(row["phrase"]):
-                raise self._table.error(
+                raise self.table.error(
                     number,
                     f"char_start: the caption reads {short(caption[start:end])} from {start} to "
                     f"{end}, expected the phrase, {short(row['phrase'])}; spans count characters "
@@ -335,7 +317,7 @@ class _Reader:
             right, bottom = x + right, y + bottom
         corners = (x, y, right, bottom)
         if row["box_format"] in _RELATIVE and not all(-_SLACK <= c <= 1 + _SLACK for c in corners):
-            raise self._table.error(
+            raise self.table.error(
                 number,
                 f"box: found {short(row['box'])}, expected edges from 0 to 1, since its box_format "
                 f"is {row['box_format']}",
