@@ -9,11 +9,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import shlex
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -136,8 +136,10 @@ def _kind_of(file: BinaryIO) -> FileKind | None:
     head = file.read(_HEAD)
     for beginning, kind in _BEGINNINGS.items():
         if head.startswith(beginning):
-            look = _LOOK_INSIDE.get(kind)
-            return look(file, head) if look else kind
+            if kind == "zip":
+                return _of_zip(file)
+            header = head.partition(b"}")[0]
+            return "npy_objects" if kind == "npy" and re.search(rb"'\|?O'", header) else kind
     if (head[:4] == b"RIFF" and head[8:12] == b"WEBP") or head[4:12] in _BOXED:
         return "image"
     if head.startswith(_PICKLES):
@@ -153,7 +155,7 @@ def _kind_of(file: BinaryIO) -> FileKind | None:
 _BOXED = (b"ftypavif", b"ftypavis", b"ftypheic", b"ftypheix", b"ftypmif1")
 
 
-def _of_zip(file: BinaryIO, head: bytes) -> FileKind:
+def _of_zip(file: BinaryIO) -> FileKind:
     try:
         with zipfile.ZipFile(file) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -164,17 +166,6 @@ def _of_zip(file: BinaryIO, head: bytes) -> FileKind:
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return "pytorch"
     return "npz" if names and all(name.endswith(".npy") for name in names) else "zip"
-
-
-def _of_npy(file: BinaryIO, head: bytes) -> FileKind:
-    header = head.partition(b"{")[2].partition(b"}")[0]
-    return "npy_objects" if b"'|O'" in header or b"'O'" in header else "npy"
-
-
-_LOOK_INSIDE: dict[FileKind, Callable[[BinaryIO, bytes], FileKind]] = {
-    "zip": _of_zip,
-    "npy": _of_npy,
-}
 
 
 def _is_safetensors(file: BinaryIO, head: bytes) -> bool:

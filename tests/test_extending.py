@@ -455,7 +455,7 @@ MISTAKES = [
     ("glossary", '"no_phrase"', '"nothing"', GROUNDING, "a drop.reason"),
     ("ellipse", "return [self._fill(image, some)", "return [None", GROUNDING, "torch.Tensor"),
     ("ellipse", "strict=True)]", "strict=True)][1:]", GROUNDING, "masks of"),
-    ("sidecar", "write_pairs(folder, images, captions, None, report, strict=False)", "pass",
+    ("sidecar", "write_pairs(folder, images, captions, report, strict=False)", "pass",
      PREPARING, "did not write"),
     ("hardest", "    Params = HardestParams\n", "    Params = dict\n", TRAINING, "a subclass"),
     ("hardest", 'FeatureNeed("image", self.params.image, ("hinge",), head="image")', "0", TRAINING,

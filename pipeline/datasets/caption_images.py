@@ -19,7 +19,7 @@ from sightline.user_files import read_lines
 
 
 def listed_splits(lists: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:
-    """For `assign_splits`: the entries of one list of image names per split.
+    """The entries of one list of image names per split, as `Captions.listed`.
 
     Raises:
         SightlineError: a list cannot be read, or a split name is unknown.
@@ -30,10 +30,9 @@ def listed_splits(lists: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:
         yield from ((entry, split, str(path)) for entry in entries if entry)
 
 
-def assign_splits(
+def _assigned_splits(
     entries: Iterable[tuple[str, str, str]],
     names: ImageNames,
-    images: ImageTable,
     report: PrepareReport,
 ) -> list[str]:
     """The split of each image from (image name, split, source of the entry); [n], may be empty.
@@ -49,7 +48,7 @@ def assign_splits(
         ("split_entries_of_ambiguous_image", AMBIGUOUS),
     ):
         report.note(problem, dict.fromkeys(entry for row, entry, _, _ in rows if row == code))
-    return _one_split_each((each for each in rows if each[0] >= 0), len(images.paths))
+    return _one_split_each((entry for entry in rows if entry[0] >= 0), len(names.paths))
 
 
 def _one_split_each(entries: Iterable[tuple[int, str, str, str]], count: int) -> list[str]:
@@ -68,21 +67,23 @@ def write_pairs(
     folder: Path,
     images: ImageTable,
     captions: Captions,
-    splits: Sequence[str] | None,
     report: PrepareReport,
     *,
     strict: bool,
-    names: ImageNames | None = None,
+    root: Path | None = None,
 ) -> None:
     """Write the manifests (`write_captioned`) into ``folder`` and fill ``report``.
 
     Args:
-        splits: the split of each image, [n]; None: use the column of the captions.
+        root: folder of the images, whose own name may be that of a split.
 
     Raises:
         DatasetError: duplicate caption ids, no caption matches an image, an image is in two
             splits, or as `write_captioned`.
     """
+    names = ImageNames(images.paths, root)
+    if captions.listed is not None:
+        splits = _assigned_splits(captions.listed, names, report)
     if captions.other_splits:
         report.counts["rows_of_other_splits"] = captions.other_splits
     for remark in captions.remarks:
@@ -90,9 +91,7 @@ def write_pairs(
     report.leave_columns(captions.not_read)
     for problem, lines in captions.problems.items():
         report.note(problem, lines)
-    of_file = _found_by(
-        names or ImageNames(images.paths), captions.images, Path(captions.where).name, report
-    )
+    of_file = _found_by(names, captions.images, Path(captions.where).name, report)
     own_splits = _own_splits(captions)
     rows = _rows(captions, of_file, own_splits, report)
     unknown = (_written(captions, i) for i, row in enumerate(rows) if row == UNKNOWN)
@@ -109,7 +108,7 @@ def write_pairs(
             f"{captions.where}: none of its {len(rows)} captions names an image in the folder "
             f"(captions: {captions.images[0]!r}, …; images: {images.paths[0]!r}, …)"
         )
-    if splits is None:
+    if captions.listed is None:
         where = f"{captions.where}, column split"
         own = ((rows[i], captions.images[i], own_splits[i], where) for i in kept if own_splits)
         splits = _one_split_each(own, len(images.paths))

@@ -23,12 +23,10 @@ import pyarrow.compute as pc
 
 from pipeline.datasets.images import upright_size
 from pipeline.datasets.source import (
-    LOSSES,
     MOST_SHOWN,
     DatasetError,
     PrepareReport,
     Progress,
-    spelled,
 )
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import (
@@ -89,7 +87,11 @@ def write_captioned(
     if strict:
         report.refuse_problems()
     if not len(captions):
-        raise DatasetError(_nothing(where, len(images), report))
+        problems = "; ".join(report.in_words(without="images_without_caption"))
+        raise DatasetError(
+            f"{where}: found {len(images)} images and no usable caption"
+            f"{f' ({problems})' if problems else ''}; check where the images and captions are"
+        )
     if sentences is None:
         trained = pc.is_in(captions["split"], pa.array(TRAINED_SPLITS))
         texts = pc.unique(captions.filter(trained)["text"])
@@ -163,29 +165,6 @@ def _sizes(files: dict[str, dict[str, int]]) -> Iterator[str]:
     )
 
 
-def write_sentences(
-    folder: Path, sentences: Sequence[str], report: PrepareReport, *, where: Path
-) -> None:
-    """Write the manifests of plain sentences; those of images and captions have no rows.
-
-    Raises:
-        DatasetError: no sentence has anything to see.
-    """
-    lines = pa.array(sentences, pa.string())
-    texts = cleaned(lines)
-    kept = visible(texts)
-    _count_trimmed(lines, texts, kept, "sentences", report)
-    texts = texts.filter(kept)
-    if not len(texts):
-        raise DatasetError(f"{where}: contains no sentences")
-    report.counts["sentences"] = len(texts)
-    report.counts["blank_lines"] = len(lines) - len(texts)
-    report.counts["distinct_sentences"] = pc.count_distinct(texts).as_py()
-    write_manifest(folder / "sentences.parquet", pa.table({"text": texts}, SENTENCES), SENTENCES)
-    write_manifest(folder / "images.parquet", IMAGES.empty_table(), IMAGES)
-    write_manifest(folder / "captions.parquet", CAPTIONS.empty_table(), CAPTIONS)
-
-
 def cleaned(texts: pa.Array) -> pa.Array:
     """Texts as manifests hold them: no control characters, no white space around them."""
     if pc.any(_with_control(texts)).as_py():
@@ -228,12 +207,12 @@ def _visible_captions(captions: pa.Table, report: PrepareReport) -> pa.Table:
     texts = cleaned(written_texts)
     kept = visible(texts)
     report.note("empty_captions", ids.filter(pc.invert(kept)).to_pylist())
-    _count_trimmed(written_texts, texts, kept, "captions", report)
+    count_trimmed(written_texts, texts, kept, "captions", report)
     captions = captions.set_column(CAPTIONS.get_field_index("text"), "text", texts)
     return captions if pc.all(kept).as_py() else captions.filter(kept)
 
 
-def _count_trimmed(
+def count_trimmed(
     original: pa.Array, texts: pa.Array, kept: pa.Array, unit: str, report: PrepareReport
 ) -> None:
     """Count the texts that lost outer white space: a hash of the raw text does not find them."""
@@ -244,19 +223,6 @@ def _count_trimmed(
             f"white space around {count:,} {unit} left out; their key is the SHA-256 of the text "
             "without it"
         )
-
-
-def _nothing(where: str, images: int, report: PrepareReport) -> str:
-    problems = "; ".join(
-        f"{spelled(kind)}: {report.problem_counts[kind]} (such as {names[0]})"
-        + (f"; {LOSSES[kind]}" if LOSSES.get(kind) else "")
-        for kind, names in report.problems.items()
-        if kind != "images_without_caption"
-    )
-    return (
-        f"{where}: found {images} images and no usable caption"
-        f"{f' ({problems})' if problems else ''}; check where the images and captions are"
-    )
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from pipeline.datasets.beside import Beside, captions_beside
-from pipeline.datasets.caption_images import assign_splits, listed_splits, write_pairs
+from pipeline.datasets.caption_images import listed_splits, write_pairs
 from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
 from pipeline.datasets.captions import Captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
@@ -20,7 +20,6 @@ from pipeline.datasets.source import (
     Progress,
     Source,
 )
-from sightline.image_names import ImageNames
 from sightline.outside_tables import as_columns
 
 
@@ -203,8 +202,4 @@ def _write_manifests(
     images = scan_images(
         source.images, report, subfolders, progress, captions.left_out, f".{beside or ''}"
     )
-    names = ImageNames(images.paths, source.images)
-    splits = None
-    if captions.listed is not None:
-        splits = assign_splits(captions.listed, names, images, report)
-    write_pairs(folder, images, captions, splits, report, strict=source.strict, names=names)
+    write_pairs(folder, images, captions, report, strict=source.strict, root=source.images)

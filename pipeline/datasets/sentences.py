@@ -1,14 +1,20 @@
 """Sentences, one per line: Wiki1M or any other text-only corpus."""
 
+# pyarrow.compute makes its functions when it is imported:
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.datasets.manifests import write_sentences
-from pipeline.datasets.source import PrepareReport, Progress, Source
+from pipeline.datasets.manifests import cleaned, count_trimmed, visible
+from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
 from sightline.outside_texts import read_sentences
 
 
@@ -41,10 +47,23 @@ class SentencesSource(Source):
         Raises:
             SightlineError: as `sightline.outside_texts.read_sentences`, or there are no sentences.
         """
-        texts, notes, not_read = read_sentences(self.path, self.column)
+        sentences, notes, not_read = read_sentences(self.path, self.column)
         for note in notes:
             report.guess(note)
         report.leave_columns(not_read)
-        write_sentences(folder, texts, report, where=self.path)
+        lines = pa.array(sentences, pa.string())
+        texts = cleaned(lines)
+        kept = visible(texts)
+        count_trimmed(lines, texts, kept, "sentences", report)
+        texts = texts.filter(kept)
+        if not len(texts):
+            raise DatasetError(f"{self.path}: contains no sentences")
+        report.counts["sentences"] = len(texts)
+        report.counts["blank_lines"] = len(lines) - len(texts)
+        report.counts["distinct_sentences"] = pc.count_distinct(texts).as_py()
+        table = pa.table({"text": texts}, SENTENCES)
+        write_manifest(folder / "sentences.parquet", table, SENTENCES)
+        write_manifest(folder / "images.parquet", IMAGES.empty_table(), IMAGES)
+        write_manifest(folder / "captions.parquet", CAPTIONS.empty_table(), CAPTIONS)
         if progress is not None:
-            progress("reading", len(texts), len(texts), "sentences")
+            progress("reading", len(lines), len(lines), "sentences")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
@@ -220,18 +220,21 @@ class PrepareReport:
         Raises:
             DatasetError: there are any.
         """
-        if not self.problems:
-            return
-        lines = [
-            f"  {spelled(problem)}: {self.problem_counts[problem]} "
-            f"({_some(names, self.problem_counts[problem])})"
-            + (f"; {LOSSES[problem]}" if LOSSES.get(problem) else "")
-            for problem, names in self.problems.items()
-        ]
-        raise DatasetError(
-            f"{self.kind}: strict is set and the data has problems:\n" + "\n".join(lines) + "\n"
-            "  Fix the data, or omit `strict` to continue without these rows."
-        )
+        if self.problems:
+            lines = "\n".join(f"  {line}" for line in self.in_words())
+            raise DatasetError(
+                f"{self.kind}: strict is set and the data has problems:\n{lines}\n"
+                "  Fix the data, or omit `strict` to continue without these rows."
+            )
+
+    def in_words(self, without: str = "") -> Iterator[str]:
+        """A line for each problem but one: its number, the first names, and its remedy."""
+        for problem, names in self.problems.items():
+            count = self.problem_counts[problem]
+            shown = ", ".join(names[:3]) + (", …" if count > 3 else "")
+            remedy = f"; {LOSSES[problem]}" if LOSSES.get(problem) else ""
+            if problem != without:
+                yield f"{spelled(problem)}: {count} ({shown}){remedy}"
 
     def body(self) -> dict[str, Any]:
         """The record without its list of files: no timestamps, no absolute paths."""
@@ -261,11 +264,6 @@ class PrepareReport:
 def spelled(loss: str) -> str:
     """A kind of loss in words."""
     return loss.replace("_", " ")
-
-
-def _some(names: list[str], count: int) -> str:
-    shown = ", ".join(names[:3])
-    return shown + (", …" if count > 3 else "")
 
 
 def split_name(name: str, where: str) -> str:
