@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli.options import JSON, OUT, print_json, takes
-from pipeline.interchange.import_rows import ImportOptions
+from pipeline.interchange.foreign import ImportOptions
 from sightline.wording import counted, in_bytes
 
 SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]

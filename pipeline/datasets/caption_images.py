@@ -10,10 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.datasets.captions import Captions
-from pipeline.datasets.images import ImageTable
 from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
-from sightline.cache.manifest import CAPTIONS, IMAGES, key_array, whole_files
+from sightline.cache.manifest import CAPTIONS
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile
 from sightline.user_files import read_lines
 
@@ -65,7 +64,7 @@ def _one_split_each(entries: Iterable[tuple[int, str, str, str]], count: int) ->
 
 def write_pairs(
     folder: Path,
-    images: ImageTable,
+    images: pa.Table,
     captions: Captions,
     report: PrepareReport,
     *,
@@ -81,7 +80,8 @@ def write_pairs(
         DatasetError: duplicate caption ids, no caption matches an image, an image is in two
             splits, or as `write_captioned`.
     """
-    names = ImageNames(images.paths, root)
+    paths = images["image_id"].to_pylist()
+    names = ImageNames(paths, root)
     if captions.listed is not None:
         splits = _assigned_splits(captions.listed, names, report)
     if captions.other_splits:
@@ -106,32 +106,23 @@ def write_pairs(
     if not kept:
         raise DatasetError(
             f"{captions.where}: none of its {len(rows)} captions names an image in the folder "
-            f"(captions: {captions.images[0]!r}, …; images: {images.paths[0]!r}, …)"
+            f"(captions: {captions.images[0]!r}, …; images: {paths[0]!r}, …)"
         )
     if captions.listed is None:
         where = f"{captions.where}, column split"
         own = ((rows[i], captions.images[i], own_splits[i], where) for i in kept if own_splits)
-        splits = _one_split_each(own, len(images.paths))
-    ids = _caption_ids(captions, kept, rows, images.paths)
+        splits = _one_split_each(own, len(paths))
+    ids = _caption_ids(captions, kept, rows, paths)
     _refuse_duplicates(captions, kept, ids)
-    image_columns = {
-        "image_id": images.paths,
-        "path": images.paths,
-        **whole_files(len(images.paths)),
-        "key": key_array(images.keys),
-        "width": images.widths,
-        "height": images.heights,
-        "split": splits,
-    }
     caption_columns = {
         "caption_id": ids,
-        "image_id": [images.paths[rows[i]] for i in kept],
+        "image_id": [paths[rows[i]] for i in kept],
         "text": [captions.texts[i] for i in kept],
         "split": [splits[rows[i]] for i in kept],
     }
     write_captioned(
         folder,
-        pa.table(image_columns, IMAGES),
+        images.set_column(images.schema.get_field_index("split"), "split", [splits]),
         pa.table(caption_columns, CAPTIONS),
         report,
         where=captions.where,

@@ -11,14 +11,16 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline.datasets.image_formats import formats, image_suffixes, orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.atomic_files import folders_below
-from sightline.cache.keys import KEY_BYTES, Keys, key_of_text
+from sightline.cache.keys import KEY_BYTES, key_of_text
+from sightline.cache.manifest import IMAGES, key_array, whole_files
 from sightline.file_kinds import file_kind, unexpected
 from sightline.optional_imports import require
 from sightline.user_files import control_fault
@@ -29,22 +31,6 @@ _BATCH = 256  # files per task: enough to outweigh scheduling
 _MOST_PIXELS = (1 << 31) - 1  # of an edge in the manifest; headers can declare more
 
 
-class ImageTable(NamedTuple):
-    """The images of a folder, sorted by path.
-
-    Attributes:
-        paths: POSIX, relative to the folder; also the image ids.
-        keys: uint8 [n, 32].
-        widths: int32 [n], pixels of the upright image; 0 if the header cannot be read.
-        heights: int32 [n].
-    """
-
-    paths: list[str]
-    keys: Keys
-    widths: np.ndarray
-    heights: np.ndarray
-
-
 def scan_images(
     root: Path,
     report: PrepareReport,
@@ -52,7 +38,7 @@ def scan_images(
     progress: Progress | None = None,
     leave_out: Collection[str] = (),
     beside: str = "",
-) -> ImageTable:
+) -> pa.Table:
     """Find every image below ``folders`` in ``root`` and read its header.
 
     An image that cannot be opened, or whose header cannot be read, is reported in ``report`` and
@@ -62,6 +48,9 @@ def scan_images(
     Args:
         leave_out: names of files that are not wanted.
         beside: suffix of files that hold the images' captions.
+
+    Returns:
+        A table of the schema IMAGES, sorted by path; a path is also the id. No image has a split.
 
     Raises:
         DatasetError: a folder is missing or contains no images.
@@ -92,7 +81,16 @@ def scan_images(
     if leave_out:
         report.counts["images_left_out"] = len(paths_below) - len(paths)
     report.note("unreadable_images", (paths[i] for i in np.flatnonzero(sizes[:, 0] == 0)))
-    return ImageTable(paths, keys, sizes[:, 0], sizes[:, 1])
+    columns = {
+        "image_id": paths,
+        "path": paths,
+        **whole_files(len(paths)),
+        "key": key_array(keys),
+        "width": sizes[:, 0],
+        "height": sizes[:, 1],
+        "split": [""] * len(paths),
+    }
+    return pa.table(columns, IMAGES)
 
 
 def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:

@@ -222,7 +222,7 @@ def images_below(folder: Path) -> Entries:
     if not folder.is_dir():
         raise SightlineError(f"{folder}: no such folder of images, nor a prepared data set")
     images = scan_images(folder, PrepareReport("images"))
-    paths, keys = [str(path) for path in images.paths], as_keys(images.keys)
+    paths, keys = images["path"].to_pylist(), key_column(images["key"])
 
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
         return [ImageEntry(Place(folder / paths[row]), keys[row].tobytes()) for row in rows]

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from numpy.typing import NDArray
 
@@ -35,6 +35,7 @@ from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.file_kinds import FileKind, data_kind, unexpected
 from sightline.outside_tables import KNOWN
+from sightline.settings import Settings
 
 NAMES = {
     "image": (
@@ -51,12 +52,34 @@ _EXPECTED = (
 )
 
 
+class ImportOptions(Settings):
+    """What the files do not say.
+
+    Attributes:
+        data: the images that the metadata names, a folder or a prepared data set; of MCSE's and
+            KDMCSE's files the data set to write.
+        kind: what the rows describe.
+        features: array of an .npz, or column of a table, of the features.
+        names: column that names the images, or holds the texts.
+        source: what computed the rows, for the record.
+        allow_missing: leave out rows whose image is not there.
+    """
+
+    data: Path | None = None
+    kind: Literal["image", "text", "teacher"] | None = None
+    features: str | None = None
+    names: str | None = None
+    source: str | None = None
+    allow_missing: bool = False
+
+
 @dataclass(frozen=True)
 class Part:
     """One file of rows, and the file that says what they describe.
 
     Attributes:
         rows, table: one file for both, if it has names as well.
+        kind: what the rows describe.
         column: the rows.
         names: names of the images, the texts, or what gives keys.
         keyed: whether it gives keys: as our exports write them, or as bytes of images.
@@ -65,6 +88,7 @@ class Part:
 
     rows: Path
     table: Path
+    kind: Kind
     column: Column
     names: Column
     keyed: bool
@@ -86,28 +110,8 @@ class Part:
                 yield block.astype(block.dtype.newbyteorder("<"), copy=False)
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """Features in a known layout.
-
-    Attributes:
-        form: name of the layout.
-        known: what the record can say about them, such as the array's name.
-    """
-
-    form: str
-    kind: Kind
-    parts: list[Part]
-    known: dict[str, str]
-
-
-def find(source: Path, kind: Kind | None, features: str | None, names: str | None) -> Foreign:
-    """The features in a file or folder.
-
-    Args:
-        kind: what the rows describe; None if the layout says so.
-        features: array or column that holds them; None if there is only one.
-        names: column that names the images or holds the texts; None: the usual ones.
+def find(source: Path, options: ImportOptions) -> tuple[str, list[Part]]:
+    """The name of a layout, and the features in a file or folder of it, all of one kind.
 
     Raises:
         SightlineError: no known layout, nothing that says what the rows describe, or a choice
@@ -116,12 +120,11 @@ def find(source: Path, kind: Kind | None, features: str | None, names: str | Non
     if not source.exists():
         raise SightlineError(f"{source}: no such file or folder; {_EXPECTED}")
     if folders := [kind_of for kind_of in ("img", "text") if (source / f"{kind_of}_emb").is_dir()]:
-        return _clip_retrieval(source, folders, kind, features, names)
+        return "clip-retrieval", _clip_retrieval(source, folders, options)
     form, files = _files_of_rows(source)
-    first, kind = _part(files[0], None, kind, features, names)
-    parts = [first, *(_part(path, None, kind, features, names)[0] for path in files[1:])]
-    facts = {} if features is None else {"array" if form in ARRAYS else "column": features}
-    return Foreign(form, kind, parts, facts)
+    first = _part(files[0], options)
+    options = options.model_copy(update={"kind": first.kind})
+    return form, [first, *(_part(path, options) for path in files[1:])]
 
 
 def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
@@ -149,18 +152,17 @@ def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
     raise SightlineError(f"{source}: {what}; {_EXPECTED}")
 
 
-def _clip_retrieval(
-    source: Path, folders: list[str], kind: Kind | None, features: str | None, names: str | None
-) -> Foreign:
-    if features is not None:
+def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) -> list[Part]:
+    if options.features is not None:
         raise SightlineError(
             "--features is for files with several arrays or columns; here, choose with --kind"
         )
-    if kind is None and len(folders) > 1:
+    if options.kind is None and len(folders) > 1:
         raise SightlineError(
             f"{source}: has img_emb and text_emb; choose with --kind image or text"
         )
-    kind = kind or ("image" if folders == ["img"] else "text")
+    kind = options.kind or ("image" if folders == ["img"] else "text")
+    options = options.model_copy(update={"kind": kind})
     prefix = "img" if kind == "image" else "text"
     numbered = {
         match[1]: path
@@ -169,25 +171,22 @@ def _clip_retrieval(
     }
     if not numbered:
         raise SightlineError(f"{source}: has no {prefix}_emb/{prefix}_emb_N.npy")
-    parts = [
-        _part(numbered[n], source / f"metadata/metadata_{n}.parquet", kind, None, names)[0]
+    return [
+        _part(numbered[n], options, source / f"metadata/metadata_{n}.parquet")
         for n in sorted(numbered, key=int)
     ]
-    return Foreign("clip-retrieval", kind, parts, {})
 
 
-def _part(
-    rows: Path, table: Path | None, kind: Kind | None, features: str | None, names: str | None
-) -> tuple[Part, Kind]:
+def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part:
     """The rows of a file, and what they describe.
 
     Args:
         table: that has the names; None: the same file, or the table beside it.
     """
     columns = columns_in(rows)
-    name = _column_of_rows(rows, columns, features)
+    name, names = _column_of_rows(rows, columns, options.features), options.names
     kinds: dict[str, Kind] = {"_img": "image", "_txt": "text"}  # of DataComp
-    kind = kind or kinds.get(name[-4:])
+    kind = options.kind or kinds.get(name[-4:])
     if kind is None:
         raise SightlineError(
             f"{rows}: do its rows describe images or texts? Give --kind image or text"
@@ -212,7 +211,7 @@ def _part(
         )
     keyed = columns[naming].holds == "images" or _is_of_keys(naming, columns[naming])
     about = f"rows from {name!r}, {'keys' if keyed else 'names'} from {naming!r} in {table.name}"
-    return Part(rows, table, column, columns[naming], keyed, about), kind
+    return Part(rows, table, kind, column, columns[naming], keyed, about)
 
 
 def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from pipeline.datasets.images import image_files
 from pipeline.datasets.manifests import cleaned
-from pipeline.interchange.foreign import Foreign, Part, find
+from pipeline.interchange.columns import ARRAYS
+from pipeline.interchange.foreign import ImportOptions, Part, find
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (
     EncoderRecord,
@@ -34,32 +35,10 @@ from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 from sightline.progress import progress
-from sightline.settings import Settings
 from sightline.wording import counted
 
 _BATCH = 1024
 _Names = Sequence[str | None]
-
-
-class ImportOptions(Settings):
-    """What the files do not say.
-
-    Attributes:
-        data: the images that the metadata names, a folder or a prepared data set; of MCSE's and
-            KDMCSE's files the data set to write.
-        kind: what the rows describe.
-        features: array of an .npz, or column of a table, of the features.
-        names: column that names the images, or holds the texts.
-        source: what computed the rows, for the record.
-        allow_missing: leave out rows whose image is not there.
-    """
-
-    data: Path | None = None
-    kind: Literal["image", "text", "teacher"] | None = None
-    features: str | None = None
-    names: str | None = None
-    source: str | None = None
-    allow_missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,25 +96,26 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
         SightlineError: as `find`; no images given; images that are not there; files whose rows
             differ in length or dtype.
     """
-    foreign = find(source, options.kind, options.features, options.names)
-    dim, dtype = _one_shape(foreign.parts)
-    keys, keyed, counts, trimmed = _keys(source, foreign, options)
+    form, parts = find(source, options)
+    dim, dtype = _one_shape(parts)
+    keys, keyed, counts, trimmed = _keys(source, parts, options)
     kept = np.flatnonzero(keyed)
     kept = kept[np.sort(unique_sorted(keys[keyed]))]
     if not len(kept):
         raise SightlineError(f"{source}: contains no rows")
     chosen = np.zeros(len(keys), dtype=bool)
     chosen[kept] = True
-    every = list(zip(foreign.parts, counts, strict=True))
+    every = list(zip(parts, counts, strict=True))
+    where = "array" if form in ARRAYS else "column"
     normalised, contradicting = _measure(every, keys, keyed, chosen)
     spec = foreign_spec(
-        foreign.form,
-        [path for part in foreign.parts for path in dict.fromkeys((part.rows, part.table))],
-        foreign.kind,
+        form,
+        [path for part in parts for path in dict.fromkeys((part.rows, part.table))],
+        parts[0].kind,
         dim,
-        options.source or f"imported from {foreign.form}",
+        options.source or f"imported from {form}",
         dtype,
-        **foreign.known,
+        **({} if options.features is None else {where: options.features}),
         normalised=normalised,
     )
     inputs = [source] if options.data is None else [source, options.data]
@@ -144,9 +124,7 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     )
     record = write_rows(out, spec, keys[kept], blocks, inputs)
     repeated, missing = int(keyed.sum()) - len(kept), int((~keyed).sum())
-    return Imported(
-        record, foreign.form, foreign.parts[0].about, missing, repeated, contradicting, trimmed
-    )
+    return Imported(record, form, parts[0].about, missing, repeated, contradicting, trimmed)
 
 
 def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
@@ -165,7 +143,7 @@ def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
 
 
 def _keys(
-    source: Path, foreign: Foreign, options: ImportOptions
+    source: Path, parts: list[Part], options: ImportOptions
 ) -> tuple[Keys, NDArray[np.bool_], list[int], int]:
     """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part; and
     how many texts differ from what manifests hold.
@@ -175,11 +153,11 @@ def _keys(
     lost = ""
     trimmed = 0
     images: _ImageKeys | None = None
-    for part in foreign.parts:
+    for part in parts:
         names = part.names_of_rows()
         if part.keyed:
             part_keys = names
-        elif foreign.kind == "image":
+        elif part.kind == "image":
             images = images or _ImageKeys(source, options.data, names)
             part_keys = images.of(names)
         else:
@@ -193,11 +171,12 @@ def _keys(
         counts.append(len(names))
     keyed = np.array([key is not None for key in keys], dtype=bool)
     if lost and not (options.allow_missing and keyed.any()):
-        where = f"not in {options.data}" if foreign.kind == "image" else "empty"
+        kind = parts[0].kind
+        where = f"not in {options.data}" if kind == "image" else "empty"
         remedy = "; --allow-missing leaves these rows out" if keyed.any() else ""
         raise SightlineError(
             f"{source}: {int((~keyed).sum()):,} of {len(keys):,} rows have no key, because their "
-            f"{foreign.kind} is {where}, such as {lost}{remedy}"
+            f"{kind} is {where}, such as {lost}{remedy}"
         )
     raw = b"".join(key or bytes(KEY_BYTES) for key in keys)
     return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), keyed, counts, trimmed

@@ -467,7 +467,7 @@ def test_rows_are_streamed(tmp_path, monkeypatch):
     np.save(tmp_path / "text_emb/text_emb_0.npy", np.ones((1000, 16_000), np.float16))  # 32 MB
     table = pa.table({"caption": [str(i) for i in range(1000)]})
     pq.write_table(table, tmp_path / "metadata/metadata_0.parquet")
-    (part,) = foreign.find(tmp_path, "text", None, None).parts
+    _, (part,) = foreign.find(tmp_path, ImportOptions(kind="text"))
     tracemalloc.start()
     try:
         assert sum(len(block) for block in part.blocks()) == 1000
