@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -327,21 +327,34 @@ def _of_lines(path: Path, expected: str) -> OutsideTable:
             hint = "; expected an object in every line"
             raise _refused(path, f"line {number}", error, hint) from None
 
-    def read(columns: Sequence[str]) -> Iterator[Row]:
-        pick = _picker(columns)
+    def batches() -> Iterator[list[tuple[int, dict[str, Any]]]]:
         for start in range(0, len(lines), BATCH):
             some = enumerate(lines[start : start + BATCH], start=start + 1)
             lines[start : start + BATCH] = [""] * len(lines[start : start + BATCH])  # frees them
-            records = [(n, parsed(n, line)) for n, line in some if line and not line.isspace()]
-            for number, record in records:
-                if not known.issuperset(record):
-                    _require_known(path, f"line {number}", record, names)
-            yield from [(number, pick(record)) for number, record in records]
+            yield [(n, parsed(n, line)) for n, line in some if line and not line.isspace()]
 
     head = next((n for n, line in enumerate(lines) if line is first), 0) + 1
-    names = tuple(parsed(head, first))
+    return _of_objects(path, tuple(parsed(head, first)), batches(), "line")
+
+
+def _of_objects(
+    path: Path,
+    names: tuple[str, ...],
+    batches: Iterable[list[tuple[int, dict[str, Any]]]],
+    unit: Literal["line", "row"],
+) -> OutsideTable:
+    """A table of JSON objects, of which the first has ``names``."""
     known = set(names)
-    return OutsideTable(path, names, read)
+
+    def read(columns: Sequence[str]) -> Iterator[Row]:
+        pick = _picker(columns)
+        for records in batches:
+            for number, record in records:
+                if not known.issuperset(record):
+                    _require_known(path, f"{unit} {number}", record, names)
+            yield from [(number, pick(record)) for number, record in records]
+
+    return OutsideTable(path, names, read, unit)
 
 
 def _refused(path: Path, place: str, error: ValidationError, hint: str) -> SightlineError:
@@ -375,15 +388,9 @@ def _of_json(path: Path, expected: str) -> OutsideTable:
     if isinstance(content, dict):
         keys, content = tuple(content), _records_of(path, content)
         if not content:
-            return OutsideTable(path, keys, lambda columns: iter(()), "row")
-
-    def read(columns: Sequence[str]) -> Iterator[Row]:
-        for number, record in enumerate(content, start=1):
-            _require_known(path, f"row {number}", record, names)
-            yield number, [field_of(record, column) for column in columns]
-
-    names = tuple(content[0]) if content else ()
-    return OutsideTable(path, names, read, "row")
+            return _of_objects(path, keys, [], "row")
+    rows = ([(number, record)] for number, record in enumerate(content, start=1))
+    return _of_objects(path, tuple(content[0]) if content else (), rows, "row")
 
 
 def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:

@@ -67,7 +67,7 @@ def makes_a_message(node: ast.AST) -> bool:
     """Whether a node raises an error, makes one, or words a remedy."""
     if isinstance(node, ast.Assign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return any(re.search("remed|hint", ast.unparse(target)) for target in targets)
+        return any(re.search("(?i)remed|hint", ast.unparse(target)) for target in targets)
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func)
         return bool(ERROR.search(name)) or ("remed" in name and name.endswith(".append"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,19 +14,6 @@ from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
 from sightline.cache.manifest import CAPTIONS
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile
-from sightline.user_files import read_lines
-
-
-def listed_splits(lists: Mapping[str, Path]) -> Iterator[tuple[str, str, str]]:
-    """The entries of one list of image names per split, as `Captions.listed`.
-
-    Raises:
-        SightlineError: a list cannot be read, or a split name is unknown.
-    """
-    for name, path in lists.items():
-        split = split_name(name, "splits")
-        entries = (entry.strip() for entry in read_lines(path))
-        yield from ((entry, split, str(path)) for entry in entries if entry)
 
 
 def _assigned_splits(

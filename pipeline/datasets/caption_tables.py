@@ -38,7 +38,7 @@ from sightline.outside_tables import (
 from sightline.user_files import CONTROL, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
-_OTHERS = {
+_HINTS = {
     ("images", "annotations"): "COCO's captions; use the kind `coco`, with this file as "
     "`captions.train` or `captions.val`",
     ("images",): "Karpathy's captions and splits; give it as `karpathy` (for the split restval: "
@@ -48,7 +48,7 @@ _OTHERS = {
     ("image", "conversations"): "conversations, as LLaVA has them, not captions; write the answer "
     "that describes each image into an object of its own, with its image and caption",
 }
-"""Columns of JSON and tables that another kind reads → what they are."""
+"""Columns of JSON and tables that another kind reads → what they are, and how to use them."""
 _VALIDATE = TypeAdapter(CaptionRow).validator.validate_python
 
 
@@ -87,7 +87,7 @@ def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> 
         SightlineError: no such file, a column that is not there, or a wrong value.
     """
     table = open_table(path, EXPECTED)
-    if what := table.known_as(_OTHERS):
+    if what := table.known_as(_HINTS):
         raise DatasetError(f"{path}: {what}")
     captions = captions_of(table, given)
     if text_suffix(path) in TABS:

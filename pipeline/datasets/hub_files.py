@@ -107,7 +107,8 @@ def fetch(name: str, revision: str | None, patterns: list[str]) -> Path:
     """The folder of a data set of the hub in this machine's cache; fetches what is missing there.
 
     Args:
-        patterns: of the files to fetch; with HF_HUB_OFFLINE, nothing is.
+        patterns: of the files to fetch (`glob.escape` makes one of a name); with HF_HUB_OFFLINE,
+            nothing is.
 
     Raises:
         SightlineError: as `on_hub`.
@@ -126,11 +127,6 @@ def fetch(name: str, revision: str | None, patterns: list[str]) -> Path:
             "on disk give `path`"
         ) from error
     return Path(folder)
-
-
-def fetch_files(name: str, commit: str, files: Iterable[str]) -> None:
-    """Fetch these files of a data set of the hub into this machine's cache."""
-    fetch(name, commit, [glob.escape(file) for file in files])
 
 
 def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]:

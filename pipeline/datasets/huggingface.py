@@ -7,6 +7,7 @@ they are.
 
 from __future__ import annotations
 
+import glob
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from pydantic import Field, model_validator
 
 from pipeline.datasets.hub_files import (
     Listing,
-    fetch_files,
+    fetch,
     files_by_split,
     missing_numbers,
     on_disk,
@@ -159,7 +160,7 @@ class HuggingFaceSource(Source):
         splits = _chosen(self, listing.where, by_split)
         names = [(theirs, name) for theirs in splits for name in splits[theirs][1]]
         if self.name is not None:
-            fetch_files(self.name, listing.folder.name, (name for _, name in names))
+            fetch(self.name, listing.folder.name, [glob.escape(name) for _, name in names])
         files = [(theirs, listing.folder / name) for theirs, name in names]
         report.warn("missing_files", missing_numbers(file for _, file in files))
         if self.config is None and not listing.is_saved:

@@ -50,7 +50,9 @@ def image_suffixes() -> frozenset[str]:
 def _can_read(name: str) -> bool:
     require("PIL", "reading images")
     if name == "AVIF":
-        return _has_avif()
+        from PIL import features
+
+        return name.lower() in features.modules and bool(features.check("avif"))
     package, register = _PLUG_INS.get(name, ("", ""))
     if package and find_spec(package) is None:
         return False
@@ -59,14 +61,6 @@ def _can_read(name: str) -> bool:
         if register:
             getattr(module, register)()
     return True
-
-
-def _has_avif() -> bool:
-    try:
-        from PIL import AvifImagePlugin
-    except ImportError:
-        return False
-    return bool(AvifImagePlugin.SUPPORTED)
 
 
 def orientation(image: ImageFile) -> int:

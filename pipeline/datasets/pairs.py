@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from pipeline.datasets.beside import Beside, captions_beside
-from pipeline.datasets.caption_images import listed_splits, write_pairs
+from pipeline.datasets.caption_images import write_pairs
 from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
 from pipeline.datasets.captions import Captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
@@ -19,8 +19,10 @@ from pipeline.datasets.source import (
     PrepareReport,
     Progress,
     Source,
+    split_name,
 )
 from sightline.outside_tables import as_columns
+from sightline.user_files import read_lines
 
 
 class PairsSource(Source):
@@ -92,7 +94,12 @@ class PairsSource(Source):
         if listed is not None:
             captions.listed = listed.listed
         elif lists := {n: p for n, p in (self.splits or {}).items() if isinstance(p, Path)}:
-            captions.listed = list(listed_splits(lists))
+            captions.listed = [
+                (entry.strip(), split_name(name, "splits"), str(path))
+                for name, path in lists.items()
+                for entry in read_lines(path)
+                if entry.strip()
+            ]
         if values := {n: v for n, v in (self.splits or {}).items() if isinstance(v, list)}:
             choose_splits(captions, values)
         if captions.splits is not None and captions.listed is not None:

@@ -15,7 +15,11 @@ from pydantic import Field
 from pipeline.datasets.manifests import cleaned, count_trimmed, visible
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
-from sightline.outside_texts import read_sentences
+from sightline.outside_tables import Wanted, as_columns, choose, open_table
+from sightline.outside_texts import is_table
+from sightline.user_files import read_lines, short
+
+EXPECTED = "one sentence per line, or a table of sentences: CSV, TSV, JSON, Parquet or Arrow"
 
 
 class SentencesSource(Source):
@@ -45,13 +49,10 @@ class SentencesSource(Source):
         them.
 
         Raises:
-            SightlineError: as `sightline.outside_texts.read_sentences`, or there are no sentences.
+            SightlineError: no such file, no such column or several, a value that is no text, or
+                no sentences.
         """
-        sentences, notes, not_read = read_sentences(self.path, self.column)
-        for note in notes:
-            report.guess(note)
-        report.leave_columns(not_read)
-        lines = pa.array(sentences, pa.string())
+        lines = pa.array(self._read(report), pa.string())
         texts = cleaned(lines)
         kept = visible(texts)
         count_trimmed(lines, texts, kept, "sentences", report)
@@ -67,3 +68,20 @@ class SentencesSource(Source):
         write_manifest(folder / "captions.parquet", CAPTIONS.empty_table(), CAPTIONS)
         if progress is not None:
             progress("reading", len(lines), len(lines), "sentences")
+
+    def _read(self, report: PrepareReport) -> list[str]:
+        """The lines of a text, or a column of a table; a file that has it is one, by any suffix."""
+        if self.column is None and not is_table(self.path):
+            return read_lines(self.path, EXPECTED)
+        table = open_table(self.path, EXPECTED)
+        wanted = {"sentence": Wanted(as_columns(self.column), "column")}
+        (column,) = choose(table, wanted)["sentence"]
+        for note in table.notes:
+            report.guess(note)
+        report.leave_columns(table.not_read)
+        texts: list[str] = []
+        for number, (value,) in table.read([column]):
+            if not isinstance(value, str | None):
+                raise table.error(number, f"{column}: found {short(value)}, expected text")
+            texts.append(value or "")
+        return texts

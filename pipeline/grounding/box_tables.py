@@ -46,13 +46,13 @@ EXPECTED = (
     "boxes: a table (CSV, TSV, JSON lines, JSON, Parquet or Arrow) with image, caption, phrase and "
     "box, a phrases manifest, or the folder of Flickr30k Entities"
 )
-_OTHERS = {
+_HINTS = {
     ("images", "annotations"): "COCO's annotations, whose boxes have categories in place of "
     "phrases; docs/grounding.md shows how to join them to captions as a table",
     ("id", "regions"): "Visual Genome's regions, each a phrase without a caption around it; MCSEO "
     "learns from several phrases of one caption, so they would teach it nothing",
 }
-"""Columns of JSON that is no such table → what it is."""
+"""Columns of JSON that is no such table → what it is, and what to do."""
 _AT_ONCE = 10_000
 _RELATIVE = ("rel_xyxy", "rel_xywh")
 _SLACK = 0.01
@@ -210,7 +210,7 @@ class _Reader:
 
     def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool) -> None:
         self.table = open_table(path, EXPECTED)
-        if what := self.table.known_as(_OTHERS):
+        if what := self.table.known_as(_HINTS):
             raise SightlineError(f"{path}: {what}")
         self._path, self._format = path, box_format
         has = self.table.columns
