@@ -1,21 +1,23 @@
-"""Captions in a table of any format: which columns they are in, and what a cell may hold."""
+"""Captions in a table of any format, or beside their images: their columns, and their cells."""
 
 from __future__ import annotations
 
 import ast
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import StringIO
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from token import STRING
 from tokenize import generate_tokens
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, note_quoted, read_token
+from pipeline.datasets.images import files_below, image_files, suffix_of
 from pipeline.datasets.source import DatasetError, split_name
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import (
@@ -29,13 +31,14 @@ from sightline.outside_tables import (
     as_columns,
     by_name,
     choose,
+    field_of,
     has_known_header,
     is_address,
     open_table,
     text_suffix,
     texts_in,
 )
-from sightline.user_files import CONTROL, short
+from sightline.user_files import CONTROL, read_json, read_lines, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
 _HINTS = {
@@ -49,6 +52,10 @@ _HINTS = {
     "that describes each image into an object of its own, with its image and caption",
 }
 """Columns of JSON and tables that another kind reads → what they are, and how to use them."""
+Beside = Literal["txt", "json"]
+"""Captions that lie beside their images: ``0001.jpg`` with ``0001.txt`` or ``0001.json``."""
+_IMAGE = "image"
+_OBJECT = TypeAdapter(dict[str, Any])
 _VALIDATE = TypeAdapter(CaptionRow).validator.validate_python
 
 
@@ -110,6 +117,55 @@ def captions_of(table: OutsideTable, given: CaptionColumns) -> Captions:
     _Filler(table, columns, captions).fill()
     captions.remarks = [*table.notes, *captions.remarks]
     return captions
+
+
+def captions_beside(root: Path, beside: Beside, columns: CaptionColumns) -> Captions:
+    """The captions of the images below ``root``: the lines of a text, or fields of an object.
+
+    A text without an image, or with several (``1.jpg`` and ``1.png``), is a problem of its own.
+
+    Raises:
+        SightlineError: no such folder, no such files, or a file that cannot be read.
+    """
+    kind = f".{beside}"
+    images, _ = image_files(root, root)
+    images_of: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(images):
+        images_of[_stem(path)].append(path)
+    files = sorted(name for name in files_below(root, root, Counter()) if suffix_of(name) == kind)
+    if not files:
+        raise DatasetError(f"{root}: no {kind} lies beside its images; check `beside`")
+    alone = [name for name in files if len(images_of.get(_stem(name), ())) == 1]
+    pairs = [(images_of[_stem(name)][0], root / name) for name in alone]
+    captions = captions_of(_table_beside(root, pairs), columns)
+    for name in files:
+        images = images_of.get(_stem(name), [])
+        if len(images) != 1:
+            problem = "captions_of_ambiguous_image" if images else "captions_without_image"
+            captions.problems[problem].append(" or ".join((name, *images)))
+    return captions
+
+
+def _stem(path: str) -> str:
+    return str(PurePosixPath(path).with_suffix(""))
+
+
+def _table_beside(root: Path, pairs: Sequence[tuple[str, Path]]) -> OutsideTable:
+    """The captions of images, each in a file of its own."""
+
+    def record(image: str, path: Path) -> dict[str, Any]:
+        if suffix_of(path.name) == ".json":
+            return {**read_json(path, _OBJECT, "an object with a caption"), _IMAGE: image}
+        lines = read_lines(path, "one caption per line")
+        return {_IMAGE: image, "caption": [line for line in lines if line.strip()]}
+
+    def read(columns: Sequence[str]) -> Iterator[Row]:
+        for image, path in pairs:
+            values = record(image, path)
+            yield path.relative_to(root).as_posix(), [field_of(values, name) for name in columns]
+
+    names = tuple(record(*pairs[0])) if pairs else (_IMAGE, "caption")
+    return OutsideTable(root, names, read, "file")
 
 
 def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> None:

@@ -157,21 +157,19 @@ class HuggingFaceSource(Source):
         listing, by_split = self._files(report.ignored)
         if self.name is not None:
             report.facts |= {_COMMIT: listing.folder.name, HUB_DATASET: self.name}
-        splits = _chosen(self, listing.where, by_split)
-        names = [(theirs, name) for theirs in splits for name in splits[theirs][1]]
+        files = _chosen(self, listing.where, by_split)
+        names = [name for name, _, _ in files]
         if self.name is not None:
-            fetch(self.name, listing.folder.name, [glob.escape(name) for _, name in names])
-        files = [(theirs, listing.folder / name) for theirs, name in names]
-        report.warn("missing_files", missing_numbers(file for _, file in files))
+            fetch(self.name, listing.folder.name, list(map(glob.escape, names)))
+        report.warn("missing_files", missing_numbers(listing.folder / name for name in names))
         if self.config is None and not listing.is_saved:
             known = {name for names in by_split.values() for name in names}
             report.note("tables_not_read", sorted(set(listing.tables) - known))
         with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
             reader = _Reader(self, self.images or listing.folder, tars, report)
-            rows = reader.read_all((file, theirs, splits[theirs][0]) for theirs, file in files)
             write_files(
                 folder,
-                zip((name for _, name in names), rows, strict=True),
+                zip(names, reader.read_all(listing.folder, files), strict=True),
                 report,
                 count=len(files),
                 unit="files",
@@ -196,8 +194,8 @@ class HuggingFaceSource(Source):
 
 def _chosen(
     source: HuggingFaceSource, where: str, theirs_to_files: dict[str, list[str]]
-) -> dict[str, tuple[str, list[str]]]:
-    """The data set's split → our name for it, and the names of its files."""
+) -> list[tuple[str, str, str]]:
+    """The name of each file to read, its split in the data set, and our name for that."""
     if source.split_column:
         ours = dict.fromkeys(theirs_to_files, "")
     elif source.splits is None:
@@ -210,7 +208,7 @@ def _chosen(
                 f"{where}: has no split {unknown[0]!r}; it has "
                 f"{', '.join(name or 'no splits' for name in theirs_to_files)}"
             )
-    return {theirs: (name, theirs_to_files[theirs]) for theirs, name in ours.items()}
+    return [(file, theirs, ours[theirs]) for theirs in ours for file in theirs_to_files[theirs]]
 
 
 _TYPES = {
@@ -299,14 +297,16 @@ class _Reader:
         self.not_read: set[str] = set()
         self._guessed: dict[str, tuple[str, ...]] | None = None
 
-    def read_all(self, files: Iterable[tuple[Path, str, str]]) -> Iterator[ManifestRows]:
-        """`read` for each of ``files``.
+    def read_all(
+        self, folder: Path, files: Iterable[tuple[str, str, str]]
+    ) -> Iterator[ManifestRows]:
+        """`read` for each of ``files``, whose names are below ``folder``.
 
         Raises:
             DatasetError: no row has a split that was chosen of the column.
         """
-        for file in files:
-            yield self.read(*file)
+        for name, theirs, ours in files:
+            yield self.read(folder / name, theirs, ours)
         if self._source.split_column and (unknown := sorted(self._ours.keys() - self._values)):
             raise DatasetError(
                 f"{self.root}: column {self._source.split_column}: no row has split {unknown[0]!r};"

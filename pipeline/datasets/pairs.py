@@ -8,9 +8,14 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from pipeline.datasets.beside import Beside, captions_beside
 from pipeline.datasets.caption_images import write_pairs
-from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
+from pipeline.datasets.caption_tables import (
+    Beside,
+    CaptionColumns,
+    captions_beside,
+    choose_splits,
+    read_captions,
+)
 from pipeline.datasets.captions import Captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.source import (

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    BaseModel,
     Field,
     TypeAdapter,
     ValidationError,
@@ -46,8 +47,6 @@ _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 _MOST_PARTS = 12  # shown
 _MOST_ENDINGS = 1000  # counted: a key with a dot makes an ending of its own
 _OBJECT = TypeAdapter(dict[str, Any])
-
-_ReadCaptions = Callable[[bytes], list[str]]
 
 
 class WebDatasetSource(Source):
@@ -201,22 +200,25 @@ class _Parts:
     Attributes:
         image: ending of the image, with the dot; None: every suffix of an image.
         text: ending of the caption.
-        read: takes the caption's bytes.
+        schema: of the text, if it is JSON; its captions are in one field.
         seen: endings in the shards → how many members have them.
         fields: those of a member that is JSON.
     """
 
     image: str | None
     text: str
-    read: _ReadCaptions
+    schema: type[BaseModel] | None
     seen: Counter[str] = field(default_factory=Counter)
     fields: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, source: WebDatasetSource) -> _Parts:
-        text = source.caption or ("txt" if source.caption_field is None else "json")
-        read = _text if source.caption_field is None else _field_reader(source.caption_field)
-        return cls(source.image and _ending(source.image), _ending(text), read)
+        schema, text = None, source.caption or "txt"
+        if source.caption_field is not None:
+            text = source.caption or "json"
+            captions = Annotated[str | list[str] | None, Field(alias=source.caption_field)]
+            schema = create_model("Sample", captions=(captions, ...))
+        return cls(source.image and _ending(source.image), _ending(text), schema)
 
     def is_image(self, ending: str) -> bool:
         return ending in image_suffixes() if self.image is None else ending == self.image
@@ -228,6 +230,20 @@ class _Parts:
         if ending.endswith(".json") and not self.fields and member.length <= _MOST_TEXT:
             with suppress(ValueError):
                 self.fields = tuple(_OBJECT.validate_json(_bytes_of(member, file)))
+
+    def captions(self, data: bytes) -> list[str]:
+        """The captions in a text's bytes; a DatasetError does not name the file."""
+        try:
+            if self.schema is None:
+                return [data.decode("utf-8-sig")]
+            texts = self.schema.model_validate_json(data).model_dump()["captions"]
+        except UnicodeDecodeError as error:
+            raise DatasetError(f"byte {error.start} is not UTF-8") from None
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"][:1]))
+            raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        return [texts] if isinstance(texts, str) else texts or []
 
     def hint(self, report: PrepareReport) -> str:
         """What the samples consist of, if nothing else explains why none could be used."""
@@ -291,7 +307,7 @@ def _read_shard(root: Path, path: Path, split: str, parts: _Parts) -> ManifestRo
             if "image" not in sample:
                 rows.problem("captions_without_image", f"{path}/{sample['text'].name}")
                 continue
-            _add(rows, file, path, split, sample, parts.read)
+            _add(rows, file, path, split, sample, parts)
     if parts.image is None:
         _note_dotted(rows, path, dotted, samples, parts.text)
     else:
@@ -341,7 +357,7 @@ def _add(
     path: Path,
     split: str,
     sample: dict[str, Member],
-    read: _ReadCaptions,
+    parts: _Parts,
 ) -> None:
     image = sample["image"]
     image_id = f"{path}/{image.name}"
@@ -356,7 +372,7 @@ def _add(
     try:
         if text.length > _MOST_TEXT:
             raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
-        captions = read(_bytes_of(text, file))
+        captions = parts.captions(_bytes_of(text, file))
     except DatasetError as error:
         rows.problem("unusable_captions", f"{path}/{text.name}: {error}")
         return
@@ -366,27 +382,3 @@ def _add(
 
 def _bytes_of(member: Member, file: IO[bytes]) -> bytes:
     return os.pread(file.fileno(), member.length, member.offset)
-
-
-def _field_reader(name: str) -> _ReadCaptions:
-    """What reads captions from a field of an object; its DatasetError does not name the file."""
-    caption = Annotated[str | list[str] | None, Field(alias=name)]
-    schema = create_model("Sample", caption=(caption, ...))
-
-    def read(data: bytes) -> list[str]:
-        try:
-            texts = schema.model_validate_json(data).model_dump()["caption"]
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"][:1]))
-            raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
-        return [texts] if isinstance(texts, str) else texts or []
-
-    return read
-
-
-def _text(data: bytes) -> list[str]:
-    try:
-        return [data.decode("utf-8-sig")]
-    except UnicodeDecodeError as error:
-        raise DatasetError(f"byte {error.start} is not UTF-8") from None
