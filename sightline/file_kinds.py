@@ -115,9 +115,9 @@ def unexpected(path: Path, kind: FileKind, expected: str) -> SightlineError:
     Args:
         expected: what the reader takes.
     """
-    found, remedy = _WORDS[kind]
+    what, remedy = _WORDS[kind]
     remedy = remedy.replace("{}", shlex.quote(str(path)))
-    return SightlineError(f"{path}: {found}; expected {expected}{remedy and '; '}{remedy}")
+    return SightlineError(f"{path}: {what}; expected {expected}{remedy and '; '}{remedy}")
 
 
 def ungzipped(path: Path, data: bytes) -> bytes:

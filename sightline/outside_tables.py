@@ -121,13 +121,13 @@ class Wanted(NamedTuple):
     """A column that a reader needs or can use.
 
     Attributes:
-        given: its name or names in the file, as the user wrote them; empty: one of the known names.
+        names: its name or names in the file, as the user wrote them; empty: one of the known names.
             ``sentences.raw`` is the field ``raw`` of the objects in ``sentences``.
         setting: what gives it, for messages; by default our name. None: nothing does.
         required: whether there must be one.
     """
 
-    given: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     setting: str | None = ""
     required: bool = True
 
@@ -202,7 +202,7 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
         f"{table.path.name}: column {short(column)} read as {name}"
         for name, columns in chosen.items()
         for column in columns
-        if column != name and not wanted[name].given
+        if column != name and not wanted[name].names
     )
     taken = [column for columns in chosen.values() for column in columns]
     used = {*taken, *(column.partition(".")[0] for column in taken)}
@@ -219,14 +219,14 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
 def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
     available = ", ".join(map(short, table.columns)) or "none"
     setting = wanted.setting or name
-    for column in wanted.given:
+    for column in wanted.names:
         if column.partition(".")[0] not in table.columns and column not in table.columns:
             raise SightlineError(
                 f"{table.path}: has no column {column!r}, which `{setting}` names; it has "
                 f"{available}"
             )
-    if wanted.given:
-        return wanted.given
+    if wanted.names:
+        return wanted.names
     remedy = f"call one {name!r}" if wanted.setting is None else f"choose one with `{setting}`"
     candidates = [column for column in table.columns if _is(column, name)]
     candidates = [column for column in candidates if column.strip().lower() == name] or candidates
@@ -329,9 +329,9 @@ def _of_lines(path: Path, expected: str) -> OutsideTable:
 
     def batches() -> Iterator[list[tuple[int, dict[str, Any]]]]:
         for start in range(0, len(lines), BATCH):
-            some = enumerate(lines[start : start + BATCH], start=start + 1)
+            batch = enumerate(lines[start : start + BATCH], start=start + 1)
             lines[start : start + BATCH] = [""] * len(lines[start : start + BATCH])  # frees them
-            yield [(n, parsed(n, line)) for n, line in some if line and not line.isspace()]
+            yield [(n, parsed(n, line)) for n, line in batch if line and not line.isspace()]
 
     head = next((n for n, line in enumerate(lines) if line is first), 0) + 1
     return _of_objects(path, tuple(parsed(head, first)), batches(), "line")
@@ -436,14 +436,14 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
         places = [names.index(column) for column in columns]
-        for some in batches:
-            for number, row in some:
+        for batch in batches:
+            for number, row in batch:
                 if len(row) != len(names) and row:
                     raise SightlineError(
                         f"{path}: line {number}: found {len(row)} columns, expected {len(names)} "
                         f"({', '.join(map(short, names))})"
                     )
-            yield from [(number, [row[i] for i in places]) for number, row in some if row]
+            yield from [(number, [row[i] for i in places]) for number, row in batch if row]
 
     return OutsideTable(path, tuple(names), read, text=True, notes=notes)
 
@@ -473,8 +473,8 @@ def _unquoted(text: str) -> Iterator[Sequence[Row]]:
     rows = (
         (number, bare.split("\t") if bare else []) for number, bare in enumerate(lines, start=1)
     )
-    while some := list(islice(rows, BATCH)):
-        yield some
+    while batch := list(islice(rows, BATCH)):
+        yield batch
 
 
 def _quoted(path: Path, text: str, separator: str) -> Iterator[Sequence[Row]]:

@@ -27,7 +27,7 @@ def _assigned_splits(
         DatasetError: an image is in two splits.
     """
     entries = list(entries)
-    of_file = _found_by(names, (entry for entry, _, _ in entries), "split lists", report)
+    of_file = _named_by(names, (entry for entry, _, _ in entries), "split lists", report)
     rows = [(of_file.find(entry, split), entry, split, where) for entry, split, where in entries]
     for problem, code in (
         ("split_entries_without_image", UNKNOWN),
@@ -78,7 +78,7 @@ def write_pairs(
     report.leave_columns(captions.not_read)
     for problem, lines in captions.problems.items():
         report.note(problem, lines)
-    of_file = _found_by(names, captions.images, Path(captions.where).name, report)
+    of_file = _named_by(names, captions.images, Path(captions.where).name, report)
     own_splits = _own_splits(captions)
     rows = _rows(captions, of_file, own_splits, report)
     unknown = (_written(captions, i) for i, row in enumerate(rows) if row == UNKNOWN)
@@ -97,8 +97,8 @@ def write_pairs(
         )
     if captions.listed is None:
         where = f"{captions.where}, column split"
-        own = ((rows[i], captions.images[i], own_splits[i], where) for i in kept if own_splits)
-        splits = _one_split_each(own, len(paths))
+        entries = ((rows[i], captions.images[i], own_splits[i], where) for i in kept if own_splits)
+        splits = _one_split_each(entries, len(paths))
     ids = _caption_ids(captions, kept, rows, paths)
     _refuse_duplicates(captions, kept, ids)
     caption_columns = {
@@ -117,11 +117,11 @@ def write_pairs(
     )
 
 
-def _found_by(
-    names: ImageNames, given: Iterable[str], where: str, report: PrepareReport
+def _named_by(
+    images: ImageNames, names: Iterable[str], where: str, report: PrepareReport
 ) -> NamesOfFile:
     """How the names of a file are found, with a note of what is dropped of them."""
-    of_file = names.of_file(given)
+    of_file = images.of_file(names)
     if of_file.beginning:
         folders = of_file.beginning.split("/")
         # a record names no folders of one machine
@@ -133,8 +133,6 @@ def _found_by(
 
 def _own_splits(captions: Captions) -> list[str]:
     """The split of each caption that its file gives: train, dev, test or empty; [] without any."""
-    if captions.splits is None:
-        return []
     where = f"{captions.where}, column split (choose as splits.dev=[…])"
     ours = {
         name: split_name(name, where) if name.strip() else ""
@@ -147,7 +145,7 @@ def _rows(
     captions: Captions, names: NamesOfFile, splits: Sequence[str], report: PrepareReport
 ) -> list[int]:
     """Row of each caption's image, `UNKNOWN` or `AMBIGUOUS`; white space around names is noise."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)  # split → name → row
+    rows_of: dict[str, dict[str, int]] = defaultdict(dict)  # split → name → row
     trimmed: list[str] = []
 
     def row_of(name: str, split: str) -> int:
@@ -161,7 +159,7 @@ def _rows(
 
     rows: list[int] = []
     for name, split in zip(captions.images, splits or itertools.repeat(""), strict=False):
-        of_split = found[split]
+        of_split = rows_of[split]
         row = of_split.get(name)
         if row is None:
             row = of_split[name] = row_of(name, split)
@@ -181,9 +179,9 @@ def _written(captions: Captions, i: int) -> str:
 def _caption_ids(
     captions: Captions, kept: Sequence[int], rows: Sequence[int], paths: Sequence[str]
 ) -> list[str]:
-    if captions.ids is not None:
+    if captions.ids:
         return [captions.ids[i] for i in kept]
-    if captions.numbers is not None:
+    if captions.numbers:
         return [f"{paths[rows[i]]}#{captions.numbers[i]}" for i in kept]
     counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
     return [f"{paths[rows[i]]}#{next(counts[rows[i]])}" for i in kept]
@@ -195,9 +193,8 @@ def _refuse_duplicates(captions: Captions, kept: Sequence[int], ids: Sequence[st
     first: dict[str, int] = {}
     twice = [(name, i) for i, name in zip(kept, ids, strict=True) if first.setdefault(name, i) != i]
     name, second = twice[0]
-    at = ""
-    if captions.lines is not None:
-        at = f" (lines {captions.lines[first[name]]} and {captions.lines[second]})"
+    lines = captions.lines
+    at = f" (lines {lines[first[name]]} and {lines[second]})" if lines else ""
     raise DatasetError(
         f"{captions.where}: {len(twice)} duplicate caption ids, the first is {name!r}{at}; "
         f"give every caption a unique id"

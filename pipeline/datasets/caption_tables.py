@@ -68,13 +68,15 @@ class CaptionColumns(NamedTuple):
     caption_id: str | None = None
 
 
-def read_captions(path: Path, given: CaptionColumns = CaptionColumns()) -> Captions:  # noqa: B008
+def read_captions(path: Path, columns: CaptionColumns = CaptionColumns()) -> Captions:  # noqa: B008
     """The captions of a file: a table of any format, or Flickr's ``name.jpg#k<TAB>caption``.
 
-    Text is a table by its suffix, or if its first line consists of names that are known here.
+    Text is a table by its suffix, or if its first line consists of names that are known here. A
+    cell holds one caption or a list of them.
 
     Raises:
-        SightlineError: as `read_caption_table`, or a line is no caption.
+        SightlineError: no such file, a column that is not there, a wrong value, or a line that is
+            no caption.
     """
     if path.is_dir():
         raise DatasetError(
@@ -84,37 +86,28 @@ def read_captions(path: Path, given: CaptionColumns = CaptionColumns()) -> Capti
     is_text = not path.is_file() or file_kind(path) in (None, "gzip")
     if is_text and text_suffix(path) not in SUFFIXES and not has_known_header(path):
         return read_token(path)
-    return read_caption_table(path, given)
-
-
-def read_caption_table(path: Path, given: CaptionColumns = CaptionColumns()) -> Captions:  # noqa: B008
-    """The captions of a table; a cell holds one or a list of them.
-
-    Raises:
-        SightlineError: no such file, a column that is not there, or a wrong value.
-    """
     table = open_table(path, EXPECTED)
     if what := table.known_as(_HINTS):
         raise DatasetError(f"{path}: {what}")
-    captions = captions_of(table, given)
+    captions = captions_of(table, columns)
     if text_suffix(path) in TABS:
         note_quoted(captions)
     return captions
 
 
-def captions_of(table: OutsideTable, given: CaptionColumns) -> Captions:
-    """The captions of a table, which may be made of many files; raises as `read_caption_table`."""
-    columns = choose(
+def captions_of(table: OutsideTable, columns: CaptionColumns) -> Captions:
+    """The captions of a table, which may be made of many files; raises as `read_captions`."""
+    chosen = choose(
         table,
         {
-            "image": Wanted(as_columns(given.image)),
-            "caption": Wanted(given.caption),
-            "split": Wanted(as_columns(given.split), "split_column", required=False),
-            "caption_id": Wanted(as_columns(given.caption_id), required=False),
+            "image": Wanted(as_columns(columns.image)),
+            "caption": Wanted(columns.caption),
+            "split": Wanted(as_columns(columns.split), "split_column", required=False),
+            "caption_id": Wanted(as_columns(columns.caption_id), required=False),
         },
     )
-    captions = Captions(str(table.path), lines=[], not_read=table.not_read)
-    _Filler(table, columns, captions).fill()
+    captions = Captions(str(table.path), not_read=table.not_read)
+    _Filler(table, chosen, captions).fill()
     captions.remarks = [*table.notes, *captions.remarks]
     return captions
 
@@ -177,7 +170,7 @@ def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> No
     Raises:
         DatasetError: there is no such column, or it has none of a split's values.
     """
-    if captions.splits is None:
+    if not captions.splits:
         raise DatasetError(
             f"{captions.where}: has no column of splits for `splits` to choose from; name it with "
             "`split_column`, or remove `splits`"
@@ -197,10 +190,8 @@ def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> No
     captions.left_out |= {Path(name).name for name in captions.images if name not in chosen}
     captions.splits = [ours[captions.splits[i]] for i in kept]
     captions.other_splits = len(captions.images) - len(kept)
-    captions.images = [captions.images[i] for i in kept]
-    captions.texts = [captions.texts[i] for i in kept]
-    for name in ("ids", "numbers", "lines"):
-        if (column := getattr(captions, name)) is not None:
+    for name in ("images", "texts", "ids", "numbers", "lines"):
+        if column := getattr(captions, name):
             setattr(captions, name, [column[i] for i in kept])
 
 
@@ -230,7 +221,6 @@ class _Filler:
     def _plain_left_out(self, rows: Iterator[Row]) -> Iterator[Row]:
         """The rows of batches with anything but names and texts; others, as most, are added."""
         captions, same = self._captions, self._names.setdefault
-        assert captions.lines is not None
         while batch := list(islice(rows, BATCH)):
             numbers, values = zip(*batch, strict=True)
             images, texts = zip(*values, strict=True)
@@ -301,7 +291,6 @@ class _Filler:
             sources = (f"{name} from {', '.join(names)}" for name, names in self._columns.items())
             raise self._table.refusal(number, error, f"; columns: {'; '.join(sources)}") from None
         captions = self._captions
-        assert captions.lines is not None
         captions.lines.append(number)
         captions.images.append(self._names.setdefault(row["image"], row["image"]))
         captions.texts.append(row["caption"])
@@ -340,24 +329,22 @@ class _Filler:
         total = len(captions.texts)
         for name, values in self._optional.items():
             if 0 < len(values) < total:
-                lines = captions.lines or []
-                first = next(lines[place] for place in range(total) if place not in values)
+                first = next(captions.lines[i] for i in range(total) if i not in values)
                 raise self._table.error(
                     first,
                     f"{name}: is missing, but other {self._table.unit}s have it; give it in all of "
                     "them, or in none",
                 )
-        splits, ids = (list(self._optional[name].values()) or None for name in OPTIONAL)
-        captions.splits, captions.ids = splits, ids
+        captions.splits, captions.ids = (list(self._optional[name].values()) for name in OPTIONAL)
 
 
 def _are_plain(images: Sequence[Any], texts: Sequence[Any]) -> bool:
     """Whether all are texts that the schema takes, with no URL and nothing like a list in them."""
     try:
-        names, said = "".join(images), "".join(texts)
+        names, letters = "".join(images), "".join(texts)
     except TypeError:
         return False
-    return not ("[" in said or "http" in names.lower() or CONTROL.search(names + said))
+    return not ("[" in letters or "http" in names.lower() or CONTROL.search(names + letters))
 
 
 def _literal(text: str) -> Any:

@@ -73,17 +73,16 @@ _KARPATHY, _COCO = TypeAdapter(_Karpathy), TypeAdapter(_Coco)
 
 @dataclass
 class Captions:
-    """The rows of a caption file, in file order.
+    """The rows of a caption file, in file order; a list that the file does not tell is empty.
 
     Attributes:
         where: the file, for messages.
         images: [n], each image as named in the file.
         texts: [n], verbatim.
-        numbers: [n], the number after ``#`` in Flickr's files, or None: number in file order.
-        ids: [n], caption ids from the file, or None.
-        splits: [n], the split of each row, or None.
-        lines: [n], number of each row in the file (its last line, in a CSV) or its own file, or
-            None.
+        numbers: [n], the number after ``#`` in Flickr's files; else it is that in file order.
+        ids: [n], caption ids from the file.
+        splits: [n], the split of each row.
+        lines: [n], number of each row in the file (its last line, in a CSV) or its own file.
         listed: (name of an image, its split, the file that says so), or None.
         left_out: names of the files of images that are not wanted.
         problems: kind of loss → what it concerns.
@@ -95,10 +94,10 @@ class Captions:
     where: str
     images: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    numbers: list[str] | None = None
-    ids: list[str] | None = None
-    splits: list[str] | None = None
-    lines: list[int | str] | None = None
+    numbers: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    lines: list[int | str] = field(default_factory=list)
     listed: list[tuple[str, str, str]] | None = None
     left_out: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
@@ -114,8 +113,8 @@ def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:
         restval: what his split of that name is here; None: its images are left out.
     """
     expected = "Karpathy's dataset_….json: `images` with filename, split and sentences"
-    where, numbers, listed = str(path), [], []
-    captions = Captions(where, numbers=numbers, listed=listed)
+    where, listed = str(path), []
+    captions = Captions(where, listed=listed)
     for image in read_json(path, _KARPATHY, expected)["images"]:
         name, split = image["filename"], image["split"]
         split = restval if split == "restval" else split
@@ -132,15 +131,14 @@ def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:
         for number, sentence in enumerate(image.get("sentences") or []):
             captions.images.append(name)
             captions.texts.append(sentence["raw"])
-            numbers.append(str(number))
+            captions.numbers.append(str(number))
     return captions
 
 
 def read_coco(files: Mapping[str, Path]) -> Captions:
     """The captions of one file of COCO per split; a caption's number is its annotation id."""
-    numbers, listed = [], []
-    where = ", ".join(map(str, files.values()))
-    captions = Captions(where, numbers=numbers, listed=listed)
+    listed = []
+    captions = Captions(", ".join(map(str, files.values())), listed=listed)
     expected = (
         "COCO's captions_*.json: `images` with id and file_name, and `annotations` with id, "
         "image_id and caption"
@@ -157,13 +155,13 @@ def read_coco(files: Mapping[str, Path]) -> Captions:
             image = annotation["image_id"]
             captions.images.append(names.get(image, f"image_id {image}"))
             captions.texts.append(annotation["caption"])
-            numbers.append(str(annotation["id"]))
+            captions.numbers.append(str(annotation["id"]))
     return captions
 
 
 def read_token(path: Path) -> Captions:
     """The captions of Flickr's files: ``name.jpg#k<TAB>caption``."""
-    captions = Captions(str(path), numbers=(numbers := []), lines=(lines := []))
+    captions = Captions(str(path))
     for line, row in enumerate(read_lines(path), start=1):
         if not row.strip():
             continue
@@ -177,8 +175,8 @@ def read_token(path: Path) -> Captions:
             )
         captions.images.append(image)
         captions.texts.append(text)
-        numbers.append(number)
-        lines.append(line)
+        captions.numbers.append(number)
+        captions.lines.append(line)
     note_quoted(captions)
     return captions
 
@@ -191,6 +189,6 @@ def note_quoted(captions: Captions) -> None:
     quoted = [bool(QUOTED.fullmatch(text)) for text in captions.texts]
     texts = zip(quoted, captions.texts, strict=True)
     doubled = [whole and '""' in text[1:-1] for whole, text in texts]
-    found = quoted if len(quoted) > 1 and all(quoted) else doubled
-    lines = [f"line {line}" for line, one in zip(captions.lines or [], found, strict=True) if one]
+    marks = quoted if len(quoted) > 1 and all(quoted) else doubled
+    lines = [f"line {line}" for line, mark in zip(captions.lines, marks, strict=True) if mark]
     captions.problems["captions_that_look_quoted"] += lines

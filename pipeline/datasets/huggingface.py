@@ -169,9 +169,9 @@ class HuggingFaceSource(Source):
             reader = _Reader(self, self.images or listing.folder, tars, report)
             write_files(
                 folder,
-                zip(names, reader.read_all(listing.folder, files), strict=True),
+                names,
+                reader.read_all(listing.folder, files),
                 report,
-                count=len(files),
                 unit="files",
                 where=listing.where,
                 strict=self.strict,
@@ -234,9 +234,9 @@ def _opened(
     wanted = {name: Wanted(as_columns(getattr(source, name))) for name in ("image", "caption")}
     optional = {"split": source.split_column, "caption_id": source.caption_id}
     wanted |= {
-        ours: Wanted((given,), "split_column" if ours == "split" else ours)
-        for ours, given in optional.items()
-        if given
+        ours: Wanted((column,), "split_column" if ours == "split" else ours)
+        for ours, column in optional.items()
+        if column
     }
     columns = choose(table, wanted)
     for ours, (types, expected) in _TYPES.items():
@@ -371,8 +371,8 @@ class _Reader:
     ) -> None:
         cells = [cell for cell in row["caption"] if cell is not None]
         texts = [(text, cell) for cell in cells for text in texts_in(cell)]
-        given = [item for cell in row.get("caption_id", ()) for item in texts_in(cell)]
-        ids = given or [None] * len(texts)
+        own_ids = [item for cell in row.get("caption_id", ()) for item in texts_in(cell)]
+        ids = own_ids or [None] * len(texts)
         if len(ids) != len(texts):
             raise DatasetError(f"row {name}: {len(ids)} ids for {len(texts)} captions")
         for (text, cell), caption_id in zip(texts, ids, strict=True):

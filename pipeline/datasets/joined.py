@@ -80,24 +80,26 @@ class JoinedSource(Source):
         images, captions = [], []
         for name, part in self.parts.items():
             pictures = read_manifest(part / "images.parquet", IMAGES)
-            said = read_manifest(part / "captions.parquet", CAPTIONS)
-            if not len(said):
+            texts = read_manifest(part / "captions.parquet", CAPTIONS)
+            if not len(texts):
                 raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
             below = PurePosixPath(os.path.relpath(folders[name], root)).as_posix()
             below = "" if below == "." else f"{below}/"
             images.append(_prefixed(pictures, image_id=f"{name}/", path=below))
-            captions.append(_prefixed(said, image_id=f"{name}/", caption_id=f"{name}/"))
+            captions.append(_prefixed(texts, image_id=f"{name}/", caption_id=f"{name}/"))
             report.counts[f"images_of_{name}"] = len(pictures)
-            report.counts[f"captions_of_{name}"] = len(said)
-        every, said = pa.concat_tables(images), pa.concat_tables(captions)
-        _refuse_shared_images(every, list(self.parts))
+            report.counts[f"captions_of_{name}"] = len(texts)
+        all_images, texts = pa.concat_tables(images), pa.concat_tables(captions)
+        _refuse_shared_images(all_images, list(self.parts))
         licences = [dataset_facts(part).licence for part in self.parts.values()]
         report.facts[LICENCE] = "; ".join(dict.fromkeys(licences))
         if on_hub := hub_datasets(self.parts.values()):
             report.facts[HUB_DATASET] = ",".join(on_hub)
-        write_captioned(folder, every, said, report, where=", ".join(map(str, self.parts.values())))
+        write_captioned(
+            folder, all_images, texts, report, where=", ".join(map(str, self.parts.values()))
+        )
         if progress is not None:
-            progress("joining", len(every), len(every), "images")
+            progress("joining", len(all_images), len(all_images), "images")
 
 
 def common_root(folders: Iterable[Path]) -> Path:

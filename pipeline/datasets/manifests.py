@@ -105,10 +105,10 @@ def write_captioned(
 
 def write_files(
     folder: Path,
-    files: Iterable[tuple[str, ManifestRows]],
+    names: Sequence[str],
+    files: Iterable[ManifestRows],
     report: PrepareReport,
     *,
-    count: int,
     unit: str,
     where: str,
     strict: bool,
@@ -118,15 +118,15 @@ def write_files(
     """`write_captioned` for a data set that comes in several files, each counted in the record.
 
     Args:
-        files: name of each file and what it holds, in order; no more are read than ``limit`` needs.
-        count: of the files.
-        unit: they are, in the plural.
+        names: of the files.
+        files: what each holds, in their order; no more are read than ``limit`` needs.
+        unit: what they are, in the plural.
         limit: number of images, of which the first are kept.
     """
     images, captions = [IMAGES.empty_table()], [CAPTIONS.empty_table()]
     problems: defaultdict[str, list[str]] = defaultdict(list)
     room = limit
-    for done, (name, rows) in enumerate(files, start=1):
+    for done, (name, rows) in enumerate(zip(names, files, strict=True), start=1):
         some_images, some_captions = rows.tables()
         if len(some_images) > room:
             some_images = some_images.slice(0, room)
@@ -136,17 +136,17 @@ def write_files(
         captions.append(some_captions)
         room -= len(some_images)
         report.shards[name] = {"images": len(some_images), "captions": len(some_captions)}
-        for kind, names in rows.problems.items():
-            problems[kind] += names
+        for kind, of_file in rows.problems.items():
+            problems[kind] += of_file
         report.ignored += rows.ignored
         if progress is not None:
-            progress("reading", done, count, unit)
+            progress("reading", done, len(names), unit)
         if not room:
             break
     report.counts[unit] = len(report.shards)
     report.notes += _sizes(report.shards)
-    for kind, names in sorted(problems.items()):
-        (report.warn if kind == INCOMPLETE else report.note)(kind, names)
+    for kind, faults in sorted(problems.items()):
+        (report.warn if kind == INCOMPLETE else report.note)(kind, faults)
     tables = pa.concat_tables(images), pa.concat_tables(captions)
     write_captioned(folder, *tables, report, where=where, strict=strict)
 

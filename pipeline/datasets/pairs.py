@@ -107,7 +107,7 @@ class PairsSource(Source):
             ]
         if values := {n: v for n, v in (self.splits or {}).items() if isinstance(v, list)}:
             choose_splits(captions, values)
-        if captions.splits is not None and captions.listed is not None:
+        if captions.splits and captions.listed is not None:
             raise DatasetError(
                 f"{captions.where}: has a column `split`, but "
                 f"`{'splits' if self.splits else 'karpathy'}` also gives splits; use one of them"

@@ -126,13 +126,12 @@ class WebDatasetSource(Source):
         if not (self.splits or self.shards):
             _note_others(self.images, {path for path, _ in shards}, report)
         parts = _Parts.of(self)
-        read = _read_all(self.images, shards, parts)
         try:
             write_files(
                 folder,
-                zip((path.as_posix() for path, _ in shards), read, strict=False),
+                [path.as_posix() for path, _ in shards],
+                _read_all(self.images, shards, parts),
                 report,
-                count=len(shards),
                 unit="shards",
                 where=str(self.images),
                 strict=self.strict,
@@ -250,9 +249,9 @@ class _Parts:
         if report.counts.get("captions") or not self.seen:
             return ""
         parts = ", ".join(ascii(end[1:])[1:-1] for end, _ in self.seen.most_common(_MOST_PARTS))
-        found = f"; its samples have the parts {parts}: choose them with `image` and `caption`"
+        choices = f"; its samples have the parts {parts}: choose them with `image` and `caption`"
         names = ", ".join(self.fields[:_MOST_PARTS])
-        return found + (f", and one of the fields {names} with `caption_field`" if names else "")
+        return choices + (f", and one of the fields {names} with `caption_field`" if names else "")
 
 
 def _ending(part: str) -> str:

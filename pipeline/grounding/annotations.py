@@ -125,7 +125,7 @@ class DrawnBoxes:
         image_keys = as_keys([caption.image_key for caption in captions])
         pairs = pair_keys(image_keys, keys_of_texts(caption.text for caption in captions))
         places = find_keys(self._pairs, pairs).tolist()
-        return [self._answer(*each) for each in zip(images, captions, places, strict=True)]
+        return [self._answer(*row) for row in zip(images, captions, places, strict=True)]
 
     def _answer(self, image: Tensor, caption: Caption, place: int) -> Answer:
         if place < 0:
@@ -139,7 +139,7 @@ class DrawnBoxes:
                 dropped.append(span)
             else:
                 spans.setdefault(span, []).append(row)
-        phrases = [self._grounded(span, some, image, caption) for span, some in spans.items()]
+        phrases = [self._grounded(span, rows, image, caption) for span, rows in spans.items()]
         return phrases, dropped
 
     def _grounded(
@@ -185,8 +185,8 @@ def _span(
 ) -> tuple[int, int] | Dropped:
     """Where a phrase stands; one that stands once may be given with the span of a longer text."""
     if start is None or end is None:
-        found = SpanFinder(caption)
-        first, second = found.find(phrase), found.find(phrase)
+        finder = SpanFinder(caption)
+        first, second = finder.find(phrase), finder.find(phrase)
         if first is not None and second is not None:
             detail = "the caption has it more than once, and no span says which"
             return Dropped(phrase, "ambiguous", detail)

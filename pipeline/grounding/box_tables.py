@@ -193,10 +193,10 @@ class BoxTable(DrawnBoxes):
         if of_file.beginning:
             remarks.append(f"{self.path.name}: {of_file.beginning!r} before all names left out")
         try:
-            found = np.array([of_file.find(name) for name in distinct], dtype=np.int64)
+            rows = np.array([of_file.find(name) for name in distinct], dtype=np.int64)
         except SightlineError as error:
             raise SightlineError(f"{self.path}: {error}") from error
-        return found[pc.index_in(column, names).to_numpy()]
+        return rows[pc.index_in(column, names).to_numpy()]
 
 
 class _Reader:
@@ -249,7 +249,7 @@ class _Reader:
         rows = self.table.read(list(self._columns.values()))
         batches = iter(lambda: list(islice(rows, _AT_ONCE)), [])
         table = pa.concat_tables(
-            [schema.empty_table(), *(self._batch(some, schema) for some in batches)]
+            [schema.empty_table(), *(self._batch(batch, schema) for batch in batches)]
         )
         if not len(table):
             raise SightlineError(f"{self._path}: has no rows; expected {EXPECTED}")

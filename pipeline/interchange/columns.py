@@ -87,10 +87,10 @@ def columns_in(path: Path) -> dict[str, Column]:
         single = len(shapes) > 1 and all(shape[:-1] == (1,) for shape in shapes)
         if len(rows) == 1 and (flat or (single and table_beside(path) is None)):
             dtype, dim = rows.pop()
-            each = _array(path, "", Array((len(arrays), *dim), dtype, list))
-            if each.holds == "rows":
+            column = _array(path, "", Array((len(arrays), *dim), dtype, list))
+            if column.holds == "rows":
                 names = Column("texts", "names of arrays", lambda: iter([list(arrays)]))
-                return {"features": each._replace(read=partial(_each, path)), "names": names}
+                return {"features": column._replace(read=partial(_each, path)), "names": names}
         return {name: _array(path, name, array) for name, array in arrays.items()}
 
 

@@ -132,15 +132,15 @@ def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
     files = [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*")))
     kinds: dict[Path, FileKind | None] = {path: kind_of_rows(path) for path in files}
     beside = {table_beside(path) for path, kind in kinds.items() if kind in ARRAYS}
-    found: dict[FileKind, list[Path]] = {}
+    by_kind: dict[FileKind, list[Path]] = {}
     for path, kind in kinds.items():
         if kind and kind in (*ARRAYS, "parquet", "arrow") and path not in beside:
-            found.setdefault(kind, []).append(path)
-    if len(found) > 1:
-        several = " and ".join(paths[0].name for paths in found.values())
+            by_kind.setdefault(kind, []).append(path)
+    if len(by_kind) > 1:
+        several = " and ".join(paths[0].name for paths in by_kind.values())
         raise SightlineError(f"{source}: {several} may both hold the rows; name one of them")
-    if found:
-        return next(iter(found.items()))
+    if by_kind:
+        return next(iter(by_kind.items()))
     for path, kind in kinds.items():
         if kind is not None:
             raise unexpected(path, kind, _EXPECTED.removeprefix("expected "))
@@ -223,9 +223,9 @@ def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) ->
     if name in rows:
         return name
     if name in columns or not rows:
-        found = {name: columns[name]} if name in columns else columns
+        unfit = {name: columns[name]} if name in columns else columns
         raise SightlineError(
-            f"{path}: found {_in_words(found)}; expected float16 or float32 [n, dim], or lists of "
+            f"{path}: found {_in_words(unfit)}; expected float16 or float32 [n, dim], or lists of "
             "them; convert it first"
         )
     raise SightlineError(
