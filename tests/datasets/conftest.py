@@ -39,3 +39,16 @@ def make_file(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
         return path
 
     return make
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def saved(folder: Path) -> Path:
+    from saved_tables import save, table  # which need the library
+
+    return save(folder, train=table(range(5)), validation=table(range(5, 8)))

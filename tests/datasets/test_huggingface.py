@@ -6,13 +6,13 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from demo_params import demo_params
 from packed import column, load_all, picture, rows, samples, texts, write_tar
+from saved_tables import README, STRUCT, save, table, write, write_arrow
 
 from pipeline import graph, stages
 from pipeline.datasets.huggingface import HuggingFaceSource
@@ -22,54 +22,7 @@ from pipeline.extract.decode import load_image
 from pipeline.params import validate_params
 from sightline.errors import SightlineError
 
-datasets = pytest.importorskip("datasets")
-
-STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-
-
-def table(numbers: range, captions: list[Any] | None = None, **more: list) -> pa.Table:
-    images = [{"bytes": picture(n), "path": f"{n}.png"} for n in numbers]
-    said = captions or [f"caption {n}" for n in numbers]
-    columns = {"image": pa.array(images, STRUCT), "caption": said, **more}
-    return pa.table(columns)
-
-
-def save(folder: Path, **splits: pa.Table) -> Path:
-    """What `save_to_disk` writes."""
-    parts = {
-        name: datasets.Dataset(rows).cast_column("image", datasets.Image(decode=False))
-        for name, rows in splits.items()
-    }
-    shards = {name: 2 if len(rows) > 4 else 1 for name, rows in splits.items()}
-    datasets.DatasetDict(parts).save_to_disk(str(folder), num_shards=shards)
-    return folder
-
-
-def write_arrow(path: Path, rows: pa.Table, new=pa.ipc.new_stream, **options) -> Path:
-    """An Arrow stream or file of batches of 3 rows."""
-    made = pa.ipc.IpcWriteOptions(**options)
-    with pa.OSFile(str(path), "wb") as sink, new(sink, rows.schema, options=made) as writer:
-        for batch in rows.to_batches(max_chunksize=3):
-            writer.write_batch(batch)
-    return path
-
-
-def write(path: Path, rows: pa.Table) -> Path:
-    if path.suffix == ".arrow":
-        return write_arrow(path, rows)
-    pq.write_table(rows, path, compression="none", use_dictionary=False)
-    return path
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def saved(folder: Path) -> Path:
-    return save(folder, train=table(range(5)), validation=table(range(5, 8)))
+pytest.importorskip("datasets")
 
 
 def prepare(path, out, **given):
@@ -385,16 +338,6 @@ def test_other_folders_are_refused_with_the_reason(folder, out):
         refused("not a data set that `datasets` can read")
 
 
-README = """---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: "{}"
----
-"""
-
-
 def test_one_of_several_configurations_is_chosen(folder, out):
     sections = []
     for name in ("en", "de"):
@@ -474,104 +417,3 @@ def test_the_graph_reads_images_where_they_are(saved, tmp_path, monkeypatch):
         stages.prepare(params, name)
         entries = graph.feature_inputs(params, name, "image").entries
         assert len([load_image(entry.place, entry.key) for entry in entries]) == count
-
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch) -> Path:
-    """A hub's cache with the data set `owner/name`, without network."""
-    from huggingface_hub import constants
-
-    cache = tmp_path / "hub"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    repository = cache / "datasets--owner--name"
-    snapshot = repository / "snapshots" / COMMIT / "data"
-    snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs/main").write_text(COMMIT)
-    (repository / "blobs").mkdir()
-    for name, numbers in (("train", range(3)), ("test", range(3, 5))):
-        blob = repository / "blobs" / name
-        pq.write_table(table(numbers), blob, compression="none", use_dictionary=False)
-        (snapshot / f"{name}-00000-of-00001.parquet").symlink_to(f"../../../blobs/{name}")
-    return cache
-
-
-def test_a_dataset_of_the_hub_is_read_from_its_cache(hub, out):
-    source = HuggingFaceSource(name="owner/name")
-    report = prepare_source(source, out)
-    assert report.counts["images_train"] == 3
-    record = json.loads((out / "dataset.json").read_text())
-    assert (record["commit"], record.get("images")) == (COMMIT, None)
-    assert str(hub) not in (out / "dataset.json").read_text()
-    shutil.rmtree(hub)
-    assert len(load_all(out)) == 5
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": "owner/other"}, "owner/other: its data set cannot be fetched"),
-        ({"name": "owner/name", "revision": "other"}, "cannot be fetched"),
-        ({"name": "not/a/name"}, "not a valid name"),
-    ],
-)
-def test_what_cannot_be_had_is_one_error(hub, out, given, message):
-    with pytest.raises(SightlineError, match=message):
-        prepare_source(HuggingFaceSource(**given), out)
-    assert not out.exists()
-
-
-@pytest.fixture
-def served(tmp_path, monkeypatch) -> list[str]:
-    """The hub with a data set `owner/name` in `tmp_path / "data"`; the names that are fetched."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.utils import filter_repo_objects
-
-    folder, fetched = tmp_path / "data", []
-
-    def names(*_, **__) -> list[str]:
-        return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-
-    def download(name, allow_patterns, revision, **_) -> str:
-        assert (name, revision) in (("owner/name", None), ("owner/name", COMMIT))
-        for file in filter_repo_objects(names(), allow_patterns=allow_patterns):
-            fetched.append(file)
-            (tmp_path / COMMIT / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / file, tmp_path / COMMIT / file)
-        return str(tmp_path / COMMIT)
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("sightline.pretrained.why_silent", lambda _: "")
-    monkeypatch.setattr("sightline.pretrained._is_silent", lambda *_: False)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr(HfApi, "list_repo_files", names)
-    return fetched
-
-
-def test_only_the_files_of_the_chosen_splits_are_fetched(folder, out, served):
-    for number, name in enumerate(("train-a", "validation", "test-[1]")):
-        pq.write_table(table(range(number, number + 1)), folder / f"{name}.parquet")
-    for name in ("a.py", "a.zip", "README.md"):
-        (folder / name).touch()
-    prepare_source(HuggingFaceSource(name="owner/name", splits={"test": "test"}), out)
-    assert served == ["README.md", "test-[1].parquet"]
-    assert len(load_all(out)) == 1
-
-
-def test_only_the_files_of_the_chosen_configuration_are_fetched(folder, out, served):
-    for number, name in enumerate(("one", "two")):
-        pq.write_table(table(range(number, number + 1)), folder / f"{name}.parquet")
-    two = "- config_name: second\n  data_files: two.parquet\n---"
-    (folder / "README.md").write_text("---" + README.format("one.parquet")[3:-4] + two)
-    prepare_source(HuggingFaceSource(name="owner/name", config="second"), out)
-    assert served == ["README.md", "two.parquet"]
-
-
-def test_only_the_chosen_splits_of_a_saved_data_set_are_fetched(saved, out, served):
-    prepare_source(HuggingFaceSource(name="owner/name", splits={"dev": "validation"}), out)
-    states = ["dataset_dict.json", "train/state.json", "validation/state.json"]
-    assert served == [*states, "validation/data-00000-of-00001.arrow"]

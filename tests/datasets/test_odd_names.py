@@ -14,7 +14,7 @@ SOURCES = ("parquet", "arrow", "saved", "webdataset", "pairs", "sentences")
 
 def fill(kind: str, folder: Path, first: int) -> None:
     """A data set of three images, or three sentences."""
-    from test_huggingface import save, table, write
+    from saved_tables import save, table, write
 
     numbers = range(first, first + 3)
     folder.mkdir(parents=True)

@@ -39,7 +39,7 @@ def build(source: str, folder: Path, rows: list[Row]) -> tuple[str, dict[str, An
     names = [f"{split}-{at}.png" for at, (_, split, _) in enumerate(rows)]
     named = [(name, split, text) for name, (_, split, text) in zip(names, rows, strict=True)]
     if source == "huggingface":
-        from test_huggingface import pa, pq
+        pytest.importorskip("datasets")
 
         columns = {
             "image": [data(number) for number, _, _ in rows],
