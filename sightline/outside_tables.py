@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from sightline.arrow_files import batches_of, schema_of
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
-from sightline.user_files import read_json, read_lines, read_text, refusal, short
+from sightline.user_files import OBJECT, read_json, read_lines, read_text, refusal, short
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "image": (
@@ -75,7 +75,7 @@ BATCH, _PICTURES = 128, 64
 garbage), and of photographs, which then take a few megabytes.
 """
 _LONGEST_HEADER = 1000
-_OBJECT, _ANY = TypeAdapter(dict[str, Any]), TypeAdapter(list[dict[str, Any]] | dict[str, Any])
+_ANY = TypeAdapter(list[dict[str, Any]] | dict[str, Any])
 
 Row = tuple[int | str, list[Any]]
 """Number of a row in its file, from 1 (for text, of its last line), or the name of its own file;
@@ -322,7 +322,7 @@ def _of_lines(path: Path, expected: str) -> OutsideTable:
         except ValueError:
             record = None
         try:
-            return record if isinstance(record, dict) else _OBJECT.validate_json(line)
+            return record if isinstance(record, dict) else OBJECT.validate_json(line)
         except ValidationError as error:
             hint = "; expected an object in every line"
             raise _refused(path, f"line {number}", error, hint) from None

@@ -49,6 +49,9 @@ def should_be(words: str) -> GetPydanticSchema:
 Identifier = Annotated[StrictInt | Name, should_be("a whole number or a non-empty text")]
 """A number or name that identifies something."""
 
+OBJECT = TypeAdapter(dict[str, Any])
+"""Any JSON object."""
+
 Loc = tuple[int | str, ...]
 T = TypeVar("T")
 

@@ -73,8 +73,7 @@ def write_pairs(
         splits = _assigned_splits(captions.listed, names, report)
     if captions.other_splits:
         report.counts["rows_of_other_splits"] = captions.other_splits
-    for remark in captions.remarks:
-        report.guess(remark)
+    report.guess(*captions.remarks)
     report.leave_columns(captions.not_read)
     for problem, lines in captions.problems.items():
         report.note(problem, lines)

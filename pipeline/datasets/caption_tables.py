@@ -38,7 +38,7 @@ from sightline.outside_tables import (
     text_suffix,
     texts_in,
 )
-from sightline.user_files import CONTROL, read_json, read_lines, short
+from sightline.user_files import CONTROL, OBJECT, read_json, read_lines, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
 _HINTS = {
@@ -55,7 +55,6 @@ _HINTS = {
 Beside = Literal["txt", "json"]
 """Captions that lie beside their images: ``0001.jpg`` with ``0001.txt`` or ``0001.json``."""
 _IMAGE = "image"
-_OBJECT = TypeAdapter(dict[str, Any])
 _VALIDATE = TypeAdapter(CaptionRow).validator.validate_python
 
 
@@ -148,7 +147,7 @@ def _table_beside(root: Path, pairs: Sequence[tuple[str, Path]]) -> OutsideTable
 
     def record(image: str, path: Path) -> dict[str, Any]:
         if suffix_of(path.name) == ".json":
-            return {**read_json(path, _OBJECT, "an object with a caption"), _IMAGE: image}
+            return {**read_json(path, OBJECT, "an object with a caption"), _IMAGE: image}
         lines = read_lines(path, "one caption per line")
         return {_IMAGE: image, "caption": [line for line in lines if line.strip()]}
 

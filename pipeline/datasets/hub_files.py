@@ -72,7 +72,7 @@ class Listing(NamedTuple):
         return not {_SPLITS, _STATE}.isdisjoint(self.names)
 
 
-def on_disk(path: Path, ignored: Counter[str] | None = None) -> Listing:
+def on_disk(path: Path, ignored: Counter[str]) -> Listing:
     """The files below a folder, hidden folders left out, and counted in ``ignored``.
 
     Raises:
@@ -80,8 +80,7 @@ def on_disk(path: Path, ignored: Counter[str] | None = None) -> Listing:
     """
     if not path.is_dir():
         raise DatasetError(f"{path}: no such file or folder; check the path")
-    names = files_below(path, path, Counter() if ignored is None else ignored)
-    return Listing(str(path), path, frozenset(names))
+    return Listing(str(path), path, frozenset(files_below(path, path, ignored)))
 
 
 def on_hub(name: str, revision: str | None) -> Listing:
@@ -98,7 +97,7 @@ def on_hub(name: str, revision: str | None) -> Listing:
     with from_hub(name, "data set"), quiet():
         if constants.HF_HUB_OFFLINE:
             where = f"{name} (in this machine's cache: HF_HUB_OFFLINE is set, or no hub answers)"
-            return on_disk(folder)._replace(where=where)
+            return on_disk(folder, Counter())._replace(where=where)
         names = HfApi().list_repo_files(name, repo_type="dataset", revision=folder.name)
     return Listing(name, folder, frozenset(names))
 

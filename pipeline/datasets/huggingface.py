@@ -326,8 +326,7 @@ class _Reader:
         self.not_read |= set(table.not_read)
         if columns != self._guessed:
             self._guessed = columns
-            for note in table.notes:
-                self._report.guess(note)
+            self._report.guess(*table.notes)
         for _, values in table.read([name for names in columns.values() for name in names]):
             row = by_name(columns, values)
             name = "/".join(filter(None, (theirs, str(self._numbers[theirs]))))

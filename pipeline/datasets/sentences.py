@@ -76,8 +76,7 @@ class SentencesSource(Source):
         table = open_table(self.path, EXPECTED)
         wanted = {"sentence": Wanted(as_columns(self.column), "column")}
         (column,) = choose(table, wanted)["sentence"]
-        for note in table.notes:
-            report.guess(note)
+        report.guess(*table.notes)
         report.leave_columns(table.not_read)
         texts: list[str] = []
         for number, (value,) in table.read([column]):

@@ -182,10 +182,10 @@ class PrepareReport:
     ignored: Counter[str] = field(default_factory=Counter)
     guesses: list[str] = field(default_factory=list)
 
-    def guess(self, line: str) -> None:
+    def guess(self, *lines: str) -> None:
         """Record what was read otherwise than it is written, or chosen unasked; and show it."""
-        self.guesses.append(line)
-        self.notes.append(line)
+        self.guesses += lines
+        self.notes += lines
 
     def leave_columns(self, names: Iterable[str]) -> None:
         """Count and name the columns of tables that are not read."""

@@ -12,12 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, Any, ClassVar, Literal, Self
+from typing import IO, Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
     Field,
-    TypeAdapter,
     ValidationError,
     create_model,
     field_validator,
@@ -36,6 +35,7 @@ from pipeline.datasets.source import (
     split_name,
 )
 from sightline.cache.manifest import Place
+from sightline.user_files import OBJECT
 
 _EVERY = "*.tar"
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -46,7 +46,6 @@ _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
 _MOST_PARTS = 12  # shown
 _MOST_ENDINGS = 1000  # counted: a key with a dot makes an ending of its own
-_OBJECT = TypeAdapter(dict[str, Any])
 
 
 class WebDatasetSource(Source):
@@ -228,7 +227,7 @@ class _Parts:
             self.seen[ending] += 1
         if ending.endswith(".json") and not self.fields and member.length <= _MOST_TEXT:
             with suppress(ValueError):
-                self.fields = tuple(_OBJECT.validate_json(_bytes_of(member, file)))
+                self.fields = tuple(OBJECT.validate_json(_bytes_of(member, file)))
 
     def captions(self, data: bytes) -> list[str]:
         """The captions in a text's bytes; a DatasetError does not name the file."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from pipeline.encoders.config import OPEN_CLIP_FILE, OpenClipConfig
@@ -27,7 +27,7 @@ from sightline.optional_imports import require
 from sightline.pretrained import Pretrained, from_hub, quiet, reaching
 from sightline.sentence_transformers_folder import tokenizer_sha256
 from sightline.settings import explain
-from sightline.user_files import read_json
+from sightline.user_files import OBJECT, read_json
 
 open_clip: Any = require("open_clip", "this encoder")
 
@@ -240,7 +240,7 @@ def _untrained(
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model config, preprocessing config) of a JSON file: open_clip's flat or nested layout."""
-    content = read_json(path, TypeAdapter(dict[str, Any]), "an open_clip model config")
+    content = read_json(path, OBJECT, "an open_clip model config")
     architecture = content.get("model_cfg", content)
     missing = [name for name in _NEEDED if name not in architecture]
     if missing:

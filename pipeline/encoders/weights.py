@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
-from sightline.user_files import read_json
+from sightline.user_files import OBJECT, read_json
 
 _SHOWN = 3
 _SINGLE = (
@@ -214,7 +213,7 @@ def _provenance(notes: Sequence[Path]) -> str:
     path = next((path for path in notes if path.is_file()), None)
     if path is None:
         return ""
-    claim = read_json(path, TypeAdapter(dict[str, Any]), "a note on weights; fix or remove it")
+    claim = read_json(path, OBJECT, "a note on weights; fix or remove it")
     sentence = claim.get("source")
     return f" ({sentence})" if isinstance(sentence, str) and sentence else ""
 
