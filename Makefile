@@ -11,7 +11,7 @@ export SAM2_BUILD_CUDA := 0
 # every stage is a separate process, and importing torch without bytecode takes 15 seconds longer
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo study flickr8k docs test test-slow test-lowest lint bench bench-gpu setup lock clean
+.PHONY: help demo study flickr docs test test-slow test-lowest lint bench bench-gpu setup lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -62,15 +62,15 @@ study: $(STUDY_FOLDER)/params.yaml ## Run the demo with five seeds and all contr
 	@echo "Plots, parameters and where every feature came from: $(STUDY_FOLDER)/report/report.html"
 
 # real photographs: this clone's data/ (docs/papers.md), in a project of its own as well
-flickr8k/params.yaml: $(CONFIGURATIONS) | flickr8k/.dvc/config
-	@mkdir -p flickr8k/data
-	@ln -sfn ../../data/raw ../../data/senteval flickr8k/data/
-	@cd flickr8k && sightline configure flickr8k
+flickr/params.yaml: $(CONFIGURATIONS) | flickr/.dvc/config
+	@mkdir -p flickr/data
+	@ln -sfn ../../data/raw ../../data/senteval flickr/data/
+	@cd flickr && sightline configure flickr8k
 
-flickr8k: flickr8k/params.yaml ## Train on Flickr8k from data/ with small real models (docs/papers.md)
+flickr: flickr/params.yaml ## Train on Flickr8k from data/ with small real models (docs/papers.md)
 	@$(BIN)/python examples/flickr8k_models.py data/raw/models data/raw/flickr8k
-	@cd flickr8k && sightline repro report
-	@cat flickr8k/report/report.txt
+	@cd flickr && sightline repro report
+	@cat flickr/report/report.txt
 
 # one process per core, each with one thread and whole test files: takes half the time
 PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(ENV)/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
