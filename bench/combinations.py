@@ -100,7 +100,7 @@ def run(training: Training, demo: Path) -> Scores:
         sentences=prepared,
         features=features,
         phrases=data / "phrase-tokens" / DATA / student["name"]
-        if objective.needs_phrases
+        if any(need.row_of == "object" for need in objective.features)
         else None,
         dev=demo / params["evaluation"]["dev"],
         seed=training.seed,

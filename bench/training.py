@@ -45,7 +45,7 @@ from train.loop import Callback, Loop
 from train.losses import info_nce
 from train.model import Student
 from train.objectives import make_objective
-from train.objectives.objective import Views
+from train.objectives.objective import Embeddings
 from train.records import DEV, RunState
 from train.run_folder import RunFolder
 from train.run_spec import RunSpec, TrainConfig
@@ -252,16 +252,17 @@ class OnlineTeachers(Student):
         teachers = {name: BertModel(encoder.config, add_pooling_layer=False) for name in names}
         self.teachers = nn.ModuleDict(teachers).requires_grad_(False)
 
-    def terms(self, batch: Batch, views: Views) -> dict[str, Tensor]:
-        lengths = torch.tensor(batch.lengths).to(batch.input_ids.device)
-        places = torch.arange(batch.input_ids.shape[1], device=lengths.device)
+    def terms(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
+        ids = batch.sentences.input_ids
+        lengths = torch.tensor(batch.sentences.lengths).to(ids.device)
+        places = torch.arange(ids.shape[1], device=lengths.device)
         mask = (places < lengths[:, None]).long()
         features = dict(batch.features)
         with torch.no_grad():
             for name, teacher in self.teachers.eval().items():
-                states = teacher(input_ids=batch.input_ids, attention_mask=mask)
+                states = teacher(input_ids=ids, attention_mask=mask)
                 features[name] = states.last_hidden_state[:, 0]
-        return super().terms(replace(batch, features=features), views)
+        return super().terms(replace(batch, features=features), embeddings)
 
 
 def plain(bench: Bench) -> None:

@@ -15,11 +15,11 @@ from torch.nn.functional import logsigmoid, normalize
 import sightline as sl
 from train.batch import Batch
 from train.objectives.objective import (
+    Embeddings,
     FeatureNeed,
     GroundedObjective,
     GroundedParams,
     Heads,
-    Views,
     text_term,
 )
 
@@ -71,15 +71,16 @@ class Sigmoid(GroundedObjective[SigmoidParams]):
     def features(self) -> list[FeatureNeed]:
         return [FeatureNeed("image", self.params.image, ("sigmoid",), head="image")]
 
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
+        sentences = embeddings["sentences"]
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
-            terms["text"] = text_term(views, heads["text"], self.params.temperature)
+            terms["text"] = text_term(sentences, heads["text"], self.params.temperature)
         if batch.stream == "pairs":
             images = heads["image"](batch.features_of("image", self.params.image))
             first, second = (
                 sigmoid_loss(heads["grounding"](view), images, self.params.scale)
-                for view in (views.first, views.second)
+                for view in sentences
             )
             terms["sigmoid"] = (first + second) / 2
         return terms

@@ -1,4 +1,4 @@
-"""A training batch: token ids, cached features and, where there are objects, phrases."""
+"""A training batch: named blocks of token rows, and cached features."""
 
 from __future__ import annotations
 
@@ -26,62 +26,84 @@ def feature_name(kind: Kind, encoder: str | None) -> str:
 
 
 @dataclass(frozen=True)
-class Phrases:
-    """The phrases of a batch, P in all, in the order of their captions.
+class TokenRows:
+    """A block of texts, one for each row of the batch, as the encoder reads them.
 
     Attributes:
-        owners: int64 [P], row of the caption that contains the phrase, ascending.
-        starts, ends: int64 [P], the phrase's tokens are starts … ends − 1 of that row.
-        counts: int64 [N], phrases of each caption; on the host, so that cutting a batch does not
-            wait for the device.
+        input_ids: int64 [n, L], padded to the longest of them.
+        lengths: int64 [n] on the host, tokens of each row, special tokens included.
+    """
+
+    input_ids: Tensor
+    lengths: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def to(self, device: torch.device) -> TokenRows:
+        """The same rows on ``device``."""
+        return replace(self, input_ids=to_device(self.input_ids, device))
+
+    def range_of(self, rows: range) -> range:
+        """Which rows of the block belong to ``rows`` of the batch."""
+        return rows
+
+    def part(self, rows: range) -> TokenRows:
+        """Those of consecutive ``rows`` of the batch, padded to the longest of them."""
+        if len(rows) == len(self):
+            return self
+        lengths = self.lengths[rows.start : rows.stop]
+        longest = int(lengths.max()) if rows else 0
+        return TokenRows(self.input_ids[rows.start : rows.stop, :longest], lengths)
+
+
+@dataclass(frozen=True)
+class TokenSpans:
+    """A block whose P rows are means over tokens of another's rows, as phrases are.
+
+    Attributes:
+        owners: int64 [P], row of the block that contains the span, ascending.
+        starts, ends: int64 [P], the span's tokens are starts … ends − 1 of that row.
+        counts: int64 [N], spans of each row of the batch; on the host, so that cutting a batch does
+            not wait for the device.
+        of: name of the block that contains them.
     """
 
     owners: Tensor
     starts: Tensor
     ends: Tensor
     counts: NDArray[np.int64]
+    of: str = "sentences"
 
     def __len__(self) -> int:
         return len(self.owners)
 
-    def to(self, device: torch.device) -> Phrases:
-        """The same phrases on ``device``."""
-        owners, starts, ends = (
-            to_device(tensor, device) for tensor in (self.owners, self.starts, self.ends)
-        )
-        return Phrases(owners, starts, ends, self.counts)
+    def to(self, device: torch.device) -> TokenSpans:
+        """The same spans on ``device``."""
+        owners, starts, ends = (to_device(tensor, device) for tensor in self._tensors)
+        return replace(self, owners=owners, starts=starts, ends=ends)
 
     def range_of(self, rows: range) -> range:
-        """Which phrases are in ``rows``, consecutive captions of the batch."""
+        """Which spans are in consecutive ``rows`` of the batch."""
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         return range(int(ends[rows.start]), int(ends[rows.stop]))
 
-    def part(self, rows: range) -> Phrases:
-        """Those in ``rows``, consecutive captions, which become captions 0 … of the part."""
+    def part(self, rows: range) -> TokenSpans:
+        """Those in consecutive ``rows``, which become rows 0 … of the part."""
         of = self.range_of(rows)
-        owners, starts, ends = (
-            tensor[of.start : of.stop] for tensor in (self.owners, self.starts, self.ends)
-        )
-        return Phrases(owners - rows.start, starts, ends, self.counts[rows.start : rows.stop])
+        owners, starts, ends = (tensor[of.start : of.stop] for tensor in self._tensors)
+        counts = self.counts[rows.start : rows.stop]
+        return TokenSpans(owners - rows.start, starts, ends, counts, self.of)
+
+    @property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.owners, self.starts, self.ends
 
 
-@dataclass(frozen=True)
-class TokenRows:
-    """Rows of a batch as the encoder reads them.
-
-    Attributes:
-        input_ids: int64 [n, L], padded to the longest of them.
-        lengths: int64 [n] on the host, tokens of each row.
-        phrases: those in these rows, with owners 0 … n − 1; None if the objective reads no
-            objects.
-    """
-
-    input_ids: Tensor
-    lengths: NDArray[np.int64]
-    phrases: Phrases | None = None
-
-    def __len__(self) -> int:
-        return len(self.lengths)
+Block = TokenRows | TokenSpans
+Blocks = Mapping[str, Block]
+"""Blocks of a batch, or of a part of it, by name. Each knows which of its rows belong to which rows
+of the batch, so that whoever shares, cuts or gathers them need not know what they are."""
 
 
 @dataclass(frozen=True)
@@ -92,32 +114,28 @@ class Batch:
         k: number of the micro-batch within the run.
         seed: of the run; with `k` it seeds what is drawn inside the batch (see `generator`).
         stream: `pairs` or `text`.
-        input_ids: int64 [N, L], padded with ``pad_token_id`` to the longest of the batch.
-        lengths: int64 [N] on the host, tokens of each row, special tokens included.
+        blocks: what the encoder embeds, by name: ``sentences``, and ``phrases`` if the objective
+            reads objects.
         features: by `feature_name`, float32: one row per sentence [N, D], of objects one per phrase
             [P, D]; empty on the text stream.
         keys: uint8 [N, 32] of the texts, for error messages.
-        phrases: the phrases of all captions; None if the objective reads no objects.
     """
 
     k: int
     seed: int
     stream: Stream
-    input_ids: Tensor
-    lengths: NDArray[np.int64]
+    blocks: Blocks
     features: Mapping[str, Tensor]
     keys: NDArray[np.uint8]
-    phrases: Phrases | None = None
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.sentences)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on ``device``."""
         features = {name: to_device(rows, device) for name, rows in self.features.items()}
-        phrases = None if self.phrases is None else self.phrases.to(device)
-        ids = to_device(self.input_ids, device)
-        return replace(self, input_ids=ids, features=features, phrases=phrases)
+        blocks = {name: block.to(device) for name, block in self.blocks.items()}
+        return replace(self, blocks=blocks, features=features)
 
     def features_of(self, kind: Kind, encoder: str | None) -> Tensor:
         """The rows of one feature set."""
@@ -125,17 +143,21 @@ class Batch:
 
     @property
     def sentences(self) -> TokenRows:
-        """All rows, as the encoder reads them."""
-        return TokenRows(self.input_ids, self.lengths, self.phrases)
+        """The block of sentences."""
+        rows = self.blocks["sentences"]
+        assert isinstance(rows, TokenRows)
+        return rows
 
-    def part(self, rows: range) -> TokenRows:
-        """Consecutive ``rows``, as the encoder reads them."""
-        if len(rows) == len(self):
-            return self.sentences
-        lengths = self.lengths[rows.start : rows.stop]
-        longest = int(lengths.max()) if rows else 0
-        ids = self.input_ids[rows.start : rows.stop, :longest]
-        return TokenRows(ids, lengths, None if self.phrases is None else self.phrases.part(rows))
+    @property
+    def phrases(self) -> TokenSpans:
+        """The block of phrases; KeyError if the objective reads no objects."""
+        spans = self.blocks["phrases"]
+        assert isinstance(spans, TokenSpans)
+        return spans
+
+    def part(self, rows: range) -> dict[str, Block]:
+        """What of each block belongs to consecutive ``rows``."""
+        return {name: block.part(rows) for name, block in self.blocks.items()}
 
     def generator(self) -> torch.Generator:
         """A CPU generator fixed by (seed, k): the same draw again after a resume."""

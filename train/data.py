@@ -30,7 +30,7 @@ from sightline.cache.feature_kind import RowOf
 from sightline.cache.record import Kind
 from sightline.devices import to_device
 from sightline.errors import SightlineError
-from train.batch import Batch
+from train.batch import Batch, Block, TokenRows
 from train.pairs import (
     Pairs,
     describe_source,
@@ -221,17 +221,17 @@ class TrainingData:
         draw = self.schedule.draw(k)
         rows = self.schedule.rows(draw)
         stream = self._streams[draw.stream]
-        phrases, numbers = None, rows
+        lengths = stream.lengths[rows]
+        ids = stream.ids.take(rows)[:, : int(lengths.max())].long()
+        blocks: dict[str, Block] = {"sentences": TokenRows(ids, lengths)}
+        numbers = rows
         if stream.phrases is not None:
-            phrases, numbers = take_phrases(stream.phrases, rows)
+            blocks["phrases"], numbers = take_phrases(stream.phrases, rows)
         features = {
             name: lookup.take(numbers if name in stream.of_objects else rows).float()
             for name, lookup in stream.features.items()
         }
-        lengths = stream.lengths[rows]
-        ids = stream.ids.take(rows)[:, : int(lengths.max())].long()
-        keys = stream.keys[rows]
-        return Batch(k, self.seed, draw.stream, ids, lengths, features, keys, phrases)
+        return Batch(k, self.seed, draw.stream, blocks, features, stream.keys[rows])
 
     def repeats(self, batches: int) -> tuple[int, int]:
         """Rows whose text or image their batch has twice, and all, of the first ``batches``."""

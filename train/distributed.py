@@ -136,7 +136,7 @@ class Processes:
         return int(numbers)
 
     def gather_rows(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The rows [2, n, d] of every process, by rank: [2, Σ sizes, d], without a graph.
+        """The rows [views, n, d] of every process, by rank: [views, Σ sizes, d], without a graph.
 
         Args:
             sizes: n of every process.
@@ -146,8 +146,8 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        two, rows, width = local.shape
-        padded = local.new_zeros(two, max(sizes), width)
+        views, rows, width = local.shape
+        padded = local.new_zeros(views, max(sizes), width)
         padded[:, :rows] = local
         parts = [torch.empty_like(padded) for _ in sizes]
         with _waiting():

@@ -8,16 +8,16 @@ dropout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from train.batch import TokenRows
+from train.batch import Blocks
 
-Encode = Callable[[TokenRows], tuple[Tensor, Tensor | None]]
-"""Sentence embeddings [2, n, d] of both views, and those of phrases [2, p, d] or None."""
+Embed = Callable[[Blocks], Mapping[str, Tensor]]
+"""Embeddings [views, n, d] of every block."""
 
 
 def split(rows: range, parts: int) -> list[range]:
@@ -39,62 +39,56 @@ class CachedEmbeddings:
     `backward` encodes each again, from the random state it had the first time.
 
     Attributes:
-        sentences: [2, n, d], the chunks concatenated.
-        phrases: [2, p, d], or None if no chunk has any to embed.
+        embeddings: name of a block → [views, n, d], the chunks concatenated.
     """
 
-    def __init__(self, encode: Encode, chunks: Sequence[TokenRows], device: torch.device) -> None:
+    def __init__(self, embed: Embed, chunks: Sequence[Blocks], device: torch.device) -> None:
         """
         Args:
             chunks: at least one; a single chunk may have no rows.
         """
-        self._encode, self._chunks, self._device = encode, chunks, device
-        self._graph: tuple[Tensor, Tensor | None] | None = None
+        self._embed, self._chunks, self._device = embed, chunks, device
+        self._graph: Mapping[str, Tensor] | None = None
         self._states: list[tuple[Tensor, Tensor | None]] = []
         if len(chunks) == 1:
-            self._graph = encode(chunks[0])
+            self._graph = embed(chunks[0])
             embedded = [self._graph]
         else:
             embedded = [self._without_graph(chunk) for chunk in chunks]
-        self.sentences = _joined([sentences for sentences, _ in embedded])
-        phrases = [phrases for _, phrases in embedded if phrases is not None]
-        self.phrases = _joined(phrases) if phrases else None
+        self.embeddings = {
+            name: torch.cat([chunk[name].detach() for chunk in embedded], dim=1)
+            for name in embedded[0]
+        }
 
-    def backward(self, of_sentences: Tensor | None, of_phrases: Tensor | None) -> None:
+    def backward(self, gradients: Mapping[str, Tensor]) -> None:
         """Backpropagate gradients of the embeddings into the encoder's; call once.
 
         Args:
-            of_sentences: [2, n, d], or None if no term depends on them.
-            of_phrases: [2, p, d], likewise.
+            gradients: name of a block → [views, n, d]; a block on which no term depends is left
+                out.
         """
-        row = phrase = 0
+        starts = dict.fromkeys(gradients, 0)
         for number, chunk in enumerate(self._chunks):
-            sentences, phrases = self._with_graph(number, chunk)
-            pairs = []
-            if of_sentences is not None:
-                pairs.append((sentences, of_sentences[:, row : row + len(chunk)]))
-                row += len(chunk)
-            if of_phrases is not None and phrases is not None:
-                pairs.append((phrases, of_phrases[:, phrase : phrase + phrases.shape[1]]))
-                phrase += phrases.shape[1]
-            pairs = [pair for pair in pairs if pair[0].requires_grad]  # no rows have no graph
+            embedded = self._with_graph(number, chunk)
+            pairs: list[tuple[Tensor, Tensor]] = []
+            for name, gradient in gradients.items():
+                root, start = embedded[name], starts[name]
+                starts[name] += root.shape[1]
+                if root.requires_grad:  # no rows have no graph
+                    pairs.append((root, gradient[:, start : starts[name]]))
             torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
 
-    def _without_graph(self, chunk: TokenRows) -> tuple[Tensor, Tensor | None]:
+    def _without_graph(self, chunk: Blocks) -> Mapping[str, Tensor]:
         self._states.append(_random_state(self._device))
         with torch.no_grad():
-            return self._encode(chunk)
+            return self._embed(chunk)
 
-    def _with_graph(self, number: int, chunk: TokenRows) -> tuple[Tensor, Tensor | None]:
+    def _with_graph(self, number: int, chunk: Blocks) -> Mapping[str, Tensor]:
         if self._graph is not None:
             embedded, self._graph = self._graph, None
             return embedded
         _set_random_state(self._states[number], self._device)
-        return self._encode(chunk)
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach() for tensor in tensors], dim=1)
+        return self._embed(chunk)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

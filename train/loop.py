@@ -33,7 +33,7 @@ from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, Student
-from train.objectives.objective import Views, statistics_of
+from train.objectives.objective import statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import FAILURE_FILE, LOOP_FILE, MODEL_FILE, RunFolder
@@ -196,17 +196,25 @@ class Loop:
         torch.manual_seed(dropout_seed(self._seed, batch.k, rank))
         shares = processes.shares(len(batch))
         chunks = [batch.part(rows) for rows in chunks_of(shares[rank], self._config.chunk)]
-        own = CachedEmbeddings(self._model.encode, chunks, self._device)
-        sentences = _leaf(processes.gather_rows(own.sentences, [len(rows) for rows in shares]))
-        phrases, of_shares = None, [range(0)] * len(shares)
-        if own.phrases is not None:
-            assert batch.phrases is not None
-            of_shares = [batch.phrases.range_of(rows) for rows in shares]
-            phrases = _leaf(processes.gather_rows(own.phrases, [len(share) for share in of_shares]))
-        terms = self._model.terms(batch, Views(sentences[0], sentences[1], phrases))
+        own = CachedEmbeddings(self._model.embed, chunks, self._device)
+        ranges = {n: [b.range_of(rows) for rows in shares] for n, b in batch.blocks.items()}
+        # new leaves, with the gradients of all processes' rows
+        embeddings = {
+            name: processes.gather_rows(rows, [len(share) for share in ranges[name]])
+            .detach()
+            .requires_grad_()
+            for name, rows in own.embeddings.items()
+        }
+        terms = self._model.terms(batch, embeddings)
         loss = terms[TOTAL] / parts
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        own.backward(_rows(sentences, shares[rank]), _rows(phrases, of_shares[rank]))
+        own.backward(
+            {
+                name: rows.grad[:, ranges[name][rank].start : ranges[name][rank].stop]
+                for name, rows in embeddings.items()
+                if rows.grad is not None
+            }
+        )
         terms = {name: term.detach() for name, term in terms.items()}
         self._window.add(terms, statistics_of(self._model.objective, batch), parts)
         return terms
@@ -425,15 +433,3 @@ def dropout_seed(seed: int, k: int, rank: int) -> int:
     words = f"dropout {seed} {k}" + (f" {rank}" if rank else "")
     digest = hashlib.sha256(words.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def _leaf(embeddings: Tensor) -> Tensor:
-    """The same numbers as a new leaf, with their own gradient."""
-    return embeddings.detach().requires_grad_()
-
-
-def _rows(embeddings: Tensor | None, rows: range) -> Tensor | None:
-    """The gradient of some ``rows`` of [2, n, d]; None if no term depends on them."""
-    if embeddings is None or embeddings.grad is None:
-        return None
-    return embeddings.grad[:, rows.start : rows.stop]

@@ -27,8 +27,8 @@ from sightline.sentence_transformers_folder import (
     positions,
     read_recipe,
 )
-from train.batch import Batch, Phrases, TokenRows
-from train.objectives.objective import Objective, Views
+from train.batch import Batch, Blocks, TokenRows, TokenSpans
+from train.objectives.objective import Objective
 from train.run_spec import StudentConfig, TrainedPooling
 
 Embed = Callable[..., tuple[Tensor, Tensor]]
@@ -79,9 +79,13 @@ class Student(nn.Module):
         self.precision: Precision = precision
         self._embed = _compiled(self._embedded) if compiled else self._embedded
 
-    def terms(self, batch: Batch, views: Views) -> dict[str, Tensor]:
-        """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`."""
-        terms = self.objective.terms(batch, views, self.heads)
+    def terms(self, batch: Batch, embeddings: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`.
+
+        Args:
+            embeddings: of each block of the batch, as `embed` returns them.
+        """
+        terms = self.objective.terms(batch, embeddings, self.heads)
         for name, term in expect(terms, dict, self.objective, "terms").items():
             if name not in self.objective.weights or getattr(term, "shape", None) != ():
                 expected = f"scalars named {', '.join(self.objective.weights)}"
@@ -90,46 +94,66 @@ class Student(nn.Module):
             raise wrong(self.objective, "terms", terms, f"those of a batch of {batch.stream}")
         return {**terms, TOTAL: self.objective.total(terms)}
 
-    def encode(self, sentences: TokenRows) -> tuple[Tensor, Tensor | None]:
-        """Two dropout views of every row of ``sentences``, in their order.
+    def embed(self, blocks: Blocks) -> dict[str, Tensor]:
+        """Two dropout views of the rows of every block, in their order.
+
+        Returns:
+            Name → [2, n, d], in the dtype of the encoder's weights.
+        """
+        embeddings: dict[str, Tensor] = {}
+        for name, rows in blocks.items():
+            if isinstance(rows, TokenRows):
+                spans = {
+                    other: block
+                    for other, block in blocks.items()
+                    if isinstance(block, TokenSpans) and block.of == name
+                }
+                embeddings[name], of_spans = self._views(rows, spans)
+                embeddings |= of_spans
+        return {name: embeddings[name] for name in blocks}
+
+    def encode(self, rows: TokenRows) -> Tensor:
+        """Two dropout views of one block of texts: [2, n, d], as `embed` has them."""
+        return self._views(rows, {})[0]
+
+    def _views(
+        self, rows: TokenRows, spans: Mapping[str, TokenSpans]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Two dropout views of every row [2, n, d], and of every block of spans in these rows.
 
         Each length group holds both views of its rows, so one pass draws independent dropout for
         them. A row's embedding does not depend on which rows it is padded with, so the grouping
         changes only the time.
-
-        Returns:
-            Sentence embeddings [2, n, d] in the dtype of the encoder's weights, and phrase
-            embeddings [2, p, d] (None without phrases, or if the objective does not read them).
         """
-        device, dtype = sentences.input_ids.device, self.encoder.dtype
-        if not len(sentences):
+        device, dtype = rows.input_ids.device, self.encoder.dtype
+        if not len(rows):
             nothing = next(self.encoder.parameters()).new_zeros(2, 0, self.width)
-            return nothing, None if sentences.phrases is None else nothing
-        groups = length_groups(sentences.lengths.tolist(), self._overhead(device))
+            return nothing, dict.fromkeys(spans, nothing)
+        groups = length_groups(rows.lengths.tolist(), self._overhead(device))
         weights = self._rounded_weights()
-        pooled, of_phrases, order = [], [], []
-        for rows in groups:
-            part, numbers = (sentences, None) if len(groups) == 1 else _group(sentences, rows)
-            ids, mask = _padded(part)
+        pooled: list[Tensor] = []
+        means: dict[str, list[Tensor]] = {name: [] for name in spans}
+        places: dict[str, list[Tensor]] = {name: [] for name in spans}
+        for numbers in groups:
+            ids, mask = _padded(rows if len(groups) == 1 else _rows(rows, numbers))
             with self._autocast(device):
                 vectors, states = self._embed(
                     torch.cat([ids, ids]), torch.cat([mask, mask]), weights
                 )
-            pooled.append(vectors.unflatten(0, (2, len(rows))))  # (2, n, d)
-            if self.objective.needs_phrases and part.phrases is not None:
-                views = states.unflatten(0, (2, len(rows)))
-                of_phrases.append(
-                    torch.stack([phrase_embeddings(view, part.phrases) for view in views])
-                )
-                order.append(numbers)
+            pooled.append(vectors.unflatten(0, (2, len(numbers))))  # (2, n, d)
+            views = states.unflatten(0, (2, len(numbers)))  # (2, n, L, d)
+            for name, block in spans.items():
+                if len(groups) > 1:
+                    block, place = _spans(block, len(rows), numbers)
+                    places[name].append(place)
+                means[name].append(torch.stack([span_means(view, block) for view in views]))
         if len(groups) == 1:
-            return pooled[0].to(dtype), of_phrases[0].to(dtype) if of_phrases else None
-        whole = torch.tensor([row for rows in groups for row in rows], device=device)
-        embeddings = torch.cat(pooled, dim=1)[:, torch.argsort(whole)].to(dtype)
-        if not of_phrases:
-            return embeddings, None
-        phrases = torch.cat(of_phrases, dim=1)[:, torch.argsort(torch.cat(order))]  # (2, p, d)
-        return embeddings, phrases.to(dtype)
+            return pooled[0].to(dtype), {name: parts[0].to(dtype) for name, parts in means.items()}
+        order = torch.tensor([row for numbers in groups for row in numbers], device=device)
+        return torch.cat(pooled, dim=1)[:, torch.argsort(order)].to(dtype), {
+            name: torch.cat(parts, dim=1)[:, torch.argsort(torch.cat(places[name]))].to(dtype)
+            for name, parts in means.items()
+        }
 
     def _overhead(self, device: torch.device) -> int | None:
         """Cost of one more length group, in tokens; None makes one group.
@@ -247,42 +271,43 @@ def length_groups(lengths: Sequence[int], overhead: int | None) -> list[list[int
     return groups[::-1] if len(groups) > 1 else [whole]
 
 
-def phrase_embeddings(tokens: Tensor, phrases: Phrases) -> Tensor:
-    """The mean of each phrase's token embeddings: [N, L, d] → [P, d].
+def span_means(tokens: Tensor, spans: TokenSpans) -> Tensor:
+    """The mean of each span's token embeddings: [N, L, d] → [P, d].
 
     One matrix product with the P × N·L matrix of token weights: no loop over captions, and no
     scatter with a nondeterministic order of addition.
     """
     count, longest, _ = tokens.shape
     position = torch.arange(longest, device=tokens.device)
-    inside = (position >= phrases.starts[:, None]) & (position < phrases.ends[:, None])  # (P, L)
-    shares = inside / (phrases.ends - phrases.starts)[:, None]
+    inside = (position >= spans.starts[:, None]) & (position < spans.ends[:, None])  # (P, L)
+    shares = inside / (spans.ends - spans.starts)[:, None]
     # not one_hot, which reads the largest owner back from the device
-    owners = phrases.owners[:, None] == torch.arange(count, device=tokens.device)  # (P, N)
+    owners = spans.owners[:, None] == torch.arange(count, device=tokens.device)  # (P, N)
     of_tokens = owners[:, :, None] * shares[:, None, :]  # (P, N, L)
     return of_tokens.flatten(1).to(tokens.dtype) @ tokens.flatten(0, 1)
 
 
-def _padded(sentences: TokenRows) -> tuple[Tensor, Tensor]:
+def _padded(rows: TokenRows) -> tuple[Tensor, Tensor]:
     """Token ids [n, L] and mask: bool [n, L]; L is the longest row."""
-    longest = int(sentences.lengths.max())
-    ids = sentences.input_ids[:, :longest]
-    inside = np.arange(longest) < sentences.lengths[:, None]
+    longest = int(rows.lengths.max())
+    ids = rows.input_ids[:, :longest]
+    inside = np.arange(longest) < rows.lengths[:, None]
     return ids, to_device(torch.from_numpy(inside), ids.device)
 
 
-def _group(sentences: TokenRows, rows: list[int]) -> tuple[TokenRows, Tensor]:
-    """Some ``rows``, in that order, and the numbers of their phrases."""
-    ids, lengths = sentences.input_ids[rows], sentences.lengths[rows]
-    phrases = sentences.phrases
-    if phrases is None:
-        return TokenRows(ids, lengths), torch.empty(0, dtype=torch.int64)
-    place = torch.full((len(sentences),), -1, device=ids.device)
-    place[rows] = torch.arange(len(rows), device=ids.device)
-    owners = place[phrases.owners]
-    numbers = torch.nonzero(owners >= 0).ravel()
-    spans = (owners[numbers], phrases.starts[numbers], phrases.ends[numbers])
-    return TokenRows(ids, lengths, Phrases(*spans, phrases.counts[rows])), numbers
+def _rows(rows: TokenRows, numbers: list[int]) -> TokenRows:
+    """The rows of these ``numbers``, in their order."""
+    return TokenRows(rows.input_ids[numbers], rows.lengths[numbers])
+
+
+def _spans(spans: TokenSpans, rows: int, numbers: list[int]) -> tuple[TokenSpans, Tensor]:
+    """The spans in the rows of these ``numbers``, of ``rows``, and the numbers of the spans."""
+    place = torch.full((rows,), -1, device=spans.owners.device)
+    place[numbers] = torch.arange(len(numbers), device=place.device)
+    owners = place[spans.owners]
+    inside = torch.nonzero(owners >= 0).ravel()
+    found = (owners[inside], spans.starts[inside], spans.ends[inside])
+    return TokenSpans(*found, spans.counts[numbers], spans.of), inside
 
 
 @dataclass(frozen=True)

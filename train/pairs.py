@@ -22,7 +22,7 @@ from sightline.cache import (
 )
 from sightline.cache.caption_choice import CaptionPolicy, choose_captions
 from sightline.errors import SightlineError
-from train.batch import Phrases
+from train.batch import TokenSpans
 from train.run_spec import PairSource
 
 
@@ -189,7 +189,7 @@ def with_next_objects(phrases: RaggedPhrases) -> RaggedPhrases:
 
 def take_phrases(
     phrases: RaggedPhrases, pairs: NDArray[np.int64]
-) -> tuple[Phrases, NDArray[np.int64]]:
+) -> tuple[TokenSpans, NDArray[np.int64]]:
     """The phrases of ``pairs``, and their numbers among all, int64 [P]."""
     import torch
 
@@ -199,7 +199,7 @@ def take_phrases(
     owners = np.repeat(np.arange(len(pairs)), counts)
     spans = phrases.starts[numbers], phrases.ends[numbers]
     owners, starts, ends = (torch.from_numpy(each.astype(np.int64)) for each in (owners, *spans))
-    return Phrases(owners, starts, ends, counts), numbers
+    return TokenSpans(owners, starts, ends, counts), numbers
 
 
 def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[RaggedPhrases, str]:

@@ -16,7 +16,7 @@ from diagnosed_world import CAPTIONS_EACH, look, poison, write_set
 
 from sightline.cache import FeatureSet, key_of_text, keys_of_texts
 from sightline.errors import SightlineError
-from train.batch import Batch
+from train.batch import Batch, TokenRows
 from train.diagnose.diagnosis import diagnose
 from train.diagnose.findings import findings
 from train.diagnose.pair_cosines import separation
@@ -113,7 +113,8 @@ def test_the_removed_share_is_what_the_objective_computes(world, diagnosis):
             "text-clip": torch.from_numpy(texts.take(keys)),
         }
         ids, lengths = torch.ones(len(rows), 2, dtype=torch.int64), np.full(len(rows), 2)
-        batch = Batch(k, 3, "pairs", ids, lengths, features, keys, None)
+        blocks = {"sentences": TokenRows(ids, lengths)}
+        batch = Batch(k, 3, "pairs", blocks, features, keys)
         for name, share in objective.statistics(batch).items():
             shares[name.removeprefix("removed_")].append(float(share))
     for name, threshold in (("image", 0.35), ("teacher_text", 0.5)):

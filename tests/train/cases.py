@@ -27,7 +27,6 @@ from train.batch import Batch
 from train.data import TrainingData
 from train.model import Student, load_student
 from train.objectives import make_objective
-from train.objectives.objective import Views
 from train.run_spec import RunSpec
 
 Rows = Mapping[bytes, np.ndarray]
@@ -199,8 +198,7 @@ class Case:
 
 def terms_of(model: Student, batch: Batch) -> dict[str, Tensor]:
     """The loss terms of ``batch``, and their total."""
-    (first, second), phrases = model.encode(batch.sentences)
-    return model.terms(batch, Views(first, second, phrases))
+    return model.terms(batch, model.embed(batch.blocks))
 
 
 def case_of(features: Features, objective: str, **parameters: Any) -> Case:

@@ -123,10 +123,11 @@ def test_features_and_ids_of_a_batch_belong_to_its_texts(world):
     for k in range(len(data)):
         batch = data[k]
         flat, lengths = tokens.gather(tokens.rows(batch.keys))
-        assert batch.lengths.tolist() == lengths.tolist()
-        inside = torch.arange(batch.input_ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
-        assert batch.input_ids[inside].tolist() == flat.tolist()
-        assert (batch.input_ids[~inside] == tokens.header.pad_token_id).all()
+        found = batch.sentences
+        assert found.lengths.tolist() == lengths.tolist()
+        inside = torch.arange(found.input_ids.shape[1]) < torch.from_numpy(found.lengths)[:, None]
+        assert found.input_ids[inside].tolist() == flat.tolist()
+        assert (found.input_ids[~inside] == tokens.header.pad_token_id).all()
         if batch.stream == "pairs":
             keys = [world.image_keys[image_of[key.tobytes()]] for key in batch.keys]
             expected = features.take(keys).astype(np.float32)

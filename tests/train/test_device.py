@@ -76,16 +76,17 @@ def test_a_process_has_the_gpu_of_its_number_on_its_machine(monkeypatch):
 
 
 def assert_same(one: Batch, other: Batch) -> None:
-    assert torch.equal(one.input_ids, other.input_ids)
-    assert one.input_ids.dtype == other.input_ids.dtype == torch.int64
-    assert one.lengths.tolist() == other.lengths.tolist()
+    ids, same = one.sentences.input_ids, other.sentences.input_ids
+    assert torch.equal(ids, same)
+    assert ids.dtype == same.dtype == torch.int64
+    assert one.sentences.lengths.tolist() == other.sentences.lengths.tolist()
     assert one.keys.tolist() == other.keys.tolist()
     assert one.features.keys() == other.features.keys()
     for feature, rows in one.features.items():
         assert rows.dtype == other.features[feature].dtype == torch.float32
         assert torch.equal(rows, other.features[feature])
-    assert (one.phrases is None) == (other.phrases is None)
-    if one.phrases is not None and other.phrases is not None:
+    assert one.blocks.keys() == other.blocks.keys()
+    if "phrases" in one.blocks:
         for part in ("owners", "starts", "ends"):
             assert torch.equal(getattr(one.phrases, part), getattr(other.phrases, part))
         assert one.phrases.counts.tolist() == other.phrases.counts.tolist()

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from transformers import BertModel
 
 from sightline.errors import SightlineError
-from train.batch import Phrases
+from train.batch import TokenSpans
 from train.data import TrainingData, first_paired
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
 from train.loop import Callback
@@ -35,7 +35,7 @@ def student(world, **changes):
 
 def sorting_is_not_its_own_inverse(batch):
     """Of the rows by length, so that a wrong order shows."""
-    order = np.argsort(batch.lengths, kind="stable")
+    order = np.argsort(batch.sentences.lengths, kind="stable")
     return (order[order] != np.arange(len(batch))).any()
 
 
@@ -55,16 +55,16 @@ def model_and_batch(features):
 def test_length_groups_do_not_change_embeddings_loss_and_gradients(model_and_batch, pooling):
     model, batch = model_and_batch
     model.pooling = pooling
-    assert len(set(batch.lengths.tolist())) > 1
+    assert len(set(batch.sentences.lengths.tolist())) > 1
     found = []
     for overhead in (10_000, 0):  # one group; a group for each length
         model._overhead = lambda device, overhead=overhead: overhead
-        views, phrases = model.encode(batch.sentences)
+        embeddings = model.embed(batch.blocks)
         model.zero_grad()
         loss = terms_of(model, batch)["total"]
         loss.backward()
         gradient = model.encoder.get_input_embeddings().weight.grad
-        found.append((views, phrases, loss, gradient.clone()))
+        found.append((*embeddings.values(), loss, gradient.clone()))
     for one, many in zip(*found, strict=True):
         torch.testing.assert_close(one, many, rtol=1e-9, atol=1e-12)
 
@@ -75,25 +75,37 @@ def test_phrases_are_means_over_the_tokens_of_their_own_sentence(model_and_batch
     model._overhead = lambda device: overhead
     # two phrases in every row: [CLS], and all of it
     owners = torch.arange(len(batch)).repeat_interleave(2)
-    ends = torch.tensor([end for length in batch.lengths for end in (1, length)])
-    phrases = Phrases(owners, torch.zeros_like(ends), ends, np.full(len(batch), 2))
-    batch = replace(batch, phrases=phrases)
-    cls, found = model.encode(batch.sentences)
+    ends = torch.tensor([end for length in batch.sentences.lengths for end in (1, length)])
+    phrases = TokenSpans(owners, torch.zeros_like(ends), ends, np.full(len(batch), 2))
+    embeddings = model.embed({"sentences": batch.sentences, "phrases": phrases})
     model.pooling = "mean"
-    means, _ = model.encode(batch.sentences)
-    torch.testing.assert_close(found[:, 0::2], cls)
-    torch.testing.assert_close(found[:, 1::2], means)
+    means = model.encode(batch.sentences)
+    torch.testing.assert_close(embeddings["phrases"][:, 0::2], embeddings["sentences"])
+    torch.testing.assert_close(embeddings["phrases"][:, 1::2], means)
+
+
+def test_every_block_of_texts_has_spans_of_its_own(model_and_batch):
+    model, batch = model_and_batch
+    other = batch.sentences.part(range(2, 5))
+    one = torch.tensor([0, 2])
+    spans = TokenSpans(one, one * 0, one * 0 + 1, np.array([1, 0, 1]), of="other")
+    blocks = {"spans of other": spans, **batch.blocks, "other": other}
+    embeddings = model.embed(blocks)
+    assert list(embeddings) == list(blocks)
+    torch.testing.assert_close(embeddings["other"], model.encode(other))
+    torch.testing.assert_close(embeddings["spans of other"], embeddings["other"][:, one])
+    torch.testing.assert_close(embeddings["phrases"], model.embed(batch.blocks)["phrases"])
 
 
 @pytest.mark.parametrize("rows", [range(3), range(2, 5), range(5, 6), range(4, 4)])
 def test_a_part_of_a_batch_is_encoded_as_within_it(model_and_batch, rows):
     model, batch = model_and_batch
-    whole, phrases = model.encode(batch.sentences)
-    part, phrases_of_part = model.encode(batch.part(rows))
-    assert len(batch.part(rows)) == len(rows)
-    torch.testing.assert_close(part, whole[:, rows.start : rows.stop])
+    whole, part = model.embed(batch.blocks), model.embed(batch.part(rows))
+    assert len(batch.part(rows)["sentences"]) == len(rows)
+    torch.testing.assert_close(part["sentences"], whole["sentences"][:, rows.start : rows.stop])
     ends = [0, *np.cumsum(batch.phrases.counts)]
-    torch.testing.assert_close(phrases_of_part, phrases[:, ends[rows.start] : ends[rows.stop]])
+    of_part = whole["phrases"][:, ends[rows.start] : ends[rows.stop]]
+    torch.testing.assert_close(part["phrases"], of_part)
 
 
 def cost(lengths, groups, overhead):
@@ -161,41 +173,40 @@ def test_a_second_pass_of_several_chunks_has_the_dropout_of_the_first(model_and_
     chunks = [batch.part(rows) for rows in chunks_of(range(len(batch)), 2)]
     passes = []
 
-    def encode(sentences):
-        passes.append(model.encode(sentences))
+    def embed(blocks):
+        passes.append(model.embed(blocks))
         return passes[-1]
 
     torch.manual_seed(7)
-    cached = CachedEmbeddings(encode, chunks, CPU)
-    assert not torch.equal(cached.sentences[0], cached.sentences[1])  # the views differ
-    assert not any(sentences.requires_grad for sentences, _ in passes)
+    cached = CachedEmbeddings(embed, chunks, CPU)
+    assert not torch.equal(*cached.embeddings["sentences"])  # the views differ
+    assert not any(rows.requires_grad for blocks in passes for rows in blocks.values())
     torch.rand(3)  # whatever draws numbers in between
-    of_sentences = torch.randn_like(cached.sentences)
-    of_phrases = torch.randn_like(cached.phrases)
-    cached.backward(of_sentences, of_phrases)
+    gradients = {name: torch.randn_like(rows) for name, rows in cached.embeddings.items()}
+    cached.backward(gradients)
     assert len(passes) == 2 * len(chunks) == 6
     for first, second in zip(passes[:3], passes[3:], strict=True):
-        assert torch.equal(first[0], second[0])
-        assert torch.equal(first[1], second[1])
+        assert first.keys() == second.keys() == {"sentences", "phrases"}
+        assert all(torch.equal(rows, second[name]) for name, rows in first.items())
     found = {n: p.grad.clone() for n, p in model.encoder.named_parameters() if p.grad is not None}
     assert len(found) > 10
 
     # the same masks with one graph of all chunks
     model.zero_grad()
     torch.manual_seed(7)
-    encoded = [model.encode(chunk) for chunk in chunks]
-    sentences, phrases = (torch.cat(parts, dim=1) for parts in zip(*encoded, strict=True))
-    ((sentences * of_sentences).sum() + (phrases * of_phrases).sum()).backward()
+    embedded = [model.embed(chunk) for chunk in chunks]
+    whole = {name: torch.cat([part[name] for part in embedded], dim=1) for name in gradients}
+    sum((whole[name] * gradient).sum() for name, gradient in gradients.items()).backward()
     for name, gradient in found.items():
         expected = model.encoder.get_parameter(name).grad
         torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-12)
 
     # one chunk alone keeps its graph
     passes.clear()
-    cached = CachedEmbeddings(encode, [batch.sentences], CPU)
-    cached.backward(torch.ones_like(cached.sentences), None)
+    cached = CachedEmbeddings(embed, [batch.blocks], CPU)
+    cached.backward({"sentences": torch.ones_like(cached.embeddings["sentences"])})
     assert len(passes) == 1
-    assert not cached.sentences.requires_grad
+    assert not cached.embeddings["sentences"].requires_grad
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 5))
@@ -261,9 +272,9 @@ def test_a_pooling_that_cannot_be_exported_is_refused(world, pooling):
 def test_bf16_rounds_the_weights_of_the_encoder_once_and_nothing_else(features, name):
     model, data = case_of(features, name).build()
     batch = paired(data)
-    exact, terms = model.encode(batch.sentences)[0], terms_of(model, batch)
+    exact, terms = model.encode(batch.sentences), terms_of(model, batch)
     model.precision = "bf16"
-    rounded, found = model.encode(batch.sentences)[0], terms_of(model, batch)
+    rounded, found = model.encode(batch.sentences), terms_of(model, batch)
     assert rounded.dtype == torch.float32
     assert torch.equal(rounded, rounded.bfloat16().float())
     assert not torch.equal(rounded, exact)

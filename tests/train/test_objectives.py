@@ -18,12 +18,11 @@ from torch.nn.functional import cosine_similarity
 from sightline.cache import PhraseTokenHeader, as_keys, write_phrase_tokens
 from sightline.errors import SightlineError
 from sightline.settings import unknown
-from train.batch import Phrases
+from train.batch import TokenSpans
 from train.data import first_paired
 from train.losses import cosine_matrix
 from train.objectives import make_objective, objective_class
 from train.objectives.mcseo import contrasted
-from train.objectives.objective import Views
 from train.run_spec import StudentConfig, TrainConfig
 from train.train_run import train_run
 
@@ -241,7 +240,8 @@ def test_draws_depend_on_seed_and_batch_and_not_on_which_terms_are_on(features):
 
     def terms(parameters=case.parameters, **changes):
         objective = make_objective("dalr", {**case.parameters, **parameters})
-        return objective.terms(replace(paired(data), **changes), Views(*views), model.heads)
+        batch = replace(paired(data), **changes)
+        return objective.terms(batch, {"sentences": views}, model.heads)
 
     every = terms()
     for term in DALR_TERMS:
@@ -328,9 +328,10 @@ def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(feature
     model, data = case_of(features, "mcseo").build()
     batch = paired(data)
     none = batch.phrases.owners[:0]
+    phrases = TokenSpans(none, none, none, np.zeros_like(batch.phrases.counts))
     empty = replace(
         batch,
-        phrases=Phrases(none, none, none, np.zeros_like(batch.phrases.counts)),
+        blocks={**batch.blocks, "phrases": phrases},
         features={**batch.features, "object-clip": batch.features["object-clip"][:0]},
     )
     terms = terms_of(model, empty)
@@ -347,7 +348,7 @@ def test_captions_with_one_phrase_each_cause_a_warning(features):
     assert float(objective.statistics(batch)["phrases_per_caption"]) == np.float32(np.mean(counts))
     assert objective.warnings([batch]) == []
     phrases = replace(batch.phrases, counts=batch.phrases.counts.clip(max=1))
-    (line,) = objective.warnings([replace(batch, phrases=phrases)])
+    (line,) = objective.warnings([replace(batch, blocks={**batch.blocks, "phrases": phrases})])
     assert "no caption of the first 1 paired steps has two phrases" in line
 
 

@@ -212,8 +212,8 @@ def loader_of(case: Case, batches: int, dtype: torch.dtype) -> Loader:
             for start, end, _ in features.named.get(key.tobytes(), ())
         ]
         generator = dataclasses.replace(drawn, k=step).generator()
-        lengths = torch.from_numpy(drawn.lengths)
-        return TokenRows(drawn.input_ids, lengths, rows, phrases, generator)
+        lengths = torch.from_numpy(drawn.sentences.lengths)
+        return TokenRows(drawn.sentences.input_ids, lengths, rows, phrases, generator)
 
     return Loader(batch, batches)
 

@@ -14,14 +14,14 @@ from sightline.plugins import expect_all, expect_class, expect_json, expect_vali
 from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
-    from train.objectives.objective import FeatureNeed, Objective, ObjectiveParams, Views
+    from train.objectives.objective import Embeddings, FeatureNeed, Objective, ObjectiveParams
 
 __all__ = [
     "OBJECTIVES",
+    "Embeddings",
     "FeatureNeed",
     "Objective",
     "ObjectiveParams",
-    "Views",
     "make_objective",
     "objective_class",
 ]
@@ -43,7 +43,7 @@ OBJECTIVES = Registry(
 __getattr__ = lazy_names(
     __name__,
     dict.fromkeys(
-        ("FeatureNeed", "Objective", "ObjectiveParams", "Views"), "train.objectives.objective"
+        ("Embeddings", "FeatureNeed", "Objective", "ObjectiveParams"), "train.objectives.objective"
     ),
 )
 

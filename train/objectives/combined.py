@@ -22,11 +22,11 @@ from sightline.errors import SightlineError
 from sightline.settings import Settings
 from train.batch import Batch
 from train.objectives.objective import (
+    Embeddings,
     FeatureNeed,
     Heads,
     Objective,
     ObjectiveParams,
-    Views,
     statistics_of,
     warnings_of,
 )
@@ -171,18 +171,14 @@ class Combined(Objective[CombinedParams]):
         }
 
     @property
-    def needs_phrases(self) -> bool:
-        return any(part.needs_phrases for part in self.objectives.values())
-
-    @property
     def trains_on_text(self) -> bool:
         return any(part.trains_on_text for part in self.objectives.values())
 
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
         return {
             f"{name}.{term}": value
             for name, (part, heads_of_part) in zip(self.objectives, self.parts(heads), strict=True)
-            for term, value in part.terms(batch, views, heads_of_part).items()
+            for term, value in part.terms(batch, embeddings, heads_of_part).items()
         }
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:

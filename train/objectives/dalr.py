@@ -12,11 +12,11 @@ from sightline.errors import SightlineError
 from sightline.settings import Settings
 from train.batch import Batch
 from train.objectives.objective import (
+    Embeddings,
     FeatureNeed,
     GroundedObjective,
     GroundedParams,
     Heads,
-    Views,
     image_term,
     text_term,
 )
@@ -144,16 +144,17 @@ class DALR(GroundedObjective[DALRParams]):
                 f"({widths}); use teachers of the same width, or set {_weights_of(terms)} to 0"
             )
 
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
+        sentences = embeddings["sentences"]
         terms: dict[str, Tensor] = {}
         if batch.stream == "pairs":
-            terms |= self._with_images(batch, views, heads)
-            terms |= self._of_texts(batch, views, heads)
+            terms |= self._with_images(batch, sentences, heads)
+            terms |= self._of_texts(batch, sentences, heads)
         if "text" in self.weights:
-            terms["text"] = text_term(views, heads["text"], self.params.temperature)
+            terms["text"] = text_term(sentences, heads["text"], self.params.temperature)
         return {term: terms[term] for term in self.weights if term in terms}
 
-    def _with_images(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def _with_images(self, batch: Batch, sentences: Tensor, heads: Heads) -> dict[str, Tensor]:
         """The terms in the grounded space."""
         from train.losses import consistency_loss, cross_modal_alignment, derangement
 
@@ -162,9 +163,9 @@ class DALR(GroundedObjective[DALRParams]):
             return terms
         raw = batch.features_of("image", params.image)
         images = heads["image"](raw)  # (N, 256)
-        first = heads["grounding"](views.first)  # (N, 256)
+        first = heads["grounding"](sentences[0])  # (N, 256)
         if "image" in weights:
-            second = heads["grounding"](views.second)
+            second = heads["grounding"](sentences[1])
             terms["image"] = image_term(first, second, images, params.image_temperature)
         if "consistency" in weights:
             order = to_device(derangement(len(batch), batch.generator()), images.device)
@@ -182,14 +183,14 @@ class DALR(GroundedObjective[DALRParams]):
             )
         return terms
 
-    def _of_texts(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def _of_texts(self, batch: Batch, sentences: Tensor, heads: Heads) -> dict[str, Tensor]:
         """The terms on the text head's views: h_i against h′_j."""
         from train.losses import cosine_matrix, kl_alignment, list_mle
 
         params, weights, terms = self.params, self.weights, {}
         if "ranking" not in weights and "intra_modal" not in weights:
             return terms
-        student = cosine_matrix(heads["text"](views.first), heads["text"](views.second))  # (N, N)
+        student = cosine_matrix(*map(heads["text"], sentences))  # (N, N)
         if "ranking" in weights:
             # a separate generator, so that ties do not depend on which other terms are on
             terms["ranking"] = list_mle(

@@ -17,11 +17,11 @@ from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.objectives.objective import (
+    Embeddings,
     FeatureNeed,
     GroundedObjective,
     GroundedParams,
     Heads,
-    Views,
     text_term,
 )
 
@@ -171,16 +171,16 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
                 f"{widths['text']} wide; both must come from one model, such as CLIP"
             )
 
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
         from train.losses import adaptive_margin_nce
 
         params = self.params
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
-            terms["text"] = self._text(views, heads)
+            terms["text"] = self._text(embeddings["sentences"], heads)
         if batch.stream != "pairs" or not params.teacher_terms:
             return terms
-        grounded = [heads["grounding"](view) for view in (views.first, views.second)]  # (N, 256)
+        grounded = [heads["grounding"](view) for view in embeddings["sentences"]]  # (N, 256)
         for name, term in params.teacher_terms.items():
             teacher = heads[name](self._rows(batch, term.keys))  # (N, 256)
             labels, scores = self._labels_and_scores(batch, term)
@@ -240,13 +240,13 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
                 )
         return lines
 
-    def _text(self, views: Views, heads: Heads) -> Tensor:
+    def _text(self, sentences: Tensor, heads: Heads) -> Tensor:
         from train.losses import adaptive_margin_nce
 
         params, text = self.params, heads["text"]
         if params.text_margin == 0:
-            return text_term(views, text, params.temperature)
-        first, second = text(views.first), text(views.second)
+            return text_term(sentences, text, params.temperature)
+        first, second = map(text, sentences)
         return adaptive_margin_nce(
             first,
             second,

@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from train.batch import Batch
 from train.objectives.objective import (
+    Embeddings,
     FeatureNeed,
     GroundedObjective,
     GroundedParams,
     Heads,
-    Views,
     image_term,
     text_term,
 )
@@ -63,13 +63,14 @@ class MCSE(GroundedObjective[MCSEParams]):
             return []
         return [FeatureNeed("image", self.params.image, ("image",), head="image")]
 
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
+        sentences = embeddings["sentences"]
         terms: dict[str, Tensor] = {}
         if "text" in self.weights:
-            terms["text"] = text_term(views, heads["text"], self.params.temperature)
+            terms["text"] = text_term(sentences, heads["text"], self.params.temperature)
         if "image" in self.weights and batch.stream == "pairs":
             images = heads["image"](batch.features_of("image", self.params.image))  # (N, 256)
-            first, second = heads["grounding"](views.first), heads["grounding"](views.second)
+            first, second = map(heads["grounding"], sentences)
             average = image_term(first, second, images, self.params.image_temperature)
             terms["image"] = average if self.params.variant == "released" else 2 * average
         return terms

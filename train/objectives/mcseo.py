@@ -11,11 +11,11 @@ from sightline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.objectives.objective import (
+    Embeddings,
     FeatureNeed,
     GroundedObjective,
     GroundedParams,
     Heads,
-    Views,
     image_term,
     text_term,
 )
@@ -77,25 +77,19 @@ class MCSEO(GroundedObjective[MCSEOParams]):
                 "one head projects both"
             )
 
-    @property
-    def needs_phrases(self) -> bool:
-        return "object" in self.weights
-
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
         from train.losses import object_phrase_nce
 
-        params, terms = self.params, {}
+        params, sentences, terms = self.params, embeddings["sentences"], {}
         if "text" in self.weights:
-            terms["text"] = text_term(views, heads["text"], params.temperature)
+            terms["text"] = text_term(sentences, heads["text"], params.temperature)
         if batch.stream == "text":
             return terms
         if "image" in self.weights:
             images = heads["image"](batch.features_of("image", params.image))  # (N, 256)
-            first, second = heads["grounding"](views.first), heads["grounding"](views.second)
+            first, second = map(heads["grounding"], sentences)
             terms["image"] = image_term(first, second, images, params.image_temperature)
         if "object" in self.weights:
-            assert batch.phrases is not None
-            assert views.phrases is not None
             objects = heads["image"](batch.features_of("object", params.image))  # (P, 256)
             phrases_to_objects, objects_to_phrases = (
                 object_phrase_nce(
@@ -104,14 +98,14 @@ class MCSEO(GroundedObjective[MCSEOParams]):
                     batch.phrases.owners,
                     params.object_temperature,
                 )
-                for phrases in views.phrases
+                for phrases in embeddings["phrases"]
             )
             terms["object"] = (phrases_to_objects + objects_to_phrases) / 2
         return terms
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
         """Phrases per caption, and the share of captions that contribute to the object term."""
-        if batch.phrases is None:
+        if "phrases" not in batch.blocks:
             return {}
         import torch
 
@@ -139,5 +133,4 @@ def contrasted(batch: Batch) -> Tensor:
     """Which captions have two phrases or more: bool [N], on the host."""
     import torch
 
-    assert batch.phrases is not None
     return torch.from_numpy(batch.phrases.counts >= 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -98,19 +98,9 @@ class ObjectiveParams(Settings):
         return self
 
 
-@dataclass(frozen=True)
-class Views:
-    """Two dropout views of the sentences of a batch.
-
-    Attributes:
-        first, second: float [N, d], pooled sentence embeddings, before any head.
-        phrases: float [2, P, d], the mean token embedding of each phrase of the batch in both
-            views; only for an objective with `needs_phrases`, on a batch with phrases.
-    """
-
-    first: Tensor
-    second: Tensor
-    phrases: Tensor | None = None
+Embeddings: TypeAlias = "Mapping[str, Tensor]"
+"""Name of a block of the batch → float [2, n, d], two dropout views of its rows, before any head.
+Those of sentences are pooled, those of phrases are means over their tokens."""
 
 
 class Heads(Protocol):
@@ -178,13 +168,8 @@ class Objective(ABC, Generic[P]):
         """Term → weight in the total."""
 
     @abstractmethod
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
         """Unweighted terms of one batch, each a scalar; `batch.stream` says which ones exist."""
-
-    @property
-    def needs_phrases(self) -> bool:
-        """Whether `terms` reads `Views.phrases`."""
-        return False
 
     @property
     def trains_on_text(self) -> bool:
@@ -310,11 +295,16 @@ def text_head(hidden: int) -> nn.Sequential:
     return layers
 
 
-def text_term(views: Views, head: nn.Module, temperature: float) -> Tensor:
-    """L_text: both dropout views of a sentence attract (Gao et al. 2021, eq. 4)."""
+def text_term(views: Tensor, head: nn.Module, temperature: float) -> Tensor:
+    """L_text: both dropout views of a sentence attract (Gao et al. 2021, eq. 4).
+
+    Args:
+        views: of the sentences, [2, N, d].
+    """
     from train.losses import info_nce
 
-    return info_nce(head(views.first), head(views.second), temperature)
+    first, second = map(head, views)
+    return info_nce(first, second, temperature)
 
 
 def image_term(first: Tensor, second: Tensor, images: Tensor, temperature: float) -> Tensor:

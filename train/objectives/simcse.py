@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from train.batch import Batch
 from train.objectives.objective import (
+    Embeddings,
     FeatureNeed,
     Heads,
     Objective,
     ObjectiveParams,
-    Views,
     text_head,
     text_term,
 )
@@ -48,5 +48,5 @@ class SimCSE(Objective[SimCSEParams]):
     def weights(self) -> dict[str, float]:
         return {"text": 1.0}
 
-    def terms(self, batch: Batch, views: Views, heads: Heads) -> dict[str, Tensor]:
-        return {"text": text_term(views, heads["text"], self.params.temperature)}
+    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
+        return {"text": text_term(embeddings["sentences"], heads["text"], self.params.temperature)}
