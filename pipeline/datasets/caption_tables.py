@@ -20,23 +20,25 @@ from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, note_quot
 from pipeline.datasets.images import files_below, image_files, suffix_of
 from pipeline.datasets.source import DatasetError, split_name
 from sightline.file_kinds import file_kind
-from sightline.outside_tables import (
-    BATCH,
+from sightline.outside_columns import (
     FETCH,
-    SUFFIXES,
-    TABS,
     OutsideTable,
     Row,
     Wanted,
     as_columns,
     by_name,
     choose,
+    is_address,
+    texts_in,
+)
+from sightline.outside_tables import (
+    BATCH,
+    SUFFIXES,
+    TABS,
     field_of,
     has_known_header,
-    is_address,
     open_table,
     text_suffix,
-    texts_in,
 )
 from sightline.user_files import CONTROL, OBJECT, read_json, read_lines, short
 

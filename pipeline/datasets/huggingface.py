@@ -41,16 +41,16 @@ from sightline.arrow_files import plain_type, readable, schema_of
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
-from sightline.outside_tables import (
+from sightline.outside_columns import (
     OutsideTable,
     Wanted,
     as_columns,
     by_name,
     choose,
     is_address,
-    open_table,
     texts_in,
 )
+from sightline.outside_tables import open_table
 from sightline.user_files import short
 
 _COMMIT = "commit"

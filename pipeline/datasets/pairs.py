@@ -26,7 +26,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from sightline.outside_tables import as_columns
+from sightline.outside_columns import as_columns
 from sightline.user_files import read_lines
 
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, ValidationInfo, field_validato
 from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
 from sightline.image_names import SPLITS
-from sightline.outside_tables import FETCH
+from sightline.outside_columns import FETCH
 from sightline.settings import FamilySettings, Registry
 from sightline.user_files import short
 

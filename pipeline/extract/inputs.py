@@ -26,7 +26,7 @@ from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
-from sightline.outside_texts import read_sentence_lines
+from sightline.outside_tables import read_sentence_lines
 from sightline.plugins import expect
 from sightline.wording import counted
 

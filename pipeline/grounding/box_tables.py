@@ -39,7 +39,8 @@ from sightline.cache.manifest import KEY, key_array
 from sightline.cache.sets import pair_keys
 from sightline.errors import SightlineError
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
-from sightline.outside_tables import Row, Wanted, choose, open_table
+from sightline.outside_columns import Row, Wanted, choose
+from sightline.outside_tables import open_table
 from sightline.user_files import CONTROL, Identifier, Name, short, should_be
 
 EXPECTED = (

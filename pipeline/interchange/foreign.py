@@ -34,7 +34,7 @@ from sightline.cache.keys import key_of_bytes
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from sightline.file_kinds import FileKind, data_kind, unexpected
-from sightline.outside_tables import KNOWN
+from sightline.outside_columns import KNOWN
 from sightline.settings import Settings
 
 NAMES = {

@@ -14,7 +14,7 @@ from sightline.cache import CAPTIONS, IMAGES, CacheError, FeatureSet
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from sightline.outside_texts import read_sentence_lines
+from sightline.outside_tables import read_sentence_lines
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from sightline.errors import SightlineError
-from sightline.outside_tables import OutsideTable, Wanted, choose, open_table
+from sightline.outside_columns import OutsideTable, Wanted, choose
+from sightline.outside_tables import open_table
 from sightline.user_files import refusal, short
 from sightline.wording import counted
 from train.evaluate.cosines import cosine
