@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pipeline.encoders.encoder import ImageEncoder
+from pipeline.encoders.preprocessing import ImagePreprocessing
+from sightline.cache.record import EncoderRecord
 from sightline.devices import AUTOCAST, check_precision, computing
 from sightline.errors import SightlineError
 
@@ -59,6 +62,25 @@ class FrozenModel:
 
             self._compiler_errors = (TorchDynamoException,)
             self._forward = torch.compile(self._forward, dynamic=False)
+
+    def image_encoder(
+        self,
+        identity: EncoderRecord,
+        dim: int,
+        preprocessing: ImagePreprocessing,
+        configuration: Mapping[str, object] | None = None,
+    ) -> ImageEncoder:
+        """The encoder of images that runs this model; see `ImageEncoder` for the arguments."""
+        return ImageEncoder(
+            identity,
+            dim,
+            preprocessing,
+            self.device,
+            self,
+            casts_weights=True,
+            options=self.options,
+            configuration=configuration or {},
+        )
 
     def input(self, tensor: Tensor) -> Tensor:
         """``tensor``, from anywhere, on the device; images in the model's dtype and layout."""

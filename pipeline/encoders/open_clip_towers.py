@@ -150,9 +150,6 @@ def _towers(
                 "use file:PATH or random:SEED"
             )
         architecture, preprocessing = _read_config(path)
-        text = _text_config(architecture, config.model, path)
-        # weights do not reveal heads or activations, so the name does
-        name = f"{folder.title if folder else path.stem}@{_digest(architecture, text)[:12]}"
     else:
         name = config.model.replace("/", "-")
         architecture = open_clip.get_model_config(name)
@@ -161,7 +158,10 @@ def _towers(
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config, "
                 f"a folder with {OPEN_CLIP_FILE} or one of {', '.join(open_clip.list_models())}"
             )
-        text = _text_config(architecture, config.model, None)
+    text = _text_config(architecture, config.model, path)
+    if path is not None:
+        # weights do not reveal heads or activations, so the name does
+        name = f"{folder.title if folder else path.stem}@{_digest(architecture, text)[:12]}"
     if spec.kind == "pretrained" and folder is not None:
         weights = _file_of(folder, _CHECKPOINTS)
         source = str(weights) if folder.folder else f"{weights.name} of {config.model}"
@@ -308,15 +308,7 @@ def build_image(config: OpenClipConfig, device: torch.device, precision: str) ->
         channels_last=config.channels_last,
         compiled=config.compile,
     )
-    return ImageEncoder(
-        identity,
-        dim,
-        preprocessing,
-        device,
-        frozen,
-        casts_weights=True,
-        options=frozen.options,
-    )
+    return frozen.image_encoder(identity, dim, preprocessing)
 
 
 def _preprocessing(cfg: Mapping[str, Any], name: str) -> ImagePreprocessing:

@@ -16,7 +16,13 @@ from pipeline.encoders.config import TimmConfig, WeightsSpec
 from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, ResizeMode
-from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from pipeline.encoders.weights import (
+    identity_of,
+    load_exactly,
+    read_state_dict,
+    seeded,
+    unknown_tag,
+)
 from sightline.errors import SightlineError, first_lines
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet
@@ -52,15 +58,7 @@ def build_image(config: TimmConfig, device: torch.device, precision: str) -> Ima
     frozen = FrozenModel(
         model, device, precision, channels_last=config.channels_last, compiled=config.compile
     )
-    return ImageEncoder(
-        identity,
-        row.shape[1],
-        preprocessing,
-        device,
-        frozen,
-        casts_weights=True,
-        options=frozen.options,
-    )
+    return frozen.image_encoder(identity, row.shape[1], preprocessing)
 
 
 def _model(name: str, spec: WeightsSpec) -> tuple[Any, str]:
@@ -104,9 +102,7 @@ def _published(name: str, tag: str) -> tuple[Any, str]:
     """
     tags = [entry.partition(".")[2] for entry in timm.list_pretrained(f"{name}.*")]
     if tag not in tags:
-        fault = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        published = ", ".join(tags) or "none; use file:PATH or random:SEED"
-        raise SightlineError(f"{name} {fault}; use pretrained: with one of {published}")
+        raise unknown_tag(name, tag, tags)
     part = f"weights {tag!r}"
     with seeded(0), quiet(), from_hub(f"timm:{name}", part):
         try:

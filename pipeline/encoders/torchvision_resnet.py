@@ -16,7 +16,13 @@ from pipeline.encoders.config import RESNETS, TorchvisionConfig
 from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
-from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from pipeline.encoders.weights import (
+    identity_of,
+    load_exactly,
+    read_state_dict,
+    seeded,
+    unknown_tag,
+)
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.pretrained import quiet, reaching
@@ -51,15 +57,7 @@ def build_image(config: TorchvisionConfig, device: torch.device, precision: str)
     # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
     # independent of their position in the batch.
     frozen = FrozenModel(model, device, precision, channels_last=True, compiled=config.compile)
-    return ImageEncoder(
-        identity,
-        dim,
-        _preprocessing(config),
-        device,
-        frozen,
-        casts_weights=True,
-        options=frozen.options,
-    )
+    return frozen.image_encoder(identity, dim, _preprocessing(config))
 
 
 def _trunk(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -70,9 +68,7 @@ def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, T
     """(tag, file name, state dict) of published weights. Resolves the tag ``DEFAULT``."""
     choices = models.get_model_weights(model)
     if tag not in choices.__members__:
-        published = ", ".join(choices.__members__)
-        fault = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise SightlineError(f"{model} {fault}; use pretrained: with one of {published}")
+        raise unknown_tag(model, tag, [*choices.__members__])
     weights = choices[tag]
     with reaching(model, f"weights {weights.name!r}"), quiet(), redirect_stdout(sys.stderr):
         # The file's name ends in a prefix of its SHA-256, which torch checks on download. torch

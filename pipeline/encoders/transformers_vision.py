@@ -76,16 +76,8 @@ def build_image(config: TransformersConfig, device: torch.device, precision: str
     frozen = FrozenModel(
         model, device, precision, forward, compiled=config.compile, cast_buffers=False
     )
-    return ImageEncoder(
-        identity,
-        row.shape[1],
-        preprocessing,
-        device,
-        frozen,
-        casts_weights=True,
-        options=frozen.options,
-        configuration={"config_sha256": config_sha256(source)},
-    )
+    configuration = {"config_sha256": config_sha256(source)}
+    return frozen.image_encoder(identity, row.shape[1], preprocessing, configuration)
 
 
 def build_text(config: TransformersConfig, device: torch.device, precision: str) -> TextEncoder:

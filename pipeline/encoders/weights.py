@@ -116,6 +116,14 @@ def checkpoint_sha256(source: Pretrained) -> str:
     return state_dict_sha256(tensors)
 
 
+def unknown_tag(model: str, tag: str, published: Sequence[str]) -> SightlineError:
+    """The error for weights ``pretrained:TAG`` that are not among a model's published ones."""
+    if not published:
+        return SightlineError(f"{model} has no published weights; use file:PATH or random:SEED")
+    fault = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
+    return SightlineError(f"{model} {fault}; use pretrained: with one of {', '.join(published)}")
+
+
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, model: str) -> None:
     """Load `state` into `module`: every name and shape must match.
 

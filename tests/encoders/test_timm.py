@@ -152,6 +152,7 @@ def test_published_weights_have_a_tag_and_a_commit(tmp_path, monkeypatch):
         ),
         ("resnet81", "random:0", r"nearest: .*resnet18.*; timm.list_models\(\)"),
         ("resnet18", "pretrained", "needs the tag of its weights; use pretrained: .*a1_in1k"),
+        ("botnet50ts_256", "pretrained", "has no published weights; use file:PATH or random:SEED"),
         ("resnet18", "pretrained:no", "has no weights 'no'; use pretrained: .*a1_in1k"),
         ("resnet18", "pretrained:a1_in1k", "its weights 'a1_in1k' cannot be fetched"),
     ],
