@@ -103,7 +103,7 @@ class TokenSpans:
 Block = TokenRows | TokenSpans
 Blocks = Mapping[str, Block]
 """Blocks of a batch, or of a part of it, by name. Each knows which of its rows belong to which rows
-of the batch, so that whoever shares, cuts or gathers them need not know what they are."""
+of the batch, so code that splits, chunks or gathers blocks does not depend on what they hold."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from train.batch import Blocks
 
-Embed = Callable[[Blocks], Mapping[str, Tensor]]
+EmbedBlocks = Callable[[Blocks], Mapping[str, Tensor]]
 """Embeddings [views, n, d] of every block."""
 
 
@@ -42,7 +42,7 @@ class CachedEmbeddings:
         embeddings: name of a block → [views, n, d], the chunks concatenated.
     """
 
-    def __init__(self, embed: Embed, chunks: Sequence[Blocks], device: torch.device) -> None:
+    def __init__(self, embed: EmbedBlocks, chunks: Sequence[Blocks], device: torch.device) -> None:
         """
         Args:
             chunks: at least one; a single chunk may have no rows.

@@ -197,24 +197,22 @@ class Loop:
         shares = processes.shares(len(batch))
         chunks = [batch.part(rows) for rows in chunks_of(shares[rank], self._config.chunk)]
         own = CachedEmbeddings(self._model.embed, chunks, self._device)
-        ranges = {n: [b.range_of(rows) for rows in shares] for n, b in batch.blocks.items()}
-        # new leaves, with the gradients of all processes' rows
-        embeddings = {
-            name: processes.gather_rows(rows, [len(share) for share in ranges[name]])
-            .detach()
-            .requires_grad_()
-            for name, rows in own.embeddings.items()
+        ranges = {
+            name: [block.range_of(rows) for rows in shares] for name, block in batch.blocks.items()
         }
+        embeddings = dict[str, Tensor]()  # of all processes, each a leaf with its own gradient
+        for name, rows in own.embeddings.items():
+            gathered = processes.gather_rows(rows, [len(share) for share in ranges[name]])
+            embeddings[name] = gathered.detach().requires_grad_()
         terms = self._model.terms(batch, embeddings)
         loss = terms[TOTAL] / parts
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        own.backward(
-            {
-                name: rows.grad[:, ranges[name][rank].start : ranges[name][rank].stop]
-                for name, rows in embeddings.items()
-                if rows.grad is not None
-            }
-        )
+        gradients = dict[str, Tensor]()  # of this process's rows
+        for name, rows in embeddings.items():
+            if rows.grad is not None:
+                share = ranges[name][rank]
+                gradients[name] = rows.grad[:, share.start : share.stop]
+        own.backward(gradients)
         terms = {name: term.detach() for name, term in terms.items()}
         self._window.add(terms, statistics_of(self._model.objective, batch), parts)
         return terms

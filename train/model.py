@@ -28,10 +28,10 @@ from sightline.sentence_transformers_folder import (
     read_recipe,
 )
 from train.batch import Batch, Blocks, TokenRows, TokenSpans
-from train.objectives.objective import Objective
+from train.objectives.objective import Embeddings, Objective
 from train.run_spec import StudentConfig, TrainedPooling
 
-Embed = Callable[..., tuple[Tensor, Tensor]]
+Forward = Callable[..., tuple[Tensor, Tensor]]
 TOTAL = "total"
 """Name under which the weighted sum of the terms is returned."""
 
@@ -77,9 +77,9 @@ class Student(nn.Module):
         self.objective = objective
         self.pooling: TrainedPooling = pooling
         self.precision: Precision = precision
-        self._embed = _compiled(self._embedded) if compiled else self._embedded
+        self._forward = _compiled(self._encoded) if compiled else self._encoded
 
-    def terms(self, batch: Batch, embeddings: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
         """Unweighted loss terms of ``batch`` by name, and their weighted sum as `total`.
 
         Args:
@@ -137,7 +137,7 @@ class Student(nn.Module):
         for numbers in groups:
             ids, mask = _padded(rows if len(groups) == 1 else _rows(rows, numbers))
             with self._autocast(device):
-                vectors, states = self._embed(
+                vectors, states = self._forward(
                     torch.cat([ids, ids]), torch.cat([mask, mask]), weights
                 )
             pooled.append(vectors.unflatten(0, (2, len(numbers))))  # (2, n, d)
@@ -187,7 +187,7 @@ class Student(nn.Module):
             return _additive(mask, low.get(self.precision, self.encoder.dtype))
         return mask.to(torch.int64)
 
-    def _embedded(
+    def _encoded(
         self, ids: Tensor, mask: Tensor, weights: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Sentence embeddings [n, d] and last hidden states [n, L, d] of one padded group.
@@ -211,7 +211,7 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return added[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
 
-def _compiled(function: Embed) -> Embed:
+def _compiled(function: Forward) -> Forward:
     """``function`` by `torch.compile`, once for all shapes.
 
     Raises:
