@@ -121,9 +121,12 @@ def write_note(path: Path, source: str, **others: object) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def is_written(note: Path, text: str) -> bool:
-    """Whether a note has this text: its weights, written before it, may be in use and stay."""
-    return note.is_file() and text in note.read_text(encoding="utf-8")
+def is_written(weights: Path, note: Path, text: str) -> bool:
+    """Whether weights are there with a note of this text, which is written after them.
+
+    A training may have mapped them, so they are not written again.
+    """
+    return weights.is_file() and note.is_file() and text in note.read_text(encoding="utf-8")
 
 
 def write_minilm(folder: Path) -> None:
@@ -132,7 +135,7 @@ def write_minilm(folder: Path) -> None:
     digest_of_weights = checked(original / "model.safetensors", MINILM_SHA256)
     package = f"{MINILM} {version(MINILM)}, {digest_of_weights}"
     source = f"sentence-transformers/all-MiniLM-L6-v2, Apache-2.0, from the package {package}"
-    if not is_written(note, source):
+    if not is_written(folder / "minilm/model.safetensors", note, source):
         shutil.copytree(original, folder / "minilm", dirs_exist_ok=True)
         write_note(note, source)
 
@@ -147,7 +150,7 @@ def write_efficientnet(folder: Path, original: Path, sha256: str = EFFICIENTNET_
     file = folder / "efficientnet-lite0.safetensors"
     source = f"EfficientNet-Lite0, ImageNet, Apache-2.0, from the package {package}; timm's names"
     note = file.with_suffix(".provenance.json")
-    if not is_written(note, source):
+    if not is_written(file, note, source):
         save_file(rename(read_state_dict(original), original), file)
         file.chmod(0o644)  # safetensors makes its files private
         write_note(note, source)
@@ -287,7 +290,7 @@ def write_clip(folder: Path, photographs: Path) -> None:
     read = {s: [(key_of_file(x).hex(), y) for x, y in own.items()] for s, own in splits.items()}
     inputs = digest([MINILM_SHA256, EFFICIENTNET_SHA256, CLIP, LEARNING, read])
     weights, note = folder / "clip.safetensors", folder / "clip.provenance.json"
-    if is_written(note, inputs):
+    if is_written(weights, note, inputs):
         print(f"{weights} is there, from the same inputs")
         return
     towers = frozen_towers(folder)

@@ -255,6 +255,14 @@ def test_a_second_run_writes_nothing(script, models, flickr8k, capsys):
     assert written() == before
 
 
+def test_weights_that_are_gone_are_written_again(script, checkpoint, tmp_path):
+    file = tmp_path / "efficientnet-lite0.safetensors"
+    script.write_efficientnet(tmp_path, checkpoint)
+    file.unlink()
+    script.write_efficientnet(tmp_path, checkpoint)
+    assert len(load_file(file)) == len(script.timm_names())
+
+
 def drawn_features(script, photographs: int, seed: int) -> Any:
     """Features that share ten hidden numbers, each tower in its own directions, with noise."""
     towers = torch.Generator().manual_seed(0)
