@@ -44,8 +44,7 @@ from train.distributed import Processes
 from train.loop import Callback, Loop
 from train.losses import info_nce
 from train.model import Student
-from train.objectives import make_objective
-from train.objectives.objective import Embeddings
+from train.objectives import Embeddings, make_objective
 from train.records import DEV, RunState
 from train.run_folder import RunFolder
 from train.run_spec import RunSpec, TrainConfig

@@ -138,7 +138,7 @@ def _below(section: str) -> Iterator[str]:
         yield from ["#### tasks", "", *_group({n: task_class(n).Settings for n in TASKS.own})]
     elif section == "systems":
         yield from [*_fields(System), "", "#### runs", "", *_fields(Run), ""]
-        models = {name: objective_class(name).Params for name in OBJECTIVES.own}
+        models = {name: objective_class(name) for name in OBJECTIVES.own}
         yield from ["#### parameters", "", *_group(models)]
 
 

@@ -7,6 +7,9 @@ It draws its data and takes under a minute.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -14,14 +17,7 @@ from torch.nn.functional import logsigmoid, normalize
 
 import sightline as sl
 from train.batch import Batch
-from train.objectives.objective import (
-    Embeddings,
-    FeatureNeed,
-    GroundedObjective,
-    GroundedParams,
-    Heads,
-    text_term,
-)
+from train.objectives import Embeddings, FeatureNeed, GroundedObjective, GroundedParams
 
 
 def sigmoid_loss(texts: Tensor, images: Tensor, scale: float = 10.0, bias: float = -5.0) -> Tensor:
@@ -43,7 +39,7 @@ def sigmoid_loss(texts: Tensor, images: Tensor, scale: float = 10.0, bias: float
 
 
 class SigmoidParams(GroundedParams):
-    """Its parameters, beside those that every objective has.
+    """The objective as it is configured, beside the parameters that every objective has.
 
     Attributes:
         image: encoder of the image features.
@@ -51,35 +47,37 @@ class SigmoidParams(GroundedParams):
         scale: s.
     """
 
+    name: ClassVar[str] = "sigmoid"
+    source: ClassVar[str] = "SigLIP (Zhai et al., ICCV 2023, arXiv 2303.15343) beside SimCSE"
+
     image: str = Field(min_length=1)
     weight: float = Field(default=0.1, gt=0)
     scale: float = Field(default=10.0, gt=0)
 
     @property
-    def every_weight(self) -> dict[str, float]:
+    def features(self) -> list[FeatureNeed]:
+        return [FeatureNeed("image", self.image, ("sigmoid",), head="image")]
+
+    @property
+    def weights(self) -> dict[str, float]:
         return {"text": self.text_weight, "sigmoid": self.weight}
+
+    def build(self, hidden: int, dims: Mapping[str, int]) -> Sigmoid:
+        return Sigmoid(self, hidden, dims)
 
 
 class Sigmoid(GroundedObjective[SigmoidParams]):
     """L_text + λ times the average loss over the two views."""
 
-    name = "sigmoid"
-    Params = SigmoidParams
-    source = "SigLIP (Zhai et al., ICCV 2023, arXiv 2303.15343) beside SimCSE"
-
-    @property
-    def features(self) -> list[FeatureNeed]:
-        return [FeatureNeed("image", self.params.image, ("sigmoid",), head="image")]
-
-    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
-        sentences = embeddings["sentences"]
+    def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
+        params, sentences = self.params, embeddings["sentences"]
         terms: dict[str, Tensor] = {}
-        if "text" in self.weights:
-            terms["text"] = text_term(sentences, heads["text"], self.params.temperature)
+        if params.trains_on_text:
+            terms["text"] = self.text_term(sentences)
         if batch.stream == "pairs":
-            images = heads["image"](batch.features_of("image", self.params.image))
+            images = self.heads["image"](batch.features_of("image", params.image))
             first, second = (
-                sigmoid_loss(heads["grounding"](view), images, self.params.scale)
+                sigmoid_loss(self.heads["grounding"](view), images, params.scale)
                 for view in sentences
             )
             terms["sigmoid"] = (first + second) / 2
@@ -87,7 +85,9 @@ class Sigmoid(GroundedObjective[SigmoidParams]):
 
 
 def main() -> None:
-    sl.OBJECTIVES.places["sigmoid"] = "new_loss:Sigmoid"  # a package uses an entry point instead
+    sl.OBJECTIVES.places["sigmoid"] = (
+        "new_loss:SigmoidParams"  # a package uses an entry point instead
+    )
     small = {"train_pairs": 60, "dev_pairs": 60, "test_pairs": 60, "student_hidden": 32}
     steps = {"resnet_steps": 5, "clip_steps": 0, "teacher_steps": 0}
     data = sl.prepare_dataset("scenes", "loss/data", scenes=60, sentences=60, **small, **steps)

@@ -252,7 +252,7 @@ def test_its_objective_can_be_part_of_a_combination(lamplight):
             "mcse": {"parameters": {"image": image, "text_weight": 0}},
         }
         objective = make_objective("combined", {"parts": parts})
-        return set(objective.heads(8, {need.name: 5 for need in objective.features}))
+        return set(objective.build(8, {need.name: 5 for need in objective.features}).heads)
 
     shared = {"hardest-text", "hardest-grounding", "hardest-image"}
     assert heads_with("thumbnail") == shared
@@ -444,8 +444,8 @@ MISTAKES = [
     ("ellipse", "** 2 <= self._scale**2", "** 2 - self._scale**2", GROUNDING, "expected bool"),
     ("hardest", 'head="image"', "head=3", TRAINING, "features.0.head"),
     ("hardest", "float]:\n        return {", "float]:\n        return 3, {",
-     TRAINING, "every_weight"),
-    ("hardest", "        return terms\n", "        return {}\n", TRAINING, "those of a batch of"),
+     TRAINING, "weights: found (3"),
+    ("hardest", "        return terms\n", "        return {}\n", TRAINING, "terms of a batch of"),
     ("odd_one_out", 'Metric("odd one out"', "Metric(3", SCORING, "metrics.0.name"),
     ("glossary", "return GlossaryGrounder(self.words)", "return 3", GROUNDING, "`name` of what"),
     ("glossary", "return [self._answer(*each) for", "return [() for", GROUNDING, "(phrases, "),
@@ -457,8 +457,9 @@ MISTAKES = [
     ("ellipse", "strict=True)]", "strict=True)][1:]", GROUNDING, "masks of"),
     ("sidecar", "write_pairs(folder, images, captions, report, strict=False)", "pass",
      PREPARING, "did not write"),
-    ("hardest", "    Params = HardestParams\n", "    Params = dict\n", TRAINING, "a subclass"),
-    ("hardest", 'FeatureNeed("image", self.params.image, ("hinge",), head="image")', "0", TRAINING,
+    ("hardest", '    name: ClassVar[str] = "hardest"\n', "", TRAINING, "name: found None"),
+    ("hardest", "return Hardest(self, hidden, dims)", "return 3", TRAINING, "build: found 3"),
+    ("hardest", 'FeatureNeed("image", self.image, ("hinge",), head="image")', "0", TRAINING,
      "FeatureNeed"),
     ("hardest", "        return terms\n", "        return []\n", TRAINING, "a builtins.dict"),
     ("hardest", '/ 2\n', '/ torch.ones(2)\n', TRAINING, "scalars named"),
@@ -471,12 +472,12 @@ MISTAKES = [
      "sentences, one of its list: found 3"),
     ("odd_one_out", "return (sentence for triple in self.triples for sentence in triple)",
      "return 'a dog'", SCORING, "sentences: found 'a dog'"),
-    ("hardest", "    def terms(", "    def statistics(self, batch):\n        return {'x': 3}\n\n"
-     "    def terms(", TRAINING, "statistics, x: found 3"),
-    ("hardest", "    def terms(", "    def statistics(self, batch):\n        return []\n\n"
-     "    def terms(", TRAINING, "statistics: found []"),
-    ("hardest", "    def terms(", "    def warnings(self, batches):\n        return 'odd'\n\n"
-     "    def terms(", TRAINING, "warnings: found 'odd'"),
+    ("hardest", "    def forward(", "    def statistics(self, batch):\n        return {'x': 3}\n\n"
+     "    def forward(", TRAINING, "statistics, x: found 3"),
+    ("hardest", "    def forward(", "    def statistics(self, batch):\n        return []\n\n"
+     "    def forward(", TRAINING, "statistics: found []"),
+    ("hardest", "    def forward(", "    def warnings(self, batches):\n        return 'odd'\n\n"
+     "    def forward(", TRAINING, "warnings: found 'odd'"),
 ]  # fmt: skip
 SPOILING = """
     def _spoil(self, folder):

@@ -26,7 +26,7 @@ REGISTRIES: dict[str, Registry] = {
 }
 PACKAGE = '''
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -36,8 +36,9 @@ from pipeline.extract.inputs import Entries, FeatureInputs
 from pipeline.extract.runner import BatchResult
 from sightline.cache import EncoderRecord
 from sightline.cache.feature_kind import FeatureKind
-from train.objectives.mcse import MCSE
-from train.objectives.objective import FeatureNeed
+from train.objectives import FeatureNeed
+from train.objectives.mcse import MCSEParams
+from train.objectives.modules.mcse import MCSE
 
 AUDIO = FeatureKind(
     name="audio",
@@ -91,23 +92,28 @@ def encode_clips(task):
     return Encoding({"window": "all of it"}, compute)
 
 
-class Hears(MCSE):
+class HearsParams(MCSEParams):
     """MCSE with clips in place of images."""
 
-    name = "hears"
+    name: ClassVar[str] = "hears"
 
     @property
     def features(self):
-        return [FeatureNeed("audio", self.params.image, ("image",), head="image")]
+        return [FeatureNeed("audio", self.image, ("image",), head="image")]
 
-    def terms(self, batch, views, heads):
+    def build(self, hidden, dims):
+        return Hears(self, hidden, dims)
+
+
+class Hears(MCSE):
+    def forward(self, batch, embeddings):
         heard = {f"image-{self.params.image}": rows for rows in batch.features.values()}
-        return super().terms(type(batch)(**{**vars(batch), "features": heard}), views, heads)
+        return super().forward(type(batch)(**{**vars(batch), "features": heard}), embeddings)
 '''
 POINTS = {
     "sightline.feature_kinds": {"audio": "hearing:AUDIO"},
     "sightline.encoders": {"loudness": "hearing:Loudness"},
-    "sightline.objectives": {"hears": "hearing:Hears"},
+    "sightline.objectives": {"hears": "hearing:HearsParams"},
 }
 CAPTIONS = ["a red dog", "the big house", "a tree near a dog", "the sky"]
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from train.objectives.objective import FeatureNeed, Objective
+    from train.objectives import FeatureNeed, ObjectiveParams
 
 
 CONTROLLED: Mapping[str, set[Kind]] = {
@@ -156,7 +156,7 @@ class TrainingData:
         samples: stream → a few texts with their token ids, to check the student's tokenizer.
     """
 
-    def __init__(self, spec: RunSpec, objective: Objective) -> None:
+    def __init__(self, spec: RunSpec, objective: ObjectiveParams) -> None:
         """Open and check every input of ``spec``.
 
         Raises:
@@ -270,10 +270,12 @@ class TrainingData:
         samples = zip(chosen, parts, strict=True)
         self.samples[stream] = [(texts[row], part.tolist()) for row, part in samples]
 
-    def _add_pairs(self, spec: RunSpec, source: PairSource, objective: Objective) -> int | None:
+    def _add_pairs(
+        self, spec: RunSpec, source: PairSource, objective: ObjectiveParams
+    ) -> int | None:
         """Add the stream of pairs; returns how many pairs pace the schedule, if not these."""
-        params, needs = objective.params, objective.features
-        pairs = read_pairs(source.captions, source.images, params.caption, params.data_seed)
+        needs = objective.features
+        pairs = read_pairs(source.captions, source.images, objective.caption, objective.data_seed)
         pairs = pairs.without_images(self._failed("image", needs))
         self.dropped_pairs = pairs.dropped
         self.source["pairs"] = describe_source(source)
@@ -283,23 +285,23 @@ class TrainingData:
                 "extracted; see the failures file beside the feature set"
             )
         paced_by = None
-        if params.pairs is not None:
+        if objective.pairs is not None:
             paced_by = len(pairs)
-            pairs = pairs.sample(params.pairs, params.data_seed)
+            pairs = pairs.sample(objective.pairs, objective.data_seed)
         tokens = open_tokens(source.tokens, spec.student.max_length)
         of_objects = frozenset(need.name for need in needs if need.row_of == "object")
         phrases = None
         if of_objects:
             phrases = self._read_phrases(spec, source, needs, pairs, tokens)
-            if params.shuffle_objects:
+            if objective.shuffle_objects:
                 phrases = with_next_objects(phrases)
-        if params.shuffle_images:
-            pairs = pairs.with_shuffled_images(params.data_seed)
-        if params.random_images:
-            pairs = pairs.with_random_images(params.data_seed)
+        if objective.shuffle_images:
+            pairs = pairs.with_shuffled_images(objective.data_seed)
+        if objective.random_images:
+            pairs = pairs.with_random_images(objective.data_seed)
         of_captions = pairs.caption_keys
-        if params.shuffle_teachers:
-            of_captions = pairs.shuffled_captions(params.data_seed)
+        if objective.shuffle_teachers:
+            of_captions = pairs.shuffled_captions(objective.data_seed)
         keys: dict[RowOf, NDArray[np.uint8]] = {"image": pairs.image_keys, "caption": of_captions}
         if phrases is not None:
             keys["object"] = phrases.cutouts
@@ -347,7 +349,7 @@ class TrainingData:
             ) from error
 
 
-def _check(spec: RunSpec, objective: Objective) -> None:
+def _check(spec: RunSpec, objective: ObjectiveParams) -> None:
     """Refuse inputs and parameters that the objective lacks, or that would do nothing."""
     needs, which = objective.features, f"objective {spec.objective}"
     names, kinds = [need.name for need in needs], {need.kind for need in needs}
@@ -361,7 +363,7 @@ def _check(spec: RunSpec, objective: Objective) -> None:
         f"{control} is on, but {which} reads no {' or '.join(sorted(of_kinds))} features here; "
         "remove it"
         for control, of_kinds in CONTROLLED.items()
-        if getattr(objective.params, control) and not kinds & of_kinds
+        if getattr(objective, control) and not kinds & of_kinds
     ]
     for refused, why in (
         (

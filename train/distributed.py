@@ -159,7 +159,7 @@ class Processes:
 
         A missing gradient counts as 0 if another process has one; if none has, it stays missing.
         """
-        parameters = list(module.parameters())
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if self.count == 1 or not parameters:
             return
         import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,9 +173,9 @@ def export_heads(path: Path, heads: nn.ModuleDict) -> None:
     """Write the trained heads (names as in the objective: `grounding.0.weight` …)."""
     from safetensors.torch import save_file
 
-    save_file(on_the_host(heads), path)
+    save_file(on_the_host(heads.state_dict()), path)
 
 
-def on_the_host(module: nn.Module) -> dict[str, Tensor]:
-    """The weights of ``module``, as safetensors take them."""
-    return {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
+def on_the_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` as safetensors take them."""
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}

@@ -33,7 +33,7 @@ from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, Student
-from train.objectives.objective import statistics_of
+from train.objectives.modules.objective import statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import FAILURE_FILE, LOOP_FILE, MODEL_FILE, RunFolder
@@ -89,6 +89,8 @@ class Loop:
         self._batch = make_feed(data, device, config.device_cache)
         self._device, self._processes = device, processes
         self._model = model.to(device)
+        self._seed_objective("start", 0)
+        model.begin()
         # no DistributedDataParallel: what is exchanged is embeddings, and gradients once a step
         self._optimizer = make_optimizer(model, config)
         self._scaler = GradScaler(device.type) if model.precision == "fp16" else None
@@ -113,7 +115,7 @@ class Loop:
             LostProcess: another process ended.
         """
         state, config = self.state, self._config
-        self._processes.broadcast(self._model.state_dict().values())
+        self._processes.broadcast(self._model.kept().values())
         for callback in self._callbacks:
             callback.begin(state, self._model)
         while state.step < state.steps and not state.stopped_early:
@@ -159,30 +161,36 @@ class Loop:
             terms[k] = self._micro_batch(batch, len(numbers))
             sentences += len(batch)
         self._processes.add_gradients(self._model.encoder)
-        # every process has the whole gradient of the heads
-        of_heads = (weight.grad for weight in self._model.heads.parameters())
-        self._processes.broadcast([tensor for tensor in of_heads if tensor is not None])
+        # every process has the whole gradient of the objective
+        own = (weight.grad for weight in self._model.objective.parameters())
+        self._processes.broadcast([tensor for tensor in own if tensor is not None])
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
         self._unchecked.append((state.step + 1, terms, norm))
         if self._waits_each_step:
             self._check_finite()
-        self._update(learning_rate(config, state.step, state.steps))
+        moved = self._update(learning_rate(config, state.step, state.steps))
         state.step += 1
+        if moved:
+            self._seed_objective("after step", state.step)
+            self._model.objective.after_step(self._model)
         state.sentences += sentences
         self._window.step(norm, sentences)
         if self._waits_each_step:
             self._stop_clock()
 
-    def _update(self, rate: float) -> None:
+    def _update(self, rate: float) -> bool:
+        """A step of the optimiser; False if fp16's loss scaler skipped it."""
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         if self._scaler is None:
             self._optimizer.step()
-            return
+            return True
+        scale = self._scaler.get_scale()
         self._scaler.step(self._optimizer)
         self._scaler.update()
+        return self._scaler.get_scale() >= scale  # an overflow halves it
 
     def _micro_batch(self, batch: Batch, parts: int) -> dict[str, Tensor]:
         """Gradients of one of ``parts`` micro-batches: embed, gather, terms, and back.
@@ -204,6 +212,7 @@ class Loop:
         for name, rows in own.embeddings.items():
             gathered = processes.gather_rows(rows, [len(share) for share in ranges[name]])
             embeddings[name] = gathered.detach().requires_grad_()
+        self._seed_objective("forward", batch.k)
         terms = self._model.terms(batch, embeddings)
         loss = terms[TOTAL] / parts
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -216,6 +225,10 @@ class Loop:
         terms = {name: term.detach() for name, term in terms.items()}
         self._window.add(terms, statistics_of(self._model.objective, batch), parts)
         return terms
+
+    def _seed_objective(self, when: str, number: int) -> None:
+        """Seed what the objective draws, which is the same in every process and after a resume."""
+        torch.manual_seed(_seed_of(f"objective {when} {self._seed} {number}"))
 
     def _check_finite(self) -> None:
         """Wait for the device; stop if a step since the last look was not finite.
@@ -280,7 +293,7 @@ class Loop:
             state.should_stop = True
 
     def _save_best(self) -> None:
-        self._folder.keep_best(self.state, save(on_the_host(self._model)))
+        self._folder.keep_best(self.state, save(on_the_host(self._model.kept())))
 
     def _save(self) -> None:
         """Write the checkpoint of this step."""
@@ -293,7 +306,7 @@ class Loop:
             "window": vars(self._window),
         }
         with self._folder.checkpoint(self.state) as tensors:
-            weights = {name: value.contiguous() for name, value in self._model.state_dict().items()}
+            weights = {name: value.contiguous() for name, value in self._model.kept().items()}
             save_file(weights, tensors / MODEL_FILE, metadata={"format": "pt"})
             torch.save(of_the_loop, tensors / LOOP_FILE)
 
@@ -308,7 +321,7 @@ class Loop:
                 f"{tensors}: process 0 resumes from this checkpoint, but this process cannot see "
                 "it; put the run's folder where all processes can see it"
             )
-        self._model.load_state_dict(load_file(tensors / MODEL_FILE))
+        self._model.take(load_file(tensors / MODEL_FILE))
         saved = torch.load(tensors / LOOP_FILE, map_location="cpu", weights_only=True)
         self._optimizer.load_state_dict(saved["optimizer"])
         if self._scaler is not None and saved["scaler"] is not None:
@@ -428,6 +441,9 @@ def steps_on_pairs(config: TrainConfig, data: TrainingData, steps: int) -> int:
 
 def dropout_seed(seed: int, k: int, rank: int) -> int:
     """The seed of dropout in micro-batch ``k``, in process ``rank``."""
-    words = f"dropout {seed} {k}" + (f" {rank}" if rank else "")
+    return _seed_of(f"dropout {seed} {k}" + (f" {rank}" if rank else ""))
+
+
+def _seed_of(words: str) -> int:
     digest = hashlib.sha256(words.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""The student and its heads: both dropout views of a batch in one pass, with little padding."""
+"""The student and its objective: both dropout views of a batch in one pass, little padding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from sightline.sentence_transformers_folder import (
     read_recipe,
 )
 from train.batch import Batch, Blocks, TokenRows, TokenSpans
-from train.objectives.objective import Embeddings, Objective
+from train.objectives.modules.objective import Embeddings, Objective
+from train.objectives.parameters import ObjectiveParams
 from train.run_spec import StudentConfig, TrainedPooling
 
 Forward = Callable[..., tuple[Tensor, Tensor]]
@@ -46,7 +47,9 @@ _TAKE_4D = {"bert", "roberta", "xlm-roberta"}
 
 
 class Student(nn.Module):
-    """A student encoder with the heads of one objective: embeddings of a batch, and loss terms.
+    """A student encoder with one objective: embeddings of a batch, and loss terms.
+
+    What requires a gradient is trained, of both.
 
     Precision is that of the encoder, whose weights stay float32. Under ``bf16`` they are rounded
     once per forward pass, which then runs in bfloat16 throughout: gradients reach the float32
@@ -57,7 +60,7 @@ class Student(nn.Module):
     def __init__(
         self,
         encoder: PreTrainedModel,
-        objective: Objective,
+        objective: ObjectiveParams,
         pooling: TrainedPooling,
         dims: Mapping[str, int],
         *,
@@ -73,8 +76,8 @@ class Student(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.width = int(encoder.config.hidden_size)
-        self.heads = expect(objective.heads(self.width, dims), nn.ModuleDict, objective, "heads")
-        self.objective = objective
+        built: Objective[Any] = objective.build(self.width, dims)
+        self.objective = expect(built, Objective, objective, "build")
         self.pooling: TrainedPooling = pooling
         self.precision: Precision = precision
         self._forward = _compiled(self._encoded) if compiled else self._encoded
@@ -85,14 +88,60 @@ class Student(nn.Module):
         Args:
             embeddings: of each block of the batch, as `embed` returns them.
         """
-        terms = self.objective.terms(batch, embeddings, self.heads)
-        for name, term in expect(terms, dict, self.objective, "terms").items():
-            if name not in self.objective.weights or getattr(term, "shape", None) != ():
-                expected = f"scalars named {', '.join(self.objective.weights)}"
-                raise wrong(self.objective, f"terms, {name}", term, expected)
+        terms = self.objective(batch, embeddings)
+        weights = self.objective.params.weights
+        for name, term in expect(terms, dict, self.objective, "forward").items():
+            if name not in weights or getattr(term, "shape", None) != ():
+                expected = f"scalars named {', '.join(weights)}"
+                raise wrong(self.objective, f"forward, {name}", term, expected)
         if not terms:
-            raise wrong(self.objective, "terms", terms, f"those of a batch of {batch.stream}")
+            raise wrong(self.objective, "forward", terms, f"terms of a batch of {batch.stream}")
         return {**terms, TOTAL: self.objective.total(terms)}
+
+    def begin(self) -> None:
+        """Let the objective prepare for the first step of this process (`Objective.start`).
+
+        Raises:
+            SightlineError: it took over the student itself.
+        """
+        self.objective.start(self)
+        trained = {id(weight) for weight in self.encoder.parameters()}
+        if any(id(weight) in trained for weight in self.objective.parameters()):
+            expected = "copies of its modules: `copy.deepcopy`, or its method `encode`"
+            raise wrong(self.objective, "start", self, expected)
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: all of the objective, and what changes of the encoder.
+
+        Returns:
+            Name → the parameter or buffer itself, each once.
+        """
+        kept: dict[int, tuple[str, Tensor]] = {}
+        for name, value in self.state_dict(keep_vars=True).items():
+            if not isinstance(value, Tensor):
+                raise wrong(self.objective, name, value, "its state in parameters and buffers")
+            fixed = isinstance(value, nn.Parameter) and not value.requires_grad
+            if name.startswith("objective.") or not fixed:
+                kept.setdefault(id(value), (name, value))
+        return {name: value.detach() for name, value in kept.values()}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from what `kept` was.
+
+        Raises:
+            SightlineError: the objective has other parameters or buffers than it had then.
+        """
+        own = self.kept()
+        there, here = (
+            {name: tuple(v.shape) for name, v in each.items()} for each in (tensors, own)
+        )
+        if there != here:
+            name = min(dict(there.items() ^ here.items()))
+            found = f"{name} {list(there.get(name, ()))} in its checkpoint"
+            raise wrong(self.objective, "start", found, f"{name} {list(here.get(name, ()))}")
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(tensors[name])
 
     def embed(self, blocks: Blocks) -> dict[str, Tensor]:
         """Two dropout views of the rows of every block, in their order.
@@ -108,16 +157,24 @@ class Student(nn.Module):
                     for other, block in blocks.items()
                     if isinstance(block, TokenSpans) and block.of == name
                 }
-                embeddings[name], of_spans = self._views(rows, spans)
+                embeddings[name], of_spans = self._views(rows, spans, self.encoder)
                 embeddings |= of_spans
         return {name: embeddings[name] for name in blocks}
 
-    def encode(self, rows: TokenRows) -> Tensor:
-        """Two dropout views of one block of texts: [2, n, d], as `embed` has them."""
-        return self._views(rows, {})[0]
+    @torch.no_grad()
+    def encode(self, rows: TokenRows, module: nn.Module | None = None) -> Tensor:
+        """Two dropout views of one block of texts: [2, n, d], as `embed` has them, without a graph.
+
+        Texts whose embeddings are to have a gradient are a block of the batch.
+
+        Args:
+            module: encodes in place of the student's encoder, of the same class; two views are
+                equal if it is in eval mode.
+        """
+        return self._views(rows, {}, module or self.encoder)[0]
 
     def _views(
-        self, rows: TokenRows, spans: Mapping[str, TokenSpans]
+        self, rows: TokenRows, spans: Mapping[str, TokenSpans], encoder: nn.Module
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Two dropout views of every row [2, n, d], and of every block of spans in these rows.
 
@@ -130,7 +187,7 @@ class Student(nn.Module):
             nothing = next(self.encoder.parameters()).new_zeros(2, 0, self.width)
             return nothing, dict.fromkeys(spans, nothing)
         groups = length_groups(rows.lengths.tolist(), self._overhead(device))
-        weights = self._rounded_weights()
+        weights = self._rounded_weights(encoder)
         pooled: list[Tensor] = []
         means: dict[str, list[Tensor]] = {name: [] for name in spans}
         places: dict[str, list[Tensor]] = {name: [] for name in spans}
@@ -138,7 +195,7 @@ class Student(nn.Module):
             ids, mask = _padded(rows if len(groups) == 1 else _rows(rows, numbers))
             with self._autocast(device):
                 vectors, states = self._forward(
-                    torch.cat([ids, ids]), torch.cat([mask, mask]), weights
+                    encoder, torch.cat([ids, ids]), torch.cat([mask, mask]), weights
                 )
             pooled.append(vectors.unflatten(0, (2, len(numbers))))  # (2, n, d)
             views = states.unflatten(0, (2, len(numbers)))  # (2, n, L, d)
@@ -167,11 +224,11 @@ class Student(nn.Module):
             return None
         return round(_TOKENS_A_GROUP * _WIDTH / self.width)
 
-    def _rounded_weights(self) -> dict[str, Tensor] | None:
+    def _rounded_weights(self, encoder: nn.Module) -> dict[str, Tensor] | None:
         """The encoder's weights in bfloat16, with a graph to its own; None to use these."""
         if self.precision != "bf16":
             return None
-        return {name: weight.to(torch.bfloat16) for name, weight in self.encoder.named_parameters()}
+        return {name: weight.to(torch.bfloat16) for name, weight in encoder.named_parameters()}
 
     def _autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, torch.float16, enabled=self.precision == "fp16")
@@ -188,7 +245,7 @@ class Student(nn.Module):
         return mask.to(torch.int64)
 
     def _encoded(
-        self, ids: Tensor, mask: Tensor, weights: dict[str, Tensor] | None
+        self, encoder: nn.Module, ids: Tensor, mask: Tensor, weights: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Sentence embeddings [n, d] and last hidden states [n, L, d] of one padded group.
 
@@ -197,9 +254,7 @@ class Student(nn.Module):
         """
         inputs = {"input_ids": ids, "attention_mask": self._attention_mask(mask)}
         output: Any = (
-            self.encoder(**inputs)
-            if weights is None
-            else functional_call(self.encoder, weights, (), inputs)
+            encoder(**inputs) if weights is None else functional_call(encoder, weights, (), inputs)
         )
         return pool(output, mask, self.pooling), output.last_hidden_state
 

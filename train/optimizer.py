@@ -86,7 +86,7 @@ class ReleasedAdamW(AdamW):
 
 
 def _groups(model: nn.Module, weight_decay: float) -> Iterator[dict[str, Any]]:
-    """Parameters that decay, and those that do not."""
+    """Trained parameters that decay, and those that do not."""
     fixed = {
         f"{name}.{part}".lstrip(".")
         for name, module in model.named_modules()
@@ -94,9 +94,13 @@ def _groups(model: nn.Module, weight_decay: float) -> Iterator[dict[str, Any]]:
         if isinstance(module, nn.LayerNorm) or part.endswith("bias")
     }
     for decays in (True, False):
-        chosen = {n: p for n, p in model.named_parameters() if (n not in fixed) == decays}
+        chosen = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and (name not in fixed) == decays
+        ]
         if chosen:
             yield {
-                "params": list(chosen.values()),
+                "params": chosen,
                 "weight_decay": weight_decay if decays else 0.0,
             }

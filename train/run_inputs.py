@@ -15,7 +15,7 @@ from train.code_digest import code_of, objectives_of
 from train.data import TrainingData
 from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
-from train.objectives import Objective, make_objective
+from train.objectives import ObjectiveParams, make_objective
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainedPooling
 
 
@@ -33,7 +33,7 @@ class RunInputs:
     """
 
     spec: RunSpec
-    objective: Objective
+    objective: ObjectiveParams
     data: TrainingData
     dev: GradedPairs | None
     student: Pinned
@@ -100,7 +100,7 @@ def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
     return own or "cls", own
 
 
-def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
+def _digest(spec: RunSpec, objective: ObjectiveParams, content: Mapping[str, Any]) -> str:
     body: dict[str, Any] = spec.model_dump(
         mode="json",
         exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "train", "device"},

@@ -20,7 +20,6 @@ from train.data import first_paired
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_export, export_heads, export_model
-from train.objectives.objective import warnings_of
 from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
 from train.run_folder import CHECKPOINTS, RunFolder
 from train.run_inputs import RunInputs
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from train.embed import Embedder
     from train.loop import Callback
     from train.model import LoadedStudent, Student
-    from train.objectives import Objective
+    from train.objectives import Objective, ObjectiveParams
 
 
 def train_run(
@@ -96,7 +95,7 @@ def train_run(
         model, student = build_model(inputs)
 
         def begin() -> None:
-            _warn(inputs, device, _steps(inputs), tell)
+            _warn(inputs, model.objective, device, _steps(inputs), tell)
             if state.step:
                 return
             if (folder.path / FILE_NAME).is_file():
@@ -149,7 +148,7 @@ def train_run(
 
 
 def train_model(
-    objective: Objective[Any],
+    objective: ObjectiveParams,
     student: Path | str,
     out: Path | str,
     *,
@@ -344,9 +343,12 @@ def _require_equal(starts: Sequence[object]) -> None:
             )
 
 
-def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> None:
+def _warn(
+    inputs: RunInputs, objective: Objective[Any], device: torch.device, steps: int, tell: Say
+) -> None:
     """Say what is known of a run of so many ``steps`` before it begins."""
     from train.loop import micro_batches, steps_on_pairs
+    from train.objectives.modules.objective import warnings_of
 
     spec, data = inputs.spec, inputs.data
     if data.feature_sets:
@@ -380,7 +382,7 @@ def _warn(inputs: RunInputs, device: torch.device, steps: int, tell: Say) -> Non
             "share their text or image with another row of their batch, which counts as a negative"
         )
     paired = first_paired(data, micro_batches(spec.train, data))
-    for line in warnings_of(inputs.objective, paired):
+    for line in warnings_of(objective, paired):
         tell(f"{spec.run}: warning: {line}")
 
 
@@ -413,15 +415,16 @@ def _export(
 
     if state.best_step is not None:
         (best,) = state.best_tensors
-        model.load_state_dict(load_file(folder.path / best))
+        model.take(load_file(folder.path / best))
     results = folder.scratch / "results"
     results.mkdir()
-    summary = _summary(inputs, state, sum(weight.numel() for weight in model.parameters()), device)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    summary = _summary(inputs, state, trained, device)
     card = model_card(summary, inputs.objective.source, inputs.pooling)
     with quiet():
         export_model(results / MODEL_FOLDER, embedder, card, pooler)
         check_export(results / MODEL_FOLDER, embedder)
-    export_heads(results / HEADS_FILE, model.heads)
+    export_heads(results / HEADS_FILE, model.objective.heads)
     return folder.finish(summary, results)
 
 

@@ -82,7 +82,7 @@ def train(
 
     spec = run_spec(
         objective=objective,
-        parameters=set_values(objective_class(objective).Params, set_),
+        parameters=set_values(objective_class(objective), set_),
         student=student,
         train=settings,
         tokens=tokens,

@@ -22,7 +22,7 @@ from train.diagnose.findings import findings
 from train.diagnose.pair_cosines import separation
 from train.diagnose.settings import DiagnosisSettings
 from train.evaluate.retrieval import evaluate_retrieval
-from train.objectives.kdmcse import KDMCSE, KDMCSEParams
+from train.objectives.kdmcse import KDMCSEParams
 from train.schedule import Schedule
 
 
@@ -101,7 +101,8 @@ def test_constant_features_find_nothing(own):
 
 def test_the_removed_share_is_what_the_objective_computes(world, diagnosis):
     thresholds = {"image_threshold": 0.35, "teacher_text_threshold": 0.5}
-    objective = KDMCSE(KDMCSEParams(image="clip", text="clip", **thresholds))
+    params = KDMCSEParams(image="clip", text="clip", **thresholds)
+    objective = params.build(8, {"image-clip": 8, "text-clip": 8})
     images, texts = FeatureSet.open(world.image_set), FeatureSet.open(world.text_set)
     schedule = Schedule(len(world.captions), 0, 16, 3)
     shares = {"image": [], "teacher_text": []}

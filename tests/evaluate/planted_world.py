@@ -15,7 +15,7 @@ from torch import nn
 from sightline import cache
 from train.evaluate.cosines import NotDefinedError
 from train.evaluate.evaluation import Evaluation
-from train.objectives.objective import FeatureNeed
+from train.objectives import FeatureNeed
 
 DIM = 6
 SCHEMAS = {"images": cache.IMAGES, "captions": cache.CAPTIONS}
@@ -106,20 +106,19 @@ class Model:
     @property
     def summary(self) -> Any:
         use = SimpleNamespace(fingerprint=self.fingerprint)
-        return SimpleNamespace(features={need.name: use for need in self.needs})
+        return SimpleNamespace(
+            objective="foreign", features={need.name: use for need in self.needs}
+        )
 
-    def heads(self) -> Any:
+    def objective(self) -> Any:
         if self.no_heads:
             raise NotDefinedError(self.no_heads)
-        objective = SimpleNamespace(
-            name="foreign",
-            features=self.needs,
-            sentence_head="sentences",
-            parts=lambda heads: [(objective, heads)],
-        )
-        modules = {"sentences": self.sentence_head, "of-words": nn.Identity()}
-        modules = nn.ModuleDict({**modules, "of-pixels": self.image_head})
-        return SimpleNamespace(objective=objective, modules=modules)
+        spaces = [
+            (need, self.sentence_head, self.image_head)
+            for need in self.needs
+            if need.kind == "image" and need.head
+        ]
+        return SimpleNamespace(image_heads=lambda: spaces)
 
 
 def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:

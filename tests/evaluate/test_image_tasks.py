@@ -18,7 +18,7 @@ from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.neighbours import find_captions
 from train.evaluate.results import load_result, save_result
 from train.evaluate.retrieval import CHANCE, METRICS, chance, evaluate_retrieval
-from train.objectives.objective import FeatureNeed
+from train.objectives import FeatureNeed
 
 
 @pytest.fixture

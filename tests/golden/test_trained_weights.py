@@ -60,9 +60,11 @@ class InFloat64(Callback):
     drawn: dict[str, Tensor] = field(default_factory=dict)
 
     def begin(self, state, model):
-        self.drawn = {name: each.clone() for name, each in model.heads.state_dict().items()}
+        self.drawn = {
+            name: each.clone() for name, each in model.objective.heads.state_dict().items()
+        }
         model.to(torch.float64)
-        model.heads.load_state_dict(fill(model.heads.state_dict(), 8000))
+        model.objective.heads.load_state_dict(fill(model.objective.heads.state_dict(), 8000))
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

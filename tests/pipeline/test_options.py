@@ -97,7 +97,7 @@ def test_every_parameter_can_be_given_on_a_command_line():
     assert where.keys() == without_dvc
     for name, check in where.items():
         assert all(check()), name
-    assert all(set_takes(objective_class(name).Params) for name in OBJECTIVES)
+    assert all(set_takes(objective_class(name)) for name in OBJECTIVES)
 
 
 def set_takes(model: type) -> bool:
@@ -111,7 +111,7 @@ def set_takes(model: type) -> bool:
 @pytest.mark.parametrize(
     ("model", "given", "values"),
     [
-        (objective_class("dalr").Params, "teachers=[{encoder: clip}]", [{"encoder": "clip"}]),
+        (objective_class("dalr"), "teachers=[{encoder: clip}]", [{"encoder": "clip"}]),
         (task_class("sts").Settings, "data=2024", "2024"),
         (PairsSource, "splits.train=1.txt", {"train": "1.txt"}),
         (PairsSource, "captions=null", None),
@@ -119,8 +119,8 @@ def set_takes(model: type) -> bool:
         (WebDatasetSource, "shards={00..11}.tar", "{00..11}.tar"),
         (WebDatasetSource, "limit=5", 5),
         (GroundingSettings, "rules.min_score=0.5", {"min_score": 0.5}),
-        (objective_class("mcse").Params, "weight=1e-1", "1e-1"),
-        (objective_class("mcse").Params, "image=007", "007"),
+        (objective_class("mcse"), "weight=1e-1", "1e-1"),
+        (objective_class("mcse"), "image=007", "007"),
     ],
 )
 def test_a_value_is_yaml_unless_the_model_has_text(model, given, values):

@@ -5,6 +5,7 @@ Terms and gradients are compared with the equations in test_released_loops.py.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -22,7 +23,7 @@ from train.batch import TokenSpans
 from train.data import first_paired
 from train.losses import cosine_matrix
 from train.objectives import make_objective, objective_class
-from train.objectives.mcseo import contrasted
+from train.objectives.modules.mcseo import contrasted
 from train.run_spec import StudentConfig, TrainConfig
 from train.train_run import train_run
 
@@ -86,7 +87,7 @@ def test_every_number_is_finite_every_weight_at_least_0_every_temperature_above(
             make_objective(name, {**NEEDED[name], key: value})
         return str(caught.value)
 
-    fields = objective_class(name).Params.model_fields
+    fields = objective_class(name).model_fields
     numbers = [key for key, field in fields.items() if "float" in str(field.annotation)]
     assert "temperature" in numbers
     for key in numbers:
@@ -191,10 +192,10 @@ def test_a_term_that_is_off_has_no_head_and_reads_no_features(
     features, name, parameters, heads, sets
 ):
     model, data = case_of(features, name, **parameters).build()
-    assert set(model.heads) == heads
+    assert set(model.objective.heads) == heads
     assert set(data.dims) == sets
     terms = terms_of(model, paired(data))
-    assert terms.keys() == {"total", *model.objective.weights}
+    assert terms.keys() == {"total", *model.objective.params.on(model.objective.params.weights)}
     terms["total"].backward()
     assert [name for name, weight in model.named_parameters() if weight.grad is None] == []
 
@@ -239,9 +240,9 @@ def test_draws_depend_on_seed_and_batch_and_not_on_which_terms_are_on(features):
     views = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(3))
 
     def terms(parameters=case.parameters, **changes):
-        objective = make_objective("dalr", {**case.parameters, **parameters})
-        batch = replace(paired(data), **changes)
-        return objective.terms(batch, {"sentences": views}, model.heads)
+        objective = copy.copy(model.objective)
+        objective.params = make_objective("dalr", {**case.parameters, **parameters})
+        return objective(replace(paired(data), **changes), {"sentences": views})
 
     every = terms()
     for term in DALR_TERMS:
@@ -309,7 +310,7 @@ def test_a_threshold_that_never_removes_anything_is_a_warning(features, tmp_path
     (line,) = model.objective.warnings(batches)
     assert f"the highest score is {max(scores):.3f}" in line
     removes_one = make_objective("kdmcse", {**case.parameters, "image_threshold": max(scores)})
-    assert removes_one.warnings(batches) == []
+    assert removes_one.build(16, data.dims).warnings(batches) == []
 
 
 def test_warnings_are_of_the_first_hundred_paired_steps_of_the_run(features):
@@ -341,8 +342,8 @@ def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(feature
 
 
 def test_captions_with_one_phrase_each_cause_a_warning(features):
-    objective = make_objective("mcseo", CLIP)
-    batch = paired(case_of(features, "mcseo").data())
+    model, data = case_of(features, "mcseo").build()
+    objective, batch = model.objective, paired(data)
     counts = [len(features.named[key.tobytes()]) for key in batch.keys]
     assert contrasted(batch).tolist() == [count >= 2 for count in counts]
     assert float(objective.statistics(batch)["phrases_per_caption"]) == np.float32(np.mean(counts))

@@ -185,7 +185,11 @@ class Recorder(Callback):
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: weight.detach().clone() for name, weight in model.state_dict().items()}
+    """Name → weight; heads as `heads.NAME…`, of the trainer's model too."""
+    return {
+        name.removeprefix("objective."): weight.detach().clone()
+        for name, weight in model.state_dict().items()
+    }
 
 
 def seed_every_pass(encoder: nn.Module) -> None:

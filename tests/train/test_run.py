@@ -26,7 +26,7 @@ from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import load_result
 from train.loop import LogWindow, NonFiniteLoss
 from train.objectives import make_objective
-from train.objectives.simcse import SimCSE
+from train.objectives.modules.simcse import SimCSE
 from train.records import RunState
 from train.run_folder import RunFolder
 from train.schedule import Schedule
@@ -274,15 +274,15 @@ def nan_gradient(value):
 def test_a_non_finite_value_stops_the_run_naming_its_batch_and_is_not_saved(
     world, finished_run, tmp_path, monkeypatch, bad, broken, message
 ):
-    terms = SimCSE.terms
+    terms = SimCSE.forward
 
-    def broken_terms(self, batch, views, heads):
-        found = terms(self, batch, views, heads)
+    def broken_terms(self, batch, embeddings):
+        found = terms(self, batch, embeddings)
         return {name: broken(v) for name, v in found.items()} if batch.k == bad else found
 
     spec = world.spec(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(SimCSE, "terms", broken_terms)
+        patch.setattr(SimCSE, "forward", broken_terms)
         with pytest.raises(NonFiniteLoss, match=message):
             train_run(spec, say=silent)
     assert RunFolder(tmp_path).state().step == (2 if bad == 3 else 0)

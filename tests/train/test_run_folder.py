@@ -22,7 +22,7 @@ from sightline.output import Output
 from train import progress, run_folder
 from train.evaluate.models import EvaluatedModel
 from train.loop import Callback
-from train.objectives.simcse import SimCSE
+from train.objectives.modules.simcse import SimCSE
 from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
 from train.run_inputs import RunInputs
@@ -428,15 +428,15 @@ def ending():
 
 def signal_twice(monkeypatch, number, step):
     """Signal this process in the middle of the step after ``step`` ones."""
-    terms = SimCSE.terms
+    terms = SimCSE.forward
 
-    def signalling(self, batch, views, heads):
+    def signalling(self, batch, embeddings):
         if batch.k == step:
             signal.raise_signal(number)
             signal.raise_signal(number)
-        return terms(self, batch, views, heads)
+        return terms(self, batch, embeddings)
 
-    monkeypatch.setattr(SimCSE, "terms", signalling)
+    monkeypatch.setattr(SimCSE, "forward", signalling)
 
 
 @pytest.mark.parametrize(

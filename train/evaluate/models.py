@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True)
-class TrainedHeads:
-    """The heads of a finished run: `objective` says which of them projects what."""
-
-    objective: Objective
-    modules: nn.ModuleDict
-
-
 class EvaluatedModel:
     """An encoder that embeds the distinct sentences of all tasks once, in one call.
 
@@ -98,8 +90,8 @@ class EvaluatedModel:
         self.encode_once(sentences)
         return self._rows[[self._row_of[sentence] for sentence in sentences]]
 
-    def heads(self) -> TrainedHeads:
-        """The trained heads, in eval mode on the CPU.
+    def objective(self) -> Objective:
+        """The run's objective with its trained heads, in eval mode on the CPU.
 
         Raises:
             NotDefinedError: this model has none (says why).
@@ -114,8 +106,8 @@ class EvaluatedModel:
         from safetensors.torch import load_file
 
         file = folder / HEADS_FILE
-        objective = make_objective(summary.objective, summary.parameters)
-        names = {need.name for need in objective.features}
+        params = make_objective(summary.objective, summary.parameters)
+        names = {need.name for need in params.features}
         if missing := sorted(names - summary.features.keys()):
             raise SightlineError(
                 f"{folder}: its objective reads {', '.join(missing)}, but the run learned from "
@@ -123,14 +115,14 @@ class EvaluatedModel:
                 "of Sightline; train it again"
             )
         dims = {name: summary.features[name].dim for name in names}
-        modules = objective.heads(self.embedder.dim, dims)
+        objective = params.build(self.embedder.dim, dims)
         try:
-            modules.load_state_dict(load_file(file))
+            objective.heads.load_state_dict(load_file(file))
         except (SafetensorError, OSError, RuntimeError) as error:
             raise SightlineError(
                 f"{file}: cannot be read ({error}); train the run again"
             ) from error
-        return TrainedHeads(objective, modules.eval())  # pyright: ignore[reportArgumentType]
+        return objective.eval()
 
 
 def project(head: nn.Module, rows: np.ndarray, batch: int = 4096) -> np.ndarray:
@@ -217,31 +209,27 @@ class ImageSpace:
 def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace:
     """The space of sentences and images of a training run.
 
-    It is found through the objective (`features`, `parts`, `sentence_head`), so any
-    objective that projects image features has one. Of several heads for images of one encoder, as a
-    combination may have, it is the first.
+    It is found through the objective (`image_heads`), so any objective that projects image features
+    has one. Of several heads for images of one encoder, as a combination may have, it is the first.
 
     Args:
         encoder: which image encoder, for a run with heads for several.
 
     Raises:
         NotDefinedError: the run has no such space, or several (says what there is).
-        SightlineError: see `EvaluatedModel.heads`.
+        SightlineError: see `EvaluatedModel.objective`.
     """
-    trained = model.heads()
-    assert model.summary is not None  # it has heads
+    objective, summary = model.objective(), model.summary
+    assert summary is not None  # it has heads
     spaces: dict[str, ImageSpace] = {}
-    for part, heads in trained.objective.parts(trained.modules):
-        for need in part.features:
-            if need.kind == "image" and need.head is not None:
-                fingerprint = model.summary.features[need.name].fingerprint
-                sentences, images = heads[part.sentence_head], heads[need.head]
-                space = ImageSpace(sentences, images, need.encoder, fingerprint)
-                spaces.setdefault(need.encoder, space)
+    for need, sentences, images in objective.image_heads():
+        fingerprint = summary.features[need.name].fingerprint
+        space = ImageSpace(sentences, images, need.encoder, fingerprint)
+        spaces.setdefault(need.encoder, space)
     if not spaces:
         raise NotDefinedError(
-            f"its objective, {trained.objective.name}, projects no image features; runs that "
-            "learned from images, such as those of mcse, kdmcse or dalr, have heads for them"
+            f"its objective, {summary.objective}, projects no image features; runs that learned "
+            "from images, such as those of mcse, kdmcse or dalr, have heads for them"
         )
     if encoder is None and len(spaces) == 1:
         return next(iter(spaces.values()))

@@ -1,6 +1,7 @@
 """Objectives: which loss terms a batch has, with which weights, heads and cached features.
 
-Imports no torch, so that parameters are checked before anything heavy is loaded.
+An objective is its parameters, which import no torch, so that they are checked before anything
+heavy is loaded; they build the module that is trained (`train.objectives.modules`).
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
-from sightline.plugins import expect_all, expect_class, expect_json, expect_valid
+from sightline.plugins import expect, expect_all, expect_json, expect_valid
 from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
-    from train.objectives.objective import Embeddings, FeatureNeed, Objective, ObjectiveParams
+    from train.objectives.modules.objective import Embeddings, GroundedObjective, Objective
+    from train.objectives.parameters import FeatureNeed, GroundedParams, ObjectiveParams
 
 __all__ = [
     "OBJECTIVES",
     "Embeddings",
     "FeatureNeed",
+    "GroundedObjective",
+    "GroundedParams",
     "Objective",
     "ObjectiveParams",
     "make_objective",
@@ -30,38 +34,41 @@ OBJECTIVES = Registry(
     "objective",
     "sightline.objectives",
     {
-        "simcse": "train.objectives.simcse:SimCSE",
-        "mcse": "train.objectives.mcse:MCSE",
-        "kdmcse": "train.objectives.kdmcse:KDMCSE",
-        "dalr": "train.objectives.dalr:DALR",
-        "mcseo": "train.objectives.mcseo:MCSEO",
-        "combined": "train.objectives.combined:Combined",
+        "simcse": "train.objectives.simcse:SimCSEParams",
+        "mcse": "train.objectives.mcse:MCSEParams",
+        "kdmcse": "train.objectives.kdmcse:KDMCSEParams",
+        "dalr": "train.objectives.dalr:DALRParams",
+        "mcseo": "train.objectives.mcseo:MCSEOParams",
+        "combined": "train.objectives.combined:CombinedParams",
     },
 )
-"""Where each objective is: a line here, or an entry point of another package."""
+"""Where the parameters of each objective are: a line here, or an entry point of another package."""
 
 __getattr__ = lazy_names(
     __name__,
-    dict.fromkeys(
-        ("Embeddings", "FeatureNeed", "Objective", "ObjectiveParams"), "train.objectives.objective"
-    ),
+    {
+        **dict.fromkeys(
+            ("FeatureNeed", "GroundedParams", "ObjectiveParams"), "train.objectives.parameters"
+        ),
+        **dict.fromkeys(
+            ("Embeddings", "GroundedObjective", "Objective"), "train.objectives.modules.objective"
+        ),
+    },
 )
 
 
-def objective_class(name: str) -> type[Objective[Any]]:
-    """The objective called ``name``.
+def objective_class(name: str) -> type[ObjectiveParams]:
+    """The parameters of the objective called ``name``.
 
     Raises:
         SightlineError: there is none (lists the available ones), or another package's is unusable.
     """
-    from train.objectives.objective import Objective, ObjectiveParams
+    from train.objectives.parameters import ObjectiveParams
 
-    kind = OBJECTIVES.subclass(name, Objective)
-    expect_class(getattr(kind, "Params", None), ObjectiveParams, kind, "Params")
-    return kind
+    return OBJECTIVES.subclass(name, ObjectiveParams)
 
 
-def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
+def make_objective(name: str, parameters: Mapping[str, Any]) -> ObjectiveParams:
     """The objective called ``name`` with ``parameters``, defaults filled in.
 
     Raises:
@@ -69,11 +76,13 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective[Any]:
     """
     from pydantic import ValidationError
 
-    from train.objectives.objective import FeatureNeed
+    from train.objectives.parameters import FeatureNeed
 
     kind = objective_class(name)
     try:
-        objective = kind(kind.Params.model_validate(parameters))
+        objective = kind.model_validate(parameters)
+        for attribute in ("name", "source"):
+            expect(getattr(objective, attribute, None), str, objective, attribute)
         features = expect_all(objective.features, FeatureNeed, objective, "features")
         expect_valid(list(features), list[FeatureNeed], objective, "features")
         expect_valid(objective.weights, dict[str, float], objective, "weights")

@@ -12,27 +12,18 @@ Every objective has a weight for each of its terms, and 0 switches one off; so p
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict, Field, model_validator
 
 from sightline.errors import SightlineError
 from sightline.settings import Settings
-from train.batch import Batch
-from train.objectives.objective import (
-    Embeddings,
-    FeatureNeed,
-    Heads,
-    Objective,
-    ObjectiveParams,
-    statistics_of,
-    warnings_of,
-)
+from train.objectives.parameters import FeatureNeed, ObjectiveParams
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from train.objectives.modules.combined import Combined
 
 _OF_A_PART = "temperature"
 """The one common parameter that each part sets for itself."""
@@ -64,13 +55,15 @@ class CombinedParams(ObjectiveParams):
         parts: name → part. Names prefix the names of terms, as in `mcseo.object`.
     """
 
+    name: ClassVar[str] = "combined"
+
     parts: dict[str, Part] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _parts_make_sense(self) -> CombinedParams:
         if _OF_A_PART in self.model_fields_set:
             raise ValueError(f"{_OF_A_PART} is a parameter of each part; give it there")
-        texts = [name for name, part in self.objectives().items() if "text" in part.weights]
+        texts = [name for name, part in self.objectives.items() if part.trains_on_text]
         if len(texts) > 1:
             raise ValueError(
                 f"parts {' and '.join(texts)} both have the text term; set text_weight to 0 in all "
@@ -78,7 +71,8 @@ class CombinedParams(ObjectiveParams):
             )
         return self
 
-    def objectives(self) -> dict[str, Objective[Any]]:
+    @cached_property
+    def objectives(self) -> dict[str, ObjectiveParams]:
         """Name → objective, of the parts whose weight is above 0.
 
         Raises:
@@ -95,7 +89,7 @@ class CombinedParams(ObjectiveParams):
                     f"objective combined: parts.{name}: {', '.join(misplaced)} belongs to the "
                     "combination, beside `parts`: all parts see the same pairs"
                 )
-            if "." in name or part.objective == Combined.name or not name:
+            if "." in name or part.objective == self.name or not name:
                 raise SightlineError(
                     f"objective combined: parts.{name}: a part's name must have no dots, and "
                     "a part must not be a combination"
@@ -106,22 +100,9 @@ class CombinedParams(ObjectiveParams):
             raise SightlineError("objective combined: every part has weight 0; train at least one")
         return parts
 
-
-class Combined(Objective[CombinedParams]):
-    """Σ over parts of weight × total of the part.
-
-    Heads with the same name, shape and encoder are shared: all terms in the grounded space project
-    sentences with the same grounding head. A head is called by the first part that has it.
-    """
-
-    name = "combined"
-    Params = CombinedParams
-    source = "a combination of objectives"
-
-    def __init__(self, params: CombinedParams) -> None:
-        super().__init__(params)
-        self.objectives = params.objectives()
-        self.source = " + ".join(part.source for part in self.objectives.values())
+    @property
+    def source(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return " + ".join(part.source for part in self.objectives.values())
 
     @property
     def features(self) -> list[FeatureNeed]:
@@ -133,39 +114,10 @@ class Combined(Objective[CombinedParams]):
                 needs[need.name] = FeatureNeed(need.kind, need.encoder, before + terms)
         return list(needs.values())
 
-    def check_widths(self, dims: Mapping[str, int]) -> None:
-        for part in self.objectives.values():
-            part.check_widths({need.name: dims[need.name] for need in part.features})
-
-    def heads(self, hidden: int, dims: Mapping[str, int]) -> nn.ModuleDict:
-        from torch import nn
-
-        heads = nn.ModuleDict()
-        for name, part in self.objectives.items():
-            of_part = part.heads(hidden, {need.name: dims[need.name] for need in part.features})
-            for head, module in of_part.items():
-                first = self.shared(name, head, heads)
-                if first is None or _shapes(heads[first]) != _shapes(module):
-                    heads[f"{name}-{head}"] = module
-        return heads
-
-    def shared(self, part: str, head: str, heads: Container[str]) -> str | None:
-        """Which of ``heads`` is called ``head`` by the first part that has it for the encoder."""
-        encoder = _encoder(self.objectives[part], head)
-        names = (
-            f"{name}-{head}"
-            for name, objective in self.objectives.items()
-            if _encoder(objective, head) == encoder
-        )
-        return next((name for name in names if name in heads), None)
-
-    def parts(self, heads: Heads) -> list[tuple[Objective[Any], Heads]]:
-        return [(part, _HeadsOfPart(self, name, heads)) for name, part in self.objectives.items()]
-
     @property
     def weights(self) -> dict[str, float]:
         return {
-            f"{name}.{term}": self.params.parts[name].weight * weight
+            f"{name}.{term}": self.parts[name].weight * weight
             for name, part in self.objectives.items()
             for term, weight in part.weights.items()
         }
@@ -174,27 +126,14 @@ class Combined(Objective[CombinedParams]):
     def trains_on_text(self) -> bool:
         return any(part.trains_on_text for part in self.objectives.values())
 
-    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
-        return {
-            f"{name}.{term}": value
-            for name, (part, heads_of_part) in zip(self.objectives, self.parts(heads), strict=True)
-            for term, value in part.terms(batch, embeddings, heads_of_part).items()
-        }
+    def check_widths(self, dims: Mapping[str, int]) -> None:
+        for part in self.objectives.values():
+            part.check_widths({need.name: dims[need.name] for need in part.features})
 
-    def statistics(self, batch: Batch) -> dict[str, Tensor]:
-        return {
-            f"{name}.{figure}": value
-            for name, part in self.objectives.items()
-            for figure, value in statistics_of(part, batch).items()
-        }
+    def build(self, hidden: int, dims: Mapping[str, int]) -> Combined:
+        from train.objectives.modules.combined import Combined
 
-    def warnings(self, batches: Iterable[Batch]) -> list[str]:
-        every = list(batches)
-        return [
-            f"{name}: {line}"
-            for name, part in self.objectives.items()
-            for line in warnings_of(part, every)
-        ]
+        return Combined(self, hidden, dims)
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
@@ -203,27 +142,3 @@ class Combined(Objective[CombinedParams]):
             items = part.describe().items()
             described["parts"][name]["parameters"] = {k: v for k, v in items if k not in _SHARED}
         return described
-
-
-@dataclass(frozen=True)
-class _HeadsOfPart:
-    """The heads of a combination as one of its parts calls them."""
-
-    whole: Combined
-    part: str
-    heads: Any
-
-    def __getitem__(self, name: str) -> nn.Module:
-        full_name = f"{self.part}-{name}"
-        if full_name in self.heads:
-            return self.heads[full_name]
-        return self.heads[self.whole.shared(self.part, name, self.heads)]
-
-
-def _encoder(part: Objective[Any], head: str) -> str | None:
-    """The encoder whose features a head projects; None: it projects sentences."""
-    return next((need.encoder for need in part.features if need.head == head), None)
-
-
-def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
-    return [tuple(weight.shape) for weight in module.parameters()]

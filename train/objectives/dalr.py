@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from sightline.devices import to_device
 from sightline.errors import SightlineError
 from sightline.settings import Settings
-from train.batch import Batch
-from train.objectives.objective import (
-    Embeddings,
-    FeatureNeed,
-    GroundedObjective,
-    GroundedParams,
-    Heads,
-    image_term,
-    text_term,
-)
+from train.objectives.parameters import FeatureNeed, GroundedParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from train.objectives.modules.dalr import DALR
 
-_NEEDS_IMAGES = ("image", "consistency", "cross_modal")
-_NEEDS_TEACHERS = ("cross_modal", "ranking", "intra_modal")
-_NEEDS_MIXED_FEATURES = ("cross_modal", "intra_modal")
+NEEDS_IMAGES = ("image", "consistency", "cross_modal")
+NEEDS_TEACHERS = ("cross_modal", "ranking", "intra_modal")
+NEEDS_MIXED_FEATURES = ("cross_modal", "intra_modal")
 
 
 class Teacher(Settings):
@@ -61,6 +51,9 @@ class DALRParams(GroundedParams):
         consistency_margin: cosine that a text and a wrong image may have without a penalty.
     """
 
+    name: ClassVar[str] = "dalr"
+    source: ClassVar[str] = "DALR (He et al. 2025)"
+
     image: str | None = Field(default=None, min_length=1)
     teachers: tuple[Teacher, ...] = ()
     image_weight: float = Field(default=1.0, ge=0)
@@ -76,14 +69,14 @@ class DALRParams(GroundedParams):
 
     @model_validator(mode="after")
     def _terms_have_what_they_need(self) -> DALRParams:
-        if self.image is None and (terms := self.on(_NEEDS_IMAGES)):
+        if self.image is None and (terms := self.on(NEEDS_IMAGES)):
             raise ValueError(
                 f"image is not given; name the image encoder, or set {_weights_of(terms)} to 0"
             )
         names = [teacher.encoder for teacher in self.teachers]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"teachers: {', '.join(twice)} is listed more than once")
-        if not self.mixed and (terms := self.on(_NEEDS_TEACHERS)):
+        if not self.mixed and (terms := self.on(NEEDS_TEACHERS)):
             raise ValueError(
                 "no teacher has a weight above 0; list teachers as {encoder: NAME, "
                 f"weight: NUMBER}}, or set {_weights_of(terms)} to 0"
@@ -91,7 +84,7 @@ class DALRParams(GroundedParams):
         return self
 
     @property
-    def every_weight(self) -> dict[str, float]:
+    def weights(self) -> dict[str, float]:
         return {
             "text": self.text_weight,
             "image": self.image_weight,
@@ -106,37 +99,18 @@ class DALRParams(GroundedParams):
         """The teachers with a weight above 0."""
         return [teacher for teacher in self.teachers if teacher.weight > 0]
 
-    def on(self, terms: tuple[str, ...]) -> list[str]:
-        """Those of ``terms`` that are switched on."""
-        return [term for term in terms if term in self.term_weights]
-
-
-class DALR(GroundedObjective[DALRParams]):
-    """L_text + w L_info + λ (L_cons + L_CMA) + μ (L_rank + L_IMA) (He et al. 2025; METHODS §4).
-
-    All but `text` exist on paired batches. `image` is the mean over both views; the equations of
-    `consistency` and `cross_modal` have one sentence embedding, which is the first view (as in the
-    released code). `ranking` and `intra_modal` compare the first view with the second.
-    """
-
-    name = "dalr"
-    Params = DALRParams
-    source = "DALR (He et al. 2025)"
-
-    terms_of_text_head = ("text", "ranking", "intra_modal")
-
     @property
     def features(self) -> list[FeatureNeed]:
-        params, needs = self.params, list[FeatureNeed]()
-        if params.image is not None and (terms := params.on(_NEEDS_IMAGES)):
-            needs.append(FeatureNeed("image", params.image, tuple(terms), head="image"))
-        if terms := params.on(_NEEDS_TEACHERS):
-            needs += [FeatureNeed(t.features, t.encoder, tuple(terms)) for t in params.mixed]
+        needs = list[FeatureNeed]()
+        if self.image is not None and (terms := self.on(NEEDS_IMAGES)):
+            needs.append(FeatureNeed("image", self.image, tuple(terms), head="image"))
+        if terms := self.on(NEEDS_TEACHERS):
+            needs += [FeatureNeed(t.features, t.encoder, tuple(terms)) for t in self.mixed]
         return needs
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
         teachers = {need.encoder: dims[need.name] for need in self.features if need.head is None}
-        terms = self.params.on(_NEEDS_MIXED_FEATURES)
+        terms = self.on(NEEDS_MIXED_FEATURES)
         if len(set(teachers.values())) > 1 and terms:
             widths = ", ".join(f"{encoder} {width}" for encoder, width in teachers.items())
             raise SightlineError(
@@ -144,85 +118,10 @@ class DALR(GroundedObjective[DALRParams]):
                 f"({widths}); use teachers of the same width, or set {_weights_of(terms)} to 0"
             )
 
-    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
-        sentences = embeddings["sentences"]
-        terms: dict[str, Tensor] = {}
-        if batch.stream == "pairs":
-            terms |= self._with_images(batch, sentences, heads)
-            terms |= self._of_texts(batch, sentences, heads)
-        if "text" in self.weights:
-            terms["text"] = text_term(sentences, heads["text"], self.params.temperature)
-        return {term: terms[term] for term in self.weights if term in terms}
+    def build(self, hidden: int, dims: Mapping[str, int]) -> DALR:
+        from train.objectives.modules.dalr import DALR
 
-    def _with_images(self, batch: Batch, sentences: Tensor, heads: Heads) -> dict[str, Tensor]:
-        """The terms in the grounded space."""
-        from train.losses import consistency_loss, cross_modal_alignment, derangement
-
-        params, weights, terms = self.params, self.weights, {}
-        if not params.on(_NEEDS_IMAGES):
-            return terms
-        raw = batch.features_of("image", params.image)
-        images = heads["image"](raw)  # (N, 256)
-        first = heads["grounding"](sentences[0])  # (N, 256)
-        if "image" in weights:
-            second = heads["grounding"](sentences[1])
-            terms["image"] = image_term(first, second, images, params.image_temperature)
-        if "consistency" in weights:
-            order = to_device(derangement(len(batch), batch.generator()), images.device)
-            terms["consistency"] = consistency_loss(
-                first, images, images[order], params.consistency_margin
-            )
-        if "cross_modal" in weights:
-            terms["cross_modal"] = cross_modal_alignment(
-                first,
-                images,
-                self._mixed_features(batch),
-                raw,
-                params.target_temperature,
-                params.student_temperature,
-            )
-        return terms
-
-    def _of_texts(self, batch: Batch, sentences: Tensor, heads: Heads) -> dict[str, Tensor]:
-        """The terms on the text head's views: h_i against h′_j."""
-        from train.losses import cosine_matrix, kl_alignment, list_mle
-
-        params, weights, terms = self.params, self.weights, {}
-        if "ranking" not in weights and "intra_modal" not in weights:
-            return terms
-        student = cosine_matrix(*map(heads["text"], sentences))  # (N, N)
-        if "ranking" in weights:
-            # a separate generator, so that ties do not depend on which other terms are on
-            terms["ranking"] = list_mle(
-                student / params.ranking_temperature, self._mixed_cosines(batch), batch.generator()
-            )
-        if "intra_modal" in weights:
-            mixed = self._mixed_features(batch)
-            terms["intra_modal"] = kl_alignment(
-                cosine_matrix(mixed, mixed),
-                student,
-                params.target_temperature,
-                params.student_temperature,
-            )
-        return terms
-
-    def _mixed_features(self, batch: Batch) -> Tensor:
-        """Σ weight × features of the teachers, [N, D]."""
-        shares = [
-            teacher.weight * batch.features_of(teacher.features, teacher.encoder)
-            for teacher in self.params.mixed
-        ]
-        return sum(shares[1:], start=shares[0])
-
-    def _mixed_cosines(self, batch: Batch) -> Tensor:
-        """Σ weight × in-batch cosines of the teachers, [N, N]; their widths may differ."""
-        from train.losses import cosine_matrix
-
-        shares = []
-        for teacher in self.params.mixed:
-            rows = batch.features_of(teacher.features, teacher.encoder)
-            shares.append(teacher.weight * cosine_matrix(rows, rows))
-        return sum(shares[1:], start=shares[0])
+        return DALR(self, hidden, dims)
 
 
 def _weights_of(terms: list[str]) -> str:

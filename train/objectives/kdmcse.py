@@ -6,27 +6,19 @@ Negatives that the teacher finds similar are moved less; very similar ones are l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.batch import Batch
-from train.objectives.objective import (
-    Embeddings,
-    FeatureNeed,
-    GroundedObjective,
-    GroundedParams,
-    Heads,
-    text_term,
-)
+from train.objectives.parameters import FeatureNeed, GroundedParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from train.objectives.modules.kdmcse import KDMCSE
 
 _RELEASED_DEFAULTS = {
     "margin": 0.15,
@@ -81,6 +73,9 @@ class KDMCSEParams(GroundedParams):
         teacher_temperature: τ′ of both teacher terms.
     """
 
+    name: ClassVar[str] = "kdmcse"
+    source: ClassVar[str] = "KDMCSE (Nguyen et al., NAACL 2024, arXiv 2403.17486)"
+
     caption: CaptionPolicy = "all"
     variant: Literal["paper", "released"] = "paper"
     image: str | None = Field(default=None, min_length=1)
@@ -112,7 +107,7 @@ class KDMCSEParams(GroundedParams):
         return self
 
     @property
-    def every_weight(self) -> dict[str, float]:
+    def weights(self) -> dict[str, float]:
         share = self.weight / 2 if self.variant == "paper" else self.weight
         return {
             "text": self.text_weight,
@@ -138,23 +133,12 @@ class KDMCSEParams(GroundedParams):
             products = None if for_texts is None else ("image", "text")
             text = TeacherTerm("text", ("text", "text"), for_texts, products)
         terms = {"image": image, "teacher_text": text}
-        return {name: term for name, term in terms.items() if name in self.term_weights}
-
-
-class KDMCSE(GroundedObjective[KDMCSEParams]):
-    """L_text + λ (L_v + L_t)/2 (Nguyen et al. 2024, eqs. 7–14; METHODS §3).
-
-    Terms: `text` (L_text), `image` (L_v), `teacher_text` (L_t), the last two on paired batches.
-    """
-
-    name = "kdmcse"
-    Params = KDMCSEParams
-    source = "KDMCSE (Nguyen et al., NAACL 2024, arXiv 2403.17486)"
+        return {name: term for name, term in terms.items() if self.on([name])}
 
     @property
     def features(self) -> list[FeatureNeed]:
-        terms, needs = self.params.teacher_terms, []
-        for kind, encoder in self.params.encoders.items():
+        terms, needs = self.teacher_terms, []
+        for kind, encoder in self.encoders.items():
             readers = tuple(name for name, term in terms.items() if term.reads(kind))
             heads = [name for name, term in terms.items() if term.keys == kind]
             if encoder is not None and readers:
@@ -163,113 +147,15 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
         widths = {need.kind: dims[need.name] for need in self.features}
-        pairs = [pair for term in self.params.teacher_terms.values() for pair in term.compared]
+        pairs = [pair for term in self.teacher_terms.values() for pair in term.compared]
         if any(widths[first] != widths[second] for first, second in pairs):
             raise SightlineError(
-                f"objective kdmcse compares image features of {self.params.image} with text "
-                f"features of {self.params.text}, but they are {widths['image']} and "
+                f"objective kdmcse compares image features of {self.image} with text "
+                f"features of {self.text}, but they are {widths['image']} and "
                 f"{widths['text']} wide; both must come from one model, such as CLIP"
             )
 
-    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
-        from train.losses import adaptive_margin_nce
+    def build(self, hidden: int, dims: Mapping[str, int]) -> KDMCSE:
+        from train.objectives.modules.kdmcse import KDMCSE
 
-        params = self.params
-        terms: dict[str, Tensor] = {}
-        if "text" in self.weights:
-            terms["text"] = self._text(embeddings["sentences"], heads)
-        if batch.stream != "pairs" or not params.teacher_terms:
-            return terms
-        grounded = [heads["grounding"](view) for view in embeddings["sentences"]]  # (N, 256)
-        for name, term in params.teacher_terms.items():
-            teacher = heads[name](self._rows(batch, term.keys))  # (N, 256)
-            labels, scores = self._labels_and_scores(batch, term)
-            first, second = (
-                adaptive_margin_nce(
-                    view,
-                    teacher,
-                    labels,
-                    params.margin,
-                    params.teacher_temperature,
-                    term.threshold,
-                    filter_scores=None if term.products is None else scores,
-                    margin_gate=params.variant == "released",
-                )
-                for view in grounded
-            )
-            terms[name] = (first + second) / 2
-        return terms
-
-    def statistics(self, batch: Batch) -> dict[str, Tensor]:
-        """The share of negatives that each threshold removes, 0 to 1."""
-        from train.losses import removed_share
-
-        return {
-            f"removed_{name}": removed_share(scores, threshold)
-            for name, threshold, scores in self._filtered(batch)
-        }
-
-    def warnings(self, batches: Iterable[Batch]) -> list[str]:
-        """A line for each threshold that removes no negative of the batches, or every one."""
-        from train.losses import diagonal
-
-        if all(term.threshold is None for term in self.params.teacher_terms.values()):
-            return []
-        count, extremes = 0, dict[str, Any]()  # of each term: lowest, highest and its threshold
-        for batch in batches:
-            count += 1
-            for name, threshold, scores in self._filtered(batch):
-                itself = diagonal(scores)
-                low = scores.masked_fill(itself, math.inf).min()
-                high = scores.masked_fill(itself, -math.inf).max()
-                lowest, highest, _ = extremes.get(name, (low, high, threshold))
-                extremes[name] = min(low, lowest), max(high, highest), threshold
-        lines = []
-        for name, (low, high, threshold) in extremes.items():
-            about = f"{name}_threshold {threshold} removes"
-            where = f"in the first {count} paired steps"
-            if high < threshold:  # as tensors, with the rounding of the filter
-                lines.append(
-                    f"{about} no negative {where}: the highest score is {float(high):.3f}. Lower "
-                    "it to filter, or set it to null"
-                )
-            elif low >= threshold:
-                lines.append(
-                    f"{about} every negative {where}, so the term learns nothing: the lowest score "
-                    f"is {float(low):.3f}. Raise it, or set it to null"
-                )
-        return lines
-
-    def _text(self, sentences: Tensor, heads: Heads) -> Tensor:
-        from train.losses import adaptive_margin_nce
-
-        params, text = self.params, heads["text"]
-        if params.text_margin == 0:
-            return text_term(sentences, text, params.temperature)
-        first, second = map(text, sentences)
-        return adaptive_margin_nce(
-            first,
-            second,
-            first.new_zeros(len(first), len(first)),  # Δ = 1: the same margin for all
-            params.text_margin,
-            params.temperature,
-            margin_gate=params.variant == "released",
-        )
-
-    def _rows(self, batch: Batch, kind: Kind) -> Tensor:
-        return batch.features_of(kind, self.params.encoders[kind])
-
-    def _labels_and_scores(self, batch: Batch, term: TeacherTerm) -> tuple[Tensor, Tensor]:
-        """α of a teacher term, and what its threshold is compared with: [N, N] each."""
-        from train.losses import cosine_matrix, product_matrix
-
-        labels = cosine_matrix(*(self._rows(batch, kind) for kind in term.labels))
-        if term.products is None:
-            return labels, labels
-        return labels, product_matrix(*(self._rows(batch, kind) for kind in term.products))
-
-    def _filtered(self, batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
-        """Each filtered teacher term of a batch, its threshold, and what it is compared with."""
-        for name, term in self.params.teacher_terms.items() if batch.stream == "pairs" else ():
-            if term.threshold is not None:
-                yield name, term.threshold, self._labels_and_scores(batch, term)[1]
+        return KDMCSE(self, hidden, dims)

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from train.batch import Batch
-from train.objectives.objective import (
-    Embeddings,
-    FeatureNeed,
-    GroundedObjective,
-    GroundedParams,
-    Heads,
-    image_term,
-    text_term,
-)
+from train.objectives.parameters import FeatureNeed, GroundedParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from train.objectives.modules.mcse import MCSE
 
 
 class MCSEParams(GroundedParams):
@@ -33,6 +25,9 @@ class MCSEParams(GroundedParams):
         image_temperature: τ′ of the image term.
     """
 
+    name: ClassVar[str] = "mcse"
+    source: ClassVar[str] = "MCSE (Zhang et al., NAACL 2022, arXiv 2204.10931)"
+
     variant: Literal["paper", "released"] = "paper"
     image: str | None = Field(default=None, min_length=1)
     weight: float = Field(default=0.01, ge=0)
@@ -45,32 +40,17 @@ class MCSEParams(GroundedParams):
         return self
 
     @property
-    def every_weight(self) -> dict[str, float]:
+    def weights(self) -> dict[str, float]:
         of_average = self.weight if self.variant == "released" else self.weight / 2
         return {"text": self.text_weight, "image": of_average}
 
-
-class MCSE(GroundedObjective[MCSEParams]):
-    """L_text + λ L_img (Zhang et al. 2022, eqs. 3–4; METHODS §2)."""
-
-    name = "mcse"
-    Params = MCSEParams
-    source = "MCSE (Zhang et al., NAACL 2022, arXiv 2204.10931)"
-
     @property
     def features(self) -> list[FeatureNeed]:
-        if self.params.image is None or self.params.weight == 0:
+        if self.image is None or self.weight == 0:
             return []
-        return [FeatureNeed("image", self.params.image, ("image",), head="image")]
+        return [FeatureNeed("image", self.image, ("image",), head="image")]
 
-    def terms(self, batch: Batch, embeddings: Embeddings, heads: Heads) -> dict[str, Tensor]:
-        sentences = embeddings["sentences"]
-        terms: dict[str, Tensor] = {}
-        if "text" in self.weights:
-            terms["text"] = text_term(sentences, heads["text"], self.params.temperature)
-        if "image" in self.weights and batch.stream == "pairs":
-            images = heads["image"](batch.features_of("image", self.params.image))  # (N, 256)
-            first, second = map(heads["grounding"], sentences)
-            average = image_term(first, second, images, self.params.image_temperature)
-            terms["image"] = average if self.params.variant == "released" else 2 * average
-        return terms
+    def build(self, hidden: int, dims: Mapping[str, int]) -> MCSE:
+        from train.objectives.modules.mcse import MCSE
+
+        return MCSE(self, hidden, dims)

@@ -1,0 +1,1 @@
+"""What each objective computes: modules with heads and buffers. They import torch."""

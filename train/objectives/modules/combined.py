@@ -1,0 +1,95 @@
+"""The module of a combination: those of its parts, which share heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from sightline.plugins import expect
+from train.batch import Batch
+from train.objectives.combined import CombinedParams
+from train.objectives.modules.objective import (
+    Embeddings,
+    Objective,
+    statistics_of,
+    warnings_of,
+)
+from train.objectives.parameters import FeatureNeed, ObjectiveParams
+
+if TYPE_CHECKING:
+    from train.model import Student
+
+
+class Combined(Objective[CombinedParams]):
+    """Σ over parts of weight × total of the part.
+
+    Heads with the same name, shape and encoder are shared: all terms in the grounded space project
+    sentences with the same grounding head. A head is called by the first part that has it.
+
+    Attributes:
+        parts: name → module.
+    """
+
+    def __init__(self, params: CombinedParams, hidden: int, dims: Mapping[str, int]) -> None:
+        """
+        Args:
+            hidden, dims: see `ObjectiveParams.build`.
+        """
+        super().__init__(params)
+        self.parts: dict[str, Objective[Any]] = {}
+        first: dict[tuple[str, str | None], nn.Module] = {}  # of a name and encoder
+        for name, part in params.objectives.items():
+            built = part.build(hidden, {need.name: dims[need.name] for need in part.features})
+            self.parts[name] = expect(built, Objective, part, "build")
+            for head, module in built.heads.items():
+                shared = first.setdefault((head, _encoder(part, head)), module)
+                if _shapes(shared) != _shapes(module):
+                    shared = module
+                if shared is module:
+                    self.heads[f"{name}-{head}"] = module
+                built.heads[head] = shared
+        self._registered = nn.ModuleList(self.parts.values())
+
+    def start(self, student: Student) -> None:
+        for part in self.parts.values():
+            part.start(student)
+
+    def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
+        return {
+            f"{name}.{term}": value
+            for name, part in self.parts.items()
+            for term, value in part(batch, embeddings).items()
+        }
+
+    def after_step(self, student: Student) -> None:
+        for part in self.parts.values():
+            part.after_step(student)
+
+    def image_heads(self) -> list[tuple[FeatureNeed, nn.Module, nn.Module]]:
+        return [heads for part in self.parts.values() for heads in part.image_heads()]
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        return {
+            f"{name}.{figure}": value
+            for name, part in self.parts.items()
+            for figure, value in statistics_of(part, batch).items()
+        }
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        every = list(batches)
+        return [
+            f"{name}: {line}"
+            for name, part in self.parts.items()
+            for line in warnings_of(part, every)
+        ]
+
+
+def _encoder(part: ObjectiveParams, head: str) -> str | None:
+    """The encoder whose features a head projects; None: it projects sentences."""
+    return next((need.encoder for need in part.features if need.head == head), None)
+
+
+def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(weight.shape) for weight in module.parameters()]

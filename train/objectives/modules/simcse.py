@@ -1,0 +1,21 @@
+"""SimCSE's module."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from train.batch import Batch
+from train.objectives.modules.objective import Embeddings, Objective, text_head, text_term
+from train.objectives.simcse import SimCSEParams
+
+
+class SimCSE(Objective[SimCSEParams]):
+    """L_text (Gao et al. 2021, eq. 4)."""
+
+    def __init__(self, params: SimCSEParams, hidden: int) -> None:
+        super().__init__(params)
+        self.heads["text"] = text_head(hidden)
+
+    def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
+        sentences, text = embeddings["sentences"], self.heads["text"]
+        return {"text": text_term(sentences, text, self.params.temperature)}

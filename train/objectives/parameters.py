@@ -1,0 +1,172 @@
+"""The parameters of an objective: the features it needs, its terms and their weights. No torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import ConfigDict, Field, model_validator
+
+from sightline.cache.caption_choice import CaptionPolicy
+from sightline.cache.feature_kind import RowOf, feature_kind
+from sightline.cache.record import Kind
+from sightline.plugins import expect_valid
+from sightline.settings import Settings
+from train.batch import feature_name
+
+if TYPE_CHECKING:
+    from train.objectives.modules.objective import Objective
+
+PROJECTION_DIM = 256
+"""Width of the space that sentences share with images and teachers (METHODS, table of heads)."""
+
+
+@dataclass(frozen=True)
+class FeatureNeed:
+    """A feature set that an objective reads on paired batches.
+
+    Attributes:
+        kind: one of `sightline.cache.feature_kind.KINDS`. Rows of an image are looked up by its
+            key, those of a caption by the caption's; `object` rows, one for each phrase of the
+            caption, by the cut-out's.
+        encoder: name of the encoder, as in the parameters.
+        terms: the terms that read it.
+        head: the head that projects it, if one does. Several needs may share a head if they are
+            of one encoder.
+    """
+
+    kind: Kind
+    encoder: str
+    terms: tuple[str, ...] = ()
+    head: str | None = None
+
+    @property
+    def row_of(self) -> RowOf:
+        """Which key of a pair its rows have."""
+        return feature_kind(self.kind).row_of
+
+    @property
+    def name(self) -> str:
+        """As users, batches and records call it, such as `image-clip`."""
+        return feature_name(self.kind, self.encoder)
+
+    @property
+    def command(self) -> str:
+        """The command that makes such a feature set."""
+        return f"sightline extract {self.kind}"
+
+    def __str__(self) -> str:
+        of_terms = f" for term {', '.join(self.terms)}" if self.terms else ""
+        return f"{self.kind} features of {self.encoder}{of_terms}"
+
+
+class ObjectiveParams(Settings, ABC):
+    """An objective as it is configured; `build` makes the module that computes it.
+
+    A new objective is one subclass, whose fields are its further parameters, and one line in
+    `OBJECTIVES`.
+
+    Attributes:
+        name: of the objective in parameters and folders.
+        source: where it comes from, for the model card.
+        caption: which captions of an image are trained on.
+        data_seed: draws the caption and shuffles the images. It is not the seed of the run, so
+            that all runs of a comparison see the same pairs.
+        pairs: train on this many pairs, drawn by `data_seed`, in as many steps as with all of them;
+            None uses all.
+        shuffle_images: give every image's captions another image, by one fixed permutation. Objects
+            stay with their captions.
+        random_images: give every caption an image drawn at random, once.
+        shuffle_teachers: give every caption the text and teacher features of another, by one fixed
+            permutation.
+        shuffle_objects: give every phrase the object of the next phrase of its caption.
+        temperature: τ of the text term.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+
+    caption: CaptionPolicy = "random"
+    data_seed: int = Field(default=0, ge=0)
+    pairs: int | None = Field(default=None, ge=2)
+    shuffle_images: bool = False
+    random_images: bool = False
+    shuffle_teachers: bool = False
+    shuffle_objects: bool = False
+    temperature: float = Field(default=0.05, gt=0)
+
+    @model_validator(mode="after")
+    def _one_control_of_images(self) -> ObjectiveParams:
+        if self.shuffle_images and self.random_images:
+            raise ValueError("shuffle_images and random_images are both on; choose one")
+        return self
+
+    @property
+    def features(self) -> Sequence[FeatureNeed]:
+        """The feature sets that it reads; a batch holds their rows by `FeatureNeed.name`."""
+        return []
+
+    @property
+    @abstractmethod
+    def weights(self) -> dict[str, float]:
+        """Term → weight in the total; 0 switches a term off."""
+
+    @abstractmethod
+    def build(self, hidden: int, dims: Mapping[str, int]) -> Objective[Any]:
+        """The module, with new heads.
+
+        Args:
+            hidden: width of the student's embedding.
+            dims: name of a need → width of its feature set.
+        """
+
+    def check_widths(self, dims: Mapping[str, int]) -> None:
+        """Refuse feature sets with incompatible widths, before anything is loaded.
+
+        Args:
+            dims: name of a need → width of its feature set.
+
+        Raises:
+            SightlineError: features that a term compares, mixes or projects with one head differ
+                in width.
+        """
+
+    def on(self, terms: Iterable[str]) -> list[str]:
+        """Those of ``terms`` that are switched on."""
+        weights = self.weights
+        return [term for term in terms if weights.get(term, 0) > 0]
+
+    @property
+    def trains_on_text(self) -> bool:
+        """Whether a batch of plain sentences has a term."""
+        return bool(self.on(["text"]))
+
+    def describe(self) -> dict[str, Any]:
+        """The parameters in full, defaults included, as JSON-ready values.
+
+        They make the same objective again (`make_objective`).
+        """
+        return self.model_dump(mode="json")
+
+
+class GroundedParams(ObjectiveParams):
+    """Of objectives with images or teachers. Weight 0 switches a term off, with all it needs.
+
+    Attributes:
+        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
+        projection_dim: output width of the grounding head and of those that project features.
+    """
+
+    text_weight: float = Field(default=1.0, ge=0)
+    projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> GroundedParams:
+        expect_valid(self.weights, dict[str, float], self, "weights")
+        if not self.on(self.weights):
+            raise ValueError("every weight is 0, so there is nothing to train")
+        return self
