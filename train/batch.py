@@ -114,10 +114,10 @@ class Batch:
         k: number of the micro-batch within the run.
         seed: of the run; with `k` it seeds what is drawn inside the batch (see `generator`).
         stream: `pairs` or `text`.
-        blocks: what the encoder embeds, by name: ``sentences``, and ``phrases`` if the objective
-            reads objects.
+        blocks: what the encoder embeds, by name: ``sentences``, ``phrases`` if the objective reads
+            objects, and second texts if it brings any.
         features: by `feature_name`, float32: one row per sentence [N, D], of objects one per phrase
-            [P, D]; empty on the text stream.
+            [P, D]; empty on the text stream. Those of a second text have its block before the name.
         keys: uint8 [N, 32] of the texts, for error messages.
     """
 
@@ -137,9 +137,10 @@ class Batch:
         blocks = {name: block.to(device) for name, block in self.blocks.items()}
         return replace(self, blocks=blocks, features=features)
 
-    def features_of(self, kind: Kind, encoder: str | None) -> Tensor:
-        """The rows of one feature set."""
-        return self.features[feature_name(kind, encoder)]
+    def features_of(self, kind: Kind, encoder: str | None, of: str | None = None) -> Tensor:
+        """The rows of one feature set, for the sentences or for the second texts ``of`` a block."""
+        name = feature_name(kind, encoder)
+        return self.features[name if of is None else f"{of}/{name}"]
 
     @property
     def sentences(self) -> TokenRows:

@@ -29,8 +29,10 @@ CORE = (
     "train.objectives.parameters",
     "train.optimizer",
     "train.pairs",
+    "train.rows",
     "train.run_spec",
     "train.schedule",
+    "train.streams",
     "sightline.pooling",
     "sightline.cache.caption_choice",
 )

@@ -8,8 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,24 +27,23 @@ from sightline.cache import (
 )
 from sightline.cache.feature_kind import RowOf
 from sightline.cache.record import Kind
-from sightline.devices import to_device
 from sightline.errors import SightlineError
-from train.batch import Batch, Block, TokenRows
+from train.batch import Batch
 from train.pairs import (
     Pairs,
     describe_source,
     phrases_without,
     read_pairs,
     read_phrases,
-    take_phrases,
     with_next_objects,
 )
+from train.rows import StreamRows, order_of, second_texts_of
 from train.run_spec import PairSource, RunSpec
-from train.schedule import Schedule, Stream
+from train.schedule import Draw, Schedule, Stream
+from train.streams import Lookup, StreamTexts, Texts, texts_of
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from train.objectives import FeatureNeed, ObjectiveParams
 
@@ -59,90 +57,6 @@ CONTROLLED: Mapping[str, set[Kind]] = {
 """Control → the kinds of features that it removes the signal from."""
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """Cached rows of a stream, read on the host or looked up on a device.
-
-    A run reads the same rows in every epoch. On a GPU they are moved there once if they fit, and a
-    batch is then a lookup on the device; the values are the same.
-
-    Attributes:
-        read: rows of the set → [n, width], on the host.
-        at: int64 [n], row of the set, or of ``table``, for each row of the stream.
-        table: the distinct rows that are needed, on a device: [distinct, width].
-    """
-
-    read: Callable[[NDArray[np.int64]], NDArray[Any]]
-    at: NDArray[np.int64]
-    table: Tensor | None = None
-
-    def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """What is cached for ``rows`` of the stream, in the type of the cache: [n, width]."""
-        import torch
-
-        at = self.at[rows]
-        if self.table is None:
-            return torch.from_numpy(self.read(at))
-        return self.table[to_device(torch.from_numpy(at), self.table.device)]
-
-    @property
-    def nbytes(self) -> int:
-        """What the distinct rows take on a device."""
-        if self.table is not None:
-            return self.table.nbytes
-        return len(np.unique(self.at)) * self.read(self.at[:1]).nbytes
-
-    def moved(self, device: torch.device) -> Lookup:
-        """The same rows on ``device``, each distinct one once."""
-        import torch
-
-        distinct, places = np.unique(self.at, return_inverse=True)
-        row = torch.from_numpy(self.read(distinct[:1]))
-        table = row.new_empty(len(distinct), row.shape[1], device=device)
-        chunk = 1 << 15  # the host may not have the memory for all
-        for start in range(0, len(distinct), chunk):
-            part = self.read(distinct[start : start + chunk])
-            table[start : start + len(part)] = torch.from_numpy(part).to(device)
-        return replace(self, at=places.astype(np.int64), table=table)
-
-
-def padded_ids(tokens: TokenSet, longest: int, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Token ids of ``rows`` of a token set, padded: int32 [n, longest]."""
-    flat, lengths = tokens.gather(rows)
-    ids = np.full((len(rows), longest), tokens.header.pad_token_id, dtype=np.int32)
-    ids[np.arange(longest) < lengths[:, None]] = flat
-    return ids
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """One stream, resolved: where each of its rows is in its token set and feature sets.
-
-    Attributes:
-        lengths: int64 [n], tokens of each row.
-        ids: its token ids, padded to the longest row.
-        images: keys of the rows' images, uint8 [n, 32]; None for plain sentences.
-        features: by name, of the rows; of the phrases' objects for the names in `of_objects`.
-    """
-
-    keys: NDArray[np.uint8]
-    tokens: TokenSet
-    lengths: NDArray[np.int64]
-    ids: Lookup
-    images: NDArray[np.uint8] | None = None
-    features: Mapping[str, Lookup] = field(default_factory=dict)
-    phrases: RaggedPhrases | None = None
-    of_objects: frozenset[str] = frozenset()
-
-    @property
-    def nbytes(self) -> int:
-        return self.ids.nbytes + sum(lookup.nbytes for lookup in self.features.values())
-
-    def moved(self, device: torch.device) -> _Stream:
-        features = {name: lookup.moved(device) for name, lookup in self.features.items()}
-        return replace(self, ids=self.ids.moved(device), features=features)
-
-
 class TrainingData:
     """Item k is micro-batch k of the run.
 
@@ -151,6 +65,7 @@ class TrainingData:
         feature_sets: by `FeatureNeed.name`.
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
+        second_digests: stream and block → digest of the second texts that the objective brings.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
         samples: stream → a few texts with their token ids, to check the student's tokenizer.
@@ -171,13 +86,15 @@ class TrainingData:
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
-        self._streams: dict[Stream, _Stream] = {}
+        self.second_digests: dict[str, str] = {}
+        self._streams: dict[Stream, StreamTexts] = {}
         paced_by = None if spec.pairs is None else self._add_pairs(spec, spec.pairs, objective)
         if spec.text is not None:
             self.source["text"] = str(spec.text.sentences)
             texts = read_manifest(spec.text.sentences, SENTENCES).column("text").to_pylist()
             tokens = open_tokens(spec.text.tokens, spec.student.max_length)
-            self._add("text", texts, keys_of_texts(texts), tokens)
+            rows = StreamRows("text", texts, keys_of_texts(texts))
+            self._add("text", rows, tokens, objective, features={})
         sizes = {stream: len(rows.keys) for stream, rows in self._streams.items()}
         self.schedule = Schedule(
             sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed, paced_by
@@ -207,7 +124,8 @@ class TrainingData:
     @property
     def nbytes(self) -> int:
         """What the token ids and features of all rows take on a device."""
-        return sum(rows.nbytes for rows in self._streams.values())
+        streams = self._streams.values()
+        return sum(lookup.nbytes for stream in streams for lookup in stream.lookups)
 
     def move_to(self, device: torch.device) -> None:
         """Hold token ids and features on ``device``; batches are then looked up there."""
@@ -218,27 +136,21 @@ class TrainingData:
         return self.schedule.steps_per_epoch
 
     def __getitem__(self, k: int) -> Batch:
-        draw = self.schedule.draw(k)
-        rows = self.schedule.rows(draw)
-        stream = self._streams[draw.stream]
-        lengths = stream.lengths[rows]
-        ids = stream.ids.take(rows)[:, : int(lengths.max())].long()
-        blocks: dict[str, Block] = {"sentences": TokenRows(ids, lengths)}
-        numbers = rows
-        if stream.phrases is not None:
-            blocks["phrases"], numbers = take_phrases(stream.phrases, rows)
-        features = {
-            name: lookup.take(numbers if name in stream.of_objects else rows).float()
-            for name, lookup in stream.features.items()
-        }
+        draw, stream, rows = self._draw(k)
+        blocks, features = stream.blocks_and_features(rows)
         return Batch(k, self.seed, draw.stream, blocks, features, stream.keys[rows])
+
+    def _draw(self, k: int) -> tuple[Draw, StreamTexts, NDArray[np.int64]]:
+        """Micro-batch ``k``: its draw, stream and row numbers."""
+        draw = self.schedule.draw(k)
+        stream = self._streams[draw.stream]
+        return draw, stream, self.schedule.rows(draw, stream.order(draw.pass_number))
 
     def repeats(self, batches: int) -> tuple[int, int]:
         """Rows whose text or image their batch has twice, and all, of the first ``batches``."""
         repeated = total = 0
         for k in range(batches):
-            draw = self.schedule.draw(k)
-            rows, stream = self.schedule.rows(draw), self._streams[draw.stream]
+            _, stream, rows = self._draw(k)
             twice = _stands_twice(stream.keys[rows])
             if stream.images is not None:
                 twice |= _stands_twice(stream.images[rows])
@@ -248,27 +160,56 @@ class TrainingData:
     def _add(
         self,
         stream: Stream,
-        texts: list[str],
-        keys: NDArray[np.uint8],
+        rows: StreamRows,
         tokens: TokenSet,
+        objective: ObjectiveParams,
+        *,
+        features: Mapping[str, Lookup],
         **of_pairs: Any,
     ) -> None:
-        """Add a stream of ``texts``; ``of_pairs`` are the further fields of one of pairs."""
-        if len(texts) < 2:
+        """Add a stream; ``of_pairs`` are the further fields of one of pairs."""
+        if len(rows) < 2:
             raise SightlineError(
-                f"{self.source[stream]}: too few rows to train on ({len(texts)}); a contrastive "
+                f"{self.source[stream]}: too few rows to train on ({len(rows)}); a contrastive "
                 "loss needs at least two"
             )
-        at = tokens.rows(keys)
-        lengths = tokens.lengths[at].astype(np.int64)
-        ids = Lookup(partial(padded_ids, tokens, int(lengths.max())), at)
-        self._streams[stream] = _Stream(keys, tokens, lengths, ids, **of_pairs)
+        texts = texts_of(tokens, rows.keys, features)
+        self._streams[stream] = StreamTexts(
+            **vars(texts),
+            tokens=tokens,
+            images=rows.images,
+            seconds=self._seconds(rows, tokens, objective),
+            order=lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed)),
+            **of_pairs,
+        )
         # some texts, spread over the stream, with the ids that the token set has for them
-        chosen = np.unique(np.linspace(0, len(texts) - 1, min(16, len(texts))).astype(int))
-        flat, sizes = tokens.gather(at[chosen])
+        chosen = np.unique(np.linspace(0, len(rows) - 1, min(16, len(rows))).astype(int))
+        flat, sizes = tokens.gather(texts.ids.at[chosen])
         parts = np.split(flat, np.cumsum(sizes)[:-1])
         samples = zip(chosen, parts, strict=True)
-        self.samples[stream] = [(texts[row], part.tolist()) for row, part in samples]
+        self.samples[stream] = [(rows.texts[int(row)], part.tolist()) for row, part in samples]
+
+    def _seconds(
+        self, rows: StreamRows, tokens: TokenSet, objective: ObjectiveParams
+    ) -> dict[str, Texts]:
+        """The second texts that the objective brings, by block, resolved; and their digests."""
+        seconds: dict[str, Texts] = {}
+        needs = {need.name: need for need in objective.features}
+        for block, second in second_texts_of(objective, rows).items():
+            keys: dict[RowOf, Any] = {"image": second.images, "caption": second.keys}
+            looked_up = {
+                name: self._lookup(needs[name], keys[needs[name].row_of])
+                for name in second.features
+            }
+            try:
+                seconds[block] = texts_of(tokens, second.keys, looked_up)
+            except MissingKeys as error:
+                raise MissingKeys(
+                    f"{error}\n  They are the second texts `{block}` of objective "
+                    f"{objective.name}; make the tokens of their data set too: `sightline tokens`."
+                ) from error
+            self.second_digests[f"{rows.stream}/{block}"] = second.digest
+        return seconds
 
     def _add_pairs(
         self, spec: RunSpec, source: PairSource, objective: ObjectiveParams
@@ -306,9 +247,10 @@ class TrainingData:
         if phrases is not None:
             keys["object"] = phrases.cutouts
         features = {need.name: self._lookup(need, keys[need.row_of]) for need in needs}
+        of_rows = {name: lookup for name, lookup in features.items() if name not in of_objects}
+        rows = StreamRows("pairs", pairs.texts, pairs.caption_keys, pairs.image_keys, of_rows)
         of_pairs = {"features": features, "phrases": phrases, "of_objects": of_objects}
-        of_pairs["images"] = pairs.image_keys
-        self._add("pairs", pairs.texts, pairs.caption_keys, tokens, **of_pairs)
+        self._add("pairs", rows, tokens, objective, **of_pairs)
         return paced_by
 
     def _failed(self, row_of: RowOf, needs: Sequence[FeatureNeed]) -> set[bytes]:

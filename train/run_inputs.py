@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,7 @@ class RunInputs:
             raise SightlineError(f"{spec.dev}: {why}; give a dev set with scores")
         student = pin(spec.student.source)
         pooling, own_pooling = pooling_of(spec.student)
-        content = {**_content(spec, data, dev, student), "pooling": pooling}
+        content = {**_content(spec, objective, data, dev, student), "pooling": pooling}
         code = code_of(objectives_of(spec.objective, spec.parameters))
         return cls(
             spec=spec,
@@ -106,6 +108,9 @@ def _digest(spec: RunSpec, objective: ObjectiveParams, content: Mapping[str, Any
         exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "train", "device"},
     )
     body["parameters"] = objective.describe()
+    for name in objective.files:  # known by its content
+        *outer, last = name.split(".")
+        del reduce(getitem, outer, body["parameters"])[last]
     body["train"] = spec.train.model_dump(mode="json", exclude=set(OF_THE_MACHINE))
     for name in ("model", "revision", "pooling"):  # what they come to is among the contents
         del body["student"][name]
@@ -113,7 +118,11 @@ def _digest(spec: RunSpec, objective: ObjectiveParams, content: Mapping[str, Any
 
 
 def _content(
-    spec: RunSpec, data: TrainingData, dev: GradedPairs | None, student: Pinned
+    spec: RunSpec,
+    objective: ObjectiveParams,
+    data: TrainingData,
+    dev: GradedPairs | None,
+    student: Pinned,
 ) -> dict[str, Any]:
     """Digests of every input of ``spec``, opened as ``data`` and ``dev``."""
     files: dict[str, Path] = {}
@@ -121,10 +130,16 @@ def _content(
         files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
     if spec.text is not None:
         files["sentences"] = spec.text.sentences
+    for name, path in objective.files.items():
+        if not path.is_file():
+            raise SightlineError(f"objective {spec.objective}: {name}: {path}: no such file")
+        files[f"parameter {name}"] = path
     tokens = {f"of {name}": content for name, content in data.token_digests.items()}
     if data.phrases_digest is not None:
         tokens["of phrases"] = data.phrases_digest
+    second = {"second texts": data.second_digests} if data.second_digests else {}
     return {
+        **second,
         "files": {name: key_of_file(path).hex() for name, path in files.items()},
         "student": [student.weights_sha256, student.tokenizer_sha256],
         "tokens": tokens,

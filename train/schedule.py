@@ -104,10 +104,15 @@ class Schedule:
             return Draw("pairs", *divmod(before, of_pass))
         return Draw("text", *divmod(k - before, self.text_batches))
 
-    def rows(self, draw: Draw) -> NDArray[np.int64]:
-        """Row numbers of a batch within its stream: int64 [n], 2 ≤ n ≤ batch_size + 1."""
+    def rows(self, draw: Draw, order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Row numbers of a batch within its stream: int64 [n], 2 ≤ n ≤ batch_size + 1.
+
+        Args:
+            order: of the pass; None: the shuffled one.
+        """
         total = self.pairs if draw.stream == "pairs" else self.text
-        order = shuffled(self.seed, draw.stream, draw.pass_number, total)
+        if order is None:
+            order = shuffled(self.seed, draw.stream, draw.pass_number, total)
         start = draw.position * self.batch_size
         last = draw.position == batches_per_pass(total, self.batch_size) - 1
         return order[start:] if last else order[start : start + self.batch_size]

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 from train.objectives.parameters import FeatureNeed, ObjectiveParams
+from train.rows import SecondTexts, StreamRows
 
 if TYPE_CHECKING:
     from train.objectives.modules.combined import Combined
@@ -125,6 +129,39 @@ class CombinedParams(ObjectiveParams):
     @property
     def trains_on_text(self) -> bool:
         return any(part.trains_on_text for part in self.objectives.values())
+
+    @property
+    def files(self) -> dict[str, Path]:
+        return {
+            f"parts.{name}.parameters.{field}": path
+            for name, part in self.objectives.items()
+            for field, path in part.files.items()
+        }
+
+    def second_texts(self, rows: StreamRows) -> dict[str, SecondTexts]:
+        blocks: dict[str, SecondTexts] = {}
+        for name, part in self.objectives.items():
+            brought = part.second_texts(rows)
+            if twice := blocks.keys() & brought.keys():
+                raise SightlineError(
+                    f"objective combined: parts.{name} brings {', '.join(sorted(twice))}, which "
+                    "another part brings too; combine objectives whose second texts have names of "
+                    "their own"
+                )
+            blocks |= brought
+        return blocks
+
+    def order(self, rows: StreamRows, pass_number: int, seed: int) -> NDArray[np.int64] | None:
+        orders = {
+            name: order
+            for name, part in self.objectives.items()
+            if (order := part.order(rows, pass_number, seed)) is not None
+        }
+        if len(orders) > 1:
+            raise SightlineError(
+                f"objective combined: parts {' and '.join(orders)} both order the rows; use one"
+            )
+        return next(iter(orders.values()), None)
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
         for part in self.objectives.values():

@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from sightline.cache.caption_choice import CaptionPolicy
@@ -15,6 +18,7 @@ from sightline.cache.record import Kind
 from sightline.plugins import expect_valid
 from sightline.settings import Settings
 from train.batch import feature_name
+from train.rows import SecondTexts, StreamRows
 
 if TYPE_CHECKING:
     from train.objectives.modules.objective import Objective
@@ -134,6 +138,32 @@ class ObjectiveParams(Settings, ABC):
             SightlineError: features that a term compares, mixes or projects with one head differ
                 in width.
         """
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """Name of a field → the file that it names; a run is known by the file's content."""
+        return {}
+
+    def second_texts(self, rows: StreamRows) -> Mapping[str, SecondTexts]:
+        """Second texts of the rows of a stream, once before a run; none by default.
+
+        They must be the same on every machine: round similarities before you rank them.
+
+        Returns:
+            Name of a block of the batch, such as ``hard_negatives`` → a text for each row.
+        """
+        return {}
+
+    def order(self, rows: StreamRows, pass_number: int, seed: int) -> NDArray[np.int64] | None:
+        """The order of one pass over a stream, a function of these arguments.
+
+        Args:
+            seed: of the run.
+
+        Returns:
+            A permutation of the rows' numbers; None: shuffled by the seed and the pass.
+        """
+        return None
 
     def on(self, terms: Iterable[str]) -> list[str]:
         """Those of ``terms`` that are switched on."""

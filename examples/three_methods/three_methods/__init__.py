@@ -1,0 +1,1 @@
+"""Objectives with state, with mined negatives, and of a paper of 2025."""

@@ -1,0 +1,106 @@
+"""Hard negatives that a cached teacher finds: each caption's nearest one of another image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from train.batch import Batch
+from train.losses import cosine_matrix
+from train.objectives import Embeddings, FeatureNeed, Objective, ObjectiveParams
+from train.objectives.modules.objective import text_head
+from train.rows import SecondTexts, StreamRows
+
+HARD = "hard_negatives"
+
+
+class MinedNegativesParams(ObjectiveParams):
+    """The objective as it is configured.
+
+    Attributes:
+        teacher: whose embeddings of the captions say which are near.
+        too_near: cosine from which a caption counts as a paraphrase, not as a negative.
+    """
+
+    name: ClassVar[str] = "mined-negatives"
+    source: ClassVar[str] = (
+        "supervised SimCSE's hard negatives (Gao et al. 2021, eq. 5), mined as ANCE does (Xiong et "
+        "al., ICLR 2021, arXiv 2007.00808)"
+    )
+
+    teacher: str = Field(min_length=1)
+    too_near: float = Field(default=0.95, gt=-1, le=1)
+
+    @property
+    def features(self) -> list[FeatureNeed]:
+        return [FeatureNeed("teacher", self.teacher, ("text",))]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return {"text": 1.0}
+
+    def second_texts(self, rows: StreamRows) -> dict[str, SecondTexts]:
+        if rows.stream != "pairs":
+            return {}
+        need = self.features[0].name
+        return {HARD: rows.second(nearest_negatives(rows, need, self.too_near), [need])}
+
+    def build(self, hidden: int, dims: Mapping[str, int]) -> MinedNegatives:
+        return MinedNegatives(self, hidden)
+
+
+def nearest_negatives(rows: StreamRows, name: str, too_near: float) -> NDArray[np.int64]:
+    """For each caption the most similar one of another image, below ``too_near``: int64 [n].
+
+    Cosines have four decimals before they are compared, and the first of equal ones is taken, so
+    every machine finds the same.
+    """
+    assert rows.images is not None
+    numbers = np.arange(len(rows))
+    unit = rows.features(name, numbers).astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    _, image = np.unique(rows.images, axis=0, return_inverse=True)
+    nearest = np.empty(len(rows), dtype=np.int64)
+    for start in range(0, len(rows), 1024):
+        part = numbers[start : start + 1024]
+        cosines = np.round(unit[part] @ unit.T, 4)
+        of_own_image = image.ravel()[part][:, None] == image.ravel()[None]
+        cosines[of_own_image | (cosines >= too_near)] = -2
+        nearest[part] = cosines.argmax(axis=1)
+    return nearest
+
+
+class MinedNegatives(Objective[MinedNegativesParams]):
+    """Each sentence finds its second view among the batch's and among all hard negatives.
+
+        mean_i −log( exp(cos(h_i, h′_i)/τ) / Σ_j (exp(cos(h_i, h′_j)/τ) + exp(cos(h_i, n_j)/τ)) )
+
+    Plain sentences have no hard negatives, which leaves SimCSE's term. The teacher's cosine between
+    a sentence and its negative is logged (`hardness`).
+    """
+
+    def __init__(self, params: MinedNegativesParams, hidden: int) -> None:
+        super().__init__(params)
+        self.heads["text"] = text_head(hidden)
+
+    def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
+        first, second = map(self.heads["text"], embeddings["sentences"])  # (N, d)
+        logits = cosine_matrix(first, second)
+        if HARD in embeddings:
+            negatives = self.heads["text"](embeddings[HARD][0])
+            logits = torch.cat([logits, cosine_matrix(first, negatives)], dim=1)
+        own = torch.arange(len(logits), device=logits.device)
+        return {"text": cross_entropy(logits / self.params.temperature, own)}
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        if HARD not in batch.blocks:
+            return {}
+        sides = (batch.features_of("teacher", self.params.teacher, of) for of in (None, HARD))
+        return {"hardness": torch.cosine_similarity(*sides).mean()}
