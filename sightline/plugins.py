@@ -19,7 +19,8 @@ from sightline.user_files import short
 
 T = TypeVar("T")
 
-_OURS = {"pipeline", "sightline", "train"}
+OURS = {"pipeline", "sightline", "train"}
+"""Our own packages."""
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, revalidate_instances="always")
 
 
@@ -142,7 +143,7 @@ def to_blame(error: BaseException) -> tuple[str, bool]:
     """
     points = chain.from_iterable(package.entry_points for package in distributions())
     modules = {point.module for point in points if point.group.startswith("sightline.")}
-    in_use = {module.partition(".")[0] for module in modules if module in sys.modules} - _OURS
+    in_use = {module.partition(".")[0] for module in modules if module in sys.modules} - OURS
     package_of = {
         file: package
         for name, module in [*sys.modules.items()]

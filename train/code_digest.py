@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from sightline.plugins import OURS
 from train.objectives import OBJECTIVES
 
 CORE = (
@@ -64,7 +67,9 @@ def objectives_of(name: str, parameters: Mapping[str, Any]) -> set[str]:
 def code_of(objectives: Iterable[str]) -> dict[str, str]:
     """Module or loss → digest of its syntax tree, of all that trains these objectives.
 
-    Of another package's objective that is its whole package.
+    Of another package's objective that is its whole package, what of Sightline this imports, and
+    every package that it imports and that lies in no installed library: what is installed is known
+    by its version.
 
     Raises:
         SightlineError: an objective is unknown, or its source is missing or not valid Python.
@@ -73,12 +78,19 @@ def code_of(objectives: Iterable[str]) -> dict[str, str]:
     modules = {*CORE, *(module for place in places for module in _with_its_package(place))}
     left, losses = [*modules], set[str]()
     while left:
-        for package, name in _imported(left.pop()):
+        importer = left.pop()
+        for package, name in _imported(importer):
+            found = set[str]()
             if package == _LOSSES:
                 losses.add(name)
-            elif package.startswith("train.objectives.") and package not in modules:
-                modules.add(package)
-                left.append(package)
+            elif package.startswith("train.objectives."):
+                found = {package}
+            elif _is_somebodys(package):
+                found = {*_with_its_package(package)}
+            elif _is_somebodys(importer) and _is_ours(package):
+                modules.add(package)  # without what that imports in turn
+            left += found - modules
+            modules |= found
     digests = {module: _digest(module) for module in modules}
     return dict(sorted({**digests, **_digests_of_losses(losses)}.items()))
 
@@ -167,6 +179,26 @@ def _with_its_package(module: str) -> list[str]:
     return sorted(modules)
 
 
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in OURS
+
+
+@cache
+def _is_somebodys(module: str) -> bool:
+    """Whether it is neither ours nor Python's nor an installed library's."""
+    top = module.partition(".")[0]
+    if not top or _is_ours(module) or top in sys.stdlib_module_names:
+        return False
+    spec = importlib.util.find_spec(top)
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")]
+    return any(
+        not any(Path(place).resolve().is_relative_to(folder) for folder in installed)
+        for place in places
+        if place and place not in ("built-in", "frozen")
+    )
+
+
 @cache
 def _tree(module: str) -> ast.Module:
     """The syntax tree of ``module``, found without importing its packages."""
@@ -198,7 +230,7 @@ def _imported(module: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "*") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and not node.level:
             for alias in node.names:
                 whole = node.module == "train" and alias.name == "losses"
                 yield (_LOSSES, "*") if whole else (node.module or "", alias.name)

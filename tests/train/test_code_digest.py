@@ -258,6 +258,30 @@ def test_another_packages_objective_has_its_whole_package(package):
         assert "train.losses.list_mle" in code_of(["other"])
 
 
+def test_what_a_package_imports_from_elsewhere_is_digested_too(package):
+    """Local modules with what they import, and ours; not what is installed."""
+    beside = package.parent
+    (beside / "my_helpers.py").write_text("import my_numbers.more\nimport numpy, json, nowhere\n")
+    (beside / "my_numbers").mkdir()
+    for name in ("__init__", "more", "unused"):
+        (beside / f"my_numbers/{name}.py").write_text("A = 1\n")
+    source = "from my_helpers import f\nfrom sightline.wording import plural\n"
+    (package / "objective.py").write_text(source)
+    forget()
+    code = code_of(["other"])
+    others = {name for name in code if name.startswith(("my_", "numpy", "json"))}
+    assert others == {"my_helpers", "my_numbers", "my_numbers.more", "my_numbers.unused"}
+    assert "sightline.wording" in code
+    (beside / "my_numbers/more.py").write_text("A = 2\n")
+    forget()
+    changed = {name for name, digest in code_of(["other"]).items() if digest != code[name]}
+    assert changed == {"my_numbers.more"}
+    (beside / "my_numbers/more.py").rename(beside / "my_numbers/more.so")  # no source
+    forget()
+    with pytest.raises(SightlineError, match=r"my_numbers\.more: source not found"):
+        code_of(["other"])
+
+
 def test_an_invalid_source_is_one_error(package):
     (package / "broken.py").write_text("def f(:\n")
     with pytest.raises(SightlineError, match=r"broken\.py: not valid Python"):

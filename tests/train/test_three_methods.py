@@ -128,6 +128,17 @@ def test_two_processes_train_the_same(package, features, tmp_path, method):
     assert_alike(weights_of(tmp_path / "one"), weights_of(tmp_path / "two"), 1e-4)
 
 
+def test_what_an_objective_draws_is_the_same_in_every_process(package, features, tmp_path):
+    """The slow encoder has dropout, and its keys are in the loss: else the gradients would part."""
+    spec = case_of(features, "momentum-queue", dropout=0.3).spec(tmp_path / "run", max_steps=4)
+    (outcome,) = run_processes([spec], gradients=True)
+    assert outcome.codes == [0, 0], outcome.said
+    first, second = (torch.load(f"{spec.out}-{rank}.pt") for rank in range(2))
+    assert len(first) == 4
+    for one, other in zip(first, second, strict=True):
+        assert_equal(one, other)
+
+
 def test_state_is_kept_and_not_exported(package, features, tmp_path):
     case = case_of(features, "momentum-queue")
     spec = case.spec(tmp_path / "run", max_steps=4, eval_steps=2)

@@ -1,0 +1,226 @@
+"""What an objective may bring beside its terms, and how it is refused where it is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, Features
+from conftest import silent
+from safetensors.torch import load_file
+
+from sightline.errors import SightlineError
+from train.objectives import OBJECTIVES
+from train.objectives.mcse import MCSEParams
+from train.objectives.modules.mcse import MCSE
+from train.rows import SecondTexts
+from train.run_inputs import RunInputs
+from train.train_run import train_run
+
+
+class BringsParams(MCSEParams):
+    """MCSE that brings what a test asks for."""
+
+    name: ClassVar[str] = "brings"
+    act: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    path: Path | None = None
+
+    @property
+    def files(self):
+        return {} if self.path is None else {"path": self.path}
+
+    def second_texts(self, rows):
+        return self.act.get("second_texts", lambda rows: {})(rows)
+
+    def order(self, rows, pass_number, seed):
+        return self.act.get("order", lambda *_: None)(rows, pass_number, seed)
+
+    def build(self, hidden, dims):
+        return Brings(self, hidden, dims)
+
+
+class Brings(MCSE):
+    def start(self, student):
+        self.params.act.get("start", lambda *_: None)(self, student)
+
+    def after_step(self, student):
+        self.params.act.get("after_step", lambda *_: None)(self, student)
+
+
+@pytest.fixture
+def brings(features, monkeypatch) -> Iterator[Callable[..., Case]]:
+    """A case of the objective, which does this."""
+    place = f"{__name__}:BringsParams"
+    monkeypatch.setattr(OBJECTIVES, "places", {**OBJECTIVES.places, "brings": place})
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+    def case(parameters: Mapping[str, Any] = {}, **act: Callable[..., Any]) -> Case:
+        monkeypatch.setattr(BringsParams, "act", act)
+        return Case(features, "brings", {"caption": "all", "image": "clip", **parameters})
+
+    return case
+
+
+def shifted(rows: Any, *features: str) -> dict[str, SecondTexts]:
+    """Of pairs the next row's text."""
+    if rows.stream == "text":
+        return {}
+    return {"next": rows.second(np.roll(np.arange(len(rows)), -1), features)}
+
+
+def test_second_texts_are_blocks_with_features_of_their_own(brings, features: Features):
+    data = brings(second_texts=lambda rows: shifted(rows, "image-clip")).data()
+    following = {}
+    stream = data._streams["pairs"]
+    for one, other in zip(stream.keys, np.roll(stream.keys, -1, axis=0), strict=True):
+        following[one.tobytes()] = other.tobytes()
+    for k in range(12):
+        batch = data[k]
+        if batch.stream == "text":
+            assert set(batch.blocks) == {"sentences"}
+            continue
+        assert len(batch.blocks["next"]) == len(batch)
+        rows = batch.features_of("image", "clip", of="next")
+        for key, row in zip(batch.keys, rows, strict=True):
+            expected = features.rows["image/clip"][following[key.tobytes()]]
+            assert np.allclose(row.numpy(), expected, atol=2e-3)
+    # the texts are those of these keys
+    first = next(data[k] for k in range(12) if data[k].stream == "pairs")
+    number = int(np.flatnonzero((stream.keys == first.keys[0]).all(axis=1))[0])
+    other = (number + 1) % len(stream.keys)
+    ids = stream.take(np.array([other])).input_ids[0]
+    length = int(first.blocks["next"].lengths[0])
+    assert torch.equal(first.blocks["next"].input_ids[0, :length], ids[:length])
+
+
+def test_second_texts_and_files_are_inputs_of_the_run(brings, tmp_path):
+    one = RunInputs.open(brings(second_texts=shifted).spec(tmp_path / "run"))
+    same = RunInputs.open(brings(second_texts=shifted).spec(tmp_path / "run"))
+    without = RunInputs.open(brings().spec(tmp_path / "run"))
+
+    def other(rows: Any) -> dict[str, SecondTexts]:
+        return (
+            {"next": rows.second(np.roll(np.arange(len(rows)), 1))}
+            if rows.images is not None
+            else {}
+        )
+
+    assert one.digest == same.digest
+    assert (
+        len({one.digest, without.digest, RunInputs.open(brings(second_texts=other).spec()).digest})
+        == 3
+    )
+    here, there = tmp_path / "a.txt", tmp_path / "b.txt"
+    here.write_text("one")
+    there.write_text("one")
+    digests = [RunInputs.open(brings({"path": str(p)}).spec()).digest for p in (here, there)]
+    assert digests[0] == digests[1]  # by content, not by place
+    there.write_text("two")
+    assert RunInputs.open(brings({"path": str(there)}).spec()).digest != digests[0]
+    with pytest.raises(SightlineError, match=r"objective brings: path: .*gone: no such file"):
+        RunInputs.open(brings({"path": str(tmp_path / "gone")}).spec())
+
+
+def test_an_order_of_rows_is_followed(brings):
+    data = brings(order=lambda rows, p, seed: np.roll(np.arange(len(rows)), p)).data()
+    stream = data._streams["pairs"]
+    seen = [data[k].keys for k in range(len(data)) if data[k].stream == "pairs"]
+    assert np.array_equal(np.concatenate(seen), stream.keys)
+    later = range(len(data), 2 * len(data))
+    seen = [data[k].keys for k in later if data[k].stream == "pairs"]
+    assert np.array_equal(np.concatenate(seen), np.roll(stream.keys, 1, axis=0))
+    shuffled = brings().data()
+    first = next(shuffled[k].keys for k in range(9) if shuffled[k].stream == "pairs")
+    assert not np.array_equal(first, stream.keys[: len(first)])
+
+
+COPIES = r"start: [\s\S]*copy.deepcopy"
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        ({"second_texts": lambda rows: 3}, "second_texts: found 3 .*expected a builtins.dict"),
+        ({"second_texts": lambda rows: {"a": 3}}, "second_texts, a: found 3 .*rows.SecondTexts"),
+        (
+            {"second_texts": lambda rows: {"sentences": SecondTexts(rows.keys)}},
+            "second_texts, sentences: .*a name of its own",
+        ),
+        (
+            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys[1:])}},
+            r"second_texts, a, keys: found .*expected uint8 \[\d+, 32\]",
+        ),
+        (
+            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys, features=["image-cnn"])}},
+            "second_texts, a, features: found 'image-cnn' .*expected image-clip",
+        ),
+        (
+            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys, features=["image-clip"])}},
+            "second_texts, a, images: found None",
+        ),
+        (
+            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys ^ 255)}},
+            r"second texts `a` of objective brings; make the tokens .*`sightline tokens`",
+        ),
+        ({"order": lambda rows, *_: np.zeros(len(rows), np.int64)}, "order: .*each of 0 … .* once"),
+        ({"order": lambda rows, *_: np.arange(3)}, r"order: found .*expected int64 \["),
+        (
+            {"start": lambda self, student: setattr(self, "kept", student)},
+            r"start: [\s\S]*deepcopy",
+        ),
+        (
+            {"start": lambda self, student: setattr(self, "kept", student.encoder)},
+            r"start: [\s\S]*deepcopy",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_error(brings, tmp_path, act, message):
+    with pytest.raises(SightlineError, match=message):
+        train_run(brings(**act).spec(tmp_path / "run", max_steps=2), say=silent)
+
+
+def test_features_that_a_stream_has_not_are_named(brings):
+    def mined(rows):
+        rows.features("teacher-x", np.arange(2))
+
+    with pytest.raises(
+        SightlineError, match="rows of pairs have no features 'teacher-x', only image"
+    ):
+        brings(second_texts=mined).data()
+
+
+def test_start_comes_once_and_after_step_after_each(brings, tmp_path):
+    calls: list[str] = []
+    case = brings(
+        start=lambda *_: calls.append("start"), after_step=lambda *_: calls.append("step")
+    )
+    train = {"max_steps": 3, "gradient_accumulation": 2}
+    train_run(case.spec(tmp_path / "run", **train), say=silent)
+    assert calls == ["start", "step", "step", "step"]
+
+
+def test_what_needs_no_gradient_is_not_trained(brings, tmp_path):
+    """Embeddings that are frozen at the start stay; they are no part of a checkpoint either."""
+
+    def freeze(self, student):
+        student.encoder.embeddings.requires_grad_(False)
+        frozen.append(student)
+
+    frozen: list[Any] = []
+    spec = brings(start=freeze).spec(tmp_path / "run", max_steps=2)
+    summary = train_run(spec, say=silent)
+    (student,) = frozen
+    trained = sum(w.numel() for w in student.parameters() if w.requires_grad)
+    assert summary.trained_parameters == trained
+    assert not [name for name in student.kept() if "embeddings" in name]
+    exported = load_file(tmp_path / "run/model/model.safetensors")
+    begun = load_file(Path(spec.student.model) / "model.safetensors")
+    same = {name for name, weight in begun.items() if torch.equal(weight, exported[name])}
+    assert {name for name in begun if name.startswith("embeddings.")} == same - {
+        name for name in same if name.startswith("pooler.")
+    }
