@@ -143,7 +143,8 @@ def tokens(params: Params) -> str:
 
     student, sources = params.student, graph.training_texts(params)
     out = graph.tokens_folder(student.name)
-    count = tokenize(texts_of(sources), student.source, student.max_length, out, sources)
+    texts, prompt = texts_of(sources), student.prompt
+    count = tokenize(texts, student.source, student.max_length, out, sources, prompt)
     cut = read_record(out).cut_in_words
     return f"{out}: {', '.join(filter(None, (f'{count:,} distinct texts', cut)))}"
 
@@ -160,6 +161,7 @@ def phrase_tokens(params: Params, dataset: str) -> str:
         student.source,
         student.max_length,
         out,
+        student.prompt,
     )
     return f"{out}: {summary(header)}"
 

@@ -31,7 +31,7 @@ _CHUNK = 10_000
 
 
 def tokenize_phrases(
-    phrases: Path, captions: Path, student: str, max_length: int, out: Path
+    phrases: Path, captions: Path, student: str, max_length: int, out: Path, prompt: str = ""
 ) -> PhraseTokenHeader:
     """Write the phrase tokens of ``phrases`` for ``student`` to ``out``.
 
@@ -43,6 +43,7 @@ def tokenize_phrases(
         captions: the captions manifest with their texts.
         student: folder of a Hugging Face encoder or its hub name.
         max_length: maximum tokens of a caption, as in its token set.
+        prompt: text before every caption, as in its token set.
 
     Raises:
         SightlineError: a manifest is missing, a phrase belongs to a missing caption or is outside
@@ -75,13 +76,17 @@ def tokenize_phrases(
         for first in range(0, len(distinct), _CHUNK):
             part = distinct[first : first + _CHUNK]
             encoded: Any = tokenizer(
-                part, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False
+                [prompt + text for text in part],
+                return_offsets_mapping=True,
+                return_special_tokens_mask=True,
+                verbose=False,
             )
             columns = encoded["offset_mapping"], encoded["special_tokens_mask"]
             for text, offsets, special in zip(part, *columns, strict=True):
                 visible = _tokens_seen(special, max_length)
                 for row in rows_of[text]:
-                    span = token_span(offsets, special, *spans[row])
+                    start, end = (len(prompt) + place for place in spans[row])
+                    span = token_span(offsets, special, start, end)
                     if span is None:
                         dropped[NO_TOKEN] += 1
                     elif span[1] > visible:
@@ -92,7 +97,7 @@ def tokenize_phrases(
     kept = np.flatnonzero(token_spans[:, 0] >= 0)
     keys = {name: key_column(table.column(name)) for name in ("image_key", "caption_key")}
     header = PhraseTokenHeader(
-        Path(student).name, digest, max_length, len(texts), dict(sorted(dropped.items()))
+        Path(student).name, digest, max_length, len(texts), dict(sorted(dropped.items())), prompt
     )
     write_phrase_tokens(
         out,

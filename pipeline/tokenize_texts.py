@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from sightline.cache.chunks import taken
 from sightline.cache.keys import Keys, at, find_keys, key_of_file, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TableSpec, set_output
+from sightline.cache.sets import described
 from sightline.cache.tables import TOKENS
 from sightline.errors import CacheError, SightlineError
 from sightline.progress import progress
@@ -45,6 +45,7 @@ def tokenize(
     max_length: int,
     out: Path | str,
     inputs: Sequence[Path] = (),
+    prompt: str = "",
 ) -> int:
     """Make ``out`` hold the tokens of exactly ``texts`` for ``student``; new ones are tokenised.
 
@@ -52,6 +53,7 @@ def tokenize(
         student: folder of a Hugging Face encoder or its hub name, also NAME@REVISION.
         max_length: maximum tokens per row, special tokens included; longer texts are truncated.
         inputs: source files of the texts.
+        prompt: text before every text.
 
     Returns:
         The number of distinct texts.
@@ -73,7 +75,7 @@ def tokenize(
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
     pad = tokenizer.pad_token_id
     if not isinstance(pad, int):
-        raise SightlineError(f"{student}: its tokenizer has no padding token; use BERT or RoBERTa")
+        raise SightlineError(f"{student}: its tokenizer has no padding token; give it one")
     header = TokenHeader(
         student=Path(student).name,
         tokenizer_sha256=tokenizer_sha256(tokenizer),
@@ -81,7 +83,9 @@ def tokenize(
         pad_token_id=pad,
         vocabulary_size=len(tokenizer),
         weights=weights_identity(student),
+        prompt=prompt,
     )
+
     column = texts if isinstance(texts, pa.ChunkedArray) else pa.array(texts, pa.string())
     given = pa.table({"text": column})
     keys = keys_of_texts(text.as_py() for text in given["text"])
@@ -89,7 +93,7 @@ def tokenize(
     keys = at(keys, places)
     new, cut = np.zeros(len(keys), dtype=bool), 0
 
-    spec = TableSpec(kind="tokens", description=asdict(header))
+    spec = TableSpec(kind="tokens", description=described(header))
     with SetWriter(out, spec, [*inputs, *model_paths(student)]) as writer:
         batches, counts = writer.plan(keys, batch_size=_CHUNK), writer.counts
         title = f"tokens for {Path(student).name}"
@@ -97,7 +101,7 @@ def tokenize(
             for batch in batches:
                 rows = find_keys(keys, batch.keys)
                 new[rows] = True
-                some = taken(given, places[rows])["text"].to_pylist()
+                some = _texts(given, places[rows], prompt)
                 ids = token_ids(tokenizer, some, max_length)
                 full = [text for text, row in zip(some, ids, strict=True) if len(row) == max_length]
                 cut += count_longer(tokenizer, full, max_length)
@@ -105,10 +109,15 @@ def tokenize(
                 advance(len(batch.keys))
         others = np.flatnonzero(~new & _may_be_cut(out, keys))
         for start in range(0, len(others), _CHUNK):
-            some = taken(given, places[others[start : start + _CHUNK]])["text"].to_pylist()
+            some = _texts(given, places[others[start : start + _CHUNK]], prompt)
             cut += count_longer(tokenizer, some, max_length)
         del texts, column, given, places  # publishing needs the memory
         return writer.publish(cut=cut).rows
+
+
+def _texts(table: pa.Table, rows: NDArray[np.int64], prompt: str) -> list[str]:
+    """The texts of ``rows``, each after the prompt."""
+    return [prompt + text for text in taken(table, rows)["text"].to_pylist()]
 
 
 def _may_be_cut(out: Path, keys: Keys) -> NDArray[np.bool_]:

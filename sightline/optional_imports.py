@@ -15,6 +15,7 @@ _EXTRA = {
     "matplotlib": "report",
     "datasets": "datasets",
     "dvc": "dvc",
+    "peft": "lora",
     "ray": "ray",
 }
 

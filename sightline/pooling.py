@@ -1,6 +1,6 @@
 """Pooling: one vector per sentence from an encoder's token vectors.
 
-The four names are those of the field. SimCSE calls `cls` "cls_before_pooler". Nothing here imports
+The names are those of the field. SimCSE calls `cls` "cls_before_pooler". Nothing here imports
 torch, so that checking a name costs nothing.
 """
 
@@ -14,11 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Pooling = Literal["cls", "pooler", "mean", "first_last_mean"]
-"""How token vectors become one sentence vector."""
-
-TeacherPooling = Pooling | Literal["lasttoken"]
-"""The same of a teacher, which may be a decoder: only its last token has seen the whole text."""
+Pooling = Literal["cls", "pooler", "mean", "lasttoken", "first_last_mean"]
+"""How token vectors become one sentence vector; of a decoder only the last token has seen all."""
 
 
 def check_pooling(name: str) -> Pooling:
@@ -30,12 +27,12 @@ def check_pooling(name: str) -> Pooling:
     raise SightlineError(f"unknown pooling {name!r}; use one of {', '.join(poolings)}")
 
 
-def needs_hidden_states(pooling: TeacherPooling) -> bool:
+def needs_hidden_states(pooling: Pooling) -> bool:
     """Whether the encoder must be run with `output_hidden_states=True` for `pooling`."""
     return pooling == "first_last_mean"
 
 
-def pool(output: Any, attention_mask: Tensor, pooling: TeacherPooling) -> Tensor:
+def pool(output: Any, attention_mask: Tensor, pooling: Pooling) -> Tensor:
     """One vector per sentence.
 
     - `cls`: the last layer at the first token, before any pooler (SimCSE, section 6.3).

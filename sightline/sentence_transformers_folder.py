@@ -17,7 +17,7 @@ from yaml import YAMLError
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned
 from sightline.errors import SightlineError
-from sightline.pooling import TeacherPooling
+from sightline.pooling import Pooling
 from sightline.pretrained import Pretrained
 
 if TYPE_CHECKING:
@@ -49,16 +49,30 @@ class Recipe:
 
     `pooling` is None for a plain Hugging Face folder, which does not specify it. `max_length` is in
     tokens, special tokens included; None leaves it to the tokenizer and the model. `prompt` comes
-    before every text, `prompts` are those that its authors named.
+    before every text, `prompts` are those that its authors named; `pools_prompt` is False where the
+    folder leaves a prompt's tokens out of the pooling.
     """
 
-    pooling: TeacherPooling | None = None
+    pooling: Pooling | None = None
     normalize: bool = False
     max_length: int | None = None
     do_lower_case: bool = False
     subfolder: str = ""
     prompt: str = ""
     prompts: Mapping[str, str] = field(default_factory=dict)
+    pools_prompt: bool = True
+
+    def check_prompt(self, source: str | Path, prompt: str) -> None:
+        """Refuse a ``prompt`` whose tokens would be pooled, against the folder.
+
+        Raises:
+            SightlineError: its pooling leaves them out.
+        """
+        if prompt and not self.pools_prompt:
+            raise SightlineError(
+                f"{source}: its Pooling module leaves the tokens of a prompt out (include_prompt), "
+                f"which Sightline does not; use it without the prompt {prompt!r}"
+            )
 
 
 def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -> Recipe:
@@ -78,8 +92,8 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
         modules = folder.json("modules.json")
         if modules is None:
             return Recipe()
-        pooling: TeacherPooling | None = None
-        normalize = False
+        pooling: Pooling | None = None
+        normalize, pools_prompt = False, True
         subfolder = ""
         for module in modules:
             kind = str(module["type"]).rsplit(".", 1)[-1]
@@ -88,7 +102,7 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
             elif bare:
                 continue
             elif kind == "Pooling":
-                pooling = _read_pooling(folder, f"{module['path']}/config.json")
+                pooling, pools_prompt = _read_pooling(folder, f"{module['path']}/config.json")
             elif kind == "Normalize":
                 normalize = True
             elif kind != "Dropout":
@@ -109,6 +123,7 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
             subfolder=subfolder,
             prompt="" if bare else prompts.get(described.get("default_prompt_name"), ""),
             prompts=prompts,
+            pools_prompt=pools_prompt,
         )
 
 
@@ -125,7 +140,8 @@ def sentence_settings(folder: Pretrained, *, or_give: str = "") -> dict[str, Any
     return {}
 
 
-def _read_pooling(folder: Pretrained, file: str) -> TeacherPooling:
+def _read_pooling(folder: Pretrained, file: str) -> tuple[Pooling, bool]:
+    """How a Pooling module pools, and whether the tokens of a prompt count."""
     config = folder.json(file)
     if config is None:
         raise SightlineError(
@@ -142,7 +158,7 @@ def _read_pooling(folder: Pretrained, file: str) -> TeacherPooling:
         )
     for pooling in ("cls", "mean", "lasttoken"):
         if modes in (pooling, [pooling]):
-            return pooling
+            return pooling, bool(config.get("include_prompt", True))
     raise SightlineError(
         f"{folder.name}: {file} sets {modes} pooling, but Sightline supports only cls, mean or "
         "lasttoken from such a folder; give a pooling to override it"
@@ -177,7 +193,7 @@ def check_encoder(name: str, config: PretrainedConfig) -> None:
         )
 
 
-def check_first_token(name: str, model: PreTrainedModel, pooling: TeacherPooling | None) -> None:
+def check_first_token(name: str, model: PreTrainedModel, pooling: Pooling | None) -> None:
     """Refuse the first token of a decoder, which has seen none of the others.
 
     Raises:
@@ -193,7 +209,7 @@ def check_first_token(name: str, model: PreTrainedModel, pooling: TeacherPooling
     if torch.equal(first, second):
         raise SightlineError(
             f"{name}: pooling {pooling!r} reads the first token, which in this "
-            f"{model.config.model_type} decoder has seen no other; give mean"
+            f"{model.config.model_type} decoder has seen no other; give mean or lasttoken"
         )
 
 
@@ -276,7 +292,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def fit_pooler(model: Any, name: str | Path, pooling: TeacherPooling) -> None:
+def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:
     """Drop a pooler that `pooling` does not use: it would never be trained, and it costs time.
 
     Raises:

@@ -96,6 +96,11 @@ COMMANDS = [
         TRAIN + " --max-length 16",
         (TOKENS + " --max-length 16",),
     ),
+    Cure(
+        "run `sightline tokens` with `--prompt {}`",
+        TRAIN + " --prompt in:",
+        (TOKENS + " --prompt in:",),
+    ),
     Cure("or train with `--max-length {}`", TRAIN + " --max-length 16", passes=TRAIN),
     Cure(
         "`sightline tokens` and train with `--max-length {}` or less",

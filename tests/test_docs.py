@@ -54,9 +54,10 @@ def test_the_readme_links_to_every_page_in_one_screen():
     assert len(text.split()) <= 700
 
 
-def test_ten_pages_have_at_most_twenty_thousand_words():
+def test_the_pages_that_are_read_have_at_most_twenty_thousand_words():
     pages = {page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}
-    pages.pop("decisions.md")
+    for looked_up in ("reference.md", "papers.md"):
+        del pages[looked_up]
     assert sum(len(text.split()) for text in pages.values()) <= 20_000
 
 

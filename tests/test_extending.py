@@ -174,6 +174,7 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
         "ground --data",
         "tokens --data",
         "train hardest",
+        "train slow",
         "evaluate odd-one-out",
     ]
 

@@ -136,6 +136,7 @@ READ = {
     "remove its `wdir`, or make that folder": "tests/pipeline/test_doctor.py has the message",
     "run `git init`, or `dvc config core.no_scm true`": "tests/pipeline/test_doctor.py, likewise",
     "but its `name` is {}; fix that package": "a package of others",
+    "make the tokens of their data set too": "a package of others",
     "`{}` of what it makes": "no remedy",
     "Why `sightline repro` cannot run here": "no message",
     "create one with `git init && dvc init`": "a repository of DVC",

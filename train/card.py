@@ -33,7 +33,7 @@ from transformers import AutoModel, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")
 model = AutoModel.from_pretrained("{FOLDER}")
-batch = tokenizer(["A dog runs on the beach."], padding=True, truncation=True, return_tensors="pt")
+batch = tokenizer([TEXT], padding=True, truncation=True, return_tensors="pt")
 with torch.inference_mode():
     hidden = model(**batch).last_hidden_state  # [n, tokens, d]
 """
@@ -41,6 +41,8 @@ _POOLED = {
     "cls": "embeddings = hidden[:, 0]",
     "mean": 'mask = batch["attention_mask"][..., None]\n'
     "embeddings = (hidden * mask).sum(dim=1) / mask.sum(dim=1)",
+    "lasttoken": 'last = batch["attention_mask"].sum(dim=1) - 1\n'
+    "embeddings = hidden[torch.arange(len(hidden)), last]",
 }
 _UNTRAINED = (
     "**Untrained weights**: at least one feature set comes from an encoder with random weights. "
@@ -64,7 +66,7 @@ def model_card(
         f"---\n{front_matter(summary, metrics)}\n---\n\n# {_title(summary)}",
         f"A sentence encoder: `{_student(summary)}`{_pinned(summary)} fine-tuned with the "
         f"objective `{summary.objective}` — {source}. An embedding is the `{pooling}` vector of "
-        "the last layer; similarity is the cosine.",
+        f"the last layer; similarity is the cosine.{_how_trained(summary)}",
         *([_UNTRAINED] if untrained else []),
         *(
             f"**Imported features**: `{name}` is {used.provenance}."
@@ -72,7 +74,7 @@ def model_card(
             if used.provenance != "computed here"
         ),
         f"## Use\n\n```python\n{_SENTENCE_TRANSFORMERS}\n```",
-        f"Without sentence-transformers:\n\n```python\n{_TRANSFORMERS}{_POOLED[pooling]}\n```",
+        f"Without sentence-transformers:\n\n```python\n{_without(summary, pooling)}\n```",
         "## Data\n\n" + "\n".join(f"- {name}: `{data}`" for name, data in _data(summary).items()),
     ]
     if summary.dropped_pairs:
@@ -95,6 +97,22 @@ def model_card(
     text = json.dumps(parameters, indent=2, ensure_ascii=False)
     parts.append(f"## Parameters\n\n```json\n{text}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _without(summary: RunSummary, pooling: str) -> str:
+    """The lines that use the model by transformers alone."""
+    text = str(summary.student.get("prompt", "")) + "A dog runs on the beach."
+    return _TRANSFORMERS.replace("TEXT", json.dumps(text, ensure_ascii=False)) + _POOLED[pooling]
+
+
+def _how_trained(summary: RunSummary) -> str:
+    """Sentences on the prompt and the adapters, where there are any."""
+    student, words = summary.student, ""
+    if student.get("prompt"):
+        words += f" Every text follows the prompt {student['prompt']!r}."
+    if student.get("lora_rank"):
+        words += f" Adapters (LoRA) of rank {student['lora_rank']} were trained, and are merged."
+    return words
 
 
 def card_with_scores(folder: Path, results: Path) -> str:

@@ -22,6 +22,7 @@ from sightline.plugins import OURS
 from train.objectives import OBJECTIVES
 
 CORE = (
+    "train.adapters",
     "train.batch",
     "train.data",
     "train.distributed",

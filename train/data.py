@@ -6,6 +6,7 @@ Every input of a run is found, and everything missing is reported, before a mode
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -38,7 +39,7 @@ from train.pairs import (
     with_next_objects,
 )
 from train.rows import StreamRows, order_of, second_texts_of
-from train.run_spec import PairSource, RunSpec
+from train.run_spec import PairSource, RunSpec, StudentConfig
 from train.schedule import Draw, Schedule, Stream
 from train.streams import Lookup, StreamTexts, Texts, texts_of
 
@@ -92,7 +93,7 @@ class TrainingData:
         if spec.text is not None:
             self.source["text"] = str(spec.text.sentences)
             texts = read_manifest(spec.text.sentences, SENTENCES).column("text").to_pylist()
-            tokens = open_tokens(spec.text.tokens, spec.student.max_length)
+            tokens = open_tokens(spec.text.tokens, spec.student)
             rows = StreamRows("text", texts, keys_of_texts(texts))
             self._add("text", rows, tokens, objective, features={})
         sizes = {stream: len(rows.keys) for stream, rows in self._streams.items()}
@@ -229,7 +230,7 @@ class TrainingData:
         if objective.pairs is not None:
             paced_by = len(pairs)
             pairs = pairs.sample(objective.pairs, objective.data_seed)
-        tokens = open_tokens(source.tokens, spec.student.max_length)
+        tokens = open_tokens(source.tokens, spec.student)
         of_objects = frozenset(need.name for need in needs if need.row_of == "object")
         phrases = None
         if of_objects:
@@ -364,9 +365,15 @@ def _open(spec: RunSpec, need: FeatureNeed) -> FeatureSet:
     return features
 
 
-def open_tokens(path: Path, max_length: int) -> TokenSet:
-    """The token set in ``path``; refused if it was truncated to another length."""
-    tokens = TokenSet.open(path)
+def open_tokens(path: Path, student: StudentConfig) -> TokenSet:
+    """The token set in ``path``; refused if its length or prompt is not the student's."""
+    tokens, max_length = TokenSet.open(path), student.max_length
+    prompt = student.prompt
+    if tokens.header.prompt != prompt:
+        raise SightlineError(
+            f"{tokens.path}: made with the prompt {tokens.header.prompt!r}, but the student's is "
+            f"{prompt!r}; run `sightline tokens` with `--prompt {shlex.quote(prompt)}`"
+        )
     length = tokens.header.max_length
     if length != max_length:
         raise SightlineError(

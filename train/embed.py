@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,11 +45,13 @@ class Embedder:
         pooling: Pooling,
         max_length: int | None = None,
         *,
+        prompt: str = "",
         precision: Precision = "fp32",
         normalize: bool = False,
     ) -> None:
         """
         Args:
+            prompt: text before every sentence.
             model: a transformers encoder, on the device to compute on.
             max_length: in tokens, special tokens included; None for the encoder's own maximum.
             precision: `bf16` and `fp16` compute under autocast; results are always float32.
@@ -68,6 +70,7 @@ class Embedder:
         self.model = model
         self.tokenizer = tokenizer
         self.max_length = max_length or own_max_length(tokenizer, model.config)
+        self.prompt = prompt
         self.precision = precision
         self.normalize = normalize
 
@@ -83,7 +86,7 @@ class Embedder:
         """An encoder from a Hugging Face or sentence-transformers folder, or a hub name.
 
         Without `pooling`, a sentence-transformers folder is followed in full (pooling, maximum
-        length, lower-casing, normalisation), so that embeddings equal
+        length, lower-casing, prompt, normalisation), so that embeddings equal
         `SentenceTransformer(source).encode`. With it, the bare encoder is pooled that way.
 
         Args:
@@ -94,24 +97,14 @@ class Embedder:
                 plain Hugging Face folder (which does not say how to pool) without `pooling`.
         """
         recipe = read_recipe(source, bare=pooling is not None)
-        if recipe.prompt:
-            raise SightlineError(
-                f"{source}: config_sentence_transformers.json prepends the prompt "
-                f"{recipe.prompt!r} to every sentence, which an evaluation does not do; give a "
-                "pooling to use the encoder without it"
-            )
+        recipe.check_prompt(source, recipe.prompt)
         where = use_device(device)
         model = load_model(source, recipe)
         chosen = pooling or recipe.pooling
-        if chosen == "lasttoken":
-            raise SightlineError(
-                f"{source}: pools the last token, as decoders do; it can be a teacher, but is not "
-                "evaluated: give a pooling for encoders"
-            )
         if chosen is None:
             raise SightlineError(
                 f"{source}: the folder does not say how to pool (it has no modules.json with a "
-                "Pooling module); give a pooling: cls, pooler, mean or first_last_mean"
+                "Pooling module); give a pooling: cls, pooler, mean, lasttoken or first_last_mean"
             )
         check_first_token(str(source), model, chosen)
         tokenizer = load_tokenizer(source, recipe)
@@ -120,6 +113,7 @@ class Embedder:
             tokenizer,
             chosen,
             own_max_length(tokenizer, model.config, recipe.max_length),
+            prompt=recipe.prompt,
             precision=precision,
             normalize=recipe.normalize,
         )
@@ -131,7 +125,10 @@ class Embedder:
 
     def count_cut(self, sentences: Sequence[str]) -> int:
         """How many have more tokens than the maximum length, which are cut."""
-        return count_longer(self.tokenizer, sentences, self.max_length)
+        return count_longer(self.tokenizer, self._prompted(sentences), self.max_length)
+
+    def _prompted(self, sentences: Iterable[str]) -> list[str]:
+        return [self.prompt + sentence for sentence in sentences]
 
     def encode(
         self, sentences: Sequence[str], *, batch_size: int = 64, normalize: bool | None = None
@@ -152,7 +149,7 @@ class Embedder:
         row_of = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
         distinct = np.empty((len(row_of), self.dim), dtype=np.float32)
         if row_of:
-            tokens = token_ids(self.tokenizer, list(row_of), self.max_length)
+            tokens = token_ids(self.tokenizer, self._prompted(row_of), self.max_length)
             lengths = np.array([len(ids) for ids in tokens], dtype=np.int64)
             with self._evaluating():
                 for rows in _batches(lengths, budget=batch_size * 32):

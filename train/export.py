@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import SightlineError
+from train.adapters import merged
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,8 +26,17 @@ EXPORTED_FILES = (
     *("README.md", "config.json", "config_sentence_transformers.json", "model.safetensors"),
     *("modules.json", "sentence_bert_config.json", "1_Pooling/config.json", "tokenizer.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"),
+    *("added_tokens.json", "chat_template.jinja"),
 )
-"""What an export of BERT or RoBERTa may write into its folder."""
+"""What an export may write into its folder."""
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""How every version of sentence-transformers reads a pooling: a flag for each."""
 PROBES = (
     "A dog runs on the beach.",
     "TWO CHILDREN play in The Snow",
@@ -45,11 +55,11 @@ def export_model(
     """Fill the new folder ``folder``: safetensors, modules Transformer + Pooling, and README.md.
 
     Args:
-        trained: pooling is `cls` or `mean`; the maximum length is the encoder's own, never that of
-            training (METHODS §8), and every file that has a place for it says the same.
+        trained: the maximum length is the encoder's own, never that of training (METHODS §8), and
+            every file that has a place for it says the same.
         pooler: of the encoder that training began with, which goes out as it came in.
     """
-    encoder: Any = trained.model
+    encoder: Any = merged(trained.model)
     folder.mkdir(parents=True, exist_ok=True)
     without, title = getattr(encoder, "pooler", None), encoder.config._name_or_path
     try:
@@ -62,7 +72,7 @@ def export_model(
         if pooler is not None:
             encoder.pooler = without
     _save_tokenizer(folder, trained.tokenizer, trained.max_length)
-    for name, content in _settings(trained.dim, trained.pooling, trained.max_length).items():
+    for name, content in _settings(trained).items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -116,7 +126,8 @@ def check_export(folder: Path, trained: Embedder) -> None:
     encoder = trained.model
     if encoder.device.type != "cpu" or encoder.dtype != torch.float32:
         encoder = copy.deepcopy(encoder).to("cpu", torch.float32)  # pyright: ignore
-    ours = Embedder(encoder, trained.tokenizer, trained.pooling, trained.max_length)
+    given = trained.pooling, trained.max_length
+    ours = Embedder(encoder, trained.tokenizer, *given, prompt=trained.prompt)
     expected = ours.encode(PROBES)
     if find_spec("sentence_transformers") is not None:
         from sentence_transformers import SentenceTransformer
@@ -137,7 +148,7 @@ def check_export(folder: Path, trained: Embedder) -> None:
         )
 
 
-def _settings(width: int, pooling: str, max_length: int) -> dict[str, Any]:
+def _settings(trained: Embedder) -> dict[str, Any]:
     """The JSON files of a sentence-transformers folder, in the form that every version reads.
 
     Its own writer names classes of the installed version, which earlier versions do not have.
@@ -153,17 +164,17 @@ def _settings(width: int, pooling: str, max_length: int) -> dict[str, Any]:
             }
             for index, kind, path in modules
         ],
-        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "sentence_bert_config.json": {
+            "max_seq_length": trained.max_length,
+            "do_lower_case": False,
+        },
         "1_Pooling/config.json": {
-            "word_embedding_dimension": width,
-            "pooling_mode_cls_token": pooling == "cls",
-            "pooling_mode_mean_tokens": pooling == "mean",
-            "pooling_mode_max_tokens": False,
-            "pooling_mode_mean_sqrt_len_tokens": False,
+            "word_embedding_dimension": trained.dim,
+            **{name: pooling == trained.pooling for name, pooling in _MODES.items()},
         },
         "config_sentence_transformers.json": {
-            "prompts": {},
-            "default_prompt_name": None,
+            "prompts": {"trained": trained.prompt} if trained.prompt else {},
+            "default_prompt_name": "trained" if trained.prompt else None,
             "similarity_fn_name": "cosine",
         },
     }

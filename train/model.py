@@ -27,6 +27,7 @@ from sightline.sentence_transformers_folder import (
     positions,
     read_recipe,
 )
+from train.adapters import add_adapters
 from train.batch import Batch, Blocks, TokenRows, TokenSpans
 from train.objectives.modules.objective import Embeddings, Objective
 from train.objectives.parameters import ObjectiveParams
@@ -396,6 +397,8 @@ def load_student(config: StudentConfig) -> LoadedStudent:
     fit_pooler(encoder, config.model, pooling)
     if config.layers is not None:
         _keep_first_layers(encoder, config)
+    if config.lora_rank is not None:
+        add_adapters(encoder, config)
     max_length = own_max_length(tokenizer, encoder.config, recipe.max_length)
     return LoadedStudent(encoder, tokenizer, pooler, max_length)
 
@@ -422,7 +425,7 @@ def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     encoder: PreTrainedModel,
     samples: Mapping[str, list[tuple[str, list[int]]]],
-    max_length: int,
+    student: StudentConfig,
     vocabulary_size: int,
 ) -> None:
     """Refuse token sets made with another tokenizer, by tokenising a few of their texts again.
@@ -431,7 +434,7 @@ def check_tokenizer(
         SightlineError: ids differ, or the token sets hold ids that the encoder has no embedding
             for, or rows longer than its number of positions.
     """
-    limit = positions(encoder.config)
+    limit, max_length = positions(encoder.config), student.max_length
     if limit is not None and max_length > limit:
         raise SightlineError(
             f"max_length is {max_length}, but the student has positions for {limit} tokens; run "
@@ -445,7 +448,8 @@ def check_tokenizer(
         )
     for stream, texts in samples.items():
         for text, ids in texts:
-            tokens: Any = tokenizer(text, truncation=True, max_length=max_length)["input_ids"]
+            whole = student.prompt + text
+            tokens: Any = tokenizer(whole, truncation=True, max_length=max_length)["input_ids"]
             if list(tokens) != ids:
                 raise SightlineError(
                     f"the token set of the {stream} stream was not made with the student's "

@@ -211,15 +211,16 @@ def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[RaggedPhra
     """
     phrases = PhraseTokens.open(path)
     header = phrases.header
-    if (header.tokenizer_sha256, header.max_length) != (
+    if (header.tokenizer_sha256, header.max_length, header.prompt) != (
         tokens.header.tokenizer_sha256,
         tokens.header.max_length,
+        tokens.header.prompt,
     ):
         raise SightlineError(
-            f"{phrases.path}: made with a different tokenizer or max_length than {tokens.path} "
-            f"({header.student}, {header.max_length} tokens; {tokens.header.student}, "
-            f"{tokens.header.max_length} tokens); run `sightline tokens --phrases` with this run's "
-            "student"
+            f"{phrases.path}: made with a different tokenizer, max_length or prompt than "
+            f"{tokens.path} ({header.student}, {header.max_length} tokens; "
+            f"{tokens.header.student}, {tokens.header.max_length} tokens); run `sightline tokens "
+            "--phrases` with this run's student"
         )
     rows = phrases.of_pairs(pairs.image_keys, pairs.caption_keys)
     if not len(rows.starts):

@@ -95,9 +95,10 @@ def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
         own = None
     if config.pooling is not None:
         return config.pooling, own
-    if own not in ("cls", "mean", None):
+    if own in ("pooler", "first_last_mean"):
         raise SightlineError(
-            f"{config.model}: its folder pools by {own}, which is not trained; give cls or mean"
+            f"{config.model}: its folder pools by {own}, which is not trained; give cls, mean or "
+            "lasttoken"
         )
     return own or "cls", own
 

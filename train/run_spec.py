@@ -16,7 +16,7 @@ from sightline.devices import Precision
 from sightline.errors import SightlineError
 from sightline.settings import Settings, explain
 
-TrainedPooling = Literal["cls", "mean"]
+TrainedPooling = Literal["cls", "mean", "lasttoken"]
 """The poolings that a folder of sentence-transformers can express."""
 
 
@@ -38,6 +38,12 @@ class StudentConfig(Settings):
         max_length: tokens of a training text, special tokens included. Evaluation and export use
             the encoder's own maximum instead.
         layers: keep only this many first layers; None: all.
+        prompt: text before every text, in training, evaluation and the export.
+        lora_rank: train adapters of this rank beside frozen weights (LoRA, Hu et al. 2022, arXiv
+            2106.09685; the extra `lora`), which the export has merged; None: train all weights.
+        lora_alpha: adapters are scaled by this over their rank.
+        lora_dropout: of the adapters' inputs.
+        lora_modules: names of the linear layers that have adapters, such as q_proj; empty: all.
     """
 
     name: str = Field(default="", min_length=1)
@@ -46,6 +52,11 @@ class StudentConfig(Settings):
     pooling: TrainedPooling | None = None
     max_length: int = Field(default=32, ge=3)
     layers: int | None = Field(default=None, ge=1)
+    prompt: str = ""
+    lora_rank: int | None = Field(default=None, ge=1)
+    lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    lora_modules: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -111,7 +111,13 @@ def train_run(
         from train.loop import Loop
         from train.progress import ProgressReport, StopAtStep
 
-        embedder = Embedder(model.encoder, student.tokenizer, inputs.pooling, student.max_length)
+        embedder = Embedder(
+            model.encoder,
+            student.tokenizer,
+            inputs.pooling,
+            student.max_length,
+            prompt=spec.student.prompt,
+        )
         dev, size = inputs.dev, spec.train.eval_batch_size
         stop = StopAtStep()
         shown = [stack.enter_context(closing(ProgressReport(spec.run, say)))] if main else []
@@ -308,9 +314,8 @@ def build_model(inputs: RunInputs) -> tuple[Student, LoadedStudent]:
     spec, train, data = inputs.spec, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
     loaded = load_student(spec.student.model_copy(update={"pooling": inputs.pooling}))
-    max_length = spec.student.max_length
     check_tokenizer(
-        loaded.tokenizer, loaded.encoder, data.samples, max_length, data.vocabulary_size
+        loaded.tokenizer, loaded.encoder, data.samples, spec.student, data.vocabulary_size
     )
     model = Student(
         loaded.encoder,

@@ -30,6 +30,7 @@ def tokens(
         Path | None,
         typer.Option(help="A grounding of the data set: write the tokens of its phrases instead."),
     ] = None,
+    prompt: Annotated[str, typer.Option(help="Text before every text, as in training.")] = "",
     as_json: JSON = False,
 ) -> None:
     """Tokenise training texts, or find the tokens of phrases.
@@ -41,7 +42,7 @@ def tokens(
     from sightline.cache.record import read_record
 
     if phrases is None:
-        count = tokenize(texts_of(data), student, max_length, out, data)
+        count = tokenize(texts_of(data), student, max_length, out, data, prompt)
         record = read_record(out)
         about = {"texts": count, "cut": record.cut}
         text = ", ".join(filter(None, (f"{count:,} distinct texts", record.cut_in_words)))
@@ -51,7 +52,7 @@ def tokens(
         from pipeline.tokenize_phrases import summary, tokenize_phrases
 
         captions = PreparedDataset.open(data[0]).captions_manifest
-        header = tokenize_phrases(phrases, captions, student, max_length, out)
+        header = tokenize_phrases(phrases, captions, student, max_length, out, prompt)
         about = {"phrases": header.phrases, "dropped": header.dropped}
         text = summary(header)
     print_json({"out": out.as_posix(), **about}) if as_json else print(f"{out}: {text}")

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pipeline.encoders.preprocessing import Interpolation
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
-from sightline.pooling import TeacherPooling
+from sightline.pooling import Pooling
 from sightline.settings import FamilySettings, Registry, explain
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class TransformersConfig(EncoderConfig):
     """
 
     family: Literal["transformers"]
-    pooling: TeacherPooling | None = None
+    pooling: Pooling | None = None
     max_length: Annotated[int, Field(ge=2)] | None = None
     prompt: str | None = None
     prompt_name: str | None = None

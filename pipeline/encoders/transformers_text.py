@@ -17,7 +17,7 @@ from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
 from sightline.config_digest import config_sha256
 from sightline.errors import SightlineError
-from sightline.pooling import TeacherPooling, needs_hidden_states, pool
+from sightline.pooling import Pooling, needs_hidden_states, pool
 from sightline.pretrained import Pretrained
 from sightline.sentence_transformers_folder import (
     SENTENCE_SETTINGS,
@@ -64,6 +64,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     spec = config.weights_spec
     recipe = read_recipe(config.model, bare=config.pooling is not None, revision=spec.revision)
     pooling, prompt = config.pooling or recipe.pooling or "cls", _prompt(config, recipe)
+    recipe.check_prompt(config.model, prompt)
     source = Pretrained(config.model, spec.revision, recipe.subfolder)
     settings, tokenizer = _settings_and_tokenizer(source)
     if recipe.do_lower_case:
@@ -159,9 +160,7 @@ def _prompt(config: TransformersConfig, recipe: Recipe) -> str:
     return recipe.prompts[name]
 
 
-def _loaded(
-    config: TransformersConfig, source: Pretrained, settings: Any, pooling: TeacherPooling
-) -> Any:
+def _loaded(config: TransformersConfig, source: Pretrained, settings: Any, pooling: Pooling) -> Any:
     """The encoder on the CPU with the weights that `config` names, and only the pooler in use."""
     spec = config.weights_spec
     if spec.kind == "pretrained":

@@ -203,6 +203,7 @@ class TokenHeader:
         vocabulary_size: number of ids.
         weights: the student's initial weights, so that training, which depends on this set,
             notices new weights under an old name; see `pipeline.tokenize_texts.weights_identity`.
+        prompt: text before every text.
     """
 
     student: str
@@ -211,6 +212,12 @@ class TokenHeader:
     pad_token_id: int
     vocabulary_size: int
     weights: str = ""
+    prompt: str = ""
+
+
+def described(header: TokenHeader | PhraseTokenHeader) -> dict[str, Any]:
+    """``header`` as a set's record has it: a prompt only if there is one."""
+    return {name: value for name, value in asdict(header).items() if value or name != "prompt"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +290,7 @@ def write_tokens(
     folder: Path, header: TokenHeader, keys: Keys, input_ids: Sequence[Sequence[int]]
 ) -> int:
     """Write a token set; repeated keys are kept once. Returns the number of distinct texts."""
-    spec = TableSpec(kind="tokens", description=asdict(header))
+    spec = TableSpec(kind="tokens", description=described(header))
     return write_rows(folder, spec, keys, pa.table([pa.array(input_ids)], TOKENS))
 
 
@@ -297,6 +304,7 @@ class PhraseTokenHeader:
         max_length: longest row of the token set, special tokens included.
         phrases: number of input phrases.
         dropped: reason → number of phrases without a row here.
+        prompt: text before every caption.
     """
 
     student: str
@@ -304,6 +312,7 @@ class PhraseTokenHeader:
     max_length: int
     phrases: int
     dropped: dict[str, int] = field(default_factory=dict)
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -403,7 +412,7 @@ def write_phrase_tokens(
     names = ["token_start", "token_end", "cutout_key"]
     phrases = pa.StructArray.from_arrays([*spans, key_array(cutouts[order])], names)
     lists = pa.ListArray.from_arrays(pa.array(offsets), phrases)
-    spec = TableSpec(kind="phrase-tokens", description=asdict(header))
+    spec = TableSpec(kind="phrase-tokens", description=described(header))
     write_rows(folder, spec, keys[first], pa.table([lists], PHRASE_TOKENS))
 
 

@@ -9,6 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -262,6 +263,10 @@ def test_an_empty_prompt_replaces_the_one_of_the_folder(decoder, tmp_path):
     assert "prompt" not in build(own, prompt="").preprocessing
 
 
-def test_an_evaluation_says_that_it_does_not_pool_the_last_token(decoder):
-    with pytest.raises(SightlineError, match="pools the last token"):
-        Embedder.load(decoder)
+def test_an_evaluation_pools_the_last_token(decoder):
+    from sentence_transformers import SentenceTransformer
+
+    expected = SentenceTransformer(str(decoder), device="cpu").encode(SPOKEN)
+    embedder = Embedder.load(decoder, device="cpu")
+    assert embedder.pooling == "lasttoken"
+    np.testing.assert_allclose(embedder.encode(SPOKEN), expected, atol=1e-5)

@@ -206,8 +206,13 @@ def test_an_unsupported_module_or_pooling_is_an_error(encoder_folder, tmp_path):
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     prompts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query"}
     edit(tmp_path / "config_sentence_transformers.json", **prompts)
-    with pytest.raises(SightlineError, match="prepends the prompt 'Query: ' to every sentence"):
-        Embedder.load(tmp_path)
+    from sentence_transformers import SentenceTransformer
+
+    prompted = Embedder.load(tmp_path, device="cpu")
+    assert prompted.prompt == "Query: "
+    assert prompted.count_cut(["a"]) == 0
+    expected = SentenceTransformer(str(tmp_path), device="cpu").encode(["a dog", "two"])
+    np.testing.assert_allclose(prompted.encode(["a dog", "two"]), expected, atol=1e-5)
     edit(tmp_path / "config_sentence_transformers.json", prompts={}, default_prompt_name=None)
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     with pytest.raises(SightlineError, match="sets max pooling"):

@@ -387,8 +387,8 @@ def test_missing_objects_and_unfit_phrases_are_named(features, tmp_path):
     for phrases, message in (
         (None, "make them with `sightline tokens --phrases`"),
         (tmp_path / "nowhere", "no phrase tokens here"),
-        (tmp_path / "other", "a different tokenizer or max_length"),
-        (tmp_path / "short", "a different tokenizer or max_length"),
+        (tmp_path / "other", "a different tokenizer, max_length or prompt"),
+        (tmp_path / "short", "a different tokenizer, max_length or prompt"),
         (tmp_path / "foreign", "has 1 phrases, but none for the"),
     ):
         with pytest.raises(SightlineError, match=message):
