@@ -26,18 +26,15 @@ $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-build-isolation --no-deps --require-hashes --requirement requirements-sam2.txt
 	@touch $(READY)
 
-# The demo and the study are projects in folders of their own: they leave params.yaml, dvc.lock and
-# the results of this clone alone. A project is these files, a params.yaml and DVC's settings.
-%/.dvc/config: $(READY)
-	@mkdir -p $*/.dvc
-	@ln -sfn $(addprefix ../,configs dvc.yaml pipeline sightline train) $*/
-	@ln -sfn ../../.dvc/plots $*/.dvc/plots
-	@cp .dvcignore $*/
-	@printf '[core]\n    analytics = false\n    no_scm = true\n' > $@
+# The demo and the studies are projects in folders of their own: they leave params.yaml, dvc.lock and
+# the results of this clone alone. A project is made once, and has the newest graph.
+%/dvc.yaml: dvc.yaml | $(READY)
+	@$(BIN)/sightline init $* > /dev/null
+	@cp dvc.yaml $@
 
 CONFIGURATIONS := $(wildcard configs/*.yaml configs/parts/*.yaml configs/parts/*/*.yaml)
 
-demo/params.yaml: $(CONFIGURATIONS) | demo/.dvc/config
+demo/params.yaml: $(CONFIGURATIONS) | demo/dvc.yaml
 	@cd demo && sightline configure scenes
 
 # `make study STUDY=margin` runs the study `margin` on scenes in study-margin/; some have a part for scenes
@@ -45,7 +42,7 @@ STUDY ?=
 STUDY_FOLDER := study$(addprefix -,$(STUDY))
 STUDY_PART := $(addprefix studies/,$(if $(wildcard configs/parts/studies/$(STUDY)-scenes.yaml),$(STUDY)-scenes,$(STUDY)))
 
-$(STUDY_FOLDER)/params.yaml: $(CONFIGURATIONS) | $(STUDY_FOLDER)/.dvc/config
+$(STUDY_FOLDER)/params.yaml: $(CONFIGURATIONS) | $(STUDY_FOLDER)/dvc.yaml
 	@cd $(STUDY_FOLDER) && sightline configure $(if $(STUDY),scenes three-seeds $(STUDY_PART),study)
 
 demo: demo/params.yaml ## Draw scenes, fill a cache, train on it, print how much grounding helped
@@ -62,7 +59,7 @@ study: $(STUDY_FOLDER)/params.yaml ## Run the demo with five seeds and all contr
 	@echo "Plots, parameters and where every feature came from: $(STUDY_FOLDER)/report/report.html"
 
 # real photographs: this clone's data/ (docs/papers.md), in a project of its own as well
-flickr/params.yaml: $(CONFIGURATIONS) | flickr/.dvc/config
+flickr/params.yaml: $(CONFIGURATIONS) | flickr/dvc.yaml
 	@mkdir -p flickr/data
 	@ln -sfn ../../data/raw ../../data/senteval flickr/data/
 	@cd flickr && sightline configure flickr8k

@@ -23,6 +23,7 @@ from train.evaluate.task import TASKS, task_class
 from train.objectives import OBJECTIVES, objective_class
 
 PAGES = {
+    "init": "start.md",
     "configure": "start.md",
     "prepare": "start.md#captions-and-splits",
     "extract": "start.md#without-dvc",

@@ -1,8 +1,9 @@
-"""configs/: files with parameter differences, and the complete params.yaml made from them.
+"""Configurations: files with parameter differences, and the params.yaml made from them.
 
 DVC reads every section of params.yaml that dvc.yaml references, so that file is always complete.
-A whole configuration is a file in configs/; a part, in configs/parts/, changes the one named before
-it. Each states what it `extends`, the keys to `remove` from that, and what differs.
+Sightline ships configurations, and a project may have its own in configs/; one of a shipped name
+takes its place. A part, in configs/parts/, changes the configuration named before it. Each states
+what it `extends`, the keys to `remove` from that, and what differs.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from pipeline.params import (
     trained_systems,
     validate_params,
 )
+from pipeline.shipped import CONFIGURATIONS, GRAPH
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.settings import field_help, unknown
 
 CONFIGS = Path("configs")
+"""A project's own configurations, beside those that come with Sightline."""
 
 _EXTENDS, _REMOVE = "extends", "remove"
 _PARTS = "parts"  # folder of what changes a configuration and is none alone
@@ -35,37 +38,33 @@ _MACHINE = "machine"
 
 
 def configurations(folder: Path = CONFIGS) -> dict[str, Path]:
-    """Name → file, for every whole configuration.
-
-    Raises:
-        ParamsError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise ParamsError(f"{folder}: no such folder; run this in the root of a clone of Sightline")
-    return _files(folder, "*.yaml")
+    """Name → file, for every whole configuration: shipped ones, and those of ``folder``."""
+    return _files((CONFIGURATIONS, folder), "*.yaml")
 
 
 def parts(folder: Path = CONFIGS) -> dict[str, Path]:
     """Name → file, for every part, such as `roberta` and `studies/margin`."""
-    return _files(folder / _PARTS, "**/*.yaml")
+    return _files((CONFIGURATIONS / _PARTS, folder / _PARTS), "**/*.yaml")
 
 
 def configuration(
-    *names: str, folder: Path = CONFIGS, graph_file: Path = GRAPH_FILE
+    *names: str, folder: Path = CONFIGS, graph_file: Path | None = None
 ) -> dict[str, Any]:
     """The complete, validated parameters of configurations, as in params.yaml.
 
     Args:
         names: a whole configuration and what changes it, merged in this order. The title of
             several is their names.
-        folder: folder of the configurations.
-        graph_file: dvc.yaml; all its systems get an entry, and there are no others.
+        folder: of the project's own configurations.
+        graph_file: dvc.yaml; all its systems get an entry, and there are no others. Default: that
+            of the current folder, else the shipped one.
 
     Raises:
         ParamsError: no such configuration (suggests the nearest), a part comes first, a file is
             not YAML, files extend each other in a cycle, a key to remove is in none of them, or
             the parameters are invalid.
     """
+    graph_file = graph_file or (GRAPH_FILE if GRAPH_FILE.is_file() else GRAPH)
     whole = configurations(folder)
     files = {**parts(folder), **whole}
     layers = _layers(names, files)
@@ -146,9 +145,15 @@ def first_line(path: Path) -> str:
         return file.readline().removeprefix("#").strip()
 
 
-def _files(folder: Path, pattern: str) -> dict[str, Path]:
-    paths = sorted(path for path in folder.glob(pattern) if path.is_file())
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+def _files(folders: Sequence[Path], pattern: str) -> dict[str, Path]:
+    """Name → file, of all folders; those of later ones win."""
+    files = {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for folder in folders
+        for path in folder.glob(pattern)
+        if path.is_file()
+    }
+    return dict(sorted(files.items(), key=lambda item: f"{item[0]}.yaml"))
 
 
 def _layers(

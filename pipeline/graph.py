@@ -74,6 +74,11 @@ def task_code_file(task: str) -> Path:
     return CODE / "tasks" / f"{task}.json"
 
 
+def dataset_code_file(kind: str) -> Path:
+    """Digests of the source code that draws data sets of a kind."""
+    return CODE / "datasets" / f"{kind}.json"
+
+
 def evaluation_file(task: str) -> Path:
     """What an evaluation task measures, with the digests of its data."""
     return Path("data/evaluation") / f"{task}.json"

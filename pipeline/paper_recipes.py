@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import graph
-from pipeline.configure import CONFIGS, configuration
-from pipeline.params import GRAPH_FILE, Params, validate_params
+from pipeline.configure import configuration
+from pipeline.params import Params, validate_params
 from train.report.published import Entry
 
 if TYPE_CHECKING:
@@ -26,15 +25,12 @@ class Recipes:
     """
 
     def __init__(self) -> None:
-        in_project = CONFIGS.is_dir()
-        root = Path() if in_project else Path(__file__).parents[1]
-        self._configs, self._graph_file = root / CONFIGS, root / GRAPH_FILE
         self._params: dict[str, Params] = {}
 
     def params(self, name: str) -> Params:
-        """A configuration of this folder, or else of the clone that Sightline runs from."""
+        """A configuration of this project, or one that comes with Sightline."""
         if name not in self._params:
-            values = configuration(*name.split(), folder=self._configs, graph_file=self._graph_file)
+            values = configuration(*name.split())
             self._params[name] = validate_params(values, name)
         return self._params[name]
 

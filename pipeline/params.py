@@ -401,9 +401,9 @@ def load_params(path: Path | str = FILE_NAME) -> Params:
     path = Path(path)
     if not path.is_file():
         raise ParamsError(
-            f"{path}: no such file; stages read it from the root of a Sightline repository. "
-            "Change to that folder, or use the commands with explicit paths "
-            "(`sightline --help`)."
+            f"{path}: no such file; stages read it in the folder of a project. Change to that "
+            "folder, make one with `sightline init FOLDER`, or use the commands with explicit "
+            "paths (`sightline --help`)."
         )
     return validate_params(read_yaml(path), str(path), path.parent / GRAPH_FILE)
 

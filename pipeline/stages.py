@@ -51,9 +51,9 @@ def load_here(options: Machine = Machine()) -> Params:  # noqa: B008  (frozen)
     params = load_params()
     if not Path(".dvc").is_dir():
         raise ParamsError(
-            f"{Path.cwd()}: not a DVC repository (no .dvc here). Run stages in the root of a clone "
-            "of Sightline, or create one with `git init && dvc init`; the other commands work "
-            "anywhere (`sightline --help`)."
+            f"{Path.cwd()}: not a DVC repository (no .dvc here). Run stages in the folder of a "
+            "project, which `sightline init FOLDER` makes; the other commands work anywhere "
+            "(`sightline --help`)."
         )
     machine = params.machine.among(visible_gpus()) if JOBS in os.environ else params.machine
     replaced = {*options.model_fields_set}
@@ -168,7 +168,13 @@ def phrase_tokens(params: Params, dataset: str) -> str:
 
 def code(params: Params) -> str:
     """Write digests of the source files behind each system and task; returns a one-line summary."""
-    from train.code_digest import CODE_SCHEMA, code_of, code_of_task, objectives_of
+    from train.code_digest import (
+        CODE_SCHEMA,
+        code_of,
+        code_of_package,
+        code_of_task,
+        objectives_of,
+    )
 
     systems = 0
     for name, system in params.systems.items():
@@ -184,6 +190,10 @@ def code(params: Params) -> str:
     for name, entry in tasks.items():
         body = {"schema": CODE_SCHEMA, "task": name, "code": code_of_task(entry.task or name)}
         _write_json(graph.task_code_file(name), body)
+    drawn = {source.kind: source.drawn_by for source in params.datasets.values() if source.drawn_by}
+    for kind, package in drawn.items():
+        body = {"schema": CODE_SCHEMA, "kind": kind, "modules": code_of_package(package)}
+        _write_json(graph.dataset_code_file(kind), body)
     return f"{graph.CODE}: {counted(systems, 'system')}, {counted(len(tasks), 'task')}"
 
 

@@ -66,7 +66,10 @@ def test_shown_commands_and_options_exist(command):
     check_command(command)
 
 
-OF_OTHERS = {"--help", "--output_format", "--local", "--framework", "--mode"}
+OF_OTHERS = {
+    *("--help", "--output_format", "--local", "--framework", "--mode"),
+    *("--no-scm", "--subdir", "--quiet", "--show-toplevel"),
+}
 """Options of other programs, and that of all commands."""
 
 

@@ -139,7 +139,7 @@ READ = {
     "make the tokens of their data set too": "a package of others",
     "`{}` of what it makes": "no remedy",
     "Why `sightline repro` cannot run here": "no message",
-    "create one with `git init && dvc init`": "a repository of DVC",
+    "project, which `sightline init FOLDER` makes": "tests/pipeline/test_init.py makes one",
     "fix or remove these files": "whatever damaged them",
     "a decode process died": "memory that runs out",
     "torch.compile failed": "a compiler",

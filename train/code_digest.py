@@ -119,6 +119,11 @@ def code_of_task(name: str) -> str:
     return digest({module: _digest(module) for module in modules})
 
 
+def code_of_package(package: str) -> dict[str, str]:
+    """Module → digest of its syntax tree, of all modules of a package of ours."""
+    return {module: _digest(module) for module in _modules_of(package)}
+
+
 def _digests_of_losses(names: set[str]) -> dict[str, str]:
     """Digests of these definitions of `train.losses` and of all that they name in turn."""
     body, imports = dict[str, ast.AST](), dict[str, ast.AST]()
@@ -171,11 +176,17 @@ def _is_docstring(node: object) -> bool:
 def _with_its_package(module: str) -> list[str]:
     """``module``; of another package, all modules of that package."""
     top = module.partition(".")[0]
-    spec = None if top == "train" else importlib.util.find_spec(top)
-    modules = {module}
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in Path(root).rglob("*.py"):
-            parts = (top, *file.relative_to(root).with_suffix("").parts)
+    return sorted({module, *(() if top == "train" else _modules_of(top))})
+
+
+def _modules_of(package: str) -> list[str]:
+    """``package`` and all modules in its folder, sorted."""
+    top, *below = package.split(".")
+    spec, modules = importlib.util.find_spec(top), set[str]()
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        root = Path(folder, *below)
+        for file in root.rglob("*.py"):
+            parts = (package, *file.relative_to(root).with_suffix("").parts)
             modules.add(".".join(parts[:-1] if file.name == "__init__.py" else parts))
     return sorted(modules)
 

@@ -65,7 +65,7 @@ class Embedder:
         if self.pooling == "pooler" and getattr(model, "pooler", None) is None:
             raise SightlineError(
                 f"pooling 'pooler' was requested, but this {model.config.model_type} encoder has "
-                "no pooler weights; use cls, mean or first_last_mean"
+                "no pooler weights; use cls, mean, lasttoken or first_last_mean"
             )
         self.model = model
         self.tokenizer = tokenizer

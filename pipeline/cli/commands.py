@@ -22,6 +22,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
+    "init": Entry("init:init", "Make a project, in which the graph runs."),
     "configure": Entry(
         "configure:configure",
         "Write params.yaml, the parameters of `dvc repro`, from configurations.",

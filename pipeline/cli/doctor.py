@@ -54,7 +54,7 @@ def doctor(as_json: JSON = False) -> None:
         return
     for name, value in report.items():
         if isinstance(value, bool):
-            value = "yes" if value else "no (run in the root of a clone)"
+            value = "yes" if value else "no (not the folder of a project)"
         several = value if isinstance(value, (list, dict)) else None
         print(f"{name:24} {'' if several else value or 'none'}".rstrip())
         for entry in several or ():

@@ -47,7 +47,7 @@ MODELS = Annotated[
 ]
 POOLING = Annotated[
     str | None,
-    typer.Option(help="cls, pooler, mean or first_last_mean; default: from the folder."),
+    typer.Option(help="cls, pooler, mean, lasttoken or first_last_mean; default: from the folder."),
 ]
 SET = Annotated[
     list[str],

@@ -80,6 +80,8 @@ class Source(FamilySettings):
         example: a command that prepares such a data set, for its help.
         licence: what is known about the data's licence; shown by `sightline cache info`.
         writes: files that `prepare` writes, so that a clash is found before the work starts.
+        drawn_by: the package of ours that draws the data; a data set of the graph then has the
+            digest of its code as its source (the stage `code` writes it). Empty: it has a source.
         kind: name in the registry.
         source: folder (or file) that the data set comes from; its other paths are relative to it.
     """
@@ -105,6 +107,7 @@ class Source(FamilySettings):
     example: ClassVar[str] = ""
     licence: ClassVar[str] = LICENCE_UNKNOWN
     writes: ClassVar[tuple[str, ...]] = MANIFESTS
+    drawn_by: ClassVar[str] = ""
 
     kind: str
     source: Path = Path()

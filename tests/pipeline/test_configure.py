@@ -259,11 +259,11 @@ def test_what_a_composition_lacks_is_no_typo(folder, monkeypatch):
     assert all(each.keys() == set(systems(Path("dvc.yaml"))) for each in composed)
 
 
-def test_an_unknown_name_and_a_missing_folder(folder, run):
+def test_an_unknown_name_and_a_project_without_configurations_of_its_own(folder, run):
     assert "did you mean 'flickr30k'" in run("flikr30k")[1]
     assert "did you mean 'studies/margin'" in run("flickr30k", "studies/margn")[1]
     shutil.rmtree(folder)
-    assert "configs: no such folder; run this in the root of a clone" in run("scenes")[1]
+    assert run("scenes") == (0, "params.yaml: scenes\n")
 
 
 def test_the_file_is_complete_and_edits_are_kept_without_overwrite(run):

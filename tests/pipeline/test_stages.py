@@ -164,7 +164,7 @@ def test_a_stage_outside_a_dvc_repository(monkeypatch, fails, tmp_path):
     (tmp_path / "params.yaml").write_text(demo_params_text())
     err = fails("stage", "prepare", "scenes")
     assert "not a DVC repository" in err
-    assert "dvc init" in err
+    assert "`sightline init FOLDER` makes" in err
 
 
 def test_a_run_is_trained_where_only_what_it_needs_was_pulled(graph, says):

@@ -33,6 +33,7 @@ class ScenesSource(Source):
         student_hidden: its hidden size, a multiple of its 4 attention heads.
     """
 
+    drawn_by: ClassVar[str] = "pipeline.datasets.scenes"
     example: ClassVar[str] = "sightline prepare scenes --set scenes=200 --out data/scenes"
     licence: ClassVar[str] = "drawn by Sightline itself; no rights of others"
     writes: ClassVar[tuple[str, ...]] = (

@@ -1,0 +1,43 @@
+"""`sightline init`: a folder in which the graph runs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Of the project, such as `.`; made if need be.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIGURATION]...",
+            help="A configuration and parts that change it (`sightline configure` lists them); "
+            "default: scenes, the demo.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Make a project: dvc.yaml, params.yaml, DVC's settings and a folder for data.
+
+    What is there is kept.
+
+    Example: sightline init mine own
+    """
+    from pipeline.new_project import make_project
+
+    project = make_project(folder, names or ["scenes"])
+    if project.made:
+        print(f"{folder}: made {', '.join(project.made)}")
+    if project.kept:
+        print(f"{folder}: kept {', '.join(project.kept)}")
+    if project.outdated:
+        print(
+            f"{folder}: dvc.yaml is not that of this version of Sightline; move it away and run "
+            "this again for the new one"
+        )
+    place = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    print(f"Next: put your data where data/README.md says, then {place}sightline repro report")

@@ -1,0 +1,137 @@
+"""A project: a folder with dvc.yaml, params.yaml and DVC's settings, anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.configure import configuration, to_yaml
+from pipeline.params import FILE_NAME, GRAPH_FILE
+from pipeline.shipped import GRAPH, PLOT
+from sightline.atomic_files import write_bytes
+from sightline.errors import SightlineError
+from sightline.optional_imports import require
+
+_IGNORED = """\
+# what the graph makes, which DVC keeps, and what it is made of
+/data/*
+!/data/README.md
+/runs/
+/results/
+/report/
+*.tmp
+"""
+_DATA = """\
+# What lies where
+
+You put here:
+
+- `raw/`: photographs, captions and sentences as you have them;
+- `senteval/`: SentEval's folder `downstream`, for dev scores and evaluation.
+
+The graph makes:
+
+- `datasets/`: manifests of images, captions and sentences (`prepare`);
+- `features/`: rows of frozen models (`image-features`, `text-features`, `teachers` and others);
+- `objects/` and `cutouts/`: phrases with boxes and masks, and what is cut out (`ground`);
+- `tokens/` and `phrase-tokens/`: texts as the student reads them;
+- `code/` and `evaluation/`: digests of the code and data that scores are of.
+
+`runs/`, `results/` and `report/` beside this folder hold what is trained, scored and shown.
+"""
+
+
+@dataclass
+class NewProject:
+    """What `make_project` did.
+
+    Attributes:
+        made: files that were written, in order.
+        kept: files that were there.
+        outdated: dvc.yaml is there, and is not that of this version of Sightline.
+    """
+
+    made: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    outdated: bool = False
+
+
+def make_project(folder: Path, names: Sequence[str]) -> NewProject:
+    """Make ``folder`` a project; what is there is kept, so a second time nothing changes.
+
+    In a Git repository that does not ignore the folder DVC's settings are committed with it; else
+    DVC works without Git.
+
+    Args:
+        names: of the configuration and its parts, see `configuration`.
+
+    Raises:
+        SightlineError: DVC is not installed, there is no such configuration, or the folder is a
+            file.
+    """
+    require("dvc", "a project")
+    params = to_yaml(configuration(*names, graph_file=GRAPH), names)
+    if folder.exists() and not folder.is_dir():
+        raise SightlineError(f"{folder}: a file; give a folder for the project")
+    folder.mkdir(parents=True, exist_ok=True)
+    project = NewProject()
+    _initialise_dvc(folder, project)
+    graph = GRAPH.read_text(encoding="utf-8")
+    for name, text in {
+        ".dvc/plots/curves.json": PLOT.read_text(encoding="utf-8"),
+        ".gitignore": _IGNORED,
+        str(GRAPH_FILE): graph,
+        FILE_NAME: params,
+        "data/README.md": _DATA,
+    }.items():
+        _write(folder, name, text, project)
+    project.outdated = (folder / GRAPH_FILE).read_text(encoding="utf-8") != graph
+    return project
+
+
+def _initialise_dvc(folder: Path, project: NewProject) -> None:
+    """Make DVC's own files, unless the folder has them."""
+    config = ".dvc/config"
+    if (folder / ".dvc").is_dir():
+        project.kept.append(config)
+        return
+    root = _git_root(folder)
+    flag = "--no-scm" if root is None else "--subdir" if root != folder.resolve() else "--quiet"
+    command = [sys.executable, "-P", "-m", "dvc", "init", "--quiet", flag]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().removeprefix("ERROR: ").partition("\n")[0]
+        raise SightlineError(f"{folder}: DVC cannot be set up here: {reason}")
+    with (folder / config).open("a", encoding="utf-8") as file:
+        file.write("" if root is None else "[core]\n")
+        file.write("    analytics = false\n")
+    project.made.append(config)
+
+
+def _git_root(folder: Path) -> Path | None:
+    """The root of the Git repository that ``folder`` would be committed to; None without one."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=False
+        )
+
+    try:
+        found = git("rev-parse", "--show-toplevel")
+        if found.returncode or git("check-ignore", "-q", ".").returncode == 0:
+            return None
+    except FileNotFoundError:
+        return None
+    return Path(found.stdout.rstrip("\n")).resolve()
+
+
+def _write(folder: Path, name: str, text: str, project: NewProject) -> None:
+    if (folder / name).exists():
+        project.kept.append(name)
+        return
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / name, text.encode())
+    project.made.append(name)
