@@ -98,7 +98,7 @@ class _Run:
         self._running: dict[str, int] = {}  # name → index of its job
         self._done: set[str] = set()
         self._failed: dict[str, str] = {}
-        self._ran = 0
+        self._seconds: dict[str, float] = {}  # of what ran
         self._ended: SimpleQueue[tuple[str, int, float]] = SimpleQueue()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._starting, self._stopped = Lock(), False
@@ -128,10 +128,13 @@ class _Run:
                 raise
         if self._failed:
             raise SightlineError(self._what_failed())
-        count, same = self._ran, len(self._done) - self._ran
+        count, same = len(self._seconds), len(self._done) - len(self._seconds)
         seconds = time.monotonic() - began
-        ran = f"{counted(count, 'stage')} done in {seconds:,.0f} s, {same} up to date"
-        print(ran if count else f"nothing to do: {counted(same, 'stage')} up to date")
+        if not count:
+            print(f"nothing to do: {counted(same, 'stage')} up to date")
+            return
+        print(f"{counted(count, 'stage')} done in {seconds:,.0f} s, {same} up to date")
+        print(f"most of the time: {_longest(self._seconds)}")
 
     def _start_what_is_ready(self) -> None:
         project = self._project
@@ -200,13 +203,13 @@ class _Run:
         if status:
             self._fail(name, f"failed after {seconds:,.0f} s ({_ending(status)})")
             return
-        self._ran += 1
+        self._seconds[name] = seconds
         self._done.add(name)
         self._lines.done(name, f"done in {seconds:,.0f} s")
 
     def _fail(self, name: str, how: str) -> None:
-        self._failed[name] = how
-        self._lines.failed(name, how)
+        reason = self._lines.failed(name, how)
+        self._failed[name] = f"{how}\n  {reason}" if reason else how
 
     def _stop(self, number: int) -> None:
         """Signal all processes of the running stages, so that each can save.
@@ -231,6 +234,18 @@ class _Run:
         if held := [name for name in self._project.stages if name in self._waiting]:
             lines.append(f"not tried, since they need what failed: {', '.join(held)}")
         return "\n".join([*lines, "what is done is kept; rerun the same command"])
+
+
+def _longest(seconds: Mapping[str, float], count: int = 3) -> str:
+    """The stages that took longest, all of one kind together: ``train-mcse (5) 40 s``."""
+    of_kind: dict[str, list[float]] = {}
+    for name, took in seconds.items():
+        of_kind.setdefault(name.partition("@")[0], []).append(took)
+    longest = sorted(of_kind.items(), key=lambda item: -sum(item[1]))[:count]
+    return ", ".join(
+        f"{kind}{f' ({len(took)})' if len(took) > 1 else ''} {sum(took):,.0f} s"
+        for kind, took in longest
+    )
 
 
 def _ending(status: int) -> str:
@@ -284,12 +299,18 @@ class _Lines:
             last = self._last.pop(name)
             self._print(f"{name}: {how}" + (f": {last[-1]}" if self._live and last else ""))
 
-    def failed(self, name: str, how: str) -> None:
-        """A stage has failed; on a terminal its last lines have not been seen together yet."""
+    def failed(self, name: str, how: str) -> str:
+        """A stage has failed; on a terminal its last lines have not been seen together yet.
+
+        Returns:
+            The last line that says why, which may have scrolled past; empty without one.
+        """
         with self._lock:
-            for line in self._last.pop(name, ()) if self._live else ():
+            last = self._last.pop(name, deque())
+            for line in last if self._live else ():
                 self._print(f"{name}: {line}")
             self._print(f"{name}: {how}")
+        return next((line for line in reversed(last) if line.startswith("error: ")), "")
 
     def _print(self, line: str) -> None:
         if self._live is None:
