@@ -35,6 +35,27 @@ def explain(error: ValidationError, where: str = "") -> list[str]:
     return [": ".join(filter(None, parts)) for parts in zip(places, messages, strict=True)]
 
 
+_SHOWN = 10
+"""Names that an error lists; of more only the nearest."""
+
+
+def listed(name: str, choices: Iterable[object], every: str = "") -> str:
+    """``choices`` in words: all of a few, or the nearest to ``name`` and how many others there are.
+
+    Args:
+        every: what shows all, such as a command.
+    """
+    available = sorted(map(str, choices))
+    if len(available) <= 2 * _SHOWN:
+        return ", ".join(available) or "none"
+    lowered = {choice.lower(): choice for choice in available}
+    near = difflib.get_close_matches(name.lower(), lowered, n=_SHOWN, cutoff=0.0)
+    shows = f"; {every} lists all" if every else ""
+    return (
+        f"{', '.join(lowered[each] for each in near)} and {len(available) - len(near)} more{shows}"
+    )
+
+
 def unknown(name: str, choices: Iterable[object], kind: str) -> str:
     """``unknown key 'batchsize'; did you mean 'batch_size'? (available: …)``."""
     if message := removed(f"{kind} {name}"):
@@ -42,7 +63,7 @@ def unknown(name: str, choices: Iterable[object], kind: str) -> str:
     available = sorted(str(name_of) for name_of in choices)
     near = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r}{guess} (available: {', '.join(available) or 'none'})"
+    return f"unknown {kind} {name!r}{guess} (available: {listed(name, available)})"
 
 
 class Settings(BaseModel):

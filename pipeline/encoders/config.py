@@ -15,7 +15,7 @@ from pipeline.encoders.preprocessing import Interpolation
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.pooling import Pooling
-from sightline.settings import FamilySettings, Registry, explain
+from sightline.settings import FamilySettings, Registry, explain, listed
 
 if TYPE_CHECKING:
     import torch
@@ -348,9 +348,10 @@ def _family_of(name: str, kind: EncoderKind) -> str:
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.4)
     guess = f" (did you mean {lowered[near[0]]}?)" if near else ""
     resnets = f"torchvision: {', '.join(RESNETS)}; " if kind == "image" else ""
+    of_open_clip = listed(name, models, "open_clip.list_models() in Python")
     raise SightlineError(
         f"unknown {kind} encoder {name!r}{guess}. Available: {resnets}"
-        f"open_clip: {', '.join(models)}; or the path of an open_clip model config (JSON) or of "
+        f"open_clip: {of_open_clip}; or the path of an open_clip model config (JSON) or of "
         f"a folder with {OPEN_CLIP_FILE}, or FAMILY:MODEL with a family of "
         f"{', '.join(EncoderConfig.families)}"
     )

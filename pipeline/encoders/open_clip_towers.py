@@ -26,7 +26,7 @@ from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.pretrained import Pretrained, from_hub, quiet, reaching
 from sightline.sentence_transformers_folder import tokenizer_sha256
-from sightline.settings import explain
+from sightline.settings import explain, listed
 from sightline.user_files import OBJECT, read_json
 
 open_clip: Any = require("open_clip", "this encoder")
@@ -154,9 +154,11 @@ def _towers(
         name = config.model.replace("/", "-")
         architecture = open_clip.get_model_config(name)
         if architecture is None:
+            every = "open_clip.list_models() in Python"
             raise SightlineError(
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config, "
-                f"a folder with {OPEN_CLIP_FILE} or one of {', '.join(open_clip.list_models())}"
+                f"a folder with {OPEN_CLIP_FILE} or one of "
+                f"{listed(config.model, open_clip.list_models(), every)}"
             )
     text = _text_config(architecture, config.model, path)
     if path is not None:

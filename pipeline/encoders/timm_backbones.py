@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from pipeline.encoders.weights import (
 from sightline.errors import SightlineError, first_lines
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet
+from sightline.settings import listed
 
 timm: Any = require("timm", "this encoder")
 
@@ -88,11 +88,8 @@ def _unknown(name: str) -> SightlineError:
             f"{name}: give timm's model and tag apart: the model {base!r} with weights "
             f"'pretrained:{tag}'"
         )
-    near = difflib.get_close_matches(name, timm.list_models(), n=10, cutoff=0.4)
-    nearest = f"; nearest: {', '.join(near)}" if near else ""
-    return SightlineError(
-        f"unknown timm model {name!r}{nearest}; timm.list_models() in Python lists all"
-    )
+    models = listed(name, timm.list_models(), "timm.list_models() in Python")
+    return SightlineError(f"unknown timm model {name!r}; there are {models}")
 
 
 def _published(name: str, tag: str) -> tuple[Any, str]:

@@ -150,7 +150,7 @@ def test_published_weights_have_a_tag_and_a_commit(tmp_path, monkeypatch):
             "pretrained",
             "the model 'resnet18' with weights 'pretrained:a1_in1k'",
         ),
-        ("resnet81", "random:0", r"nearest: .*resnet18.*; timm.list_models\(\)"),
+        ("resnet81", "random:0", r"there are resnet18, .* more; timm.list_models\(\)"),
         ("resnet18", "pretrained", "needs the tag of its weights; use pretrained: .*a1_in1k"),
         ("botnet50ts_256", "pretrained", "has no published weights; use file:PATH or random:SEED"),
         ("resnet18", "pretrained:no", "has no weights 'no'; use pretrained: .*a1_in1k"),

@@ -138,6 +138,11 @@ def test_bad_parameters_are_one_clear_error(name, change, message):
 
 def test_nothing_to_choose_from():
     assert unknown("a", [], "run") == "unknown run 'a' (available: none)"
+    many = [f"run-{n}" for n in range(150)]
+    said = unknown("run-33", many, "run")
+    assert said.startswith("unknown run 'run-33'; did you mean 'run-33'? (available: run-33, run-")
+    assert said.endswith(" and 140 more)")
+    assert said.count("run-") == 12
 
 
 # ---- heads and features -------------------------------------------------------------------------
