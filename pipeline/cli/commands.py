@@ -22,7 +22,10 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "init": Entry("init:init", "Make a project, in which the graph runs."),
+    "init": Entry(
+        "init:init",
+        "Make a project: dvc.yaml, params.yaml, DVC's settings and a folder for data.",
+    ),
     "configure": Entry(
         "configure:configure",
         "Write params.yaml, the parameters of `dvc repro`, from configurations.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from sightline.cache import (
     keys_of_texts,
 )
 from sightline.cache.record import FILE_NAME, TABLE_KINDS, TableSpec
-from sightline.cache.sets import open_tables
+from sightline.cache.sets import described, open_tables
 from sightline.cache.tables import ROWS_OF
 from sightline.digest import digest
 
@@ -48,7 +48,7 @@ SPEC = FeatureSpec(
 )
 HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
 SPANS = PhraseTokenHeader("tiny", "0" * 64, max_length=8, phrases=60, dropped={"cut": 20})
-_HEADERS = {"tokens": asdict(HEADER), "phrase-tokens": asdict(SPANS)}
+_HEADERS = {"tokens": described(HEADER), "phrase-tokens": described(SPANS)}
 SPECS: dict[str, Any] = {
     "image": SPEC,
     **{k: TableSpec(kind=k, description=_HEADERS.get(k, {"made": "here"})) for k in TABLE_KINDS},

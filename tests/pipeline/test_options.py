@@ -182,7 +182,7 @@ TEXT = "extract text --data texts.txt --encoder ViT-B-32 --out y --weights "
             1,
             "(did you mean resnet50?). Available: torchvision: resn",
         ),
-        (EXTRACT + "--encoder resnet5", 1, " ViT-B-32,"),
+        (EXTRACT + "--encoder resnet5", 1, "more; open_clip.list_models() in Python lists all"),
         (EXTRACT, 1, "no images in this folder"),
         (EXTRACT + "--data x", 1, "x: no such folder of images, nor a prepared data set"),
         (TEXT + "lucky:7", 1, "random:SEED"),

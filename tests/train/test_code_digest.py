@@ -114,6 +114,7 @@ EXEMPT = {
             "sightline.arrow_files",
             *("sightline.progress", "sightline.wording"),
             *("sightline.removed", "sightline.out_of_memory", "sightline.plugins"),
+            "sightline.optional_imports",
         ],
         "files, messages and imports",
     ),
