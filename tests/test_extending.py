@@ -18,6 +18,7 @@ import torch
 import yaml
 from command_line import sightline
 from demo_params import demo_params
+from installed_package import forget, install
 from PIL import Image
 from shown_commands import ROOT, shown_commands
 from tiny_encoder import make_encoder
@@ -32,7 +33,6 @@ from sightline.cache import EncoderRecord, FeatureSet, key_of_file, verify
 from sightline.cache.groundings import read_phrases
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
-from sightline.settings import Registry
 from train.evaluate.task import TASKS
 from train.objectives import OBJECTIVES, make_objective
 
@@ -64,33 +64,15 @@ def merged(base: Any, more: Any) -> Any:
     return {**base, **{key: merged(base.get(key), value) for key, value in more.items()}}
 
 
-def install(site: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
-    """Write the metadata of an installed package."""
-    folder = site / f"{name}-0.1.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
-    lines = []
-    for group, of_group in points.items():
-        lines += [f"[{group}]", *(f"{key} = {place}" for key, place in of_group.items())]
-    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
-
-
-def forget(registries: Mapping[str, Registry]) -> None:
-    for registry in registries.values():
-        vars(registry).pop("places", None)
-
-
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder of installed packages, empty at first."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     yield folder
-    forget(REGISTRIES)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "lamplight"]:
-        del sys.modules[name]
+    forget(REGISTRIES.values(), "lamplight")
 
 
 @pytest.fixture
@@ -334,7 +316,7 @@ def test_two_packages_with_one_name_are_one_error(site, group):
     registry = REGISTRIES[group]
     install(site, "first", {group: {"mine": "first.a:A"}})
     assert registry.places["mine"] == "first.a:A"
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     install(site, "second", {group: {"mine": "second.b:B"}})
     with pytest.raises(SightlineError, match="has the same name as") as caught:
         list(registry)
@@ -345,7 +327,7 @@ def test_two_packages_with_one_name_are_one_error(site, group):
 @pytest.mark.parametrize("group", REGISTRIES)
 def test_a_builtin_name_cannot_be_reused(site, group):
     ours = next(iter(REGISTRIES[group].places))
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     install(site, "thief", {group: {ours: "thief:Thing"}})
     with pytest.raises(SightlineError, match=f"thief: its entry point {group}:{ours}.*Sightline"):
         list(REGISTRIES[group])
@@ -365,7 +347,7 @@ def test_an_entry_point_that_cannot_be_used_is_one_error(site, clone, capsys, na
     (site / "broken.py").write_text("raise RuntimeError('out of order')\n")
     (site / "plain.py").write_text("Y = 3\n")
     install(site, "other", {group: {name: place} for group in REGISTRIES})
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     params = (clone / "params.yaml").read_text()
     for wrong in (
         ("kind: sidecar", f"kind: {name}"),
@@ -399,7 +381,7 @@ class Unfinished(Source):
 def test_a_class_without_its_method_is_one_error(site, clone, capsys):
     (site / "unfinished.py").write_text(UNFINISHED)
     install(site, "other", {"sightline.datasets": {"unfinished": "unfinished:Unfinished"}})
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     said = refused(capsys, "prepare", "unfinished", "--out", "out")
     assert (
         "'unfinished' (unfinished:Unfinished, entry point of sightline.datasets): lacks pre" in said

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from command_line import sightline
-from test_extending import forget, install, ran, refused
+from installed_package import forget, install
+from test_extending import ran, refused
 from tiny_encoder import make_encoder
 
 from pipeline.encoders.config import EncoderConfig
@@ -125,10 +126,9 @@ def hearing(tmp_path, monkeypatch):
     install(site, "hearing", POINTS)
     (site / "hearing.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(site)
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     yield site
-    forget(REGISTRIES)
-    sys.modules.pop("hearing", None)
+    forget(REGISTRIES.values(), "hearing")
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_kind_of_another_package_goes_through_every_command(album, capsys):
 def test_a_set_whose_package_is_absent_is_still_kept_in_order(album, hearing, capsys):
     ran(capsys, *AUDIO[:-1])
     shutil.rmtree(hearing)
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     sys.modules.pop("hearing")
     importlib.invalidate_caches()
     assert known_kind("audio") is None
@@ -230,7 +230,7 @@ def test_a_kind_whose_function_is_missing_is_one_error(album, hearing, capsys):
     source = (hearing / "hearing.py").read_text()
     (hearing / "hearing.py").write_text(source.replace("hearing:read_clips", "hearing:gone"))
     sys.modules.pop("hearing", None)
-    forget(REGISTRIES)
+    forget(REGISTRIES.values())
     said = refused(capsys, *AUDIO[:-1])
     assert "features of kind 'audio' need hearing:gone, which cannot be imported" in said
 

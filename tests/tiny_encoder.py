@@ -1,4 +1,4 @@
-"""A two-layer encoder of fixed random weights with a word-level tokenizer, for tests."""
+"""Two-layer models of fixed random weights, an encoder with its tokenizer and a decoder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from transformers import (
     BertConfig,
     BertModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3Model,
     RobertaConfig,
     RobertaModel,
 )
@@ -53,3 +55,22 @@ def make_encoder(kind: str = "bert", positions: int = 40, lower: bool = True):
         else:
             model = BertModel(BertConfig(**shape))
     return model, tokenizer
+
+
+def make_decoder(tokens: int, hidden: int) -> Qwen3Model:
+    """A Qwen3 of two layers with spread weights, for a vocabulary of so many ``tokens``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Qwen3Model(
+            Qwen3Config(
+                vocab_size=tokens,
+                hidden_size=hidden,
+                intermediate_size=2 * hidden,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                head_dim=hidden // 2,
+                max_position_embeddings=64,
+                initializer_range=0.3,
+            )
+        )

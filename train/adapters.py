@@ -10,7 +10,6 @@ from sightline.errors import SightlineError
 from sightline.optional_imports import require
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
     from train.run_spec import StudentConfig
@@ -24,9 +23,13 @@ def add_adapters(encoder: PreTrainedModel, config: StudentConfig) -> None:
     """
     require("peft", "lora_rank")
     from peft import LoraConfig, inject_adapter_in_model
+    from torch import nn
 
     assert config.lora_rank is not None
-    linear = sorted({name.rsplit(".", 1)[-1] for name in _linear_layers(encoder)})
+    layers = encoder.named_modules()
+    linear = sorted(
+        {name.rpartition(".")[2] for name, each in layers if isinstance(each, nn.Linear)}
+    )
     if unknown := [name for name in config.lora_modules if name not in linear]:
         raise SightlineError(
             f"{config.model}: lora_modules names {', '.join(unknown)}, but the linear layers of "
@@ -56,13 +59,4 @@ def merged(encoder: PreTrainedModel) -> PreTrainedModel:
             module.merge(safe_merge=True)
             parent, _, own = name.rpartition(".")
             setattr(whole.get_submodule(parent), own, module.get_base_layer())
-    if hasattr(whole, "peft_config"):
-        del whole.peft_config
-    whole._hf_peft_config_loaded = False
     return whole.requires_grad_(True)
-
-
-def _linear_layers(encoder: nn.Module) -> list[str]:
-    from torch import nn
-
-    return [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]

@@ -69,8 +69,7 @@ def code_of(objectives: Iterable[str]) -> dict[str, str]:
     """Module or loss → digest of its syntax tree, of all that trains these objectives.
 
     Of another package's objective that is its whole package, what of Sightline this imports, and
-    every package that it imports and that lies in no installed library: what is installed is known
-    by its version.
+    every package that it imports, unless that is installed.
 
     Raises:
         SightlineError: an objective is unknown, or its source is missing or not valid Python.
@@ -88,7 +87,7 @@ def code_of(objectives: Iterable[str]) -> dict[str, str]:
                 found = {package}
             elif _is_somebodys(package):
                 found = {*_with_its_package(package)}
-            elif _is_somebodys(importer) and _is_ours(package):
+            elif _is_ours(package) and not _is_ours(importer):
                 modules.add(package)  # without what that imports in turn
             left += found - modules
             modules |= found

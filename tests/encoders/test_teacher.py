@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_encoder import make_encoder
+from tiny_encoder import make_decoder, make_encoder
 from tiny_models import bert_folder
 from torch.nn.functional import normalize
-from transformers import AutoModel, AutoTokenizer, Qwen3Config, Qwen3Model
+from transformers import AutoModel, AutoTokenizer
 
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.transformers_text import bucket
@@ -185,23 +185,10 @@ def decoder(tmp_path_factory) -> Path:
     tokenizer = make_encoder()[1]
     tokenizer.padding_side = "left"
     tokenizer.model_max_length = 24
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-        )
-        Qwen3Model(config).save_pretrained(place / "bare")
+    make_decoder(len(tokenizer), 32).save_pretrained(place / "bare")
     tokenizer.save_pretrained(place / "bare")
     transformer = Transformer(str(place / "bare"))
-    pooling = Pooling(config.hidden_size, pooling_mode="lasttoken")
+    pooling = Pooling(32, pooling_mode="lasttoken")
     whole = SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
     whole.prompts = {"query": QUERY, "document": ""}
     whole.save(str(place / "whole"))

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from command_line import sightline
 
+from pipeline import graph
 from pipeline.configure import configuration, configurations
 from pipeline.shipped import CONFIGURATIONS, GRAPH
 
@@ -55,6 +56,11 @@ def test_a_new_folder_becomes_a_project(tmp_path, capsys):
     assert sightline("init", folder) == 0
     assert "made" not in capsys.readouterr().out
     assert state(folder) == before
+
+
+def test_scenes_depend_on_the_digest_of_what_draws_them():
+    for source in configuration("scenes")["datasets"].values():
+        assert source["source"] == graph.dataset_code_file(source["kind"]).as_posix()
 
 
 def test_what_is_there_is_kept(tmp_path, capsys):

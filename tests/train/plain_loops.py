@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +14,6 @@ from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from train.batch import Batch, TokenRows
 from train.data import TrainingData
 
-Step = Callable[[Batch], Tensor]
 HARD = "hard_negatives"
 
 

@@ -13,12 +13,13 @@ import torch
 from conftest import KillAfter, Killed, World, assert_alike, assert_equal, silent, weights_of
 from process_runs import run_processes
 from safetensors.torch import load_file
+from tiny_encoder import make_decoder
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.tokenize_texts import texts_of, tokenize
 from sightline.errors import SightlineError
@@ -55,20 +56,7 @@ def qwen(world: World, tmp_path_factory) -> Path:
         padding_side="left",
         model_max_length=64,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = Qwen3Config(
-            vocab_size=len(whole),
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=8,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-        )
-        Qwen3Model(config).save_pretrained(folder)
+    make_decoder(len(whole), 16).save_pretrained(folder)
     whole.save_pretrained(folder)
     for name, prompt in (("tokens", ""), ("prompted", PROMPT)):
         texts = texts_of([world.root])

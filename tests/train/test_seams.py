@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,7 +56,6 @@ def brings(features, monkeypatch) -> Iterator[Callable[..., Case]]:
     """A case of the objective, which does this."""
     place = f"{__name__}:BringsParams"
     monkeypatch.setattr(OBJECTIVES, "places", {**OBJECTIVES.places, "brings": place})
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
     def case(parameters: Mapping[str, Any] = {}, **act: Callable[..., Any]) -> Case:
         monkeypatch.setattr(BringsParams, "act", act)

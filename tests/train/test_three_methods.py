@@ -6,7 +6,6 @@ Each is compared with a loop of plain PyTorch, killed and resumed, and trained b
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import torch
 from cases import Case, Features
 from conftest import KillAfter, Killed, assert_alike, assert_equal, silent, weights_of
+from installed_package import forget, install
 from process_runs import run_processes
 from safetensors.torch import load_file
 from test_released_loops import RATE, Recorder, seed_every_pass
@@ -39,19 +39,12 @@ STEPS = 20
 def package(tmp_path, monkeypatch) -> Iterator[None]:
     """The package, installed."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    folder = tmp_path / "site/three_methods-0.1.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: three-methods\nVersion: 0.1\n")
-    points = project["entry-points"]["sightline.objectives"]
-    lines = ["[sightline.objectives]", *(f"{name} = {place}" for name, place in points.items())]
-    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    monkeypatch.syspath_prepend(folder.parent)
+    install(tmp_path / "site", project["name"], project["entry-points"])
+    monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.syspath_prepend(PACKAGE)
-    vars(OBJECTIVES).pop("places", None)
+    forget([OBJECTIVES])
     yield
-    vars(OBJECTIVES).pop("places", None)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "three_methods"]:
-        del sys.modules[name]
+    forget([OBJECTIVES], "three_methods")
 
 
 def case_of(features: Features, method: str, **more: Any) -> Case:
@@ -62,7 +55,7 @@ def case_of(features: Features, method: str, **more: Any) -> Case:
 def test_each_equals_a_plain_loop(package, features, tmp_path, monkeypatch, method):
     case = case_of(features, method, dropout=0.1)
     train = {"max_steps": STEPS, "learning_rate": RATE, "optimizer": "torch", "logging_steps": 1}
-    run, read = Recorder(torch.float64, equal_masks=True), TrainingData.__getitem__
+    read = TrainingData.__getitem__
 
     class AlsoTheSlow(Recorder):
         def begin(self, state, model):

@@ -15,7 +15,12 @@ from sightline.plugins import expect, expect_all, expect_json, expect_valid
 from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
-    from train.objectives.modules.objective import Embeddings, GroundedObjective, Objective
+    from train.objectives.modules.objective import (
+        Embeddings,
+        GroundedObjective,
+        Objective,
+        text_head,
+    )
     from train.objectives.parameters import FeatureNeed, GroundedParams, ObjectiveParams
 
 __all__ = [
@@ -28,6 +33,7 @@ __all__ = [
     "ObjectiveParams",
     "make_objective",
     "objective_class",
+    "text_head",
 ]
 
 OBJECTIVES = Registry(
@@ -51,7 +57,8 @@ __getattr__ = lazy_names(
             ("FeatureNeed", "GroundedParams", "ObjectiveParams"), "train.objectives.parameters"
         ),
         **dict.fromkeys(
-            ("Embeddings", "GroundedObjective", "Objective"), "train.objectives.modules.objective"
+            ("Embeddings", "GroundedObjective", "Objective", "text_head"),
+            "train.objectives.modules.objective",
         ),
     },
 )

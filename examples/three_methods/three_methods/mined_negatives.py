@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from train.batch import Batch
 from train.losses import cosine_matrix
-from train.objectives import Embeddings, FeatureNeed, Objective, ObjectiveParams
-from train.objectives.modules.objective import text_head
+from train.objectives import Embeddings, FeatureNeed, Objective, ObjectiveParams, text_head
 from train.rows import SecondTexts, StreamRows
 
 HARD = "hard_negatives"

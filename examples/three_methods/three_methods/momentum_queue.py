@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from train.batch import Batch
-from train.objectives import Embeddings, Objective, ObjectiveParams
-from train.objectives.modules.objective import text_head
+from train.objectives import Embeddings, Objective, ObjectiveParams, text_head
 
 if TYPE_CHECKING:
     from train.model import Student

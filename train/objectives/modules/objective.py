@@ -62,6 +62,15 @@ class Objective(nn.Module, ABC, Generic[P]):
     def after_step(self, student: Student) -> None:
         """Called after each step of the optimiser, but not after one that fp16 skipped."""
 
+    def text_term(self, sentences: Tensor) -> Tensor:
+        """L_text: both dropout views of a sentence attract (Gao et al. 2021, eq. 4).
+
+        Args:
+            sentences: both views, [2, N, d]; ``heads["text"]`` projects them.
+        """
+        first, second = map(self.heads["text"], sentences)
+        return info_nce(first, second, self.params.temperature)
+
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Σ weight × term."""
         weights = self.params.weights
@@ -139,10 +148,6 @@ class GroundedObjective(Objective[G]):
         for name, inputs in projected.items():
             self.heads[name] = head(inputs, width)
 
-    def text_term(self, sentences: Tensor) -> Tensor:
-        """L_text of both views [2, N, d], through g_text."""
-        return text_term(sentences, self.heads["text"], self.params.temperature)
-
 
 def head(inputs: int, outputs: int = PROJECTION_DIM) -> nn.Sequential:
     """Linear + Tanh, the "single-layer MLP with Tanh" of the papers: [N, inputs] → [N, outputs]."""
@@ -155,16 +160,6 @@ def text_head(hidden: int) -> nn.Sequential:
     nn.init.normal_(layers[0].weight, std=0.02)  # pyright: ignore[reportArgumentType]
     nn.init.zeros_(layers[0].bias)  # pyright: ignore[reportArgumentType]
     return layers
-
-
-def text_term(views: Tensor, head: nn.Module, temperature: float) -> Tensor:
-    """L_text: both dropout views of a sentence attract (Gao et al. 2021, eq. 4).
-
-    Args:
-        views: of the sentences, [2, N, d].
-    """
-    first, second = map(head, views)
-    return info_nce(first, second, temperature)
 
 
 def image_term(first: Tensor, second: Tensor, images: Tensor, temperature: float) -> Tensor:

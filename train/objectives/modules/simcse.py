@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from train.batch import Batch
-from train.objectives.modules.objective import Embeddings, Objective, text_head, text_term
+from train.objectives.modules.objective import Embeddings, Objective, text_head
 from train.objectives.simcse import SimCSEParams
 
 
@@ -17,5 +17,4 @@ class SimCSE(Objective[SimCSEParams]):
         self.heads["text"] = text_head(hidden)
 
     def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
-        sentences, text = embeddings["sentences"], self.heads["text"]
-        return {"text": text_term(sentences, text, self.params.temperature)}
+        return {"text": self.text_term(embeddings["sentences"])}
