@@ -48,12 +48,16 @@ def listed(name: str, choices: Iterable[object], every: str = "") -> str:
     available = sorted(map(str, choices))
     if len(available) <= 2 * _SHOWN:
         return ", ".join(available) or "none"
-    lowered = {choice.lower(): choice for choice in available}
-    near = difflib.get_close_matches(name.lower(), lowered, n=_SHOWN, cutoff=0.0)
+    wanted = name.lower()
+
+    def distance(choice: str) -> tuple[bool, float]:
+        found = choice.lower()
+        ratio = difflib.SequenceMatcher(None, found, wanted).ratio()
+        return not (wanted and found.startswith(wanted)), -ratio
+
+    near = sorted(available, key=distance)[:_SHOWN]
     shows = f"; {every} lists all" if every else ""
-    return (
-        f"{', '.join(lowered[each] for each in near)} and {len(available) - len(near)} more{shows}"
-    )
+    return f"{', '.join(near)} and {len(available) - len(near)} more{shows}"
 
 
 def unknown(name: str, choices: Iterable[object], kind: str) -> str:
