@@ -97,7 +97,7 @@ class Wanted(NamedTuple):
     Attributes:
         names: its name or names in the file, as the user wrote them; empty: one of the known names.
             ``sentences.raw`` is the field ``raw`` of the objects in ``sentences``.
-        setting: what gives it, for messages; by default our name. None: nothing does.
+        setting: what gives it, for messages; by default our name with ``_column``. None: nothing.
         required: whether there must be one.
     """
 
@@ -144,14 +144,14 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
         left = [c for c in table.columns if is_known(c, name) and c not in used and name in wanted]
         if left:
             setting = wanted[name].setting
-            chooses = "" if setting is None else f"; `{setting or name}` chooses it"
+            chooses = "" if setting is None else f"; `{setting or f'{name}_column'}` chooses it"
             table.notes.append(f"{table.path.name}: column {short(left[0])} is not used{chooses}")
     return chosen
 
 
 def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
     available = ", ".join(map(short, table.columns)) or "none"
-    setting = wanted.setting or name
+    setting = wanted.setting or f"{name}_column"
     for column in wanted.names:
         if column.partition(".")[0] not in table.columns and column not in table.columns:
             raise SightlineError(

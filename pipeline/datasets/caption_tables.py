@@ -103,7 +103,7 @@ def captions_of(table: OutsideTable, columns: CaptionColumns) -> Captions:
         {
             "image": Wanted(as_columns(columns.image)),
             "caption": Wanted(columns.caption),
-            "split": Wanted(as_columns(columns.split), "split_column", required=False),
+            "split": Wanted(as_columns(columns.split), required=False),
             "caption_id": Wanted(as_columns(columns.caption_id), required=False),
         },
     )

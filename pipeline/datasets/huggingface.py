@@ -42,6 +42,7 @@ from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.cache.prepared import HUB_DATASET
 from sightline.outside_columns import (
+    OF_CAPTIONS,
     OutsideTable,
     Wanted,
     as_columns,
@@ -67,10 +68,10 @@ class HuggingFaceSource(Source):
         name: instead of ``path``: a data set on the hub, which is fetched unless it is cached.
         revision: branch, tag or commit of the named data set.
         config: one of several configurations of a data set.
-        image: column of images (bytes, paths, or `datasets.Image`), if it has no usual name.
-        caption: column of captions or of lists of captions, or a list of several;
+        image_column: column of images (bytes, paths, or `datasets.Image`), if it has no usual name.
+        caption_column: column of captions or of lists of captions, or a list of several;
             ``sentences.raw`` is the field ``raw`` of the objects in ``sentences``.
-        caption_id: column of the captions' ids; by default they are numbered.
+        caption_id_column: column of the captions' ids; by default they are numbered.
         splits: for each of train, dev and test, the data set's own split or several,
             ``[train, restval]``; others are left out.
         split_column: column with the split of each row, instead of the data set's splits.
@@ -79,7 +80,7 @@ class HuggingFaceSource(Source):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare huggingface --set path=flickr30k --set caption=captions "
+        "sightline prepare huggingface --set path=flickr30k --set caption_column=captions "
         "--out data/flickr30k"
     )
     writes: ClassVar[tuple[str, ...]] = (*MANIFESTS, "images/00000.tar")
@@ -89,9 +90,9 @@ class HuggingFaceSource(Source):
     name: str | None = Field(default=None, min_length=1)
     revision: str | None = Field(default=None, min_length=1)
     config: str | None = Field(default=None, min_length=1)
-    image: str | None = None
-    caption: str | list[str] | None = None
-    caption_id: str | None = None
+    image_column: str | None = None
+    caption_column: str | list[str] | None = None
+    caption_id_column: str | None = None
     splits: dict[str, str | list[str]] | None = None
     split_column: str | None = None
     images: Path | None = None
@@ -231,12 +232,11 @@ def _opened(
         raise DatasetError(f"{path}: no such file; get the complete data set")
     schema = schema_of(path)
     table = open_table(path, "a Parquet or Arrow file")
-    wanted = {name: Wanted(as_columns(getattr(source, name))) for name in ("image", "caption")}
-    optional = {"split": source.split_column, "caption_id": source.caption_id}
-    wanted |= {
-        ours: Wanted((column,), "split_column" if ours == "split" else ours)
-        for ours, column in optional.items()
-        if column
+    names = {ours: getattr(source, f"{ours}_column") for ours in OF_CAPTIONS}
+    wanted = {
+        ours: Wanted(as_columns(theirs))
+        for ours, theirs in names.items()
+        if theirs or ours in ("image", "caption")
     }
     columns = choose(table, wanted)
     for ours, (types, expected) in _TYPES.items():
@@ -245,7 +245,7 @@ def _opened(
                 listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
                 raise DatasetError(
                     f"{path}: column {name!r} is {kind}, expected {expected}; name another column "
-                    f"with `{wanted[ours].setting or ours}` ({listed})"
+                    f"with `{ours}_column` ({listed})"
                 )
     there = schema.names.count(_SPLIT) == 1 and plain_type(schema.field(_SPLIT).type) == "string"
     if there and source.split_column is None:

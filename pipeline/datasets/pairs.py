@@ -39,11 +39,11 @@ class PairsSource(Source):
             Parquet or Arrow; without it, the captions come from ``beside`` or ``karpathy``.
         beside: txt or json: the captions lie beside the images, ``0001.jpg`` with ``0001.txt``, one
             in each line, or with ``0001.json``, an object.
-        image: column of the images' names, if it has no usual name.
-        caption: column of the captions, or a list of several; ``sentences.raw`` is the field
+        image_column: column of the images' names, if it has no usual name.
+        caption_column: column of the captions, or a list of several; ``sentences.raw`` is the field
             ``raw`` of the objects in ``sentences``.
         split_column: column of the splits, if it is not called split.
-        caption_id: column of the captions' ids, if it is not called so.
+        caption_id_column: column of the captions' ids, if it is not called so.
         splits: for each split, a file of image names, one per line; or the values of the column of
             splits that belong to it, as a list: ``[train, restval]``.
         karpathy: Karpathy's JSON, such as ``dataset_flickr30k.json``; instead of ``splits``.
@@ -58,10 +58,10 @@ class PairsSource(Source):
     images: ImageFolder
     captions: Path | None = None
     beside: Beside | None = None
-    image: str | None = None
-    caption: str | list[str] | None = None
+    image_column: str | None = None
+    caption_column: str | list[str] | None = None
     split_column: str | None = None
-    caption_id: str | None = None
+    caption_id_column: str | None = None
     splits: dict[str, Path | list[str]] | None = None
     karpathy: Path | None = None
     strict: bool = False
@@ -84,8 +84,10 @@ class PairsSource(Source):
 
     @property
     def _columns(self) -> CaptionColumns:
-        captions = as_columns(self.caption)
-        return CaptionColumns(self.image, captions, self.split_column, self.caption_id)
+        captions = as_columns(self.caption_column)
+        return CaptionColumns(
+            self.image_column, captions, self.split_column, self.caption_id_column
+        )
 
     def read(self) -> Captions:
         """The captions, and the split of each image if a file tells."""

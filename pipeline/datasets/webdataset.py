@@ -58,9 +58,9 @@ class WebDatasetSource(Source):
         shards: which files below it, as in ``cc12m/{00000..01242}.tar``, where every number of the
             range must be there; default: ``*.tar``.
         splits: instead of ``shards``: for each split, its shards.
-        image: part with the image, as WebDataset names parts: ``image.jpg`` of KEY.image.jpg;
+        image_part: part with the image, as WebDataset names parts: ``image.jpg`` of KEY.image.jpg;
             default: every usual suffix of an image.
-        caption: part with the caption; default: ``txt``, or ``json`` with ``caption_field``.
+        caption_part: part with the caption; default: ``txt``, or ``json`` with ``caption_field``.
         caption_field: field of the caption's part, which is JSON, with the caption or a list of
             them.
         limit: read only this many images, in the order of the shards.
@@ -80,8 +80,8 @@ class WebDatasetSource(Source):
     images: Path = Path()
     shards: str | None = Field(default=None, min_length=1)
     splits: dict[str, str] | None = None
-    image: str | None = Field(default=None, min_length=1)
-    caption: str | None = Field(default=None, min_length=1)
+    image_part: str | None = Field(default=None, min_length=1)
+    caption_part: str | None = Field(default=None, min_length=1)
     caption_field: str | None = Field(default=None, min_length=1)
     limit: int | None = Field(default=None, ge=1)
     strict: bool = False
@@ -211,12 +211,12 @@ class _Parts:
 
     @classmethod
     def of(cls, source: WebDatasetSource) -> _Parts:
-        schema, text = None, source.caption or "txt"
+        schema, text = None, source.caption_part or "txt"
         if source.caption_field is not None:
-            text = source.caption or "json"
+            text = source.caption_part or "json"
             captions = Annotated[str | list[str] | None, Field(alias=source.caption_field)]
             schema = create_model("Sample", captions=(captions, ...))
-        return cls(source.image and _ending(source.image), _ending(text), schema)
+        return cls(source.image_part and _ending(source.image_part), _ending(text), schema)
 
     def is_image(self, ending: str) -> bool:
         return ending in image_suffixes() if self.image is None else ending == self.image
@@ -248,7 +248,8 @@ class _Parts:
         if report.counts.get("captions") or not self.seen:
             return ""
         parts = ", ".join(ascii(end[1:])[1:-1] for end, _ in self.seen.most_common(_MOST_PARTS))
-        choices = f"; its samples have the parts {parts}: choose them with `image` and `caption`"
+        choices = f"; its samples have the parts {parts}: choose them with `image_part` and "
+        choices += "`caption_part`"
         names = ", ".join(self.fields[:_MOST_PARTS])
         return choices + (f", and one of the fields {names} with `caption_field`" if names else "")
 

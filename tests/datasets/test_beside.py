@@ -44,15 +44,17 @@ def test_objects_beside_their_images(make_images, out):
     report = prepare(PairsSource(images=folder, beside="json"), out)
     assert list(texts(out).values()) == ["a", "b", "a", "b"]
     assert column(out, "split") == ["train", "dev", ""]
-    assert any("'title' is not used; `caption` chooses it" in guess for guess in report.guesses)
-    prepare(PairsSource(images=folder, beside="json", caption="title"), out)
+    assert any(
+        "'title' is not used; `caption_column` chooses it" in guess for guess in report.guesses
+    )
+    prepare(PairsSource(images=folder, beside="json", caption_column="title"), out)
     assert texts(out) == {"0.png#0": "picture 0", "1.png#0": "picture 1"}
     (folder / "2.json").write_text('{"title": 3}')
     with pytest.raises(SightlineError, match=r"file 2\.json: caption: found 3"):
-        prepare(PairsSource(images=folder, beside="json", caption="title"), out)
+        prepare(PairsSource(images=folder, beside="json", caption_column="title"), out)
     (folder / "2.json").write_text("[]")
     with pytest.raises(SightlineError, match=r"2\.json: .*expected an object with a caption"):
-        prepare(PairsSource(images=folder, beside="json", caption="title"), out)
+        prepare(PairsSource(images=folder, beside="json", caption_column="title"), out)
 
 
 def test_captions_that_are_not_beside_images_are_one_error(make_images, make_file, out):

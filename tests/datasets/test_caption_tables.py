@@ -93,7 +93,7 @@ FAULTS = [
     ([{"filename": "0", "filepath": "1", "text": "x"}], {}, "'filename' and 'filepath' may both"),
     ([{"image": "0", "text": "x", "title": "y"}], {}, "'text' and 'title' may both be the caption"),
     ([{"img": "0", "caption": "x"}], {}, "found 'img', 'caption'; expected image (or file_name"),
-    ([ONE], {"image": "name"}, "has no column 'name', which `image` names"),
+    ([ONE], {"image": "name"}, "has no column 'name', which `image_column` names"),
     ([{**ONE, "image": "http://a/0.jpg"}], {}, "img2dataset --output_format webdataset"),
     ([{**ONE, "image": {"bytes": "x"}}], {}, "use the kind `huggingface`"),
     ([{**ONE, "caption": ["a", "b"], "caption_id": ["1"]}], {}, "caption_id: 1 for 2 captions"),
@@ -113,7 +113,7 @@ def test_what_cannot_be_meant_is_one_error(tmp_path, rows, given, message):
 def test_what_is_left_unused_is_said(tmp_path):
     (tmp_path / "c.csv").write_text("image,caption,title\n0.png,one,two\n")
     assert read_captions(tmp_path / "c.csv").remarks == [
-        "c.csv: column 'title' is not used; `caption` chooses it"
+        "c.csv: column 'title' is not used; `caption_column` chooses it"
     ]
 
 

@@ -115,7 +115,12 @@ def test_captions_are_texts_or_lists(folder, out, said, kept, empty):
 def test_a_column_of_plain_bytes(folder, out, kind):
     said = pa.array(["a", "b", "c"], pa.large_string())
     columns = {"jpg": pa.array([picture(n) for n in range(3)], kind), "txt": said}
-    prepare(write(folder / "x.parquet", pa.table(columns)), out, image="jpg", caption="txt")
+    prepare(
+        write(folder / "x.parquet", pa.table(columns)),
+        out,
+        image_column="jpg",
+        caption_column="txt",
+    )
     assert len(load_all(out)) == 3
 
 
@@ -128,10 +133,12 @@ def test_columns_of_usual_names_structs_lists_and_ids(folder, out):
         "filepath": ["a"] * 2,
     }
     pq.write_table(pa.table({**columns, "title": ["t", None]}), folder / "a.parquet")
-    report = prepare(folder, out, caption="sentences.raw", caption_id="sentences.id")
+    report = prepare(folder, out, caption_column="sentences.raw", caption_id_column="sentences.id")
     assert texts(out) == {"7": "one", "8": "two", "9": "three"}
-    assert any("column 'title' is not used; `caption` chooses it" in n for n in report.guesses)
-    prepare(folder, out, caption=["title", "sentences.raw"])
+    assert any(
+        "column 'title' is not used; `caption_column` chooses it" in n for n in report.guesses
+    )
+    prepare(folder, out, caption_column=["title", "sentences.raw"])
     assert list(texts(out).values()) == ["t", "one", "two", "three"]
     report = prepare(folder, out)
     assert texts(out) == {"train/0#0": "t"}

@@ -52,10 +52,10 @@ def test_an_image_is_a_range_of_its_shard(root, out, prepare, form):
 @pytest.mark.parametrize(
     ("parts", "given"),
     [
-        ("image.png caption.txt", {"image": "image.png", "caption": "caption.txt"}),
-        ("input.png output.TXT", {"image": ".input.png", "caption": "output.txt"}),
-        ("png text", {"caption": "text"}),
-        ("png meta.json", {"caption": "meta.json", "caption_field": "said"}),
+        ("image.png caption.txt", {"image_part": "image.png", "caption_part": "caption.txt"}),
+        ("input.png output.TXT", {"image_part": ".input.png", "caption_part": "output.txt"}),
+        ("png text", {"caption_part": "text"}),
+        ("png meta.json", {"caption_part": "meta.json", "caption_field": "said"}),
     ],
 )
 def test_parts_are_named_as_webdataset_names_them(root, out, prepare, parts, given):
@@ -75,8 +75,8 @@ def test_the_parts_that_a_shard_has_are_listed(root, prepare):
     with pytest.raises(DatasetError, match=r"the parts png, json: .* one of the fields caption, u"):
         prepare()
     write_tar(root / "0.tar", [("0.png", picture(0)), ("0.json", "[1]"), ("0.text", "a dog")])
-    with pytest.raises(DatasetError, match="the parts png, json, text: choose them with `image` a"):
-        prepare(image="jpg")
+    with pytest.raises(DatasetError, match="the parts png, json, text: choose them with `image"):
+        prepare(image_part="jpg")
 
 
 def test_a_shard_in_place_of_its_folder_says_how_to_give_it(root, out):
