@@ -12,15 +12,15 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from pipeline.cli.commands import app
-from pipeline.cli.options import types_of
+from pipeline.cli.model_options import types_of
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.settings import CutoutRules
 from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
 from pipeline.params import Joined, Params, Run, System
-from sightline.settings import FamilySettings, field_help
+from sightline.settings import FamilySettings, Registry, field_help
 from train.evaluate.task import TASKS, task_class
-from train.objectives import OBJECTIVES, objective_class
+from train.objectives import OBJECTIVES, ObjectiveParams, objective_class
 
 PAGES = {
     "init": "start.md",
@@ -44,6 +44,9 @@ PAGES = {
     "stage": "scale.md#the-blocks-of-one-stage",
 }
 """Command, or its group → the page about it."""
+
+CHOSEN = {"prepare": ("KIND", "pairs"), "train": ("OBJECTIVE", "mcse")}
+"""Group whose commands a registry names → what its second word is, and one of them."""
 
 KEYS: dict[str, type[BaseModel]] = {
     name: model
@@ -70,11 +73,12 @@ def _commands() -> Iterator[str]:
 
 
 def _leaves(group: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every command; of those for kinds of data sets, which differ in their keys alone, one."""
+    """Every command; of those of a registry, which differ in their own keys alone, one."""
     for name in group.list_commands(None):
         command, full = group.get_command(None, name), f"{path} {name}".strip()
-        if name == "prepare":
-            yield f"{full} KIND", command.get_command(None, "pairs")
+        if name in CHOSEN:
+            word, one = CHOSEN[name]
+            yield f"{full} {word}", command.get_command(None, one)
         elif hasattr(command, "list_commands"):
             yield from _leaves(command, full)
         else:
@@ -86,8 +90,9 @@ def _command(name: str, command: Any) -> Iterator[str]:
     text, _, example = (command.help or "").partition("Example:")
     about = " ".join(text.partition("\n\n")[0].split())
     if name.endswith(" KIND"):
-        kinds = ", ".join(f"`{kind}`" for kind in Source.families.own)
-        about = f"Turn a data set into manifests. KIND, with [its keys](#datasets): {kinds}."
+        about = f"Turn a data set into manifests. KIND: {_names(Source.families)}."
+    if name.endswith(" OBJECTIVE"):
+        about = f"Fine-tune a student on cached features. OBJECTIVE: {_names(OBJECTIVES)}."
     page = PAGES.get(name) or PAGES[name.split()[0]]
     yield from [f"### [`sightline {name}`]({page})", "", about, ""]
     yield from ["    " + " ".join(example.split()), ""]
@@ -96,7 +101,11 @@ def _command(name: str, command: Any) -> Iterator[str]:
     models = getattr(command.callback, "models", {})
     section_of: dict[Any, str] = {model: section for section, model in KEYS.items()}
     for param in command.params:
-        section = section_of.get(models.get(param.name))
+        model = models.get(param.name)
+        section = section_of.get(model)
+        if model is not None and (own := _of_its_own(model)):
+            options += [own] if own not in options else []
+            continue
         flag = param.opts[0] if param.opts[0].startswith("-") else param.opts[0].upper()
         if param.name != "help":
             of_sections.setdefault(section, []).append(flag) if section else options.append(flag)
@@ -104,6 +113,19 @@ def _command(name: str, command: Any) -> Iterator[str]:
         whole = len(flags) == len(KEYS[section].model_fields)
         options += [f"[every key of {section}](#{section})"] if whole else flags
     yield from ["Takes " + ", ".join(o if "(" in o else f"`{o}`" for o in options) + ".", ""]
+
+
+def _names(registry: Registry) -> str:
+    return ", ".join(f"`{name}`" for name in registry.own)
+
+
+def _of_its_own(model: type[BaseModel]) -> str:
+    """Where the keys are that a command has by its second word."""
+    if issubclass(model, Source):
+        return "[every key of the kind](#datasets)"
+    if issubclass(model, ObjectiveParams):
+        return "[every parameter of the objective](#parameters) but encoders and lists"
+    return ""
 
 
 # -- keys ----------------------------------------------------------------------------------------

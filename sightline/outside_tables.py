@@ -93,8 +93,8 @@ def read_sentence_lines(path: Path, expected: str) -> list[str]:
         columns = ", ".join(map(short, open_table(path, expected).columns))
         raise SightlineError(
             f"{path}: a table (columns {columns}); expected {expected}; write its sentences into a "
-            ".txt, one in each line, or prepare it: `sightline prepare sentences --set path="
-            f"{shlex.quote(str(path))} --set column=NAME --out FOLDER`"
+            ".txt, one in each line, or prepare it: `sightline prepare sentences --path "
+            f"{shlex.quote(str(path))} --column NAME --out FOLDER`"
         )
     return [line.strip() for line in read_lines(path, expected)]
 

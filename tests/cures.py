@@ -34,7 +34,7 @@ class Cure(NamedTuple):
     begins: Callable[[], object] = lambda: None
 
 
-PREPARE = "prepare pairs --set images=photos --set captions=captions.csv --out d"
+PREPARE = "prepare pairs --images photos --captions captions.csv --out d"
 EXTRACT = (
     "extract image --data d --encoder clip.json --weights random:0 --workers 0 --threads 1 --out "
 )

@@ -135,12 +135,12 @@ def save_to_disk() -> None:
 VECTORS = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 8, pa.float32()), 2)
 IMAGE_ROWS = {"path": NAMES, "rows": VECTORS}
 IMPORT = "cache import t.parquet --out imported"
-FLICKR = "prepare flickr30k --set images=photos --set captions=captions.csv --out f"
-COCOS = "prepare coco --set images=photos --out c"
+FLICKR = "prepare flickr30k --images photos --captions captions.csv --out f"
+COCOS = "prepare coco --images photos --out c"
 CLIP_RETRIEVAL = "cache import embeddings --data photos --out imported"
-WEBDATASET = "prepare webdataset --set images=tars --out w"
-BESIDE = "prepare pairs --set images=photos --out b"
-HUGGINGFACE = "prepare huggingface --set path=t.parquet --out h"
+WEBDATASET = "prepare webdataset --images tars --out w"
+BESIDE = "prepare pairs --images photos --out b"
+HUGGINGFACE = "prepare huggingface --path t.parquet --out h"
 
 
 def boxes(*numbers: float) -> Callable[[], object]:
@@ -162,12 +162,12 @@ XYXY = " --set grounder.box_format=xyxy"
 DATA = [
     Cure(
         "`captions` is missing",
-        "prepare pairs --set images=photos --out d",
+        "prepare pairs --images photos --out d",
         passes=PREPARE,
     ),
     Cure(
         "or omit `strict` to continue without these rows",
-        PREPARE + " --set strict=true",
+        PREPARE + " --strict",
         passes=PREPARE,
         begins=captions_with("3.png", "gone.png"),
     ),
@@ -235,55 +235,55 @@ DATA = [
         "a table must end in",
         PREPARE.replace(".csv", ".txt"),
         (lambda: Path("captions.txt").rename("captions.csv"),),
-        f"{PREPARE} --set image=picture",
+        f"{PREPARE} --image-column picture",
         lambda: with_header("captions.txt", "picture,caption"),
     ),
     Cure(
         "choose one with `{}`",
         PREPARE,
-        passes=f"{PREPARE} --set image=picture",
+        passes=f"{PREPARE} --image-column picture",
         begins=lambda: with_header("captions.csv", "picture,caption"),
     ),
     Cure(
         "choose one with `{}`",
         PREPARE,
-        passes=f"{PREPARE} --set image=file_name",
+        passes=f"{PREPARE} --image-column file_name",
         begins=lambda: with_header("captions.csv", "file_name,filename,caption", 2),
     ),
     Cure(
         "which `{}` names; it has",
-        f"{PREPARE} --set caption=words",
-        passes=f"{PREPARE} --set caption=caption",
+        f"{PREPARE} --caption-column words",
+        passes=f"{PREPARE} --caption-column caption",
     ),
     Cure(
         "COCO's captions; use the kind `coco`",
         PREPARE.replace(".csv", ".json"),
-        passes=f"{COCOS} --set captions.train=captions.json",
+        passes=f"{COCOS} --captions train=captions.json",
         begins=as_json(COCO),
     ),
     Cure(
         "Karpathy's captions and splits; give it as `karpathy`",
         PREPARE.replace(".csv", ".json"),
-        passes="prepare pairs --set images=photos --set karpathy=captions.json --out d",
+        passes="prepare pairs --images photos --karpathy captions.json --out d",
         begins=as_json(KARPATHY),
     ),
     Cure(
         "name it with `split_column`, or remove `splits`",
-        f"{PREPARE} --set splits.train=[a]",
-        passes=f"{PREPARE} --set splits.train=[a] --set split_column=part",
+        f"{PREPARE} --splits train=[a]",
+        passes=f"{PREPARE} --splits train=[a] --split-column part",
         begins=with_column("part", "a"),
     ),
     Cure(
         "which `splits.{}` names; it has",
-        f"{PREPARE} --set splits.train=[b]",
-        passes=f"{PREPARE} --set splits.train=[a]",
+        f"{PREPARE} --splits train=[b]",
+        passes=f"{PREPARE} --splits train=[a]",
         begins=with_column("split", "a"),
     ),
     Cure(
         "fetch them with `img2dataset --output_format webdataset`",
         PREPARE,
         (packed,),
-        "prepare webdataset --set images=tars --out w",
+        "prepare webdataset --images tars --out w",
         captions_with("0.png,", "https://example.org/0.png,"),
     ),
     Cure(
@@ -300,142 +300,142 @@ DATA = [
     ),
     Cure(
         "`splits`: give files of image names",
-        f"{PREPARE} --set splits.train=list.txt --set splits.dev=[a]",
-        passes=f"{PREPARE} --set splits.train=list.txt",
+        f"{PREPARE} --splits train=list.txt --splits dev=[a]",
+        passes=f"{PREPARE} --splits train=list.txt",
         begins=list_of_images,
     ),
     Cure(
         "give `splits` (lists of images) or `karpathy`",
-        f"{PREPARE} --set splits.train=list.txt --set karpathy=captions.json",
-        passes=f"{PREPARE} --set splits.train=list.txt",
+        f"{PREPARE} --splits train=list.txt --karpathy captions.json",
+        passes=f"{PREPARE} --splits train=list.txt",
         begins=list_of_images,
     ),
     Cure(
         "also gives splits; use one of them",
-        f"{PREPARE} --set splits.train=list.txt",
+        f"{PREPARE} --splits train=list.txt",
         passes=PREPARE,
         begins=lambda: (list_of_images(), with_column("split", "train")()),
     ),
     Cure(
         "give `splits` (the lists of Flickr30k Entities)",
         FLICKR,
-        passes=f"{FLICKR} --set splits.train=list.txt",
+        passes=f"{FLICKR} --splits train=list.txt",
         begins=list_of_images,
     ),
     Cure(
         "give `captions` (COCO's JSON",
         COCOS,
-        passes=f"{COCOS} --set captions.train=captions.json",
+        passes=f"{COCOS} --captions train=captions.json",
         begins=as_json(COCO),
     ),
     Cure(
         "use the kind `coco` with this file as `karpathy`",
-        "prepare pairs --set images=photos --set karpathy=captions.json --out d",
-        passes=f"{COCOS} --set karpathy=captions.json",
+        "prepare pairs --images photos --karpathy captions.json --out d",
+        passes=f"{COCOS} --karpathy captions.json",
         begins=karpathy_with_restval,
     ),
     Cure(
         "`restval` is a split of `karpathy`",
-        f"{COCOS} --set captions.train=captions.json --set restval=true",
-        passes=f"{COCOS} --set karpathy=captions.json --set restval=true",
+        f"{COCOS} --captions train=captions.json --restval",
+        passes=f"{COCOS} --karpathy captions.json --restval",
         begins=as_json(KARPATHY),
     ),
     Cure(
         "give `shards` or `splits`",
-        f"{WEBDATASET} --set shards=0.tar --set splits.train=0.tar",
-        passes=f"{WEBDATASET} --set splits.train=0.tar",
+        f"{WEBDATASET} --shards 0.tar --splits train=0.tar",
+        passes=f"{WEBDATASET} --splits train=0.tar",
         begins=packed,
     ),
     Cure(
         "a shard is in several of `splits`",
-        f"{WEBDATASET} --set splits.train=*.tar --set splits.dev=0.tar",
-        passes=f"{WEBDATASET} --set splits.dev=0.tar",
+        f"{WEBDATASET} --splits train=*.tar --splits dev=0.tar",
+        passes=f"{WEBDATASET} --splits dev=0.tar",
         begins=packed,
     ),
     Cure(
         "expected a pattern below the folder `images`",
-        f"{WEBDATASET} --set shards=../tars/0.tar",
-        passes=f"{WEBDATASET} --set shards=0.tar",
+        f"{WEBDATASET} --shards ../tars/0.tar",
+        passes=f"{WEBDATASET} --shards 0.tar",
         begins=packed,
     ),
     Cure(
         "for tar files use the kind `webdataset`",
-        "prepare huggingface --set path=tars --out h",
+        "prepare huggingface --path tars --out h",
         passes=WEBDATASET,
         begins=packed,
     ),
     Cure(
         "choose with `splits` or `split_column`",
         HUGGINGFACE.replace("t.parquet", "saved"),
-        passes=HUGGINGFACE.replace("t.parquet", "saved") + " --set splits.train=restval",
+        passes=HUGGINGFACE.replace("t.parquet", "saved") + " --splits train=restval",
         begins=a_table(
             {"image": PICTURES, "caption": NAMES}, "saved/data/restval-00000-of-00001.parquet"
         ),
     ),
     Cure(
         "an image belongs to only one",
-        f"{HUGGINGFACE} --set split_column=part --set splits.train=a --set splits.dev=a",
-        passes=f"{HUGGINGFACE} --set split_column=part --set splits.train=a",
+        f"{HUGGINGFACE} --split-column part --splits train=a --splits dev=a",
+        passes=f"{HUGGINGFACE} --split-column part --splits train=a",
         begins=captioned(image=PICTURES, part=["a"] * 4),
     ),
     Cure(
         "choose one with `{}`",
         HUGGINGFACE,
-        passes=f"{HUGGINGFACE} --set image=picture",
+        passes=f"{HUGGINGFACE} --image-column picture",
         begins=captioned(picture=PICTURES),
     ),
     Cure(
         "name another column with",
         HUGGINGFACE,
-        passes=f"{HUGGINGFACE} --set image=picture",
+        passes=f"{HUGGINGFACE} --image-column picture",
         begins=captioned(image=range(4), picture=PICTURES),
     ),
     Cure(
         "lies beside its images; check `beside`",
-        f"{BESIDE} --set beside=json",
-        passes=f"{BESIDE} --set beside=txt",
+        f"{BESIDE} --beside json",
+        passes=f"{BESIDE} --beside txt",
         begins=beside,
     ),
     Cure(
         "by `beside: txt` or `beside: json`",
-        f"{BESIDE} --set captions=photos",
-        passes=f"{BESIDE} --set beside=txt",
+        f"{BESIDE} --captions photos",
+        passes=f"{BESIDE} --beside txt",
         begins=beside,
     ),
     Cure(
         "leave out `captions` and give `beside: txt`",
-        f"{BESIDE} --set captions=t.parquet",
-        passes=f"{BESIDE} --set beside=txt",
+        f"{BESIDE} --captions t.parquet",
+        passes=f"{BESIDE} --beside txt",
         begins=lambda: (beside(), captioned(url=NAMES, key=NAMES, status=NAMES)()),
     ),
     Cure(
         "give `captions` (a file) or `beside` (files), but not both",
-        f"{BESIDE} --set captions=captions.csv --set beside=txt",
-        passes=f"{BESIDE} --set beside=txt",
+        f"{BESIDE} --captions captions.csv --beside txt",
+        passes=f"{BESIDE} --beside txt",
         begins=beside,
     ),
     Cure(
         "give its folder as `images` and {} as `shards`",
-        "prepare webdataset --set images=tars/0.tar --out w",
-        passes="prepare webdataset --set images=tars --set shards=0.tar --out w",
+        "prepare webdataset --images tars/0.tar --out w",
+        passes="prepare webdataset --images tars --shards 0.tar --out w",
         begins=packed,
     ),
     Cure(
         "choose one with `config`",
         HUGGINGFACE.replace("t.parquet", "both"),
-        passes=HUGGINGFACE.replace("t.parquet", "both") + " --set config=b",
+        passes=HUGGINGFACE.replace("t.parquet", "both") + " --config b",
         begins=two_configurations,
     ),
     Cure(
-        "or prepare it: `sightline prepare sentences --set path={} --set column=NAME --out FOLDER`",
+        "or prepare it: `sightline prepare sentences --path {} --column NAME --out FOLDER`",
         TOKENS.replace("--data d", "--data captions.csv"),
-        ("prepare sentences --set path=captions.csv --set column=caption --out FOLDER",),
+        ("prepare sentences --path captions.csv --column caption --out FOLDER",),
         TOKENS.replace("--data d", "--data FOLDER"),
         lambda: shutil.rmtree("tokens"),
     ),
     Cure(
         "so `images` does not apply; remove it",
-        f"{HUGGINGFACE} --set images=photos",
+        f"{HUGGINGFACE} --images photos",
         passes=HUGGINGFACE,
         begins=captioned(image=PICTURES),
     ),

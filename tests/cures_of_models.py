@@ -16,11 +16,12 @@ from small_senteval import write_senteval
 
 from train.evaluate.results import save_result
 
-SIMILARITY = "evaluate similarity --device cpu --set data=pairs.tsv"
+SIMILARITY = "evaluate similarity --device cpu --data pairs.tsv"
 SCORED = f"{SIMILARITY} --model run --out results"
+WITHOUT_DATA = SCORED.replace(" --data pairs.tsv", "")
 CARD = "evaluate --card results/run/seed-0.json --model run"
 RETRIEVAL = (
-    "evaluate retrieval --model ./student --pooling cls --device cpu --set data=t --set features=f"
+    "evaluate retrieval --model ./student --pooling cls --device cpu --data t --set features=f"
 )
 FROZEN = f"{RETRIEVAL} --set frozen=clip"
 TWO_HEADS = (
@@ -59,7 +60,7 @@ def trained_again() -> None:
     finished()
     also(SCORED)()
     shutil.rmtree("run")
-    also(f"{TRAIN} --set weight=0.5")()
+    also(f"{TRAIN} --weight 0.5")()
 
 
 def results() -> None:
@@ -89,8 +90,7 @@ def a_test_split(*more: str) -> Callable[[], object]:
     def prepare() -> None:
         Path("list.txt").write_text("".join(f"{i}.png\n" for i in range(4)))
         also(
-            "prepare pairs --set images=photos --set captions=captions.csv --out t "
-            "--set splits.test=list.txt",
+            "prepare pairs --images photos --captions captions.csv --out t --splits test=list.txt",
             f"{EXTRACT}f/image/clip",
             *more,
         )()
@@ -100,13 +100,20 @@ def a_test_split(*more: str) -> Callable[[], object]:
 
 def nearest_images_of_one_encoder() -> None:
     """The task finds images where an encoder is chosen."""
-    words = "--device cpu --set data=t --set features=f --set encoder=clip --out found"
+    words = "--device cpu --data t --set features=f --set encoder=clip --out found"
     also(f"evaluate neighbours --model run {words}")()
     (result,) = Path("found").rglob("*.json")
     assert "choose one with" not in result.read_text()
 
 
 MODELS = [
+    Cure("{} needs --data: {}", WITHOUT_DATA, passes=SCORED, begins=finished),
+    Cure(
+        "data is an option: give --data",
+        f"{WITHOUT_DATA} --set data=pairs.tsv",
+        passes=SCORED,
+        begins=finished,
+    ),
     Cure(
         "takes one --model and no task",
         CARD.replace("evaluate", "evaluate similarity"),

@@ -15,9 +15,16 @@ from sightline.cache import IMAGES, PhraseTokens, read_manifest, write_manifest,
 from train.run_spec import StudentConfig, TextSource, run_spec
 from train.train_run import train_run
 
-MCSEO = TRAIN.replace("mcse", "mcseo", 1) + " --set object_weight=1 --features object-clip=objects"
+MCSEO = TRAIN.replace("mcse", "mcseo", 1) + " --object-weight 1 --features object-clip=objects"
+OF_SENTENCES = " --student ./student --max-steps 1 --batch-size 2 --device cpu --out run"
 TOKENS_OF_TEXT = "tokens --data s --student ./student --out tokens-of-text"
 PARTS = TRAIN.replace("mcse", "combined", 1).replace("image=", "parts.mcse.parameters.image=")
+
+
+def sentences() -> None:
+    """A data set of plain sentences in ./s."""
+    Path("lines.txt").write_text("a red dog\na tree\n")
+    assert run("prepare sentences --path lines.txt --out s") == 0
 
 
 def another_student(**words: int) -> None:
@@ -70,8 +77,7 @@ def train_on_two_streams() -> None:
 
 
 def sentences_with_tokens_of_another() -> None:
-    Path("lines.txt").write_text("a red dog\na tree\n")
-    assert run("prepare sentences --set path=lines.txt --out s") == 0
+    sentences()
     another_student(red=5, big=10)
     assert run(TOKENS_OF_TEXT.replace("./student", "./other")) == 0
 
@@ -115,9 +121,16 @@ TRAINING = [
         begins=objects,
     ),
     Cure(
-        "give --data once",
-        f"{PHRASE_TOKENS} --data d",
+        "belong to captions: give their data set as --data alone",
+        PHRASE_TOKENS.replace("--data", "--text"),
         passes=PHRASE_TOKENS,
+    ),
+    Cure("give --data, --text, or both", TOKENS.replace(" --data d", ""), passes=TOKENS),
+    Cure(
+        "{} has sentences and no images; give it as --text",
+        "train simcse --data s" + OF_SENTENCES,
+        passes="train simcse --text s" + OF_SENTENCES,
+        begins=sentences,
     ),
     Cure(
         "make them with `sightline tokens --phrases`",
@@ -171,7 +184,7 @@ TRAINING = [
     Cure(
         "belongs to the combination, beside `parts`",
         f"{PARTS} --set parts.mcse.parameters.caption=all",
-        passes=f"{PARTS} --set caption=all",
+        passes=f"{PARTS} --caption all",
     ),
     Cure(
         "must come from one `sightline prepare`",

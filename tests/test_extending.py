@@ -393,7 +393,7 @@ ENCODING += ("--weights", "random:0", "--out", "out", "--workers", "0")
 GROUNDING = ("ground", "--data", "mine", "--out", "out", "--set", "captions=all")
 GROUNDING += ("--set", "grounder.family=glossary", "--set", "grounder.words=[dog, tree]")
 GROUNDING += ("--set", "segmenter.family=ellipse", "--set", "rules.duplicate_iou=null")
-PREPARING = ("prepare", "sidecar", "--set", "images=data/raw/album/pictures", "--out", "out")
+PREPARING = ("prepare", "sidecar", "--images", "data/raw/album/pictures", "--out", "out")
 TRAINING = (
     "train",
     "hardest",
@@ -404,7 +404,7 @@ TRAINING = (
 )
 TRAINING += ("--data", "mine", "--tokens", "tokens", "--student", "bert-base-uncased")
 TRAINING += ("--epochs", "1", "--out", "runs/x")
-SCORING = ("evaluate", "odd-one-out", "--set", "data=odd.tsv", "--model", "bert-base-uncased")
+SCORING = ("evaluate", "odd-one-out", "--data", "odd.tsv", "--model", "bert-base-uncased")
 SCORING += ("--pooling", "cls", "--out", "results")
 MISTAKES = [
     ("thumbnail", "return ImageEncoder(", "return (", ENCODING, "encoder.ImageEncoder"),
@@ -476,9 +476,7 @@ def test_a_packages_mistake_is_the_packages(
     clone, lamplight, capsys, module, old, new, command, message
 ):
     if command[0] in ("ground", "train"):
-        ran(
-            capsys, "prepare", "sidecar", "--set", "images=data/raw/album/pictures", "--out", "mine"
-        )
+        ran(capsys, "prepare", "sidecar", "--images", "data/raw/album/pictures", "--out", "mine")
     if command[0] == "train":
         ran(capsys, *ENCODING[:-3], "features", "--workers", "0")
         ran(

@@ -92,6 +92,8 @@ PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
+    "which the command has already; rename the field": "tests/pipeline/test_options.py::"
+    "test_a_field_of_a_package_with_another_meaning_is_an_error",
     "set TMPDIR to a folder without *, ?, [ and ::": "tests/datasets/test_odd_names.py::"
     "test_the_temporary_folder_may_have_any_name",
     "or decode without processes (--workers 0)": "tests/pipeline/test_extract.py::"

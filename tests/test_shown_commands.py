@@ -110,7 +110,7 @@ def test_shown_commands_run_in_order(place, capsys):
 def test_the_exchange_of_features_runs_as_shown(place, capsys, monkeypatch):
     small = {"ViT-B-32": "resnet18", "pretrained:openai": "random:0", "20": "4"}
     for command in (
-        "prepare pairs --set images=photos --set captions=captions.csv --out data/mine",
+        "prepare pairs --images photos --captions captions.csv --out data/mine",
         "extract image --data photos --encoder resnet18 --weights random:0 --workers 0 "
         "--out features/clip",
         "cache export features/clip --format npy --normalise --data data/mine --out theirs",
@@ -157,17 +157,17 @@ def features_of(folder: str) -> np.ndarray:
 
 MISTAKES = [
     (
-        "prepare pairs --set images=nowhere --set captions=captions.csv --out x",
+        "prepare pairs --images nowhere --captions captions.csv --out x",
         "no such image folder",
     ),
-    ("prepare pairs --set images=photos --set captions=nothing.csv --out x", "no such file"),
+    ("prepare pairs --images photos --captions nothing.csv --out x", "no such file"),
     (
-        "prepare pairs --set images=photos --set captions=captions.csv --set splits.train --out x",
+        "prepare pairs --images photos --captions captions.csv --splits train --out x",
         "NAME=VALUE",
     ),
-    ("prepare flickr30k --set images=photos --out x", "`captions` is missing"),
-    ("prepare coco --set images=photos --set captions.tain=c.json --out x", "unknown split 'tain'"),
-    ("prepare sentences --set path=captions --out x", "no such file"),
+    ("prepare flickr30k --images photos --out x", "`captions` is missing"),
+    ("prepare coco --images photos --captions tain=c.json --out x", "unknown split 'tain'"),
+    ("prepare sentences --path captions --out x", "no such file"),
     (
         "extract text --data broken.parquet --encoder ViT-B-32 --weights random:0 --out x",
         "not a readable Parquet",
@@ -177,28 +177,27 @@ MISTAKES = [
     ("tokens --data nowhere --student student --out x", "nowhere: no such file"),
     ("train mcse --tokens x --student student --set image=clip --out x", "found neither"),
     (
-        "train mcse --set weight=1 --set weight=2 --tokens x --student y --out x",
-        "weight appears twice",
+        "train mcse --text x --set image=1 --set image=2 --tokens x --student y --out x",
+        "image appears twice",
     ),
     ("train mcs --text x --tokens x --student student --out x", "mean 'mcse'?"),
     ("train simcse --text x --tokens x --student y --out x", "no such manifest; `sightline prep"),
-    ("train mcse --set weight=[ --tokens x --student y --out x", "is not YAML"),
+    ("train dalr --text x --set teachers=[ --tokens x --student y --out x", "is not YAML"),
     ("train simcse --batch-size 1 --text x --tokens x --student y --out x", "--batch-size: input"),
-    ("evaluate sts --model student --set data=photos", "STS.input.MSRpar.txt: no such file"),
-    ("evaluate sts --model ./nobody --set data=senteval/downstream", "./nobody: there is no such"),
-    ("evaluate similarity --model student --set data=captions.csv", "expected score (or"),
-    ("evaluate st --model student --set data=captions.csv", "unknown evaluation task 'st'"),
-    ("evaluate sts --model student", "sts needs data=…: SentEval's"),
-    ("evaluate sts --set data=photos", "give at least one"),
-    ("evaluate sts --modle student --set data=photos", "No such option: --modle"),
-    ("evaluate sts --model student --set dta=photos", "did you mean 'data'?"),
+    ("evaluate sts --model student --data photos", "STS.input.MSRpar.txt: no such file"),
+    ("evaluate sts --model ./nobody --data senteval/downstream", "./nobody: there is no such"),
+    ("evaluate similarity --model student --data captions.csv", "expected score (or"),
+    ("evaluate st --model student --data captions.csv", "unknown evaluation task 'st'"),
+    ("evaluate sts --model student", "sts needs --data: SentEval's"),
+    ("evaluate sts --data photos", "give at least one"),
+    ("evaluate sts --modle student --data photos", "No such option: --modle"),
+    ("evaluate sts --model student --dta photos", "No such option: --dta"),
     ("evaluate sts --model student --set data", "found 'data', expected NAME=VALUE"),
     (
-        "evaluate retrieval --model student --set data=photos --set features=features "
-        "--set folds=0",
+        "evaluate retrieval --model student --data photos --set features=features --set folds=0",
         "retrieval.folds: input should be greater than or equal to 1; found 0",
     ),
-    ("evaluate sts --model student --set data=senteval/downstream", "does not say how to pool"),
+    ("evaluate sts --model student --data senteval/downstream", "does not say how to pool"),
     ("stage prepar scenes", "unknown stage 'prepar'; did you mean 'prepare'?"),
     ("stage image-features scenes", "expected: sightline stage image-features DATASET ENCODER"),
 ]

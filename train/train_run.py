@@ -23,7 +23,7 @@ from train.export import HEADS_FILE, MODEL_FOLDER, check_export, export_heads, e
 from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
 from train.run_folder import CHECKPOINTS, RunFolder
 from train.run_inputs import RunInputs
-from train.run_spec import RunSpec, run_spec
+from train.run_spec import RunSpec, StudentConfig, run_spec
 
 if TYPE_CHECKING:
     import torch
@@ -153,6 +153,9 @@ def train_run(
         )
 
 
+_OF_STUDENTS = StudentConfig.model_fields.keys() - {"model"}
+
+
 def train_model(
     objective: ObjectiveParams,
     student: Path | str,
@@ -165,11 +168,9 @@ def train_model(
     phrases: Path | str | None = None,
     dev: Path | str | None = None,
     seed: int = 0,
-    pooling: str | None = None,
-    max_length: int = 32,
     device: str = "auto",
     say: Say | None = None,
-    **train: Any,
+    **settings: Any,
 ) -> RunSummary:
     """Fine-tune a student on cached features; after a kill, the same call resumes.
 
@@ -186,16 +187,16 @@ def train_model(
         phrases: phrase tokens, for an objective that reads objects.
         dev: SentEval's STSBenchmark folder or a similarity TSV, for the choice of the best step.
         seed: of heads, dropout and the order of rows.
-        pooling: `cls` or `mean`; None: as the student's folder says, else `cls`.
-        max_length: tokens of a training text, as in ``tokens``.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         say: takes lines of progress; None: stderr, or a bar on a terminal.
-        train: as under `train` in params.yaml, such as ``batch_size``, ``learning_rate``,
-            ``epochs`` or ``max_steps``; 3 epochs by default.
+        settings: as under `train` and `student` in params.yaml, such as ``learning_rate``,
+            ``max_steps`` (3 epochs by default), ``pooling`` or ``layers``.
 
     Raises:
         SightlineError: an unknown or invalid parameter; or as `train_run`.
     """
+    encoder = {"model": str(student)}
+    encoder |= {name: settings.pop(name) for name in [*settings] if name in _OF_STUDENTS}
     spec = run_spec(
         out=out,
         tokens=tokens,
@@ -204,8 +205,8 @@ def train_model(
         phrases=phrases,
         objective=objective.name,
         parameters=objective.describe(),
-        student={"model": str(student), "pooling": pooling, "max_length": max_length},
-        train=train,
+        student=encoder,
+        train=settings,
         features={name: opened.path for name, opened in (features or {}).items()},
         dev=dev,
         seed=seed,

@@ -14,17 +14,18 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.cli import cache_exchange
+from pipeline.cli.commands import Command, Group
 from pipeline.cli.options import JSON, print_json
 from sightline.wording import counted, in_bytes
 
 app = typer.Typer(
-    help="List, verify, repair and share the sets of the cache.", no_args_is_help=True
+    cls=Group, help="List, verify, repair and share the sets of the cache.", no_args_is_help=True
 )
 _LOST = re.compile(r"(shard|index)-[0-9a-f]{32}\.\w+")
 PATH = Annotated[Path, typer.Argument(help="A set of the cache, or a folder of sets.")]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
     """List every set of the cache below a folder.
 
@@ -67,7 +68,7 @@ def _print_sets(sets: list[dict[str, Any]]) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
-@app.command()
+@app.command(cls=Command)
 def info(
     path: cache_exchange.SET,
     data: Annotated[
@@ -109,7 +110,7 @@ def info(
         print(f"{name + ':':21}{value}")
 
 
-@app.command()
+@app.command(cls=Command)
 def verify(
     path: PATH,
     rows: Annotated[
@@ -143,7 +144,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def repair(path: PATH, as_json: JSON = False) -> None:
     """Remove damaged shards from the sets below a folder; the next run recomputes them.
 
@@ -176,7 +177,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
         raise CacheError("\n".join(beyond))
 
 
-@app.command()
+@app.command(cls=Command)
 def gc(
     path: PATH,
     compact: Annotated[
@@ -214,9 +215,9 @@ def gc(
     print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
-app.command()(cache_exchange.diff)
-app.command("export")(cache_exchange.export_set)
-app.command("import")(cache_exchange.import_set)
+app.command(cls=Command)(cache_exchange.diff)
+app.command("export", cls=Command)(cache_exchange.export_set)
+app.command("import", cls=Command)(cache_exchange.import_set)
 
 
 def sets_below(path: Path, *, lost: bool = False) -> list[Path]:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from pipeline.cli.options import JSON, OUT, print_json, takes
+from pipeline.cli.model_options import takes
+from pipeline.cli.options import JSON, OUT, print_json
 from pipeline.interchange.foreign import ImportOptions
 from sightline.wording import counted, in_bytes
 
@@ -100,7 +101,7 @@ def export_set(
             print(f"{done.unnamed:,} rows are not in {data}; their name is empty")
 
 
-@takes("options", ImportOptions)
+@takes("options", ImportOptions, panel="Data")
 def import_set(
     source: Annotated[
         Path,

@@ -34,7 +34,7 @@ COMMANDS = {
     "extract": Entry("extract:extract", "Run one frozen model and cache its features."),
     "ground": Entry("ground:ground", "Find the phrases of captions, their boxes and masks."),
     "tokens": Entry("tokens:tokens", "Tokenise training texts, or find the tokens of phrases."),
-    "train": Entry("train:train", "Fine-tune a student on cached features."),
+    "train": Entry("train:app", "Fine-tune a student on cached features."),
     "evaluate": Entry("evaluate:evaluate", "Score models on tasks."),
     "compare": Entry("compare:compare", "Compare runs with each other and with the papers."),
     "look": Entry("look:app", "Look at groundings, features and neighbours."),
@@ -47,13 +47,32 @@ COMMANDS = {
 """Name → command, in the order of the work."""
 
 
-class _Lazy(TyperGroup):
+class _PlainFlags:
+    """Help without a type beside flags, which take no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
+        for each in params:
+            if getattr(each, "is_flag", False) and each.metavar is None:
+                each.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command of Sightline."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """A group of commands of Sightline."""
+
+
+class _Lazy(Group):
     """Loads a command when it is called; its own help needs none of them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = {
-            name: TyperCommand(name, help=entry.line, hidden=entry.hidden)
+            name: Command(name, help=entry.line, hidden=entry.hidden)
             for name, entry in COMMANDS.items()
         }
         self._helping = False
@@ -106,7 +125,7 @@ def load(name: str) -> Any:
     command = getattr(importlib.import_module(f"pipeline.cli.{module}"), attribute)
     if not isinstance(command, typer.Typer):
         alone = typer.Typer(add_completion=False)
-        alone.command(name, hidden=COMMANDS[name].hidden)(command)
+        alone.command(name, cls=Command, hidden=COMMANDS[name].hidden)(command)
         command = alone
     loaded = get_command(command)
     loaded.name = name

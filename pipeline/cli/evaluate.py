@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli.model_options import pairs_of, typed
 from pipeline.cli.options import (
     DEVICE,
     JSON,
     MODELS,
     POOLING,
-    SET,
     models_of,
-    pairs_of,
+    option,
     print_json,
-    typed,
+    set_in,
 )
 from sightline.errors import SightlineError
 from sightline.settings import field_help
@@ -39,27 +39,33 @@ def evaluate(
         typer.Argument(metavar="[TASK]...", help="`list` shows them and their settings."),
     ] = None,
     models: MODELS = None,
-    set_: SET = [],  # noqa: B006
+    data: Annotated[
+        str | None, option("Data", "What the tasks read, if all read the same.", "--data")
+    ] = None,
+    set_: Annotated[list[str], set_in("Data")] = [],  # noqa: B006
     pooling: POOLING = None,
     device: DEVICE = "auto",
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for result files, which `sightline compare` reads."),
+        option("Output", "Folder for result files, which `sightline compare` reads.", "--out"),
     ] = None,
     card: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RESULT", help="Without tasks: print the model card with the scores of a file."
+        option(
+            "Output",
+            "Without tasks: print the model card with the scores of a file.",
+            "--card",
+            metavar="RESULT",
         ),
     ] = None,
     as_json: JSON = False,
 ) -> None:
     """Score models on tasks.
 
-    --set gives a setting of every task that has it: data=PATH; sts.data=PATH of one task. Each
-    model encodes every distinct sentence once. Several seeds of a run make one row.
+    --set gives a setting of every task that has it, or of one: sts.data=PATH. Each model encodes
+    every distinct sentence once. Several seeds of a run make one row.
 
-    Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --set data=senteval/downstream
+    Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --data senteval/downstream
     """
     names = tasks or []
     if card is not None:
@@ -68,9 +74,9 @@ def evaluate(
     if not names:
         raise typer.BadParameter("name a task; `sightline evaluate list` shows them")
     if names == [LIST]:
-        _list_tasks(set_, as_json)
+        _list_tasks(data, as_json)
         return
-    settings = _settings_of(names, set_)
+    settings = _settings_of(names, data, set_)
     sources = models_of(models)
     from train.evaluate.evaluation import Evaluation, evaluate_model
     from train.evaluate.models import EvaluatedModel, name_models
@@ -129,7 +135,9 @@ def _print_card(tasks: Sequence[str], models: Sequence[str], results: Path) -> N
     print(card_with_scores(Path(models[0]), results), end="")
 
 
-def _settings_of(names: Sequence[str], words: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _settings_of(
+    names: Sequence[str], data: str | None, words: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """Task → its settings, from ``--set``; a name without a task is for all that have it."""
     from sightline.settings import unknown
     from train.evaluate.task import task_class
@@ -137,14 +145,18 @@ def _settings_of(names: Sequence[str], words: Sequence[str]) -> dict[str, dict[s
     classes = {name: task_class(name).Settings for name in names}
     texts = pairs_of(words, "--set")
     choices = [
-        option
+        setting
         for name, model in classes.items()
         for key in model.model_fields
-        for option in (key, f"{name}.{key}")
+        for setting in (key, f"{name}.{key}")
     ]
-    for option in texts:
-        if option not in choices:
-            raise typer.BadParameter(unknown(option, set(choices), "setting"), param_hint="--set")
+    for setting in texts:
+        if setting not in choices:
+            raise typer.BadParameter(unknown(setting, set(choices), "setting"), param_hint="--set")
+    if "data" in texts:
+        raise typer.BadParameter("data is an option: give --data", param_hint="--set")
+    if data is not None:
+        texts["data"] = data
     settings: dict[str, dict[str, Any]] = {}
     for name, model in classes.items():
         own = {key: texts.get(f"{name}.{key}", texts.get(key)) for key in model.model_fields}
@@ -152,17 +164,18 @@ def _settings_of(names: Sequence[str], words: Sequence[str]) -> dict[str, dict[s
     for name, model in classes.items():
         for key, field in model.model_fields.items():
             if field.is_required() and key not in settings[name]:
-                needs = task_class(name).needs if key == "data" else field.description
-                raise typer.BadParameter(f"{name} needs {key}=…: {needs}", param_hint="--set")
+                if key == "data":
+                    raise typer.BadParameter(f"{name} needs --data: {task_class(name).needs}")
+                needs = f"{name} needs {key}=…: {field.description}"
+                raise typer.BadParameter(needs, param_hint="--set")
     return settings
 
 
-def _list_tasks(words: Sequence[str], as_json: bool) -> None:
-    """What there is, and whether the data that params.yaml or --set data=… names is here."""
+def _list_tasks(data: str | None, as_json: bool) -> None:
+    """What there is, and whether the data that params.yaml or --data names is here."""
     from pipeline.params import FILE_NAME, load_params
     from train.evaluate.task import TASKS, task_class
 
-    data = pairs_of(words, "--set").get("data")
     entries = load_params().evaluation.tasks if Path(FILE_NAME).is_file() else {}
     described = {}
     for name in TASKS:
@@ -173,7 +186,7 @@ def _list_tasks(words: Sequence[str], as_json: bool) -> None:
             if (about.task or entry) == name
         }
         if data is not None:
-            places[f"data={data}"] = {"data": data}
+            places[f"--data {data}"] = {"data": data}
         described[name] = {
             "about": task.about,
             "needs": task.needs,

@@ -7,28 +7,34 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.model_options import set_values, takes
 from pipeline.cli.options import (
     CHECK,
     DRY_RUN,
     JSON,
     OUT,
     RETRY_FAILED,
-    SET,
     WORKER,
     launched_workers,
+    option,
     print_check,
     print_summary,
-    set_values,
-    takes,
+    set_in,
 )
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.cache.feature_kind import KINDS, feature_kind
 from sightline.settings import unknown
 
 
-@takes("machine", Machine)
-@takes("settings", ExtractSettings, only=ExtractSettings.model_fields.keys() - {"cutouts"})
-@takes("rules", CutoutRules)
+@takes("machine", Machine, panel="Machine")
+@takes(
+    "settings",
+    ExtractSettings,
+    panel="Model",
+    panels={"max_failed": "Output"},
+    only=ExtractSettings.model_fields.keys() - {"cutouts"},
+)
+@takes("rules", CutoutRules, panel="Model")
 def extract(
     kind: Annotated[
         str,
@@ -38,16 +44,20 @@ def extract(
     ],
     data: Annotated[
         Path,
-        typer.Option(
-            help="Folder that `sightline prepare` wrote; or a folder of images; or, for texts, a "
-            "file with one a line."
+        option(
+            "Data",
+            "Folder that `sightline prepare` wrote; or a folder of images; or, for texts, a file "
+            "with one a line.",
+            "--data",
         ),
     ],
     encoder: Annotated[
         str,
-        typer.Option(
-            help="resnet50, ViT-B-32, …, a model config (JSON), for a teacher a folder or a hub "
-            "name, or FAMILY:MODEL."
+        option(
+            "Model",
+            "resnet50, ViT-B-32, …, a model config (JSON), for a teacher a folder or a hub name, "
+            "or FAMILY:MODEL.",
+            "--encoder",
         ),
     ],
     out: OUT,
@@ -56,18 +66,21 @@ def extract(
     rules: CutoutRules,
     weights: Annotated[
         str | None,
-        typer.Option(
-            help="pretrained:TAG, file:PATH or random:SEED.",
-            show_default="of a teacher: pretrained",
+        option(
+            "Model",
+            "pretrained:TAG, file:PATH or random:SEED; default: of a teacher, pretrained.",
+            "--weights",
         ),
     ] = None,
-    set_: SET = [],  # noqa: B006
+    set_: Annotated[list[str], set_in("Model")] = [],  # noqa: B006
     phrases: Annotated[
-        Path | None, typer.Option(help="For objects: a grounding, or a phrases manifest.")
+        Path | None, option("Data", "For objects: a grounding, or a phrases manifest.", "--phrases")
     ] = None,
     cutouts: Annotated[
         Path | None,
-        typer.Option(help="Stored cut-outs; photographs are read only for those it lacks."),
+        option(
+            "Data", "Stored cut-outs; photographs are read only for those it lacks.", "--cutouts"
+        ),
     ] = None,
     as_json: JSON = False,
     worker: WORKER = None,
@@ -76,8 +89,10 @@ def extract(
     check: CHECK = 0,
     copy_from: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of other feature sets; rows with the same fingerprint are copied."
+        option(
+            "Output",
+            "Folder of other feature sets; rows with the same fingerprint are copied.",
+            "--copy-from",
         ),
     ] = None,
 ) -> None:

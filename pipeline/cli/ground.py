@@ -5,35 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from pipeline.cli.model_options import checked, set_values, takes
 from pipeline.cli.options import (
     DATA,
     DRY_RUN,
     JSON,
     OUT,
     RETRY_FAILED,
-    SET,
     WORKER,
-    checked,
     launched_workers,
+    option,
     print_summary,
-    set_values,
-    takes,
+    set_in,
 )
 from pipeline.extract.settings import ExtractSettings, Machine
 
 
-@takes("machine", Machine)
-@takes("settings", ExtractSettings, only={"precision", "max_failed"})
+@takes("machine", Machine, panel="Machine")
+@takes(
+    "settings",
+    ExtractSettings,
+    panel="Model",
+    panels={"max_failed": "Output"},
+    only={"precision", "max_failed"},
+)
 def ground(
     data: DATA,
     out: OUT,
     machine: Machine,
     settings: ExtractSettings,
-    set_: SET = [],  # noqa: B006
+    set_: Annotated[list[str], set_in("Model")] = [],  # noqa: B006
     cutouts: Annotated[
-        Path | None, typer.Option(help="Folder for cut-outs; without it, none are made.")
+        Path | None,
+        option("Output", "Folder for cut-outs; without it, none are made.", "--cutouts"),
     ] = None,
     as_json: JSON = False,
     worker: WORKER = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import from_words
+from pipeline.cli.model_options import from_words
 from pipeline.extract.settings import Machine
 from sightline.devices import OMP
 

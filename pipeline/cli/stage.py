@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.model_options import takes
 from pipeline.cli.options import (
     CHECK,
     DRY_RUN,
@@ -14,12 +15,11 @@ from pipeline.cli.options import (
     WORKER,
     launched_workers,
     print_check,
-    takes,
 )
 from pipeline.extract.settings import Machine
 
 
-@takes("machine", Machine)
+@takes("machine", Machine, panel="Machine")
 def stage(
     name: Annotated[str, typer.Argument(help="As in dvc.yaml, such as image-features or train.")],
     machine: Machine,

@@ -7,30 +7,36 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import JSON, OUT, print_json
-from sightline.errors import SightlineError
+from pipeline.cli.model_options import takes
+from pipeline.cli.options import JSON, OUT, option, print_json
+from train.run_spec import StudentConfig
 
 
+@takes(
+    "student",
+    StudentConfig,
+    panel="Model",
+    only={"model", "revision", "max_length", "prompt"},
+    names={"model": "student"},
+)
 def tokens(
-    data: Annotated[
-        list[Path],
-        typer.Option(
-            help="Folder that `sightline prepare` wrote, or a text file, one a line; repeatable.",
-            show_default=False,
-        ),
-    ],
-    student: Annotated[
-        str, typer.Option(help="Folder of an encoder, or NAME or NAME@REVISION on the hub.")
-    ],
+    student: StudentConfig,
     out: OUT,
-    max_length: Annotated[
-        int, typer.Option(min=3, help="Maximum tokens per training text, special tokens included.")
-    ] = 32,
+    data: Annotated[
+        Path | None, option("Data", "Prepared data set of images and captions.", "--data")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        option("Data", "Prepared data set of sentences, or a text file, one a line.", "--text"),
+    ] = None,
     phrases: Annotated[
         Path | None,
-        typer.Option(help="A grounding of the data set: write the tokens of its phrases instead."),
+        option(
+            "Data",
+            "A grounding of the data set: write the tokens of its phrases instead.",
+            "--phrases",
+        ),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="Text before every text, as in training.")] = "",
     as_json: JSON = False,
 ) -> None:
     """Tokenise training texts, or find the tokens of phrases.
@@ -41,18 +47,23 @@ def tokens(
     from sightline.cache.prepared import PreparedDataset
     from sightline.cache.record import read_record
 
+    encoder, length, prompt = student.source, student.max_length, student.prompt
     if phrases is None:
-        count = tokenize(texts_of(data), student, max_length, out, data, prompt)
+        if not (sets := [path for path in (data, text) if path is not None]):
+            raise typer.BadParameter("give --data, --text, or both")
+        count = tokenize(texts_of(sets), encoder, length, out, sets, prompt)
         record = read_record(out)
         about = {"texts": count, "cut": record.cut}
-        text = ", ".join(filter(None, (f"{count:,} distinct texts", record.cut_in_words)))
-    elif len(data) > 1:
-        raise SightlineError("--phrases: belong to one data set; give --data once")
+        told = ", ".join(filter(None, (f"{count:,} distinct texts", record.cut_in_words)))
+    elif data is None or text is not None:
+        raise typer.BadParameter(
+            "belong to captions: give their data set as --data alone", param_hint="--phrases"
+        )
     else:
         from pipeline.tokenize_phrases import summary, tokenize_phrases
 
-        captions = PreparedDataset.open(data[0]).captions_manifest
-        header = tokenize_phrases(phrases, captions, student, max_length, out, prompt)
+        captions = PreparedDataset.open(data).captions_manifest
+        header = tokenize_phrases(phrases, captions, encoder, length, out, prompt)
         about = {"phrases": header.phrases, "dropped": header.dropped}
-        text = summary(header)
-    print_json({"out": out.as_posix(), **about}) if as_json else print(f"{out}: {text}")
+        told = summary(header)
+    print_json({"out": out.as_posix(), **about}) if as_json else print(f"{out}: {told}")

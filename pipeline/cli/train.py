@@ -1,105 +1,247 @@
-"""`sightline train`: one training run."""
+"""`sightline train OBJECTIVE`: a command for each objective, with the objective's own options."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.options import (
-    DEVICE,
-    JSON,
-    MOST_SEED,
-    OUT,
-    SET,
-    pairs_of,
-    print_json,
-    set_values,
-    takes,
-)
-from train.run_spec import StudentConfig, TrainConfig
+from pipeline.cli.chosen import chosen_by_name
+from pipeline.cli.model_options import about, from_words, names_models, pairs_of, set_values, takes
+from pipeline.cli.options import DEVICE, JSON, MOST_SEED, OUT, option, print_json, set_in
+from sightline.cache.feature_kind import KINDS
+from train.objectives import OBJECTIVES, ObjectiveParams, objective_class
+from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainConfig, run_spec
 
 
-@takes("settings", TrainConfig)
-@takes(
-    "student",
-    StudentConfig,
-    only=StudentConfig.model_fields.keys() - {"name"},
-    names={"model": "student"},
-)
-def train(
-    objective: Annotated[
-        str, typer.Argument(help="simcse, mcse, kdmcse, dalr, mcseo or combined.")
-    ],
-    student: StudentConfig,
-    tokens: Annotated[Path, typer.Option(help="Token set of every training text.")],
-    out: OUT,
-    settings: TrainConfig,
-    data: Annotated[
-        Path | None, typer.Option(help="Prepared data set whose images and captions are pairs.")
-    ] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="Prepared data set whose sentences are trained on alone.")
-    ] = None,
-    phrases: Annotated[
-        Path | None, typer.Option(help="Phrase tokens, for an objective with objects.")
-    ] = None,
-    features: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=FOLDER",
-            help="A feature set that it needs, such as image-clip=features/clip; repeatable.",
-        ),
-    ] = [],  # noqa: B006
-    dev: Annotated[
-        Path | None, typer.Option(help="Similarity TSV or SentEval folder for model selection.")
-    ] = None,
-    set_: SET = [],  # noqa: B006
-    seed: Annotated[
-        int, typer.Option(min=0, max=MOST_SEED, help="Seed for heads, dropout and row order.")
-    ] = 0,
-    device: DEVICE = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many steps are done and to do.")
-    ] = False,
-    as_json: JSON = False,
-) -> None:
-    """Fine-tune a student on cached features.
+def options_of(objective: type[ObjectiveParams]) -> list[str]:
+    """The fields of an objective that are options of its command.
 
-    --set gives a parameter of the objective, in YAML: weight=0.1. If killed, the same command
-    resumes.
-
-    Example: sightline train mcse --set image=clip --features image-clip=features/clip
-    --data data/mine --tokens tokens --student bert-base-uncased --epochs 3 --out runs/mcse
+    Encoders, which are called as the kind of their features, follow from ``--features``; lists of
+    models are given with ``--set``.
     """
+    return [
+        name
+        for name, field in objective.model_fields.items()
+        if name not in KINDS and not names_models(field.annotation)
+    ]
+
+
+def _command(name: str) -> Callable[..., None]:
+    """The command that trains with the objective called ``name``."""
+    objective = objective_class(name)
+
+    @takes("words", objective, panel="Objective", only=options_of(objective), as_words=True)
+    @takes(
+        "student",
+        StudentConfig,
+        panel="Model",
+        only=StudentConfig.model_fields.keys() - {"name"},
+        names={"model": "student"},
+    )
+    @takes(
+        "settings",
+        TrainConfig,
+        panel="Training",
+        panels=dict.fromkeys(OF_THE_MACHINE | {"chunk", "compile"}, "Machine"),
+    )
+    def train(
+        student: StudentConfig,
+        words: dict[str, Any],
+        settings: TrainConfig,
+        out: OUT,
+        data: Annotated[
+            Path | None, option("Data", "Prepared data set of images and captions.", "--data")
+        ] = None,
+        text: Annotated[
+            Path | None,
+            option("Data", "Prepared data set of sentences, trained on alone.", "--text"),
+        ] = None,
+        features: Annotated[
+            list[str],
+            option(
+                "Data",
+                "A feature set that it needs; NAME=FOLDER where several fit; repeatable.",
+                "--features",
+                metavar="FOLDER",
+            ),
+        ] = [],  # noqa: B006
+        tokens: Annotated[
+            Path | None,
+            option(
+                "Data",
+                "Token set of every training text; default: made beside the data set.",
+                "--tokens",
+            ),
+        ] = None,
+        phrases: Annotated[
+            Path | None,
+            option("Data", "Phrase tokens, for an objective with objects.", "--phrases"),
+        ] = None,
+        dev: Annotated[
+            Path | None,
+            option("Data", "Similarity TSV or SentEval folder for model selection.", "--dev"),
+        ] = None,
+        set_: Annotated[list[str], set_in("Objective")] = [],  # noqa: B006
+        seed: Annotated[
+            int,
+            option(
+                "Training",
+                "Seed for heads, dropout and row order.",
+                "--seed",
+                min=0,
+                max=MOST_SEED,
+                metavar="<int>",
+                show_default=True,
+            ),
+        ] = 0,
+        device: DEVICE = "auto",
+        dry_run: Annotated[
+            bool, option("Output", "Say how many steps are done and to do.", "--dry-run")
+        ] = False,
+        as_json: JSON = False,
+    ) -> None:
+        _check_pairs(data)
+        chosen, sets = _objective(objective, words, set_, features)
+        made = tokens or _tokens_beside(data, text, student)
+        spec = run_spec(
+            objective=name,
+            parameters=chosen.describe(),
+            student=student,
+            train=settings,
+            tokens=made,
+            pairs=data,
+            sentences=text,
+            phrases=phrases,
+            features=sets,
+            dev=dev,
+            seed=seed,
+            device=device,
+            out=out,
+        )
+        _run(spec, None if tokens else made, dry_run, as_json)
+
+    kinds = [kind for kind in KINDS if kind in objective.model_fields]
+    sets = "".join(f" --features features/{kind}" for kind in kinds)
+    source = getattr(objective, "source", None)
+    what = f"Train with {source}." if isinstance(source, str) else about(objective)
+    train.__doc__ = (
+        f"{what}\n\nIf killed, the same command resumes.\n\n"
+        f"Example: sightline train {name} --data data/mine{sets} --student bert-base-uncased "
+        f"--out runs/{name}"
+    )
+    return train
+
+
+def _check_pairs(data: Path | None) -> None:
+    from sightline.cache.prepared import PreparedDataset
+
+    if data is not None and not PreparedDataset.open(data).has_pairs:
+        raise typer.BadParameter(
+            f"{data} has sentences and no images; give it as --text", param_hint="--data"
+        )
+
+
+def _objective(
+    objective: type[ObjectiveParams],
+    words: Mapping[str, Any],
+    set_: Sequence[str],
+    features: Sequence[str],
+) -> tuple[ObjectiveParams, dict[str, Path]]:
+    """The objective and its feature sets by name; encoders are called as their folders are."""
+    from sightline.cache import FeatureSet
+
+    given = set_values(objective, set_)
+    for name in given:
+        if name in options_of(objective):
+            flag = name.replace("_", "-")
+            raise typer.BadParameter(f"{name} is an option: give --{flag}", param_hint="--set")
+    named = pairs_of([word for word in features if not _is_folder(word)], "--features")
+    alone = {
+        Path(word): FeatureSet.open(word).record.spec.kind for word in features if _is_folder(word)
+    }
+    for folder, kind in alone.items():
+        if kind in objective.model_fields:
+            given.setdefault(kind, folder.resolve().name.removeprefix(f"{kind}-"))
+    try:
+        chosen = from_words(objective, words, given=given)
+    except typer.BadParameter as error:
+        if kinds := [kind for kind in objective.model_fields.keys() & KINDS if kind not in given]:
+            error.message += f" (--features FOLDER, a set of {' or '.join(kinds)} features)"
+        raise
+    sets = {name: Path(folder) for name, folder in named.items()}
+    for folder, kind in alone.items():
+        sets[_need_of(chosen, folder, kind, sets)] = folder
+    return chosen, sets
+
+
+def _is_folder(word: str) -> bool:
+    return "=" not in word or Path(word).is_dir()
+
+
+def _need_of(chosen: ObjectiveParams, folder: Path, kind: str, sets: Mapping[str, Path]) -> str:
+    """The one need that a set given without a name fits."""
+    names = [need.name for need in chosen.features]
+    fitting = [need.name for need in chosen.features if need.kind == kind and need.name not in sets]
+    if len(fitting) == 1:
+        return fitting[0]
+    found = f"{folder} holds {kind} features"
+    if fitting:
+        fault = f"{found}, which {' and '.join(fitting)} need; write {fitting[0]}={folder}"
+    elif kind in chosen.model_fields and any(need.kind == kind for need in chosen.features):
+        fault = f"{found}, of which another set is given already"
+    else:
+        fault = f"{found}; {chosen.name} needs {', '.join(names) or 'no features'}"
+    raise typer.BadParameter(fault, param_hint="--features")
+
+
+def _tokens_beside(data: Path | None, text: Path | None, student: StudentConfig) -> Path:
+    """Where the tokens of these data sets are kept if the user names no folder."""
+    folders = [folder.resolve() for folder in (data, text) if folder is not None] or [Path()]
+    sets = "+".join(dict.fromkeys(folder.name for folder in folders))
+    return folders[0].parent / "tokens" / f"{sets}-{student.name}-{student.max_length}"
+
+
+def _run(spec: RunSpec, to_make: Path | None, dry_run: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from sightline.devices import is_first_process
-    from train.objectives import objective_class
-    from train.run_spec import run_spec
     from train.train_run import steps_to_do, train_run
 
-    spec = run_spec(
-        objective=objective,
-        parameters=set_values(objective_class(objective), set_),
-        student=student,
-        train=settings,
-        tokens=tokens,
-        pairs=data,
-        sentences=text,
-        phrases=phrases,
-        features=pairs_of(features, "--features"),
-        dev=dev,
-        seed=seed,
-        device=device,
-        out=out,
-    )
     if dry_run:
         left = steps_to_do(spec)
         print_json(asdict(left)) if as_json else print(left)
         return
+    if to_make is not None:
+        _make_tokens(spec, to_make)
     summary = train_run(spec)
     if not is_first_process():
         return
     print_json(summary.model_dump(mode="json", by_alias=True)) if as_json else print(summary)
+
+
+def _make_tokens(spec: RunSpec, out: Path) -> None:
+    """Tokenise the texts of a run in process 0, while others wait; what is there is kept."""
+    from pipeline.tokenize_texts import texts_of, tokenize
+    from train.distributed import joined
+
+    streams = (spec.pairs.captions if spec.pairs else None, spec.text and spec.text.sentences)
+    data = [manifest.parent for manifest in streams if manifest is not None]
+    student = spec.student
+
+    def make() -> int:
+        texts = texts_of(data)
+        return tokenize(texts, student.source, student.max_length, out, data, student.prompt)
+
+    with joined(spec.device) as processes:
+        processes.on_main(make)
+
+
+app = chosen_by_name(OBJECTIVES, _command)
+
+
+@app.callback()
+def _group() -> None:
+    """Fine-tune a student on cached features."""

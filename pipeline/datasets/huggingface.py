@@ -80,7 +80,7 @@ class HuggingFaceSource(Source):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare huggingface --set path=flickr30k --set caption_column=captions "
+        "sightline prepare huggingface --path flickr30k --caption-column captions "
         "--out data/flickr30k"
     )
     writes: ClassVar[tuple[str, ...]] = (*MANIFESTS, "images/00000.tar")

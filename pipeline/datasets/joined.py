@@ -36,7 +36,7 @@ class JoinedSource(Source):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare joined --set parts.flickr=data/flickr30k --set parts.coco=data/coco "
+        "sightline prepare joined --parts flickr=data/flickr30k --parts coco=data/coco "
         "--out data/flickr30k-coco"
     )
 

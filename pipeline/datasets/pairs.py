@@ -51,7 +51,7 @@ class PairsSource(Source):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare pairs --set images=photos --set captions=captions.csv --out data/mine"
+        "sightline prepare pairs --images photos --captions captions.csv --out data/mine"
     )
 
     kind: Literal["pairs"] = "pairs"
@@ -130,8 +130,8 @@ class Flickr30kSource(PairsSource):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare flickr30k --set images=flickr30k-images "
-        "--set karpathy=dataset_flickr30k.json --out data/flickr30k"
+        "sightline prepare flickr30k --images flickr30k-images "
+        "--karpathy dataset_flickr30k.json --out data/flickr30k"
     )
     licence: ClassVar[str] = (
         "Flickr30k: photographs under the terms of Flickr and their authors, for "
@@ -164,7 +164,7 @@ class CocoSource(Source):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare coco --set images=coco --set captions.train=captions_train2017.json "
+        "sightline prepare coco --images coco --captions train=captions_train2017.json "
         "--out data/coco"
     )
     licence: ClassVar[str] = (

@@ -32,7 +32,7 @@ class SentencesSource(Source):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare sentences --set path=wiki1m_for_simcse.txt --out data/wiki"
+        "sightline prepare sentences --path wiki1m_for_simcse.txt --out data/wiki"
     )
     has_pairs: ClassVar[bool] = False
 

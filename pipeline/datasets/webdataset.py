@@ -68,8 +68,7 @@ class WebDatasetSource(Source):
     """
 
     example: ClassVar[str] = (
-        "sightline prepare webdataset --set images=cc12m --set 'shards={00000..00099}.tar' "
-        "--out data/cc12m"
+        "sightline prepare webdataset --images cc12m --shards '{00000..00099}.tar' --out data/cc12m"
     )
     licence: ClassVar[str] = (
         "not known here; images from the web belong to their authors, and the terms of the data "

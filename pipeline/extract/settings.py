@@ -131,12 +131,11 @@ class Machine(Settings):
     @classmethod
     def _in_full(cls, value: Any) -> tuple[str, ...]:
         """Full names, each once: ``0`` is ``cuda:0``, and ``0,1`` a list; none is ``auto``."""
-        if isinstance(value, str):
-            value = value.split(",")
-        words = value if isinstance(value, list | tuple) else [value]
+        given = value if isinstance(value, list | tuple) else [value]
+        words = [part for word in given for part in str(word).split(",")]
         names: list[str] = []
         for device in words:
-            word = str(device).strip()
+            word = device.strip()
             if word == "auto" and len(words) == 1:
                 continue
             numbered = re.fullmatch(r"(?:cuda:)?(\d{1,4})|(cuda)|(cpu|mps)", word, re.ASCII)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from sightline.cache.keys import Keys
@@ -111,6 +112,12 @@ class PreparedDataset:
     def sentences_manifest(self) -> Path:
         """`sentences.parquet`."""
         return self.folder / "sentences.parquet"
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether it has images with captions; else it has sentences alone."""
+        captions = self.captions_manifest
+        return not captions.is_file() or pq.read_metadata(captions).num_rows > 0
 
     @property
     def images(self) -> pa.Table:

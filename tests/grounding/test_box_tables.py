@@ -453,7 +453,7 @@ def test_pixels_are_those_of_the_upright_image(inputs, said):
 
 
 def test_mcseo_learns_from_a_table(inputs):
-    train = TRAIN.replace("mcse", "mcseo", 1) + " --set object_weight=1 --features object-clip="
+    train = TRAIN.replace("mcse", "mcseo", 1) + " --object-weight 1 --features object-clip="
     for step in (
         command("--set grounder.box_format=xyxy"),
         EXTRACT + "clip",

@@ -78,12 +78,12 @@ DATASET = "dataset.json images.parquet captions.parquet"
 FOLDERS = [
     Command(
         "prepare pairs",
-        "prepare pairs --set images=@scenes/images --set captions=@captions.tsv --out OUT",
+        "prepare pairs --images @scenes/images --captions @captions.tsv --out OUT",
         f"{DATASET} sentences.parquet",
     ),
     Command(
         "prepare sentences",
-        "prepare sentences --set path=@texts.txt --out OUT",
+        "prepare sentences --path @texts.txt --out OUT",
         "dataset.json sentences.parquet",
     ),
     Command("extract image", EXTRACT_IMAGE, "set.json set.json.next"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import typer
@@ -12,7 +14,8 @@ from command_line import unboxed
 from shown_commands import leaves
 
 from pipeline.cli.commands import COMMANDS, load
-from pipeline.cli.options import from_words, set_values
+from pipeline.cli.model_options import from_words, set_values, takes
+from pipeline.cli.train import options_of as options_of_objective
 from pipeline.datasets.pairs import CocoSource, PairsSource
 from pipeline.datasets.source import Source
 from pipeline.datasets.webdataset import WebDatasetSource
@@ -20,11 +23,15 @@ from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_enc
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.params import Params
+from sightline.errors import SightlineError
 from sightline.settings import field_help
 from train.evaluate.task import TASKS, task_class
-from train.objectives import OBJECTIVES, objective_class
+from train.objectives import OBJECTIVES, make_objective, objective_class
+from train.objectives.simcse import SimCSEParams
 from train.run_spec import StudentConfig, TrainConfig
+from train.train_run import train_model
 
+CHOSEN = ("prepare", "train")
 EVERY = {words: each for name in COMMANDS for words, each in leaves(load(name), (name,)).items()}
 
 
@@ -62,10 +69,12 @@ def test_help_of_the_root_loads_no_command():
 
 
 def test_there_are_few_of_them():
-    shown = {words: options_of(*words) for words in EVERY if words != ("stage",)}
+    """Beside those that are fields of a kind of data set or of an objective."""
+    shown = {words: options_of(*words) for words in EVERY if words[0] not in ("stage", *CHOSEN)}
+    shown |= {("prepare", "sentences"): [], ("train", "simcse"): options_of("train", "simcse")}
     assert len(shown) <= 30
     assert sum(map(len, shown.values())) <= 200
-    assert len({name for names in shown.values() for name in names}) <= 95
+    assert len({name for names in shown.values() for name in names}) <= 100
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
@@ -75,29 +84,83 @@ def test_every_command_has_an_example_and_every_option_says_what_it_does(words):
         assert each.help, each.name
 
 
-def test_every_parameter_can_be_given_on_a_command_line():
-    def flags(model, *without):
-        return {name.replace("_", "-") for name in model.model_fields.keys() - set(without)}
+def every_model():
+    """Section of params.yaml, or kind of parameters → its models and their commands."""
+    yield "machine", Machine, ("extract",)
+    yield "machine", Machine, ("ground",)
+    yield "extract", ExtractSettings, ("extract",)
+    yield "extract", CutoutRules, ("extract",)
+    for kind in Source.families:
+        yield "datasets", Source.families.subclass(kind, Source), ("prepare", kind)
+    for name in OBJECTIVES:
+        yield "student", StudentConfig, ("train", name)
+        yield "train", TrainConfig, ("train", name)
+        yield "systems", objective_class(name), ("train", name)
 
-    def every_family(base):
-        return [set_takes(base.families.subclass(name, base)) for name in base.families]
 
-    extract, train = set(options_of("extract")), set(options_of("train"))
-    without_dvc = Params.model_fields.keys() - {"graph", "systems", "report", "joined"}
-    where = {
-        "datasets": lambda: every_family(Source),
-        "encoders": lambda: every_family(EncoderConfig),
-        "extract": lambda: [flags(ExtractSettings, "cutouts") | flags(CutoutRules) <= extract],
-        "machine": lambda: [flags(Machine) <= extract & set(options_of("ground"))],
-        "grounding": lambda: [set_takes(GroundingSettings)],
-        "student": lambda: [flags(StudentConfig, "name", "model") | {"student"} <= train],
-        "train": lambda: [flags(TrainConfig) <= train],
-        "evaluation": lambda: [set_takes(task_class(t).Settings) for t in TASKS] + ["dev" in train],
-    }
-    assert where.keys() == without_dvc
-    for name, check in where.items():
-        assert all(check()), name
-    assert all(set_takes(objective_class(name)) for name in OBJECTIVES)
+BY_VALUE = {
+    "encoders": [EncoderConfig.families.subclass(n, EncoderConfig) for n in EncoderConfig.families],
+    "grounding": [GroundingSettings],
+    "evaluation": [task_class(name).Settings for name in TASKS],
+}
+"""Section → its models that a value chooses; ``--set`` gives their fields."""
+
+WITHOUT = {
+    "kind": "the command's second word is it",
+    "name": "the last part of the student's folder; folders of the graph are called so",
+    "cutouts": "the fields of CutoutRules are options",
+    "model": "--student",
+}
+"""Field → why no option is called so."""
+
+
+def test_every_field_has_its_option_and_its_key():
+    """Or ``--set`` takes it, or a reason says why nothing does."""
+    for section, model, words in every_model():
+        options, about = options_of(*words), field_help(model)
+        for name in model.model_fields:
+            if name.replace("_", "-") in options:
+                assert about[name], (model, name)
+            elif section == "systems":
+                assert name not in options_of_objective(model)
+                assert name in set_values(model, [f"{name}=1"])
+            else:
+                assert name in WITHOUT, (model, name)
+    for section, models in BY_VALUE.items():
+        assert section in Params.model_fields
+        assert all(map(set_takes, models))
+    sections = {section for section, _, _ in every_model()} | BY_VALUE.keys()
+    assert Params.model_fields.keys() - sections == {"graph", "report", "joined"}  # of DVC alone
+
+
+def test_no_option_has_two_meanings():
+    """Click keeps the last of two options with one name, and says nothing."""
+    for words, command in EVERY.items():
+        flags = [flag for each in command.params for flag in (*each.opts, *each.secondary_opts)]
+        assert len(flags) == len(set(flags)), (words, flags)
+
+
+def test_a_field_of_a_package_with_another_meaning_is_an_error():
+    class Seeded(SimCSEParams):
+        seed: int = 0
+
+    def command(words: dict, seed: Annotated[int, typer.Option("--seed")] = 0) -> None: ...
+
+    with pytest.raises(
+        SightlineError, match=r"Seeded: its field `seed` would be the option --seed"
+    ):
+        takes("words", Seeded, panel="Objective", as_words=True)(command)
+
+
+def test_every_field_is_an_argument_in_python():
+    assert {*StudentConfig.model_fields} & {*TrainConfig.model_fields} == set()
+    reads = inspect.signature(train_model).parameters
+    assert {*StudentConfig.model_fields, *TrainConfig.model_fields}.isdisjoint(reads)
+    simcse = make_objective("simcse", {})
+    with pytest.raises(SightlineError, match=r"train: .*learning_rat"):
+        train_model(simcse, "s", "r", tokens="t", sentences="x", learning_rat=1)
+    with pytest.raises(SightlineError, match=r"train: student\.layers: "):
+        train_model(simcse, "s", "r", tokens="t", sentences="x", layers=0)
 
 
 def set_takes(model: type) -> bool:
@@ -188,7 +251,11 @@ TEXT = "extract text --data texts.txt --encoder ViT-B-32 --out y --weights "
         (TEXT + "lucky:7", 1, "random:SEED"),
         (TEXT + "random:0 --devices 99", 1, "'cuda:99' was requested"),
         (TEXT + "random:0 --out dvc.yaml", 1, "dvc.yaml: is a file, not a folder"),
-        ("prepare pairs --set images=x --set captoins=y --out z", 2, "did you mean 'captions'"),
+        (
+            "prepare pairs --images x --captoins y --out z",
+            2,
+            "(Possible options: --caption-column, --captions)",
+        ),
         ("prepare pair --out z", 2, "did you mean 'pairs'"),
         ("stage image-feature x", 2, "did you mean 'image-features'"),
         ("stage image-features x", 2, "sightline stage image-features DATASET ENCODER"),

@@ -1,6 +1,6 @@
 """Captions and images nearest to sentences, and how often they share an image (T2T R@1).
 
-sightline evaluate neighbours --model RUN --set data=data/flickr30k
+sightline evaluate neighbours --model RUN --data data/flickr30k
 --set features=data/features/flickr30k
 """
 

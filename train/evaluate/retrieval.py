@@ -1,6 +1,6 @@
 """Cross-modal retrieval in the space of a run's own heads: R@1, R@5 and R@10 (METHODS §8).
 
-sightline evaluate retrieval --model RUN --set data=data/flickr30k
+sightline evaluate retrieval --model RUN --data data/flickr30k
 --set features=data/features/flickr30k
 """
 

@@ -1,7 +1,7 @@
 """STS12-16, STS-B and SICK-R from SentEval's folder, in the "all" setting, or your own pairs.
 
-    sightline evaluate sts --model PATH --set data=senteval/downstream --pooling cls
-    sightline evaluate similarity --model PATH --set data=pairs.tsv
+    sightline evaluate sts --model PATH --data senteval/downstream --pooling cls
+    sightline evaluate similarity --model PATH --data pairs.tsv
 
 SimCSE, appendix B: the subsets of a year are concatenated and correlated once; cosine of the two
 embeddings; Spearman. Pairs without a gold score are left out.

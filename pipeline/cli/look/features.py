@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import JSON, takes
+from pipeline.cli.model_options import takes
+from pipeline.cli.options import JSON, option
 from train.diagnose.settings import DiagnosisSettings
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ _PARAMS = Path("params.yaml")
 @takes(
     "chosen",
     DiagnosisSettings,
+    panel="Training",
     only=DiagnosisSettings.model_fields.keys() - {"data_seed", "configured", "run"},
     names={"thresholds": "threshold"},
 )
@@ -34,13 +36,15 @@ def features(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Prepared data set that says which caption belongs to which image; default: the "
-            "one of sets below data/features."
+        option(
+            "Data",
+            "Prepared data set that says which caption belongs to which image; default: the one "
+            "of sets below data/features.",
+            "--data",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", dir_okay=False, help="HTML page to write.")
+        Path | None, option("Output", "HTML page to write.", "--out", dir_okay=False)
     ] = None,
     as_json: JSON = False,
     *,

@@ -34,7 +34,7 @@ class ScenesSource(Source):
     """
 
     drawn_by: ClassVar[str] = "pipeline.datasets.scenes"
-    example: ClassVar[str] = "sightline prepare scenes --set scenes=200 --out data/scenes"
+    example: ClassVar[str] = "sightline prepare scenes --scenes 200 --out data/scenes"
     licence: ClassVar[str] = "drawn by Sightline itself; no rights of others"
     writes: ClassVar[tuple[str, ...]] = (
         *MANIFESTS,
