@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.params import FILE_NAME
 from sightline.errors import SightlineError
@@ -16,6 +17,7 @@ from sightline.errors import SightlineError
 if TYPE_CHECKING:
     from dvc.repo import Repo
     from dvc.stage import Stage
+    from networkx import DiGraph
 
 DVC = (sys.executable, "-P", "-m", "dvc", "--wait-for-lock")
 """Waits where another DVC process holds the project's lock, as our own children do."""
@@ -41,16 +43,35 @@ class Options:
         return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
 
 
-def dry_run(targets: Sequence[str], options: Options) -> bool:
-    """Print what `dvc repro --dry` prints; False if DVC fails.
+class Due(NamedTuple):
+    """A stage that would run: its command, and those of the others like it that it needs."""
+
+    name: str
+    command: str
+    needs: Sequence[str]
+
+
+def dry_run(targets: Sequence[str], options: Options) -> list[Due] | None:
+    """Print what `dvc repro --dry` prints; None if DVC fails.
 
     Raises:
         SightlineError: as for `Project`.
     """
-    Project(targets, options)
+    project = Project(targets, options)
     flags = options.flags("force", "pull", "allow_missing")
     glob = ["--glob"] if _patterns(targets) else []
-    return subprocess.call([*DVC, "repro", "--dry", *flags, *glob, *targets]) == 0
+    command = [*DVC, "repro", "--dry", *flags, *glob, *targets]
+    due: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            due += re.findall(r"^Running stage '(.*)':$", line)
+    if process.returncode:
+        return None
+    return [
+        Due(name, str(project.stages[name].cmd), [n for n in project.needs[name] if n in due])
+        for name in due
+    ]
 
 
 def why_not() -> str:
@@ -72,6 +93,8 @@ class Project:
         stages: name → stage, of all that the targets need, in the order of `dvc repro`.
         needs: name → the names of the stages that it needs.
         targets: names of the targets that were given.
+        beside: name → the commands of the stages of the whole graph that may run at the same time,
+            as neither needs the other.
 
     Raises:
         SightlineError: DVC refuses the graph, or a target is no stage of it.
@@ -101,7 +124,8 @@ class Project:
                 )
             requested += stages
         _require_parameters_here(self._repo.index.graph)
-        graph = get_active_graph(self._repo.index.graph)
+        whole = self._repo.index.graph
+        graph = get_active_graph(whole)
         self.stages: dict[str, Stage] = {
             stage.addressing: stage for stage in plan_repro(graph, requested)
         }
@@ -110,6 +134,7 @@ class Project:
             for name, stage in self.stages.items()
         }
         self.targets = {stage.addressing for stage in requested} if targets else set()
+        self.beside = {name: _beside(whole, stage) for name, stage in self.stages.items()}
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -160,6 +185,14 @@ class Project:
             if dep.fs.isin_or_eq(dep.fs_path, out.fs_path)
         ]
         return list(dict.fromkeys(paths))
+
+
+def _beside(graph: DiGraph, stage: Stage) -> list[str]:
+    """The commands of the stages that neither need ``stage`` nor are needed by it."""
+    from networkx import ancestors, descendants
+
+    related = {stage, *ancestors(graph, stage), *descendants(graph, stage)}
+    return [str(other.cmd) for other in graph if other not in related and other.cmd]
 
 
 def _require_parameters_here(stages: Iterable[Stage]) -> None:

@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.dvc_project import Options, Project
+from sightline.devices import OMP
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
 from sightline.signals import Stopped, end_processes
@@ -53,11 +54,31 @@ class Jobs:
         slots: variables of the environment, for each of the stages that run at once.
         whole: those of a stage that runs alone, since it divides the machine among its own workers.
         alone: whether a stage with this command does so.
+        cores: what stages share by the graph, so that their rows, which depend on the number of
+            threads, do not depend on what happens to run; 0: the slots say it.
+        computes: whether a stage with this command keeps cores busy.
     """
 
     slots: Sequence[Mapping[str, str]]
     whole: Mapping[str, str] = field(default_factory=dict)
     alone: Callable[[str], bool] = lambda command: False
+    cores: int = 0
+    computes: Callable[[str], bool] = lambda command: True
+
+    def variables(self, slot: int, beside: Sequence[str]) -> Mapping[str, str]:
+        """The variables of a stage in a slot.
+
+        Args:
+            slot: its index, or `_WHOLE`.
+            beside: the commands of the stages that may run at the same time.
+        """
+        if slot == _WHOLE:
+            return self.whole
+        if not self.cores:
+            return self.slots[slot]
+        others = sum(map(self.computes, beside))
+        threads = self.cores // min(len(self.slots), 1 + others)
+        return {**self.slots[slot], OMP: str(max(1, threads))}
 
 
 def repro(targets: Sequence[str], jobs: Jobs, options: Options | None = None) -> None:
@@ -157,7 +178,7 @@ class _Run:
                 return
             del self._ready[0]
             self._running[name] = slot
-            variables = self._jobs.whole if slot == _WHOLE else self._jobs.slots[slot]
+            variables = self._jobs.variables(slot, project.beside[name])
             Thread(target=self._bring, args=(name, commands, variables), daemon=True).start()
 
     def _free_slot(self, alone: bool) -> int | None:

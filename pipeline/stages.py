@@ -443,3 +443,26 @@ STAGES: dict[str, Stage] = {
     "report": Stage(report),
 }
 """By their names in dvc.yaml."""
+
+
+def to_do(params: Params, command: str, needs: Sequence[str]) -> str:
+    """How much a stage would do, which nothing has begun yet; empty if it cannot say.
+
+    Args:
+        command: as in dvc.yaml.
+        needs: the stages that it needs and that would run before it.
+    """
+    words = command.split()
+    stage = STAGES.get(words[2]) if words[:2] == ["sightline", "stage"] else None
+    if stage is None or "dry_run" not in stage.options:
+        return ""
+    if before := [name for name in needs if name != "code"]:
+        return f"unknown until {', '.join(before)}"
+    try:
+        return str(stage.run(params, *words[3:], dry_run=True))
+    except SightlineError as error:
+        return str(error)
+
+
+LIGHT = {"code", "tokens", "phrase-tokens", "evaluation-data", "report"}
+"""Those that keep one core busy, or none."""

@@ -50,7 +50,8 @@ def repro(
         ),
     ] = False,
     dry: Annotated[
-        bool, typer.Option("--dry", help="Print what `dvc repro` would run, and run nothing.")
+        bool,
+        typer.Option("--dry", help="Print what would run and how much it would do; run nothing."),
     ] = False,
 ) -> None:
     """Run the stages that changed, side by side.
@@ -59,7 +60,7 @@ def repro(
 
     Example: sightline repro train-mcse-clip --jobs 2
     """
-    from pipeline.stages import load_here
+    from pipeline.stages import load_here, to_do
     from sightline.optional_imports import require
 
     params = load_here()
@@ -70,22 +71,27 @@ def repro(
     options = Options(force=force, pull=pull, allow_missing=allow_missing)
     if not dry:
         run_graph(targets or [], _jobs(params, jobs, devices), options)
-    elif not dry_run(targets or [], options):
+        return
+    due = dry_run(targets or [], options)
+    if due is None:
         raise typer.Exit(1)
+    for name, command, needs in due:
+        if told := to_do(params, command, needs):
+            print(f"{name}: {told}", flush=True)
 
 
 def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
     """The jobs of this machine; ``threads`` and ``devices`` in params.yaml come first."""
     from pipeline.repro import Jobs
     from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
-    from pipeline.stages import STAGES
+    from pipeline.stages import LIGHT, STAGES
     from sightline.hardware import cores
 
     machine = params.machine
     chosen = machine if devices is None else from_words(Machine, {"devices": devices})
     gpus, threads = chosen.gpus(visible_gpus()), machine.threads
     count = jobs or jobs_here(gpus, threads)
-    share = threads or int(os.environ.get(OMP) or max(1, cores() // count))
+    asked = threads or int(os.environ.get(OMP) or 0)
     whole = {JOBS: str(count)}
     if gpus:
         whole[VISIBLE] = ",".join(gpus)
@@ -93,10 +99,15 @@ def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
     if machine.starts_workers:
         dividing |= {name for name, stage in STAGES.items() if stage.sets}
 
-    def divides(command: str) -> bool:
+    def stage_of(command: str) -> str:
         words = command.split()
-        return words[:2] == ["sightline", "stage"] and words[2] in dividing
+        return words[2] if words[:2] == ["sightline", "stage"] else ""
 
-    share_of_one = {OMP: str(share), JOBS: "1"}
-    slots = [share_of_one | gpu_of(gpus, index) for index in range(count)]
-    return Jobs(slots, whole, divides)
+    share_of_one = {JOBS: "1"} | ({OMP: str(asked)} if asked else {})
+    return Jobs(
+        slots=[share_of_one | gpu_of(gpus, index) for index in range(count)],
+        whole=whole,
+        alone=lambda command: stage_of(command) in dividing,
+        cores=0 if asked else cores(),
+        computes=lambda command: stage_of(command) not in LIGHT,
+    )

@@ -26,7 +26,7 @@ from pipeline.dvc_project import Options, dry_run
 from pipeline.params import validate_params
 from pipeline.repro import Jobs, repro
 from pipeline.side_by_side import JOBS, VISIBLE
-from pipeline.stages import load_here
+from pipeline.stages import load_here, to_do
 from sightline import hardware
 from sightline.devices import OMP
 from sightline.errors import SightlineError
@@ -54,8 +54,10 @@ class Project:
     def graph(self, **stages: dict) -> None:
         self.write("dvc.yaml", yaml.safe_dump({"stages": stages}, sort_keys=False))
 
-    def repro(self, *targets: str, slots=({}, {}), whole=None, **options: bool) -> str:
-        jobs = Jobs(slots, whole or {}, lambda command: "> all" in command)
+    def repro(
+        self, *targets: str, slots=({}, {}), whole=None, cores: int = 0, **options: bool
+    ) -> str:
+        jobs = Jobs(slots, whole or {}, lambda command: "> all" in command, cores)
         out = io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
             try:
@@ -256,6 +258,16 @@ def test_a_dry_run_is_what_dvc_prints_and_nothing_else(project):
     assert refused.stderr.startswith("error: DVC: Stage 'other' not found")
 
 
+def test_a_dry_run_says_how_much_each_stage_would_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    params = validate_params(demo_params(), "params.yaml")
+    features = "sightline stage image-features scenes clip"
+    assert to_do(params, features, ["code", "prepare@scenes"]) == "unknown until prepare@scenes"
+    assert "no prepared data set here" in to_do(params, features, ["code"])
+    assert to_do(params, "sightline stage tokens", []) == to_do(params, "echo a", []) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 SLOW = """
 import signal, subprocess, sys, time
 from pathlib import Path
@@ -453,10 +465,11 @@ def jobs_of(monkeypatch, machine=None, gpus=0, given=None, devices=None) -> Jobs
 
 def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
     free = {"threads": None}
-    assert jobs_of(monkeypatch).slots == [{OMP: "1", JOBS: "1"}] * 8
-    assert jobs_of(monkeypatch, free, given=3).slots == [{OMP: "2", JOBS: "1"}] * 3
+    assert jobs_of(monkeypatch).variables(0, []) == {OMP: "1", JOBS: "1"}
+    assert jobs_of(monkeypatch, free, given=3).variables(2, ["a"] * 3) == {OMP: "2", JOBS: "1"}
+    jobs = jobs_of(monkeypatch, free, gpus=2)
     two = [{OMP: "4", JOBS: "1", VISIBLE: name} for name in ("0", "1")]
-    assert jobs_of(monkeypatch, free, gpus=2).slots == two
+    assert [jobs.variables(slot, ["a", "b"]) for slot in (0, 1)] == two
     found = jobs_of(monkeypatch, free, gpus=4, devices="3,1")
     assert [slot[VISIBLE] for slot in found.slots] == ["3", "1"]
     assert found.whole == {JOBS: "2", VISIBLE: "3,1"}
@@ -464,6 +477,31 @@ def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
         jobs_of(monkeypatch, free, gpus=2, devices="0,2")
     with pytest.raises(typer.BadParameter, match="--devices: cuda:0 appears twice"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,0")
+
+
+def test_a_stage_beside_which_nothing_can_compute_gets_all_cores(monkeypatch):
+    jobs = jobs_of(monkeypatch, {"threads": None})
+    light = [
+        "sightline stage tokens",
+        "sightline stage code",
+        "sightline stage evaluation-data sts",
+    ]
+    training = "sightline stage train mcse 0"
+    assert jobs.variables(0, [])[OMP] == jobs.variables(0, light)[OMP] == "8"
+    assert jobs.variables(1, [*light, training])[OMP] == "4"
+    assert jobs.variables(1, [training] * 20)[OMP] == "1"
+
+
+def test_the_share_of_a_stage_follows_from_the_graph_and_not_from_the_targets(project):
+    """b and c may run at once, a and d may not, whatever is asked for."""
+    told = {name: {"cmd": f"echo $OMP_NUM_THREADS > {name}", "outs": [name]} for name in "abcd"}
+    told["b"]["deps"] = told["c"]["deps"] = ["a"]
+    told["d"]["deps"] = ["b", "c"]
+    project.graph(**told)
+    project.repro("b", cores=8)
+    assert [project.text(name) for name in "ab"] == ["8\n", "4\n"]
+    project.repro(cores=8)
+    assert [project.text(name) for name in "cd"] == ["4\n", "8\n"]
 
 
 def test_a_stage_computes_on_the_gpu_that_its_job_got(tmp_path, monkeypatch):
