@@ -113,8 +113,8 @@ def import_set(
         typer.Option(
             "--format",
             help="mcse: an HDF5 file beside --texts. kdmcse: a JSON file, which becomes the sets "
-            "image/clip and text/clip below --out.",
-            show_default="recognised",
+            "image/clip and text/clip below --out; default: recognised.",
+            show_default=False,
         ),
     ] = None,
     texts: Annotated[

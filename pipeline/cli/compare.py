@@ -25,7 +25,7 @@ def compare(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="A run's name, a folder of result files (also MTEB's) or one file; NAME=RUN "
             "renames it. With --paper: folders of results; default: results.",
             show_default=False,

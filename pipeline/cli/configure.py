@@ -10,7 +10,7 @@ import typer
 _NAMES = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME]...",
+        metavar="NAME",
         help="A configuration and parts that change it, in this order; omit to list them.",
         show_default=False,
     ),

@@ -36,7 +36,7 @@ LIST = "list"
 def evaluate(
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TASK]...", help="`list` shows them and their settings."),
+        typer.Argument(metavar="TASK", help="`list` shows them and their settings."),
     ] = None,
     models: MODELS = None,
     data: Annotated[

@@ -14,7 +14,7 @@ def init(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIGURATION]...",
+            metavar="CONFIGURATION",
             help="A configuration and parts that change it (`sightline configure` lists them); "
             "default: scenes, the demo.",
             show_default=False,

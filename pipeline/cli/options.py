@@ -42,6 +42,7 @@ MODELS = Annotated[
         "Folder of a training run or of a model, or a name on the hub; NAME=MODEL renames it; "
         "repeatable.",
         "--model",
+        metavar="MODEL",
     ),
 ]
 POOLING = Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def repro(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TARGET]...", help="As for `dvc repro --glob`; none: all."),
+        typer.Argument(metavar="TARGET", help="As for `dvc repro --glob`; none: all."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -27,13 +27,15 @@ def repro(
             "--jobs",
             "-j",
             min=1,
-            help="Stages that run at once.",
-            show_default="one per GPU; without, one per core, if each has 2 GB of memory",
+            metavar="<int>",
+            help="Stages that run at once; default: one per GPU; without, one per core, if each "
+            "has 2 GB of memory.",
+            show_default=False,
         ),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(help="GPUs to use, such as 0,1,2,3.", show_default="all"),
+        typer.Option(help="GPUs to use, such as 0,1,2,3; default: all.", show_default=False),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Run every stage, changed or not.")

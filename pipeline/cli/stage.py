@@ -25,7 +25,7 @@ def stage(
     machine: Machine,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORD]...", help="What it is about: scenes clip, or mcse-clip 0."),
+        typer.Argument(metavar="WORD", help="What it is about: scenes clip, or mcse-clip 0."),
     ] = None,
     worker: WORKER = None,
     retry_failed: RETRY_FAILED = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from command_line import unboxed
 from shown_commands import leaves
 
 from pipeline.cli.commands import COMMANDS, load
-from pipeline.cli.model_options import from_words, set_values, takes
+from pipeline.cli.model_options import PANELS, from_words, set_values, takes
 from pipeline.cli.train import options_of as options_of_objective
 from pipeline.datasets.pairs import CocoSource, PairsSource
 from pipeline.datasets.source import Source
@@ -286,3 +287,16 @@ def test_devices_of_a_job_without_gpus_stay_as_they_are():
     machine = Machine(devices="1,3")
     assert machine.among([]) == machine  # which is an error where it computes
     assert Machine(devices="cpu").among(["b"]).devices == ("cpu",)
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_help_shows_values_as_they_are_written_and_none_beside_flags(words, said, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = said(*words, "--help")
+    assert code == 0
+    for odd in ("<bool>", "default: (", "Default: .", "default: None", "None:"):
+        assert odd not in out, odd
+    if options_of(*words) and words[0] in ("prepare", "extract", "ground", "tokens", "train"):
+        panels = re.findall(r"─ (\w+) ─", out)
+        assert panels == [name for name in ("Arguments", "Options", *PANELS) if name in panels]
+        assert "Output" in panels

@@ -29,7 +29,7 @@ def features(
     sets: Annotated[
         list[Path],
         typer.Argument(
-            metavar="SET...",
+            metavar="SET",
             help="A feature set; or an image set and a text set of one model, such as CLIP.",
             show_default=False,
         ),

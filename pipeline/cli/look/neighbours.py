@@ -25,7 +25,7 @@ _SIDE = 160  # of a photograph on the page, in pixels
 def neighbours(
     data: DATA,
     sentences: Annotated[
-        list[str] | None, typer.Argument(metavar="[SENTENCE]...", help="Sentences to start from.")
+        list[str] | None, typer.Argument(metavar="SENTENCE", help="Sentences to start from.")
     ] = None,
     models: MODELS = None,
     encoder: Annotated[
@@ -56,8 +56,9 @@ def neighbours(
     features: Annotated[
         Path | None,
         typer.Option(
-            help="Image features: one set, or the folder that holds those of each run.",
-            show_default="data/features",
+            help="Image features: one set, or the folder that holds those of each run; default: "
+            "data/features.",
+            show_default=False,
         ),
     ] = None,
     pooling: POOLING = None,
