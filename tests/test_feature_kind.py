@@ -140,7 +140,7 @@ def album(tmp_path, hearing, monkeypatch, capsys):
     write_photos(tmp_path / "photos", 4)
     lines = [f"{i}.png#0\t{caption}\n" for i, caption in enumerate(CAPTIONS)]
     (tmp_path / "captions.txt").write_text("".join(lines))
-    ran(capsys, "prepare", "pairs", "--set", "images=photos", "--set", "captions=captions.txt",
+    ran(capsys, "prepare", "pairs", "--images", "photos", "--captions", "captions.txt",
         "--out", "album")  # fmt: skip
     (tmp_path / "clips").mkdir()
     for number, name in enumerate(pq.read_table("album/images.parquet")["image_id"].to_pylist()):

@@ -43,15 +43,15 @@ def photos(tmp_path_factory) -> Path:
     return folder
 
 
-KINDS = {"coco": ("coco", "captions.train"), "karpathy": ("flickr30k", "karpathy")}
+KINDS = {"coco": ("coco", "captions=train="), "karpathy": ("flickr30k", "karpathy=")}
 
 
 def words(form: str, file: Path, photos: Path, out: Path) -> list[object]:
     """The command that reads ``file``."""
     if form == "sentences":
-        return ["prepare", "sentences", f"--set=path={file}", "--out", out]
-    kind, option = KINDS.get(form, ("pairs", "captions"))
-    return ["prepare", kind, f"--set={option}={file}", f"--set=images={photos}", "--out", out]
+        return ["prepare", "sentences", f"--path={file}", "--out", out]
+    kind, option = KINDS.get(form, ("pairs", "captions="))
+    return ["prepare", kind, f"--{option}{file}", f"--images={photos}", "--out", out]
 
 
 def write(file: Path, form: str, rows: list[tuple[str, str]]):
@@ -169,9 +169,9 @@ def test_things_that_are_no_files(what, option, photos, tmp_path, capsys):
     outcome = run(
         capsys,
         *("prepare", "pairs"),
-        *("--set", f"captions={odd if option == 'captions' else tmp_path / 'c.token'}"),
-        *("--set", f"images={tmp_path / 'more' if option == 'image' else photos}"),
-        *(("--set", f"splits.train={odd}") if option == "split" else ()),
+        *("--captions", f"{odd if option == 'captions' else tmp_path / 'c.token'}"),
+        *("--images", f"{tmp_path / 'more' if option == 'image' else photos}"),
+        *(("--splits", f"train={odd}") if option == "split" else ()),
         *("--out", odd if option == "out" else tmp_path / "out"),
     )
     if option in ("captions", "split"):

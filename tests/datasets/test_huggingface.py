@@ -199,9 +199,9 @@ def test_a_column_of_splits(folder, out):
 def test_restval_of_karpathy_can_be_trained_on_or_left_out(folder, out, chosen, said):
     split = ["train", "val", "test", "restval", None]
     save(folder, everything=table(range(5), split=split))
-    words = ["--set", "split_column=split", "--set", f"splits.train={chosen}"]
-    words += ["--set", "splits.dev=val", "--out", out]
-    code, shown, _ = said("prepare", "huggingface", "--set", f"path={folder}", *words)
+    words = ["--split-column", "split", "--splits", f"train={chosen}"]
+    words += ["--splits", "dev=val", "--out", out]
+    code, shown, _ = said("prepare", "huggingface", "--path", f"{folder}", *words)
     assert code == 0
     train = ["train", "train"] if "restval" in chosen else ["train"]
     assert sorted(column(out, "split")) == ["dev", *train]

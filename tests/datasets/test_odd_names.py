@@ -33,11 +33,11 @@ def fill(kind: str, folder: Path, first: int) -> None:
 
 def words(kind: str, folder: str) -> list[str]:
     given = {
-        "webdataset": ["webdataset", "--set", f"images={folder}"],
-        "pairs": ["pairs", "--set", f"images={folder}", "--set", f"captions={folder}/said.token"],
-        "sentences": ["sentences", "--set", f"path={folder}/said.token"],
+        "webdataset": ["webdataset", "--images", f"{folder}"],
+        "pairs": ["pairs", "--images", f"{folder}", "--captions", f"{folder}/said.token"],
+        "sentences": ["sentences", "--path", f"{folder}/said.token"],
     }
-    return ["prepare", *given.get(kind, ["huggingface", "--set", f"path={folder}"])]
+    return ["prepare", *given.get(kind, ["huggingface", "--path", f"{folder}"])]
 
 
 @pytest.mark.parametrize("kind", SOURCES)

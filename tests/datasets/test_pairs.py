@@ -228,7 +228,7 @@ def test_white_space_around_an_image_name_is_left_out_and_said(two_images, prepa
 
 def test_the_command_says_where_every_problem_is_listed(two_images, make_file, out, capsys):
     captions = make_file("c.token", ONE)
-    words = [f"--set=images={two_images}", f"--set=captions={captions}", "--out", out]
+    words = [f"--images={two_images}", f"--captions={captions}", "--out", out]
     assert sightline("prepare", "pairs", *words) == 0
     assert f"all are listed in {out / 'dataset.json'}" in capsys.readouterr().out
 

@@ -89,7 +89,7 @@ def test_a_shard_in_place_of_its_folder_says_how_to_give_it(root, out):
 def test_each_shard_is_counted_in_the_record_and_on_the_terminal(root, out, prepare, said):
     write_tar(root / "00000.tar", samples(0))
     write_tar(root / "00001.tar", samples(10, 11))
-    code, shown, _ = said("prepare", "webdataset", "--set", f"images={root}", "--out", out)
+    code, shown, _ = said("prepare", "webdataset", "--images", f"{root}", "--out", out)
     assert code == 0
     assert "2 shards, 3 images, 3 captions" in shown
     assert "00001.tar: 2 images, 2 captions" in shown

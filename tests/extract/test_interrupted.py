@@ -198,7 +198,7 @@ def test_a_signal_to_a_process_or_its_group_while_workers_decode(
 def test_prepare_leaves_existing_files(real, tmp_path):
     def prepare(text, **broken):
         (tmp_path / "a.txt").write_text(text)
-        words = ["prepare", "sentences", f"--set=path={tmp_path}/a.txt", f"--out={out}"]
+        words = ["prepare", "sentences", f"--path={tmp_path}/a.txt", f"--out={out}"]
         return real.run(out, words=words, **broken)
 
     out = tmp_path / "data"

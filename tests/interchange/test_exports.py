@@ -153,7 +153,7 @@ def test_the_page_trains_a_student_on_a_teacher(tmp_path, monkeypatch):
     for part in make_encoder():
         part.save_pretrained(tmp_path / "bert")
     (tmp_path / "s.txt").write_text("".join(f"text {i}\n" for i in range(ROWS)))
-    assert sightline("prepare", "sentences", "--set", "path=s.txt", "--out", "data") == 0
+    assert sightline("prepare", "sentences", "--path", "s.txt", "--out", "data") == 0
     write_set(tmp_path / "set", "float16", "teacher")
     words = ["--format", "parquet", "--data", "data", "--out", "teacher-of-mine"]
     assert sightline("cache", "export", "set", *words) == 0

@@ -66,7 +66,7 @@ def prepared(photos: Path, *names: str) -> Path:
     """These photographs as a prepared data set."""
     captions, folder = photos.parent / "captions.csv", photos.parent / "data"
     captions.write_text("image,caption\n" + "".join(f"{name},a dog\n" for name in names))
-    words = [f"--set=images={photos}", f"--set=captions={captions}", "--out", folder]
+    words = [f"--images={photos}", f"--captions={captions}", "--out", folder]
     assert sightline("prepare", "pairs", *words) == 0
     return folder
 

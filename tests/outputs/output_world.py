@@ -193,7 +193,7 @@ class OutputWorld:
     def _make(self) -> None:
         made = self.made
         made.mkdir(parents=True)
-        smallest = " ".join(f"--set={name}={value}" for name, value in TINY.items())
+        smallest = " ".join(f"--{name.replace('_', '-')}={value}" for name, value in TINY.items())
         self._must(f"prepare scenes {smallest} --out OUT", made / "scenes")
         rows = pq.read_table(made / "scenes/captions.parquet").to_pylist()
         lines = ["image\tcaption", *(f"{row['image_id']}\t{row['text']}" for row in rows)]

@@ -48,8 +48,8 @@ def test_a_signal_ends_a_command_with_one_line_on_how_to_resume(monkeypatch, cap
 @pytest.mark.parametrize(
     "words",
     [
-        ["prepare", "pairs", "--set", "images=~/mine/photos"],
-        ["prepare", "coco", "--set", "splits={train: ~/train.json}"],
+        ["prepare", "pairs", "--images=~/mine/photos"],
+        ["prepare", "coco", "--captions", "train=~/train.json"],
         ["prepare", "pairs", "--images", "~/photos"],
         ["extract", "image", "--out=~/o"],
         ["extract", "image", "--out", "~"],
@@ -89,7 +89,7 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, module, code)
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "console()"
     )
-    words = ["prepare", "sentences", "--set", f"path={__file__}", "--out", str(tmp_path / "out")]
+    words = ["prepare", "sentences", "--path", f"{__file__}", "--out", str(tmp_path / "out")]
     found = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=ROOT
     )

@@ -195,7 +195,7 @@ def test_features_that_are_no_numbers_are_no_fault_of_the_images(fails, world):
 def test_a_missing_file_is_put_back_and_asked_for_again(fails, says, counts, world):
     names = [path.name for path in sorted(Path("photos").iterdir())]
     Path("captions.csv").write_text("\n".join(["image,caption", *(f"{n},a dog" for n in names)]))
-    given = ["--set", "images=photos", "--set", "captions=captions.csv"]
+    given = ["--images", "photos", "--captions", "captions.csv"]
     says("prepare", "pairs", *given, "--out", "d")
     path = Path("photos", names[0]).rename("away")
     words = ["extract", "image", "--data", "d", "--workers", 0, "--out", "new"]

@@ -222,7 +222,7 @@ def test_references_of_scores_that_are_kept_are_kept(project):
 
 def test_the_command_scores_runs_and_models_in_one_table(project, said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    words = [f"--set={key}={value}" for key, value in RETRIEVAL.items()]
+    words = [f"--set=retrieval.{key}={value}" for key, value in RETRIEVAL.items()]
     words += ["--device=cpu", "--out=out", "--model=runs/mcse-clip/seed-0"]
     code, out, _ = said("evaluate", "retrieval", *words, "--model=runs/mcse-clip/seed-0/model")
     assert code == 0
@@ -274,7 +274,7 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, said):
     ],
 )
 def test_a_mistake_in_the_settings_is_one_line(project, said, more, message):
-    words = [f"--set={each}" for each in ("data=data/datasets/scenes", *more.split())]
+    words = ["--data=data/datasets/scenes", *(f"--set={each}" for each in more.split())]
     code, _, err = said("evaluate", "retrieval", *words, "--model=runs/simcse/seed-0")
     assert code in (1, 2)
     assert message in " ".join(err.replace("│", " ").split())
