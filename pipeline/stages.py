@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import signature
@@ -314,6 +315,7 @@ def _score(
     jobs = min(len(runs), jobs_here(gpus, machine.threads))
     threads = machine.threads or max(1, cores() // jobs)
     device = machine.device.partition(":")[0]  # each process sees only its own GPU
+    shows = jobs == 1 or not sys.stderr.isatty()  # bars would overwrite each other
 
     def score(job: int, send: Send) -> None:
         os.environ.update(gpu_of(gpus, job))
@@ -321,7 +323,8 @@ def _score(
         for run, seed in runs[job::jobs]:
             folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
             try:
-                line, failed = _scores_of(*evaluate_run(folder, evaluation, out, device)), False
+                scored = evaluate_run(folder, evaluation, out, device, shows_progress=shows)
+                line, failed = _scores_of(*scored), False
             except SightlineError as error:
                 line, failed = str(error), True
             send((f"{run}, seed {seed}: {line}", failed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -73,7 +74,7 @@ def to_stderr(line: str) -> None:
 def progress(
     title: str, total: int, unit: str, done: int = 0, device: str = ""
 ) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with how many more ``unit`` are done.
+    """Yield a function to call, from any thread, with how many more ``unit`` are done.
 
     Args:
         title: what is being done, such as ``image-features scenes/clip``.
@@ -87,10 +88,10 @@ def progress(
         return
     first = FirstLine(title, total - done, unit, device) if device else None
     start = last = time.monotonic()
-    count = 0
+    count, lock = 0, threading.Lock()
     with bar_of(title, total, done) if sys.stderr.isatty() else nullcontext() as bar:
 
-        def advance(step: int) -> None:
+        def told(step: int) -> None:
             nonlocal count, last
             count += step
             clock = time.monotonic()
@@ -108,6 +109,10 @@ def progress(
             if line:
                 to_stderr(line)
                 last = clock
+
+        def advance(step: int) -> None:
+            with lock:
+                told(step)
 
         yield advance
 

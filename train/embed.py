@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,7 +131,12 @@ class Embedder:
         return [self.prompt + sentence for sentence in sentences]
 
     def encode(
-        self, sentences: Sequence[str], *, batch_size: int = 64, normalize: bool | None = None
+        self,
+        sentences: Sequence[str],
+        *,
+        batch_size: int = 64,
+        normalize: bool | None = None,
+        advance: Callable[[int], None] = lambda _: None,
     ) -> np.ndarray:
         """Embeddings of `sentences`, float32 [n, d], in their order.
 
@@ -143,6 +148,7 @@ class Embedder:
             batch_size: sentences of 32 tokens per batch; shorter ones share a batch in larger
                 numbers, longer ones in smaller (never fewer than one).
             normalize: overrides the embedder's own setting.
+            advance: called with how many more distinct sentences are encoded.
         """
         if isinstance(sentences, str):
             raise TypeError("sentences is one string; give a list of strings")
@@ -155,6 +161,7 @@ class Embedder:
                 for rows in _batches(lengths, budget=batch_size * 32):
                     embeddings = self._embed([tokens[row] for row in rows])
                     distinct[rows] = embeddings.float().cpu().numpy()
+                    advance(len(rows))
         if self.normalize if normalize is None else normalize:
             norms = np.linalg.norm(distinct, axis=1, keepdims=True)
             distinct /= np.maximum(norms, 1e-12)

@@ -90,6 +90,7 @@ def evaluate(
         failed: dict[str, SightlineError] = {}
         try:
             model = EvaluatedModel.load(source.source, pooling, device)
+            model.shows_progress = True
             if source is named_models[0]:
                 _say_where(model)
             result = evaluate_model(model, evaluation, source.run, failed)

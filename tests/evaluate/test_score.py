@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from command_line import sightline
 from letters import Letters, model
 from made_results import untrained_result
 from scipy.stats import spearmanr
@@ -311,6 +314,27 @@ def test_every_distinct_sentence_of_all_tasks_is_encoded_once_in_one_call(sentev
         alone = evaluate_model(model(), Evaluation({name: tasks.tasks[name]}))
         for metric, score in alone.scores.items():
             assert together.scores[metric] == pytest.approx(score, abs=1e-9)
+
+
+def test_a_log_hears_how_far_scoring_is(encoder_folder, senteval, monkeypatch, capsys):
+    write_transfer(senteval, each=40)
+    seconds = itertools.count(step=6)
+    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr("sightline.progress.time", clock)
+    words = ["evaluate", "transfer", "sts", "--set", f"data={senteval}", "--pooling", "cls"]
+    assert sightline(*words, "--device", "cpu", "--json", "--model", str(encoder_folder)) == 0
+    shown = capsys.readouterr()
+    (result,) = json.loads(shown.out)
+    assert result["tasks"].keys() == {"sts", "transfer"}
+    lines = [line.removeprefix(f"{encoder_folder}: ") for line in shown.err.splitlines()]
+    for what, pattern in [
+        ("encoding", r"encoding: (\d+) of 248 sentences, [\d.]+ sentences/s, [\d:]+ left"),
+        ("transfer", r"transfer: (\d+) of 463 folds, [\d.]+ folds/s, [\d:]+ left"),
+    ]:
+        told = [line for line in lines if line.startswith(what)]
+        done = [int(re.fullmatch(pattern, line)[1]) for line in told]
+        assert done == sorted(set(done))
+        assert done
 
 
 def test_a_model_keeps_the_embeddings_of_one_call():

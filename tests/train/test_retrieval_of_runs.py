@@ -139,6 +139,14 @@ def result(run: str = "mcse-clip"):
     return load_result(f"results/{run}/seed-0.json")
 
 
+def test_the_stage_says_how_far_each_run_is(project, monkeypatch, capfd):
+    monkeypatch.setattr("sightline.progress._SECONDS_BETWEEN_LINES", 0)
+    assert len(evaluated(similarity=SIMILARITY)) == 3
+    told = capfd.readouterr().err
+    for run in ("simcse", "mcse-clip", "mcse-shuffled"):
+        assert re.search(rf"^{run}: encoding: (\d+) of \1 sentences, ", told, re.M)
+
+
 def test_a_result_keeps_its_neighbours_and_the_report_shows_them(project):
     plain = {"neighbours": {**SETTINGS, "k": 2}}
     both = {**plain, "similarity": SIMILARITY}

@@ -125,7 +125,12 @@ def evaluate_model(
 
 
 def evaluate_run(
-    folder: Path, evaluation: Evaluation, out: Path, device: str = "auto"
+    folder: Path,
+    evaluation: Evaluation,
+    out: Path,
+    device: str = "auto",
+    *,
+    shows_progress: bool = False,
 ) -> tuple[RunResult, list[str]]:
     """Score the model that a run exported and write its result.
 
@@ -135,6 +140,7 @@ def evaluate_run(
     Args:
         folder: the run, as `train.train_run.train_run` left it.
         out: file of the result (JSON).
+        shows_progress: see `EvaluatedModel`.
 
     Returns:
         The result, and the names of the tasks that were scored now.
@@ -152,6 +158,7 @@ def evaluate_run(
     missing = [name for name in evaluation.tasks if name not in kept]
     if missing:
         model = EvaluatedModel.load(str(folder), device=device)
+        model.shows_progress = shows_progress
         kept |= evaluation.score(model, missing, failed)
     tasks = {name: kept[name] for name in evaluation.tasks if name not in failed}
     result = RunResult(

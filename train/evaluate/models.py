@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from sightline.cache import FeatureSet
 from sightline.digest import Pinned
 from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
+from sightline.progress import progress
 from sightline.sentence_transformers_folder import pin
 from train.embed import Embedder
 from train.evaluate.cosines import NotDefinedError
@@ -37,6 +39,7 @@ class EvaluatedModel:
         summary: of the training run; None for any other model.
         pooling: the one that was asked for; None if the folder's own is used.
         pinned: which model it is, where no summary says it; None: not known.
+        shows_progress: whether what takes long says how far it is.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class EvaluatedModel:
         self.name, self.embedder, self.pinned = name, embedder, pinned
         self.folder, self.summary = folder, summary
         self.pooling = pooling
+        self.shows_progress = False
         self._row_of: dict[str, int] = {}
         self._rows = np.empty((0, embedder.dim), dtype=np.float32)
 
@@ -82,13 +86,22 @@ class EvaluatedModel:
         """
         distinct = dict.fromkeys(sentences)
         if distinct.keys() - self._row_of.keys():
-            self._rows = self.embedder.encode(list(distinct))
+            with self.progress("encoding", len(distinct), "sentences") as advance:
+                self._rows = self.embedder.encode(list(distinct), advance=advance)
             self._row_of = {sentence: row for row, sentence in enumerate(distinct)}
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Embeddings float32 [n, d], in the order of ``sentences``."""
         self.encode_once(sentences)
         return self._rows[[self._row_of[sentence] for sentence in sentences]]
+
+    def progress(
+        self, what: str, total: int, unit: str
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Of something that is done with this model, as `sightline.progress.progress` shows it."""
+        if not self.shows_progress:
+            return nullcontext(lambda _: None)
+        return progress(f"{self.name}: {what}", total, unit)
 
     def objective(self) -> Objective:
         """The run's objective with its trained heads, in eval mode on the CPU.

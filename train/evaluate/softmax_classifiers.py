@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +61,12 @@ class Classifiers:
 
 
 def fit_classifiers(
-    features: Tensor, labels: Tensor, classes: int, folds: Sequence[Fold], recipe: Recipe
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    folds: Sequence[Fold],
+    recipe: Recipe,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Classifiers:
     """Train a classifier for every fold and value of l2, on the device of `features`.
 
@@ -69,6 +74,7 @@ def fit_classifiers(
         features: float32 [n, d].
         labels: int64 [n], 0 to `classes` - 1, on the same device.
         folds: their rows count from the first row of `features`.
+        advance: called with how many more folds are done.
     """
     biased = _with_bias(features)
     fitted = Classifiers(
@@ -88,6 +94,7 @@ def fit_classifiers(
         for start in range(0, len(group), size):
             numbers, orders = zip(*group[start : start + size], strict=True)
             _fit_together(biased, labels, classes, np.array(numbers), orders, recipe, fitted)
+            advance(len(numbers))
     return fitted
 
 

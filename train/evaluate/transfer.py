@@ -53,6 +53,9 @@ SOURCE = (
     "facebookresearch/SentEval makes"
 )
 
+FOLDS = 10
+"""Outer and inner ones of the published figures."""
+
 TASKS = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")
 
 # Examples of each split behind the published results.
@@ -185,6 +188,11 @@ def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
     ]
 
 
+def folds_of(task: TransferTask, count: int) -> int:
+    """How many distinct folds the `selections` of a task have."""
+    return {"nested": count * (count + 1), "k-fold": count + 1, "split": 1}[task.protocol]
+
+
 def choose(penalties: Sequence[float], accuracies: np.ndarray) -> tuple[int, float]:
     """Index of the best penalty, the first if several tie, and its mean accuracy ×100.
 
@@ -207,8 +215,9 @@ def evaluate_transfer(
     tasks: Mapping[str, TransferTask],
     *,
     device: str = "cpu",
-    folds: int = 10,
+    folds: int = FOLDS,
     recipe: Recipe | None = None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> TaskResult:
     """Accuracy ×100 of every task, rounded as SentEval rounds it, and the mean of all seven.
 
@@ -219,8 +228,9 @@ def evaluate_transfer(
         encode: sentences → float [n, d], e.g. `Embedder.encode`; used as float32.
         tasks: see `load_transfer`.
         device: where classifiers are trained: auto, cpu, cuda, cuda:1 or mps.
-        folds: number of outer and of inner folds; published figures use 10.
+        folds: number of outer and of inner folds.
         recipe: None uses that of SimCSE's evaluation.
+        advance: called, by any thread, with how many more of `folds_of` the tasks are done.
 
     Raises:
         SightlineError: an unknown device; a class with fewer examples than folds need.
@@ -236,7 +246,7 @@ def evaluate_transfer(
         features = features_of(task, rows)
         if broken := int((~np.isfinite(features).all(axis=1)).sum()):
             return None, f"features of {broken} of {len(features)} examples are not finite"
-        choices = choices_of(task, features, where, folds, recipe)
+        choices = choices_of(task, features, where, folds, recipe, advance)
         return round(float(np.mean([choice.accuracy for choice in choices])), 2), ""
 
     threads, on_cpu = threads_here(), where == "cpu"
@@ -271,7 +281,12 @@ def features_of(task: TransferTask, embeddings: np.ndarray) -> np.ndarray:
 
 
 def choices_of(
-    task: TransferTask, features: np.ndarray, device: str, folds: int, recipe: Recipe | None = None
+    task: TransferTask,
+    features: np.ndarray,
+    device: str,
+    folds: int,
+    recipe: Recipe | None = None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> list[Choice]:
     """The outcome of every selection of a task; all its classifiers are trained together.
 
@@ -290,7 +305,7 @@ def choices_of(
     every = dict.fromkeys(fold for plan in planned for fold in (*plan.inner, plan.final))
     numbers = {fold: number for number, fold in enumerate(every)}
     x, y = torch.from_numpy(features).to(device), torch.from_numpy(task.labels).to(device)
-    fitted = fit_classifiers(x, y, task.classes, list(every), recipe)
+    fitted = fit_classifiers(x, y, task.classes, list(every), recipe, advance)
     choices = []
     for selection in planned:
         inner = [numbers[fold] for fold in selection.inner]
@@ -331,7 +346,10 @@ class Transfer(Task[SubsetSettings]):
         return (text for task in self.tasks.values() for text in task.sentences)
 
     def score(self, model: EvaluatedModel) -> TaskResult:
-        return evaluate_transfer(model.encode, self.tasks, device=str(model.embedder.model.device))
+        device = str(model.embedder.model.device)
+        total = sum(folds_of(task, FOLDS) for task in self.tasks.values())
+        with model.progress("transfer", total, "folds") as advance:
+            return evaluate_transfer(model.encode, self.tasks, device=device, advance=advance)
 
 
 Row = tuple[int, str, str | None]
