@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import graph
-from pipeline.extract.settings import Machine
+from pipeline.extract.settings import OF_TRAINING, Machine
 from pipeline.params import Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
 from sightline.cache.feature_kind import KINDS
@@ -250,7 +250,7 @@ def train(
     if not str(seed).isdecimal():
         raise SightlineError(f"seed {seed!r}: expected a whole number, as in graph.seeds")
     spec = graph.run_spec(params, run, int(seed))
-    return steps_to_do(spec) if dry_run else train_run(spec)
+    return steps_to_do(spec) if dry_run else train_run(spec, track=params.machine.track)
 
 
 def evaluation_data(params: Params, task: str) -> str:
@@ -400,7 +400,8 @@ class Stage(NamedTuple):
 
     Attributes:
         run: from parameters and words to what to say. Its keyword arguments are options of the
-            command; a stage that has some takes those of `Machine` as well.
+            command; a stage that has some takes those of `Machine` as well, and of `OF_TRAINING`
+            one that fills no sets.
         sets: words → the sets that it fills, which its workers share; None: it is of other kinds.
     """
 
@@ -418,7 +419,8 @@ class Stage(NamedTuple):
         """The options that it takes."""
         parameters = signature(self.run).parameters.values()
         options = {option.name for option in parameters if option.kind == option.KEYWORD_ONLY}
-        return options | Machine.model_fields.keys() if options else options
+        of_machine = Machine.model_fields.keys() - (OF_TRAINING if self.sets else ())
+        return options | of_machine if options else options
 
 
 def _features_stage(kind: Kind) -> Stage:

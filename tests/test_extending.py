@@ -35,6 +35,7 @@ from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from train.evaluate.task import TASKS
 from train.objectives import OBJECTIVES, make_objective
+from train.tracking import TRACKERS
 
 PAGE = ROOT / "docs/extending.md"
 BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.M | re.S)
@@ -47,6 +48,7 @@ REGISTRIES = {
         GrounderSettings.families,
         SegmenterSettings.families,
         OBJECTIVES,
+        TRACKERS,
         TASKS,
     )
 }
@@ -118,6 +120,7 @@ def clone(tmp_path, lamplight, monkeypatch) -> Path:
     params["train"] |= {"batch_size": 4, "max_steps": 2, "eval_steps": 1}
     params["train"]["logging_steps"] = 1
     params["evaluation"]["dev"] = "dev.tsv"
+    params["machine"]["track"] = ["diary"]
     (root / "odd.tsv").write_text(
         "a dog\tthe dog\ta tree\nthe tree\ta tree\ta dog\nthe house\ta house\ta dog\n"
     )
@@ -156,6 +159,7 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
         "ground --data",
         "tokens --data",
         "train hardest",
+        "train slow",
         "train slow",
         "evaluate odd-one-out",
     ]
@@ -206,6 +210,13 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
     assert summary["parameters"]["margin"] == 0.2
     assert "VSE++" in (clone / "runs/hardest/model/README.md").read_text()
 
+    (score,) = json.loads((clone / "runs/watched/run.json").read_text())["log"][1:]
+    assert (clone / "runs/watched.run/diary/diary.txt").read_text().splitlines() == [
+        "watched-seed-0 learns slow at 3e-05",
+        f"step 2: {score['dev']:.2f}",
+        "until here",
+    ]
+
     assert load_params().evaluation.tasks["odd-one-out"].data == Path("odd.tsv")
     assert "odd-one-out: here, 3 examples" in ran(capsys, "evaluate", "list")
     data = clone / "data/evaluation/odd-one-out.json"
@@ -226,6 +237,7 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
     summary = json.loads((run / "run.json").read_text())
     assert {"loss_text", "loss_hinge"} <= {name for entry in summary["log"] for name in entry}
     assert summary["parameters"]["margin"] == 0.5
+    assert "until here" in Path(f"{run}.run/diary/diary.txt").read_text()
 
 
 def test_its_objective_can_be_part_of_a_combination(lamplight):

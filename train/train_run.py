@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 
 
 def train_run(
-    spec: RunSpec, *, say: Say | None = None, callbacks: Sequence[Callback] = ()
+    spec: RunSpec,
+    *,
+    say: Say | None = None,
+    callbacks: Sequence[Callback] = (),
+    track: Sequence[str] = (),
 ) -> RunSummary:
     """Train one objective with one seed and export the best weights.
 
@@ -56,10 +60,12 @@ def train_run(
     Args:
         say: takes lines of progress; without it they go to stderr, or a bar on a terminal.
         callbacks: further callbacks of the loop, in every process.
+        track: trackers that show the run, such as ``tensorboard``; see `train.tracking`.
 
     Raises:
-        SightlineError: an input is missing or does not match, reported before the model is loaded;
-            the folder is not a run's, or its checkpoint is damaged or from another optimiser.
+        SightlineError: an input or a tracker is missing or does not match, reported before the
+            model is loaded; the folder is not a run's, or its checkpoint is damaged or from another
+            optimiser.
         BusyError: another run writes to the same folder.
         NonFiniteLoss: a loss or gradient became NaN or infinite.
         LostProcess: another process of the run ended; the last checkpoint is resumed from.
@@ -86,6 +92,13 @@ def train_run(
         if finished is not None:
             tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
             return finished
+
+        shown: list[Callback] = []
+        if track and main:
+            from train.tracking import Tracking
+
+            tracking = Tracking(track, inputs, folder.output.run_folder, tell)
+            shown.append(stack.enter_context(closing(tracking)))
 
         # resume
         state = processes.on_main(lambda: to_resume(inputs, folder, tell)) or new_state(inputs)
@@ -120,7 +133,8 @@ def train_run(
         )
         dev, size = inputs.dev, spec.train.eval_batch_size
         stop = StopAtStep()
-        shown = [stack.enter_context(closing(ProgressReport(spec.run, say)))] if main else []
+        if main:
+            shown.append(stack.enter_context(closing(ProgressReport(spec.run, say))))
         loop = Loop(
             model,
             inputs.data,
@@ -170,6 +184,7 @@ def train_model(
     seed: int = 0,
     device: str = "auto",
     say: Say | None = None,
+    track: Sequence[str] = (),
     **settings: Any,
 ) -> RunSummary:
     """Fine-tune a student on cached features; after a kill, the same call resumes.
@@ -189,6 +204,7 @@ def train_model(
         seed: of heads, dropout and the order of rows.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         say: takes lines of progress; None: stderr, or a bar on a terminal.
+        track: trackers that show the run, such as ``tensorboard``.
         settings: as under `train` and `student` in params.yaml, such as ``learning_rate``,
             ``max_steps`` (3 epochs by default), ``pooling`` or ``layers``.
 
@@ -212,7 +228,7 @@ def train_model(
         seed=seed,
         device=device,
     )
-    return train_run(spec, say=say)
+    return train_run(spec, say=say, track=track)
 
 
 _LOOKED_AT = 100  # micro-batches, for what is said before a run

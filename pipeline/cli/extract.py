@@ -21,12 +21,12 @@ from pipeline.cli.options import (
     print_summary,
     set_in,
 )
-from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine
 from sightline.cache.feature_kind import KINDS, feature_kind
 from sightline.settings import unknown
 
 
-@takes("machine", Machine, panel="Machine")
+@takes("machine", Machine, panel="Machine", only=Machine.model_fields.keys() - OF_TRAINING)
 @takes(
     "settings",
     ExtractSettings,

@@ -18,10 +18,10 @@ from pipeline.cli.options import (
     print_summary,
     set_in,
 )
-from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.settings import OF_TRAINING, ExtractSettings, Machine
 
 
-@takes("machine", Machine, panel="Machine")
+@takes("machine", Machine, panel="Machine", only=Machine.model_fields.keys() - OF_TRAINING)
 @takes(
     "settings",
     ExtractSettings,

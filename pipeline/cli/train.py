@@ -11,6 +11,7 @@ import typer
 from pipeline.cli.chosen import chosen_by_name
 from pipeline.cli.model_options import about, from_words, names_models, pairs_of, set_values, takes
 from pipeline.cli.options import DEVICE, JSON, MOST_SEED, OUT, option, print_json, set_in
+from pipeline.extract.settings import OF_TRAINING, Machine
 from sightline.cache.feature_kind import KINDS
 from train.objectives import OBJECTIVES, ObjectiveParams, objective_class
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainConfig, run_spec
@@ -41,6 +42,7 @@ def _command(name: str) -> Callable[..., None]:
         only=StudentConfig.model_fields.keys() - {"name"},
         names={"model": "student"},
     )
+    @takes("machine", Machine, panel="Machine", only=OF_TRAINING)
     @takes(
         "settings",
         TrainConfig,
@@ -51,6 +53,7 @@ def _command(name: str) -> Callable[..., None]:
         student: StudentConfig,
         words: dict[str, Any],
         settings: TrainConfig,
+        machine: Machine,
         out: OUT,
         data: Annotated[
             Path | None, option("Data", "Prepared data set of images and captions.", "--data")
@@ -121,7 +124,7 @@ def _command(name: str) -> Callable[..., None]:
             device=device,
             out=out,
         )
-        _run(spec, None if tokens else made, dry_run, as_json)
+        _run(spec, None if tokens else made, machine.track, dry_run, as_json)
 
     kinds = [kind for kind in KINDS if kind in objective.model_fields]
     sets = "".join(f" --features features/{kind}" for kind in kinds)
@@ -204,7 +207,9 @@ def _tokens_beside(data: Path | None, text: Path | None, student: StudentConfig)
     return folders[0].parent / "tokens" / f"{sets}-{student.name}-{student.max_length}"
 
 
-def _run(spec: RunSpec, to_make: Path | None, dry_run: bool, as_json: bool) -> None:
+def _run(
+    spec: RunSpec, to_make: Path | None, track: Sequence[str], dry_run: bool, as_json: bool
+) -> None:
     from dataclasses import asdict
 
     from sightline.devices import is_first_process
@@ -216,7 +221,7 @@ def _run(spec: RunSpec, to_make: Path | None, dry_run: bool, as_json: bool) -> N
         return
     if to_make is not None:
         _make_tokens(spec, to_make)
-    summary = train_run(spec)
+    summary = train_run(spec, track=track)
     if not is_first_process():
         return
     print_json(summary.model_dump(mode="json", by_alias=True)) if as_json else print(summary)

@@ -16,6 +16,8 @@ from sightline.devices import Precision
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 
+OF_TRAINING = frozenset({"track"})
+"""Fields of `Machine` that only a training has a use for."""
 _ENGINE = re.compile(r"ray(?:@([^\s,]+))?(?:,([1-9]\d{0,5}))?")
 
 
@@ -64,12 +66,15 @@ class Machine(Settings):
             `devices` names: ``ray@ADDRESS`` with the head's ``host:port``, ``auto`` (the cluster of
             this machine) or ``local``, by default RAY_ADDRESS, else ``local``, which starts Ray
             here; ``ray,8`` or ``ray@ADDRESS,8`` for 8 workers, by default as many as have room.
+        track: what shows a training while it runs: tensorboard, wandb, mlflow or another tracker of
+            accelerate or of another package; several, such as ``tensorboard,wandb``.
     """
 
     devices: tuple[str, ...] = ()
     threads: int | None = Field(default=None, ge=1)
     workers: int = Field(default=2, ge=0, le=256)
     engine: str = "local"
+    track: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -126,6 +131,12 @@ class Machine(Settings):
                 f"found {engine!r}, expected local, ray, ray@HOST:PORT or ray@HOST:PORT,WORKERS"
             )
         return engine
+
+    @field_validator("track", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        given = value if isinstance(value, list | tuple) else [value]
+        return [part.strip() for word in given for part in str(word).split(",")]
 
     @field_validator("devices", mode="before")
     @classmethod

@@ -21,7 +21,7 @@ from pipeline.datasets.pairs import CocoSource, PairsSource
 from pipeline.datasets.source import Source
 from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_encoder
-from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.params import Params
 from sightline.errors import SightlineError
@@ -95,6 +95,7 @@ def every_model():
         yield "datasets", Source.families.subclass(kind, Source), ("prepare", kind)
     for name in OBJECTIVES:
         yield "student", StudentConfig, ("train", name)
+        assert set(options_of("train", name)) >= OF_TRAINING
         yield "train", TrainConfig, ("train", name)
         yield "systems", objective_class(name), ("train", name)
 
@@ -111,6 +112,7 @@ WITHOUT = {
     "name": "the last part of the student's folder; folders of the graph are called so",
     "cutouts": "the fields of CutoutRules are options",
     "model": "--student",
+    "track": "of a training alone",
 }
 """Field → why no option is called so."""
 
@@ -262,6 +264,8 @@ TEXT = "extract text --data texts.txt --encoder ViT-B-32 --out y --weights "
         ("stage image-features x", 2, "sightline stage image-features DATASET ENCODER"),
         ("stage tokens --dry-run", 2, "the stage tokens does not take it"),
         ("stage ground scenes --check 3", 2, "the stage ground does not take it"),
+        ("stage evaluate --track wandb", 2, "the stage evaluate does not take it"),
+        ("stage teachers a b --track wandb", 2, "the stage teachers does not take it"),
         ("stage train simcse 0 --check 3", 2, "the stage train does not take it"),
         ("train simcse --tokens t --student s --out y --seed 4294967296", 2, "--seed"),
     ],

@@ -198,6 +198,9 @@ def test_without_its_text_stream_or_a_text_term_a_run_reads_only_pairs(tmp_path)
 def test_the_machine_is_a_section_that_no_stage_depends_on():
     assert valid(changed("machine: {devices: [0, 1]}")).machine.devices == ("cuda:0", "cuda:1")
     assert valid(DEMO).machine.devices == ()
+    for names in ("'tensorboard, wandb'", "[tensorboard, wandb]"):
+        machine = valid(changed(f"machine: {{track: {names}}}")).machine
+        assert machine.track == ("tensorboard", "wandb")
     assert "machine" not in (ROOT / "dvc.yaml").read_text()
     with pytest.raises(ParamsError, match=r"machine\.devices: cuda:0 appears twice"):
         valid(changed("machine: {devices: [0, 0]}"))

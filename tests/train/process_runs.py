@@ -59,6 +59,7 @@ def run_processes(
     launcher: bool = True,
     limit: float = 60.0,
     gradients: bool = False,
+    track: Sequence[str] = (),
 ) -> list[Outcome]:
     """Train some runs, one after the other, in the same processes, which end after a failure.
 
@@ -72,6 +73,7 @@ def run_processes(
             those that lost a process wait a second for it.
         limit: seconds that processes wait for those that have not started.
         gradients: compute in float64, and keep every step's gradients in ``<out>-<rank>.pt``.
+        track: see `train_run`.
     """
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -86,7 +88,7 @@ def run_processes(
             environment = {**told, "RANK": str(number), "LOCAL_RANK": str(number)}
             breaks = (act, at) if number == rank else ("", "")
             patience = None if launcher else 1.0
-            given = (number, own, file, environment, limit, patience, breaks, gradients)
+            given = (number, own, file, environment, limit, patience, breaks, gradients, track)
             processes.append(_forks.Process(target=_train, args=given))
         for process in processes:
             process.start()
@@ -131,6 +133,7 @@ def _train(
     patience: float | None,
     breaks: tuple[str, str],
     gradients: bool,
+    track: Sequence[str],
 ) -> None:
     import pytest
     import torch
@@ -156,7 +159,7 @@ def _train(
         callbacks = [gradients_of(Path(f"{spec.out}-{rank}.pt"))] if gradients else []
 
         def run(spec: RunSpec = spec, callbacks: list[Any] = callbacks) -> None:
-            summary = training.train_run(spec, callbacks=callbacks)
+            summary = training.train_run(spec, callbacks=callbacks, track=track)
             counts = list(summary.processes)
             print(f"process {rank}: {summary.steps} steps, processes {counts}")
 

@@ -128,6 +128,7 @@ EXEMPT = {
     "train.report": "shows results",
     "train.run_folder": "the files of a run; that a resumed one is equal is tested bit for bit",
     "train.run_inputs": "opens inputs, which are checked by digest",
+    "train.tracking": "shows a run elsewhere; it is told copies of the log",
     "train.train_run": "calls the loop",
 }
 """Modules that a training imports, and why their code is not part of its digest."""

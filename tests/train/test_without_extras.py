@@ -21,7 +21,7 @@ from sightline.pretrained import from_hub
 from sightline.sentence_transformers_folder import load_model, read_recipe
 from train.evaluate.results import save_result
 
-ABSENT = ("dvc", "dvclive", "sentence_transformers", "matplotlib")
+ABSENT = ("dvc", "dvclive", "sentence_transformers", "matplotlib", "tensorboard")
 OF_THE_PIPELINE = ("open_clip", "sam2", "torchvision", "ray")
 
 PROGRAM = """
