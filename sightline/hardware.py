@@ -24,6 +24,7 @@ _LIMITS = {
     ),
 }
 """Controller → files of a control group, of version 2 or 1, with a limit and its period or use."""
+_KEYS = "train.precision and extract.precision"
 _CPU_GAIN = 1.2
 """bf16 has to be this much faster than fp32 on a CPU to be worth its rounding."""
 
@@ -119,7 +120,7 @@ class Precision:
     def __str__(self) -> str:
         text = f"{self.precision} suits it: {self.reason}"
         if self.precision != "fp32":
-            text += f" (the default is fp32: set train.precision to {self.precision})"
+            text += f" (the default is fp32: set {_KEYS} to {self.precision})"
         return text
 
 

@@ -33,12 +33,14 @@ def main() -> None:
 
     from sightline.devices import allow_open_files
     from sightline.errors import message_of
+    from sightline.heap import keep_heap
     from sightline.signals import Stopped, one_of_several, stop_on_signals
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
     # importing torch and transformers creates millions of objects, none of them garbage
     gc.set_threshold(100_000, 20, 50)
     allow_open_files()
+    keep_heap()
     heard = stop_on_signals()
     try:
         with one_of_several():

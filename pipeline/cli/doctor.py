@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sightline.hardware import Disk, Processor
 
 _LEAST_DISK = 1_000_000_000
+_KEPT = "kept: what a command frees stays in its heap, as long as it runs"
 _ALSO = ("sentence-transformers",)  # loads exported models; Sightline does not need it
 
 
@@ -66,6 +67,7 @@ def _examine() -> dict[str, Any]:
 
     from sightline import hardware
     from sightline.devices import pick_device
+    from sightline.heap import keep_heap
 
     cpu = replace(
         hardware.processor(),
@@ -89,6 +91,7 @@ def _examine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu,
         "memory": hardware.memory(),
+        "heap": f"not kept, {reason}" if (reason := keep_heap()) else _KEPT,
         "disk": disk,
         "gpus": gpus,
         "driver": driver,

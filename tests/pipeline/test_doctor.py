@@ -14,7 +14,7 @@ import torch
 from demo_params import demo_params_text
 
 from pipeline.cli import doctor
-from sightline import hardware
+from sightline import hardware, heap
 
 GIB = 1 << 30
 CPUINFO = "\n".join(f"processor\t: {n}\nmodel name\t: Some Processor 9000\n" for n in range(2))
@@ -98,7 +98,7 @@ def test_the_precision_that_suits_a_device(monkeypatch, device, of, gain, precis
     chosen = hardware.suited_precision(device, of)
     assert chosen.precision == precision
     assert said in chosen.reason
-    assert ("set train.precision to" in str(chosen)) == (precision != "fp32")
+    assert ("set train.precision and extract.precision to" in str(chosen)) == (precision != "fp32")
 
 
 def test_the_probe_measures_both_precisions():
@@ -150,8 +150,9 @@ def test_a_gpu_without_kernels_in_this_build_is_a_problem(monkeypatch, run_docto
     assert "Old GPU, 8.6 GB, compute capability 3.5, no bf16, cannot be used, see problems" in said
 
 
-def test_a_machine_without_problems(run_doctor, tmp_path):
+def test_a_machine_without_problems(run_doctor, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     report = json.loads(run_doctor("--json"))
     assert report["problems"] == []
     assert report["packages"]["torch"]["installed"] == torch.__version__.split("+")[0]
@@ -160,7 +161,10 @@ def test_a_machine_without_problems(run_doctor, tmp_path):
     assert report["cpu"]["threads"] == torch.get_num_threads()
     assert "HF_HUB_OFFLINE" in report["model hub"]
     assert report["dvc remotes"] == "none"
+    assert report["heap"] == "not kept, MALLOC_ARENA_MAX says how malloc works"
+    monkeypatch.setattr(heap, "keep_heap", lambda: "")
     said = run_doctor()
+    assert "heap                     kept: " in said
     assert said.splitlines()[-1].split() == ["problems", "none"]
     assert "fp32 suits it: a layer of BERT trains in bf16 at 0.50 times" in said
 

@@ -1,0 +1,50 @@
+"""The heap of a process that computes: memory that was freed stays there for the next tensors.
+
+By default glibc maps a large block anew for each activation and unmaps it once it is freed, so that
+the kernel clears its pages again and again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from ctypes import CDLL, c_void_p, cast
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # the numbers of malloc.h
+_MOST = (1 << 31) - 1
+_HALF_OF_A_HEAP = 32 << 20  # the most that a glibc takes which maps what no thread's heap holds
+_GROWS_BY = 64 << 20  # bytes
+
+
+def keep_heap() -> str:
+    """Take large blocks from the heap, and keep it until this process and its forks end.
+
+    For a command, before it computes; whoever imports Sightline decides for their own process.
+    What a user asks of the allocator stays as it is.
+
+    Returns:
+        why the heap is not kept; empty if it is.
+    """
+    if variable := settled_by(os.environ):
+        return f"{variable} says how malloc works"
+    if "CS_GNU_LIBC_VERSION" not in os.confstr_names:
+        return "only glibc's malloc can keep it"
+    ours, libc = CDLL(None), CDLL("libc.so.6")
+    if not set_thresholds(libc.mallopt):
+        return "this glibc refuses"
+    addresses = {cast(library.malloc, c_void_p).value for library in (ours, libc)}
+    return "another malloc stands in for glibc's" if len(addresses) > 1 else ""
+
+
+def settled_by(environment: Mapping[str, str]) -> str:
+    """The variable that tells glibc's malloc how to work; empty without one."""
+    if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
+        return "GLIBC_TUNABLES"
+    return next((name for name in sorted(environment) if name.startswith("MALLOC_")), "")
+
+
+def set_thresholds(mallopt: Callable[[int, int], int]) -> bool:
+    """Map no block and give none back, as far as ``mallopt``, which returns 0 if not, does it."""
+    if not (mallopt(_MMAP_THRESHOLD, _MOST) or mallopt(_MMAP_THRESHOLD, _HALF_OF_A_HEAP)):
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, _MOST) and mallopt(_TOP_PAD, _GROWS_BY))
