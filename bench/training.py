@@ -12,7 +12,7 @@ on a CPU. Steps are those of `train.loop.Loop`: feed, forward, backward, step, l
   compiled, on the same rows. Captions and plain sentences are measured apart; wiki + flickr is
   1,000,000 sentences with 29,783 pairs, so one step in 33 is paired.
 - projection (on a GPU): `train_run` of DALR for 2,000 steps with one dev score, extended to the
-  four epochs of the papers with a dev score and a checkpoint every `eval_steps`.
+  four epochs of the papers with a dev score every `eval_steps` and a checkpoint by the clock.
 - systems: a paired step of every system relative to SimCSE, and of DALR with its two teachers run
   within the step, as in its released code.
 """
@@ -41,7 +41,7 @@ from sightline.devices import Precision
 from train.batch import Batch
 from train.data import TrainingData
 from train.distributed import Processes
-from train.loop import Callback, Loop
+from train.loop import SAVE_SECONDS, Callback, Loop
 from train.losses import info_nce
 from train.model import Student
 from train.objectives import Embeddings, make_objective
@@ -363,7 +363,9 @@ def projection(bench: Bench) -> None:
     score, checkpoint = clock.scored - clock.logged[last], clock.ended - clock.scored
     steps = EPOCHS * len(bench.world.data(spec))
     scores_of_run = -(-steps // TrainConfig(epochs=EPOCHS).eval_steps)
-    minutes = (start + steps * step + scores_of_run * (score + checkpoint)) / 60
+    seconds = start + steps * step + scores_of_run * score
+    checkpoints = 1 + int(seconds / SAVE_SECONDS)  # the last step has one
+    minutes = (seconds + checkpoints * checkpoint) / 60
     bench.report.ratio(
         f"dalr, wiki + flickr, {EPOCHS} epochs, {variant}, minutes",
         minutes,
@@ -373,6 +375,7 @@ def projection(bench: Bench) -> None:
         start_s=start,
         scores=scores_of_run,
         score_s=score,
+        checkpoints=checkpoints,
         checkpoint_s=checkpoint,
     )
     shutil.rmtree(spec.out)

@@ -38,6 +38,10 @@ from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import FAILURE_FILE, LOOP_FILE, MODEL_FILE, RunFolder
 from train.run_spec import TrainConfig
+from train.schedule import micro_batches
+
+SAVE_SECONDS = 600.0
+"""From one checkpoint to the next, unless `save_steps` says how many steps."""
 
 
 class NonFiniteLoss(SightlineError):
@@ -99,7 +103,7 @@ class Loop:
         self._unchecked: list[TakenStep] = []
         self._waits_each_step = not devices.runs_ahead(device) or self._scaler is not None
         self._started: float | None = None
-        self._micro_batches = micro_batches(config, data)
+        self._micro_batches = micro_batches(config, data.schedule)
         self._folder = folder
         self._dev_score = dev_score
         self._callbacks = callbacks
@@ -115,6 +119,7 @@ class Loop:
             LostProcess: another process ended.
         """
         state, config = self.state, self._config
+        self._saved = time.monotonic()
         self._processes.broadcast(self._model.kept().values())
         for callback in self._callbacks:
             callback.begin(state, self._model)
@@ -122,9 +127,7 @@ class Loop:
             self._step()
             for callback in self._callbacks:
                 callback.step(state)
-            self._agree_to_stop()
-            every = config.save_steps or config.eval_steps
-            saves = state.step == state.steps or state.should_stop or state.step % every == 0
+            saves = self._agree() or state.step == state.steps
             logs = state.step == state.steps or state.step % config.logging_steps == 0
             if saves or logs or self._score_is_due():
                 self._check_finite()
@@ -136,7 +139,8 @@ class Loop:
             if state.stopped_early and not logs:
                 self._log_window()
             if saves or state.should_stop:
-                self._processes.on_main(self._save)
+                self._keep(self._save)
+                self._saved = time.monotonic()
             if state.should_stop:
                 break
         for callback in self._callbacks:
@@ -258,12 +262,18 @@ class Loop:
         for callback in self._callbacks:
             callback.log(self.state, entry)
 
-    def _agree_to_stop(self) -> None:
-        """Stop in all processes after this step if a callback in one of them asks for it."""
-        state = self.state
-        wish = self._processes.max(1 + state.signal if state.should_stop else 0)
-        if wish:
-            state.should_stop, state.signal = True, wish - 1
+    def _agree(self) -> bool:
+        """Whether all save after this step: process 0 says so, or a callback wants them to stop.
+
+        It stops all if it is in one of them. Clocks differ, so that of process 0 counts alone.
+        """
+        state, every = self.state, self._config.save_steps
+        late = time.monotonic() - self._saved >= SAVE_SECONDS
+        due = self._processes.main and (state.step % every == 0 if every else late)
+        wish = self._processes.max(2 + 2 * state.signal if state.should_stop else int(due))
+        if wish > 1:
+            state.should_stop, state.signal = True, wish // 2 - 1
+        return wish > 0
 
     def _score_is_due(self) -> bool:
         """Whether the weights are scored after this step."""
@@ -283,7 +293,7 @@ class Loop:
             )
         if state.best is None or score > state.best:
             state.best, state.best_step = score, state.step
-            self._processes.on_main(self._save_best)
+            self._keep(self._save_best)
         self._log({DEV: score})
         patience = self._config.early_stopping_patience
         scores = [entry[DEV] for entry in state.log if DEV in entry]
@@ -291,6 +301,12 @@ class Loop:
         if patience is not None and len(scores) - 1 - scores.index(max(scores)) >= patience:
             state.stopped_early = state.step < state.steps
             state.should_stop = True
+
+    def _keep(self, save: Callable[[], None]) -> None:
+        """Let process 0 save, and count the time."""
+        began = time.monotonic()
+        self._processes.on_main(save)
+        self.state.saving_seconds += time.monotonic() - began
 
     def _save_best(self) -> None:
         self._folder.keep_best(self.state, save(on_the_host(self._model.kept())))
@@ -422,21 +438,6 @@ def first_bad(
         if norm_counts and not torch.isfinite(norm):
             return step, max(terms), {"gradient norm": norm.item()}
     return None
-
-
-def micro_batches(config: TrainConfig, data: TrainingData) -> int:
-    """Micro-batches of the whole run."""
-    if config.max_steps is not None:
-        return config.max_steps * config.gradient_accumulation
-    assert config.epochs is not None
-    return config.epochs * len(data)
-
-
-def steps_on_pairs(config: TrainConfig, data: TrainingData, steps: int) -> int:
-    """How many of a run's first ``steps`` optimiser steps have a batch of pairs."""
-    before, parts = data.schedule.pairs_before, config.gradient_accumulation
-    last = micro_batches(config, data)
-    return sum(before(min((k + 1) * parts, last)) > before(k * parts) for k in range(steps))
 
 
 def dropout_seed(seed: int, k: int, rank: int) -> int:

@@ -83,6 +83,7 @@ class RunState(BaseModel):
         best_tensors: their file → its BLAKE3.
         stopped_early: the early stop ended the run here.
         seconds: spent in training steps, without dev scores and checkpoints.
+        saving_seconds: spent in writing checkpoints and best weights, before those of this state.
         sentences: rows trained on.
         peak_memory: peak bytes, see `sightline.devices.peak_memory`.
         processes: how many trained it; several numbers if it was resumed with a different number
@@ -109,6 +110,7 @@ class RunState(BaseModel):
     best_tensors: dict[str, str] = {}
     stopped_early: bool = False
     seconds: float = 0.0
+    saving_seconds: float = 0.0
     sentences: int = 0
     peak_memory: dict[str, int] = {}
     processes: list[int] = []
@@ -141,6 +143,7 @@ class RunSummary(BaseModel):
         steps: optimiser steps done; fewer than planned after an early stop.
         steps_on_pairs: those of them that had a batch of pairs; the others had sentences alone.
         sentences, seconds: rows trained on, and the time of the training steps alone.
+        saving_seconds: that of writing checkpoints and best weights.
         sentences_per_second: their ratio.
         peak_memory: peak bytes, by ``host`` and ``device``.
         trained_parameters: of encoder and heads.
@@ -181,6 +184,7 @@ class RunSummary(BaseModel):
     stopped_early: bool
     sentences: int
     seconds: float
+    saving_seconds: float = 0.0
     sentences_per_second: float
     peak_memory: dict[str, int] = {}
     trained_parameters: int = 0

@@ -94,7 +94,8 @@ class TrainConfig(Settings):
         max_grad_norm: gradients are clipped to this L2 norm over all parameters.
         warmup: share of the steps over which the learning rate rises from 0.
         eval_steps: optimiser steps between two dev scores.
-        save_steps: optimiser steps between two checkpoints; None: as many as between dev scores.
+        save_steps: optimiser steps between two checkpoints; None: as many as ten minutes have. The
+            last step and one after which a signal stops the run always have one.
         early_stopping_patience: stop after this many dev scores without a new best; None:
             never.
         logging_steps: optimiser steps between two lines of the log.

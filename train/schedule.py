@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from train.run_spec import TrainConfig
+
 Stream = Literal["pairs", "text"]
 """Where a batch comes from: image–caption pairs, or plain sentences."""
 
@@ -125,3 +127,18 @@ def shuffled(seed: int, stream: Stream, pass_number: int, rows: int) -> NDArray[
     order = generator.permutation(rows)
     order.setflags(write=False)  # shared by all callers
     return order
+
+
+def micro_batches(config: TrainConfig, schedule: Schedule) -> int:
+    """Micro-batches of the whole run."""
+    if config.max_steps is not None:
+        return config.max_steps * config.gradient_accumulation
+    assert config.epochs is not None
+    return config.epochs * schedule.steps_per_epoch
+
+
+def steps_on_pairs(config: TrainConfig, schedule: Schedule, steps: int) -> int:
+    """How many of a run's first ``steps`` optimiser steps have a batch of pairs."""
+    before, parts = schedule.pairs_before, config.gradient_accumulation
+    last = micro_batches(config, schedule)
+    return sum(before(min((k + 1) * parts, last)) > before(k * parts) for k in range(steps))

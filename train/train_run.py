@@ -24,6 +24,7 @@ from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
 from train.run_folder import CHECKPOINTS, RunFolder
 from train.run_inputs import RunInputs
 from train.run_spec import RunSpec, StudentConfig, run_spec
+from train.schedule import micro_batches, steps_on_pairs
 
 if TYPE_CHECKING:
     import torch
@@ -270,10 +271,8 @@ def steps_to_do(spec: RunSpec) -> StepsToDo:
 
 def _steps(inputs: RunInputs) -> int:
     """Optimiser steps of the whole run."""
-    from train.loop import micro_batches
-
     config = inputs.spec.train
-    return -(-micro_batches(config, inputs.data) // config.gradient_accumulation)
+    return -(-micro_batches(config, inputs.data.schedule) // config.gradient_accumulation)
 
 
 def training_device(spec: RunSpec, processes: Processes) -> torch.device:
@@ -369,12 +368,11 @@ def _warn(
     inputs: RunInputs, objective: Objective[Any], device: torch.device, steps: int, tell: Say
 ) -> None:
     """Say what is known of a run of so many ``steps`` before it begins."""
-    from train.loop import micro_batches, steps_on_pairs
     from train.objectives.modules.objective import warnings_of
 
     spec, data = inputs.spec, inputs.data
     if data.feature_sets:
-        paired = steps_on_pairs(spec.train, data, steps)
+        paired = steps_on_pairs(spec.train, data.schedule, steps)
         tell(f"{spec.run}: {paired:,} of {steps:,} steps on pairs")
         if paired * 50 < steps:
             tell(
@@ -396,14 +394,14 @@ def _warn(
         tell(
             f"{spec.run}: {data.dropped_phrases} phrases left out: their objects were not extracted"
         )
-    count = min(_LOOKED_AT, micro_batches(spec.train, data))
+    count = min(_LOOKED_AT, micro_batches(spec.train, data.schedule))
     repeated, rows = data.repeats(count)
     if repeated:
         tell(
             f"{spec.run}: {100 * repeated / rows:.1f} % of the rows of the first {count} batches "
             "share their text or image with another row of their batch, which counts as a negative"
         )
-    paired = first_paired(data, micro_batches(spec.train, data))
+    paired = first_paired(data, micro_batches(spec.train, data.schedule))
     for line in warnings_of(objective, paired):
         tell(f"{spec.run}: warning: {line}")
 
@@ -453,10 +451,9 @@ def _export(
 def _summary(
     inputs: RunInputs, state: RunState, parameters: int, device: torch.device
 ) -> RunSummary:
-    from train.loop import steps_on_pairs
-
     spec, data, seconds = inputs.spec, inputs.data, state.seconds
-    reached = {"log", "best_step", "stopped_early", "sentences", "seconds", "peak_memory"}
+    reached = {"log", "best_step", "stopped_early", "sentences", "peak_memory"}
+    reached |= {"seconds", "saving_seconds"}
     manifests = [] if spec.pairs is None else [spec.pairs.captions]
     manifests += [] if spec.text is None else [spec.text.sentences]
     return RunSummary(
@@ -477,7 +474,7 @@ def _summary(
         dev=None if inputs.dev is None else inputs.dev.name,
         dev_sha256="" if inputs.dev is None else inputs.dev.sha256,
         steps=state.step,
-        steps_on_pairs=steps_on_pairs(spec.train, data, state.step),
+        steps_on_pairs=steps_on_pairs(spec.train, data.schedule, state.step),
         sentences_per_second=state.sentences / seconds if seconds else 0.0,
         trained_parameters=parameters,
         negatives_per_anchor=spec.train.batch_size - 1,

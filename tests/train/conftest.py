@@ -53,16 +53,19 @@ class World:
     image_keys: list[bytes]
 
     def spec(self, out: Path, objective: str = "simcse", **changes: Any) -> RunSpec:
-        """A short run; ``changes`` replace top-level parts, or update `train` and `student`."""
+        """A short run with a checkpoint after each dev score.
+
+        ``changes`` replace top-level parts, or update `train` and `student`.
+        """
         root, tokens = self.root, self.root / "tokens"
         student = {"name": "tiny", "model": str(self.student), "max_length": MAX_LENGTH}
         train = {"batch_size": 8, "learning_rate": 1e-3, "max_steps": 6}
-        train |= {"eval_steps": 2, "logging_steps": 1}
+        train |= {"eval_steps": 2, "logging_steps": 1, **changes.pop("train", {})}
         manifests = {name: root / f"{name}.parquet" for name in ("captions", "images")}
         body: dict[str, Any] = {
             "run": objective,
             "student": student | changes.pop("student", {}),
-            "train": train | changes.pop("train", {}),
+            "train": {"save_steps": train["eval_steps"], **train},
             "device": "cpu",
             "objective": objective,
             "pairs": {**manifests, "tokens": tokens},

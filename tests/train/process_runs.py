@@ -67,7 +67,7 @@ def run_processes(
         specs: one for all processes, or a tuple of one for each.
         started: which of ``count`` processes are started; None starts all.
         act: what happens ``at`` a point in process ``rank``: ``kill``, ``terminate``, ``fail``,
-            or "".
+            or ""; or ``late``: by its clock a checkpoint is always due.
         at: ``terms K``, ``gather K`` or ``add K`` (of the Kth micro-batch), ``dev K`` (score).
         launcher: ends the others with SIGTERM once one has failed, as `torchrun` does; without,
             those that lost a process wait a second for it.
@@ -211,11 +211,14 @@ def gradients_of(file: Path) -> Any:
 
 def break_at(act: str, at: str) -> None:
     """End or signal this process when it reaches the point."""
+    from train import loop
     from train import train_run as training
     from train.distributed import Processes
     from train.model import Student
 
-    if not act:
+    if act == "late":
+        loop.SAVE_SECONDS = 0.0
+    if act in ("", "late"):
         return
     name, number = at.split()
     owner, method = {

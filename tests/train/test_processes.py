@@ -152,12 +152,18 @@ def test_a_bad_start_of_one_process_or_both_is_one_error(world, tmp_path, change
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loss_that_is_not_finite_in_all_processes_is_one_error(world, tmp_path):
-    spec = world.spec(tmp_path / "run", train={**TRAIN, "learning_rate": 1e30})
-    (outcome,) = run_processes([spec])
+@pytest.mark.parametrize(
+    ("late", "kept"), [(0, "the last checkpoint is of step 1"), (1, "there is no checkpoint")]
+)
+def test_the_clock_of_process_0_decides_and_a_loss_that_is_not_finite_is_one_error(
+    world, tmp_path, late, kept
+):
+    train = {"learning_rate": 1e30, "save_steps": None}
+    spec = world.spec(tmp_path / "run", train=train)
+    (outcome,) = run_processes([spec], act="late", rank=late)
     assert outcome.codes == [1, 143], outcome.said
     (error,) = outcome.errors
-    assert "Nothing is saved after it" in error
+    assert f"step 2 (micro-batch 1, text): text is nan. Nothing is saved after it; {kept}" in error
     assert (tmp_path / "run/failure.json").is_file()
 
 

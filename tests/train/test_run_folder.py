@@ -249,6 +249,31 @@ def test_checkpoints_are_as_often_as_told_and_read_once(world, tmp_path, monkeyp
     assert sorted(saved) == ["best-2.safetensors", "loop.pt", "model.safetensors"]
 
 
+class SaveAt(Callback):
+    """Makes a checkpoint due after one step alone."""
+
+    def __init__(self, monkeypatch, at):
+        self._patch, self._at = monkeypatch, at
+
+    def step(self, state):
+        due = state.step == self._at
+        self._patch.setattr("train.loop.SAVE_SECONDS", 0.0 if due else 600.0)
+
+
+def test_by_default_a_checkpoint_is_due_by_the_clock(world, tmp_path, monkeypatch):
+    spec = world.spec(tmp_path / "run", train={"save_steps": None})
+    with pytest.raises(Killed):
+        train_run(spec, say=silent, callbacks=[SaveAt(monkeypatch, 3), KillAfter(5)])
+    state = RunState.model_validate_json((tmp_path / "run/checkpoints/state.json").read_bytes())
+    assert (state.step, state.saving_seconds > 0) == (3, True)  # of the best weights of step 2
+    lines = []
+    resumed = train_run(spec, say=lines.append)
+    assert "resuming after step 3" in lines[0]
+    assert resumed.saving_seconds > state.saving_seconds
+    train_run(world.spec(tmp_path / "whole", train={"save_steps": None}), say=silent)
+    assert_equal(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
+
+
 def test_a_checkpoint_of_other_parameters_is_not_resumed_and_of_another_optimiser_is_kept(
     world, killed
 ):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 DECIMALS = 2
 """Of a score in a table."""
 TRAINING: Mapping[str, Callable[[RunSummary], float | None]] = {
-    "minutes": lambda training: training.seconds / 60,
+    "minutes": lambda training: (training.seconds + training.saving_seconds) / 60,
     "sentences/s": lambda training: training.sentences_per_second,
     "GPU memory": lambda training: _memory(training, gpu=True),
     "process memory": lambda training: _memory(training, gpu=False),
