@@ -15,6 +15,8 @@ from sightline.atomic_files import write_bytes
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 
+BESIDE_RUNS = "/runs/**/*.run/"
+"""What DVC does not look at: a line of .dvcignore."""
 _IGNORED = """\
 # what the graph makes, which DVC keeps, and what it is made of
 /data/*
@@ -62,6 +64,8 @@ class NewProject:
 def make_project(folder: Path, names: Sequence[str]) -> NewProject:
     """Make ``folder`` a project; what is there is kept, so a second time nothing changes.
 
+    DVC does not look at what lies beside runs (`BESIDE_RUNS`).
+
     In a Git repository that does not ignore the folder DVC's settings are committed with it; else
     DVC works without Git.
 
@@ -79,6 +83,7 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
     folder.mkdir(parents=True, exist_ok=True)
     project = NewProject()
     _initialise_dvc(folder, project)
+    _ignore_what_lies_beside_runs(folder)
     graph = GRAPH.read_text(encoding="utf-8")
     for name, text in {
         ".dvc/plots/curves.json": PLOT.read_text(encoding="utf-8"),
@@ -109,6 +114,14 @@ def _initialise_dvc(folder: Path, project: NewProject) -> None:
         file.write("" if root is None else "[core]\n")
         file.write("    analytics = false\n")
     project.made.append(config)
+
+
+def _ignore_what_lies_beside_runs(folder: Path) -> None:
+    """The stage `evaluate` depends on ``runs``, but not on the locks and curves in there."""
+    file = folder / ".dvcignore"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    if BESIDE_RUNS not in lines:
+        write_bytes(file, "\n".join([*lines, BESIDE_RUNS, ""]).encode())
 
 
 def _git_root(folder: Path) -> Path | None:

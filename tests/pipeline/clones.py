@@ -111,9 +111,7 @@ def repository(folder: Path, path: str, remote: Path, changes: dict | None = Non
     for section, values in (changes or {}).items():
         params[section] |= values
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    for source in ("code.txt", *(dataset["source"] for dataset in params["datasets"].values())):
-        (folder / source).parent.mkdir(parents=True, exist_ok=True)
-        (folder / source).write_text("what something is made from")
+    (folder / "code.txt").write_text("what something is made from")
     (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))
     (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "/calls.txt\n")
     clone = Clone(folder, path)

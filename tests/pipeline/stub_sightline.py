@@ -58,6 +58,8 @@ def code() -> None:
         write(f"data/code/{system}.json", Path("code.txt").read_text())
     for task in params()["evaluation"]["tasks"]:
         write(f"data/code/tasks/{task}.json", Path("code.txt").read_text())
+    for dataset in params()["datasets"].values():
+        write(dataset["source"], Path("code.txt").read_text())  # below data/code
 
 
 def train(run: str, seed: str) -> None:

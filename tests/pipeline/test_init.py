@@ -14,6 +14,7 @@ from command_line import sightline
 
 from pipeline import graph
 from pipeline.configure import configuration, configurations
+from pipeline.new_project import BESIDE_RUNS
 from pipeline.shipped import CONFIGURATIONS, GRAPH
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,8 @@ def test_a_new_folder_becomes_a_project(tmp_path, capsys):
     assert params == configuration("flickr30k", "roberta")
     assert (folder / "dvc.yaml").read_bytes() == (ROOT / "dvc.yaml").read_bytes()
     assert "train-mcse-resnet@mcse-resnet-0" in stages(folder)
+    ignored = [(root / ".dvcignore").read_text().splitlines()[-1] for root in (folder, ROOT)]
+    assert ignored == [BESIDE_RUNS] * 2
     before = state(folder)
     assert sightline("init", folder) == 0
     assert "made" not in capsys.readouterr().out
@@ -96,6 +99,31 @@ def test_in_a_folder_that_git_ignores_it_works_without(tmp_path):
     assert sightline("init", tmp_path / "demo") == 0
     assert "no_scm" in (tmp_path / "demo/.dvc/config").read_text()
     assert "prepare@scenes" in stages(tmp_path / "demo")
+
+
+def test_what_lies_beside_a_run_is_no_part_of_the_runs_that_are_scored(tmp_path):
+    (tmp_path / ".dvcignore").write_text("# mine")
+    (tmp_path / "dvc.yaml").write_text("stages: {evaluate: {cmd: echo scored, deps: [runs]}}\n")
+    assert sightline("init", tmp_path) == 0
+    assert (tmp_path / ".dvcignore").read_text().startswith("# mine\n")
+    for name in ("seed-0/run.json", "seed-0.run/tensorboard/events"):
+        (tmp_path / "runs/mcse" / name).parent.mkdir(parents=True)
+        (tmp_path / "runs/mcse" / name).write_text(name)
+
+    def dvc(*words: str) -> str:
+        command = [sys.executable, "-P", "-m", "dvc", *words]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    dvc("repro", "-q")
+    (tmp_path / "runs/mcse/seed-0.run/tensorboard/events").write_text("more")
+    assert "up to date" in dvc("status")
+    (tmp_path / "runs/mcse/seed-0/run.json").write_text("another")
+    assert "modified" in dvc("status")
+    before = state(tmp_path)
+    assert sightline("init", tmp_path) == 0
+    assert state(tmp_path) == before
 
 
 def test_inside_somebodys_dvc_repository(tmp_path):
