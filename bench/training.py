@@ -8,7 +8,7 @@ BERT-base with random weights and data that it draws, of the papers' shapes on a
 on a CPU. Steps are those of `train.loop.Loop`: feed, forward, backward, step, log, checks. Parts:
 
 - plain: a float32 loop written like the published trainers, which tokenises each batch, pads it to
-  its longest text and runs both views at once; and MCSE in both precisions, eager and (on a GPU)
+  its longest text and runs both views at once; and MCSE in each precision, eager and (on a GPU)
   compiled, on the same rows. Captions and plain sentences are measured apart; wiki + flickr is
   1,000,000 sentences with 29,783 pairs, so one step in 33 is paired.
 - projection (on a GPU): `train_run` of DALR for 2,000 steps with one dev score, extended to the
@@ -37,7 +37,7 @@ from training_data import FEATURES, LONGEST, World
 from transformers import BertConfig, BertModel
 
 from sightline.cache import keys_of_texts
-from sightline.devices import Precision
+from sightline.devices import TrainPrecision, float32_products, has_tf32
 from train.batch import Batch
 from train.data import TrainingData
 from train.distributed import Processes
@@ -84,7 +84,7 @@ QUICK = Shape(2_000, 200, 400, 40, 8, 2, 64, 4, 75)
 class Variant:
     """How a step is computed."""
 
-    precision: Precision
+    precision: TrainPrecision
     compiled: bool = False
 
     def __str__(self) -> str:
@@ -110,6 +110,8 @@ class Bench:
         self.report = Report(options, str(self.shape), self.device)
         self.world = World(folder, shape.sentences, shape.pairs, shape.words)
         self.variants = [Variant("bf16"), Variant("fp32")]
+        if has_tf32(self.device):
+            self.variants.append(Variant("tf32"))
         if gpu:
             self.variants.append(Variant("bf16", compiled=True))
 
@@ -164,7 +166,8 @@ class Bench:
 
         def block() -> None:
             stop.left, loop.state.should_stop = self.shape.block, False
-            loop.run()
+            with float32_products(tf32=variant.precision == "tf32"):
+                loop.run()
 
         return block
 

@@ -90,6 +90,7 @@ _OPEN_FILES = (1 << 16, 10_240)
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = get_args(Precision)
+TrainPrecision = Literal["fp32", "tf32", "bf16", "fp16"]
 AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
 """Precision below fp32 → PyTorch's name for the dtype of autocast."""
 
@@ -213,7 +214,38 @@ def computing(device: torch.device, precision: str) -> Iterator[None]:
                 enabled=True, benchmark=False, deterministic=True, allow_tf32=False
             )
             stack.enter_context(flags)
-            before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("highest")
-            stack.callback(torch.set_float32_matmul_precision, before)
+            stack.enter_context(float32_products(tf32=False))
         yield
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether ``device`` can multiply in TensorFloat-32: NVIDIA's from compute capability 8.0."""
+    import torch
+
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@contextmanager
+def float32_products(*, tf32: bool) -> Iterator[None]:
+    """Round the factors of float32 matrix products to TensorFloat-32, or do not.
+
+    PyTorch has one setting for the whole process; it is restored afterwards.
+    """
+    import torch
+
+    try:
+        whole = torch.get_float32_matmul_precision()
+    except RuntimeError:  # its parts were set apart, which PyTorch allows from 2.9
+        whole = None
+    backends = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    parts = {part: part.fp32_precision for part in backends if hasattr(part, "fp32_precision")}
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        if whole is not None:
+            torch.set_float32_matmul_precision(whole)
+        for part, precision in parts.items():
+            part.fp32_precision = precision

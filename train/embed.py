@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.devices import AUTOCAST, Precision, check_precision, use_device
+from sightline.devices import (
+    AUTOCAST,
+    Precision,
+    check_precision,
+    float32_products,
+    use_device,
+)
 from sightline.errors import SightlineError
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from sightline.sentence_transformers_folder import (
@@ -201,7 +207,7 @@ class Embedder:
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), float32_products(tf32=False):
                 yield
         finally:
             # Module by module: a part that was already in eval mode stays in it.

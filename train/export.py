@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sightline.devices import float32_products
 from sightline.errors import SightlineError
 from train.adapters import merged
 
@@ -133,7 +134,8 @@ def check_export(folder: Path, trained: Embedder) -> None:
         from sentence_transformers import SentenceTransformer
 
         loaded = SentenceTransformer(str(folder.absolute()), device="cpu")
-        theirs = loaded.encode(list(PROBES), batch_size=len(PROBES), show_progress_bar=False)
+        with float32_products(tf32=False):  # whatever this process has set
+            theirs = loaded.encode(list(PROBES), batch_size=len(PROBES), show_progress_bar=False)
     else:
         theirs = Embedder.load(folder, device="cpu").encode(PROBES)
     norms = np.maximum(np.linalg.norm(expected, axis=1), np.finfo(np.float32).tiny)

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sightline import devices
-from sightline.devices import Precision, to_device
+from sightline.devices import TrainPrecision, to_device
 from sightline.errors import SightlineError
 from sightline.plugins import expect, wrong
 from sightline.pooling import pool
@@ -55,7 +55,8 @@ class Student(nn.Module):
     Precision is that of the encoder, whose weights stay float32. Under ``bf16`` they are rounded
     once per forward pass, which then runs in bfloat16 throughout: gradients reach the float32
     weights. ``fp16``, whose range is too small for that, runs under autocast. Embeddings leave the
-    encoder as float32; heads and losses are at least float32.
+    encoder as float32; heads and losses are at least float32. ``tf32`` is ``fp32`` here: products
+    are rounded where a run asks for it (`sightline.devices.float32_products`).
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Student(nn.Module):
         pooling: TrainedPooling,
         dims: Mapping[str, int],
         *,
-        precision: Precision = "fp32",
+        precision: TrainPrecision = "fp32",
         compiled: bool = False,
     ) -> None:
         """
@@ -80,7 +81,7 @@ class Student(nn.Module):
         built: Objective[Any] = objective.build(self.width, dims)
         self.objective = expect(built, Objective, objective, "build")
         self.pooling: TrainedPooling = pooling
-        self.precision: Precision = precision
+        self.precision: TrainPrecision = precision
         self._forward = _compiled(self._encoded) if compiled else self._encoded
 
     def terms(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from sightline.atomic_files import model_paths
-from sightline.devices import Precision
+from sightline.devices import TrainPrecision
 from sightline.errors import SightlineError
 from sightline.settings import Settings, explain
 
@@ -85,7 +85,9 @@ class TrainConfig(Settings):
         learning_rate: AdamW's peak; it decays linearly to 0.
         epochs: passes; one has as many steps as both streams have batches; 3 without `max_steps`.
         max_steps: optimiser steps, instead of epochs.
-        precision: arithmetic of the encoder; heads and losses are always at least float32.
+        precision: arithmetic of the encoder; heads and losses are always at least float32. ``tf32``
+            is float32 whose matrix products, theirs too, round their factors as PyTorch 1.7 did on
+            the A100s of the published runs; for NVIDIA GPUs from compute capability 8.0.
         gradient_accumulation: micro-batches of one optimiser step.
         optimizer: AdamW; ``released`` is that of the published runs, ``torch`` is PyTorch's; see
             `train.optimizer`.
@@ -112,7 +114,7 @@ class TrainConfig(Settings):
     learning_rate: float = Field(default=3e-5, gt=0, allow_inf_nan=False)
     epochs: int | None = Field(default=None, ge=1)
     max_steps: int | None = Field(default=None, ge=1)
-    precision: Precision = "fp32"
+    precision: TrainPrecision = "fp32"
     gradient_accumulation: int = Field(default=1, ge=1)
     optimizer: Literal["released", "torch"] = "released"
     epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.cache.prepared import hub_datasets
-from sightline.devices import device_name
+from sightline.devices import device_name, float32_products, has_tf32
 from sightline.digest import digest
 from sightline.errors import LostProcess, SightlineError
 from sightline.hardware import cpu_warning, processor, versions
@@ -151,7 +151,7 @@ def train_run(
         if state.step:
             loop.load(folder.tensors_of(state))
         try:
-            with stop:
+            with stop, float32_products(tf32=spec.train.precision == "tf32"):
                 loop.run()
         except LostProcess:
             if stop.received is not None:  # by the launcher, because of the process that was lost
@@ -284,6 +284,11 @@ def training_device(spec: RunSpec, processes: Processes) -> torch.device:
     device = processes.device(spec.device)
     if spec.train.precision == "fp16" and device.type == "cpu":
         raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+    if spec.train.precision == "tf32" and not has_tf32(device):
+        raise SightlineError(
+            "precision tf32 needs an NVIDIA GPU of compute capability 8.0 or higher, but this run "
+            f"computes on {device_name(device)}; use fp32"
+        )
     return device
 
 

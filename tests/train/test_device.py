@@ -18,7 +18,8 @@ from train import loop
 from train.batch import Batch
 from train.data import ReadAhead, TrainingData, make_feed
 from train.distributed import Processes
-from train.loop import Loop, NonFiniteLoss, TakenStep, first_bad
+from train.embed import Embedder
+from train.loop import Callback, Loop, NonFiniteLoss, TakenStep, first_bad
 from train.model import Student
 from train.objectives import make_objective
 from train.objectives.modules.mcse import MCSE
@@ -70,6 +71,84 @@ def test_a_process_has_the_gpu_of_its_number_on_its_machine(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(SightlineError, match="process 3 is number 2 on this machine, which has 2"):
         Processes(3, 4).device("auto")
+
+
+@pytest.mark.parametrize(
+    ("precision", "message"),
+    [
+        ("fp16", "precision fp16 needs a GPU; on a CPU use fp32 or bf16"),
+        ("tf32", r"tf32 needs an NVIDIA GPU .* 8.0 .*, but this run computes on cpu; use fp32"),
+    ],
+)
+def test_a_precision_that_the_device_lacks_is_refused_at_the_start(
+    world, tmp_path, precision, message
+):
+    spec = world.spec(tmp_path / "run", train={"precision": precision})
+    with pytest.raises(SightlineError, match=message):
+        train_run(spec, say=silent)
+    assert not (tmp_path / "run").exists()
+
+
+def test_gpus_multiply_in_tf32_from_the_a100_on(monkeypatch):
+    of = {"cuda:0": (7, 5), "cuda:1": (8, 0), "cuda:2": (12, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: of[str(device)])
+    names = ["cpu", "mps", *of]
+    assert [devices.has_tf32(torch.device(name)) for name in names] == [False] * 3 + [True] * 2
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not devices.has_tf32(torch.device("cuda:1"))
+
+
+def settings_of_products() -> list[str]:
+    parts = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    return [torch.get_float32_matmul_precision(), *(part.fp32_precision for part in parts)]
+
+
+@pytest.fixture(params=["highest", "high", "medium"])
+def of_the_user(request):
+    """What PyTorch's setting is before a run, which the run must leave."""
+    parts = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]
+    before = settings_of_products()
+    torch.set_float32_matmul_precision(request.param)
+    yield settings_of_products()
+    torch.set_float32_matmul_precision(before[0])
+    for part, precision in zip(parts, before[1:], strict=True):
+        part.fp32_precision = precision
+
+
+@pytest.mark.parametrize(("precision", "within"), [("fp32", "highest"), ("tf32", "high")])
+def test_a_run_multiplies_in_its_own_precision_and_leaves_pytorchs_setting(
+    world, tmp_path, monkeypatch, of_the_user, precision, within
+):
+    found = []
+
+    class Look(Callback):
+        def step(self, state):
+            found.append(("step", torch.get_float32_matmul_precision()))
+
+    real = Embedder._embed
+
+    def embed(embedder, batch):
+        found.append(("dev score", torch.get_float32_matmul_precision()))
+        return real(embedder, batch)
+
+    monkeypatch.setattr("train.train_run.has_tf32", lambda device: True)
+    monkeypatch.setattr(Embedder, "_embed", embed)
+    told = {"max_steps": 2, "precision": precision}
+    run = train_run(world.spec(tmp_path / "run", train=told), say=silent, callbacks=[Look()])
+    assert set(found) == {("step", within), ("dev score", "highest")}
+    assert run.precision == precision
+    assert settings_of_products() == of_the_user
+
+
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="needs PyTorch 2.9")
+def test_a_setting_of_one_backend_alone_is_left_too(monkeypatch):
+    before = settings_of_products()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # as `torch.get_…` cannot tell
+    with devices.float32_products(tf32=False):
+        assert settings_of_products()[1] == "ieee"
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    torch.backends.cuda.matmul.fp32_precision = before[1]
+    assert settings_of_products() == before
 
 
 # ---- batches ------------------------------------------------------------------------------------

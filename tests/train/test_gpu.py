@@ -10,6 +10,7 @@ from cases import FIVE, case_of, terms_of
 from conftest import KillAfter, Killed, assert_alike, silent, weights_of
 from test_device import assert_same
 
+from sightline.devices import has_tf32
 from train.data import ReadAhead, make_feed
 from train.loop import Loop, NonFiniteLoss
 from train.model import TOTAL, Student
@@ -104,6 +105,22 @@ def assert_alike_and_note_equal_bits(record, one, other, bound):
 def trained(spec, **more):
     train_run(spec, say=silent, **more)
     return weights_of(spec.out)
+
+
+def test_tf32_rounds_the_products_of_a_run_alone(world, tmp_path):
+    if not has_tf32(GPU):
+        pytest.skip("this GPU has no TF32")
+    factors = torch.randn(2, 256, 256, device=GPU)
+    product = factors[0] @ factors[1]
+
+    def run(precision):
+        train = {**STEPS, "precision": precision}
+        return trained(world.spec(tmp_path / precision, train=train))
+
+    exact, rounded = run("fp32"), run("tf32")
+    assert torch.equal(factors[0] @ factors[1], product)
+    assert any(not torch.equal(rounded[name], exact[name]) for name in exact)
+    assert_alike(rounded, exact, SAME["bf16"])
 
 
 @every_precision
