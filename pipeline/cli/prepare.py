@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
 
 from pipeline.cli.chosen import chosen_by_name
 from pipeline.cli.model_options import about, takes
-from pipeline.cli.options import JSON, OUT, print_json
+from pipeline.cli.options import JSON, OUT, option, print_json
 from pipeline.datasets.source import Source
+
+VERIFY = Annotated[
+    bool, option("Data", "Read every file again, also those that seem unchanged.", "--verify")
+]
 
 
 def _command(kind: str) -> Callable[..., None]:
@@ -15,19 +21,21 @@ def _command(kind: str) -> Callable[..., None]:
     settings = Source.families.subclass(kind, Source)
 
     @takes("source", settings, panel="Data", given={"kind": kind})
-    def prepare(source: Source, out: OUT, as_json: JSON = False) -> None:
-        _prepare(source, out, as_json)
+    def prepare(
+        source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False
+    ) -> None:
+        _prepare(source, out, verify, as_json)
 
     example = settings.example or f"sightline prepare {kind} --out data/{kind}"
     prepare.__doc__ = f"{about(settings)}\n\nExample: {example}"
     return prepare
 
 
-def _prepare(source: Source, out: OUT, as_json: bool) -> None:
+def _prepare(source: Source, out: Path, verify: bool, as_json: bool) -> None:
     from pipeline.datasets.prepared_output import prepare
     from sightline.progress import PhaseProgress
 
-    report = prepare(source, out, PhaseProgress())
+    report = prepare(source, out, PhaseProgress(), verify=verify)
     if as_json:
         counts = {"counts": report.counts, "problem_counts": report.problem_counts}
         print_json({**counts, "shards": report.shards} if report.shards else counts)

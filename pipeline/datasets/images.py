@@ -7,20 +7,24 @@ import os
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.datasets.image_formats import formats, image_suffixes, orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
 from sightline.atomic_files import folders_below
+from sightline.cache.file_memory import FileMemory, state_of
 from sightline.cache.keys import KEY_BYTES, key_of_text
-from sightline.cache.manifest import IMAGES, key_array, whole_files
+from sightline.cache.manifest import IMAGES, key_array, key_column, whole_files
+from sightline.digest import digest
 from sightline.file_kinds import file_kind, unexpected
 from sightline.optional_imports import require
 from sightline.user_files import control_fault
@@ -28,6 +32,7 @@ from sightline.user_files import control_fault
 HIDDEN_FOLDERS = "hidden folders"
 """Their entry among what a source leaves out."""
 _BATCH = 256  # files per task: enough to outweigh scheduling
+_IMAGE_BYTES, _NO_SIZE = KEY_BYTES + 8, bytes(8)
 _MOST_PIXELS = (1 << 31) - 1  # of an edge in the manifest; headers can declare more
 
 
@@ -62,20 +67,8 @@ def scan_images(
         report.ignored += ignored
     report.ignored.pop(beside, None)
     paths = sorted(path for path in paths_below if path.rpartition("/")[2] not in leave_out)
-    keys = np.empty((len(paths), KEY_BYTES), dtype=np.uint8)
-    sizes = np.zeros((len(paths), 2), dtype=np.int32)
-    starts = range(0, len(paths), _BATCH)
-
-    def read(start: int) -> None:
-        for i in range(start, min(start + _BATCH, len(paths))):
-            digest, size = _read(root, paths[i])
-            keys[i] = np.frombuffer(digest, dtype=np.uint8)
-            sizes[i] = size
-
-    with any_pixel_count(), ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        for start, _ in zip(starts, pool.map(read, starts), strict=True):
-            if progress is not None:
-                progress("reading", min(start + _BATCH, len(paths)), len(paths), "images")
+    images = _read_all(root, paths, report.memory, progress)
+    sizes = images[:, KEY_BYTES:].copy().view(np.int32)
     report.counts["images"] = len(paths)
     report.counts["files_ignored"] = report.ignored.total() - report.ignored[HIDDEN_FOLDERS]
     if leave_out:
@@ -85,12 +78,40 @@ def scan_images(
         "image_id": paths,
         "path": paths,
         **whole_files(len(paths)),
-        "key": key_array(keys),
+        "key": key_array(images[:, :KEY_BYTES]),
         "width": sizes[:, 0],
         "height": sizes[:, 1],
         "split": [""] * len(paths),
     }
     return pa.table(columns, IMAGES)
+
+
+def _read_all(
+    root: Path, paths: Sequence[str], memory: FileMemory, progress: Progress | None
+) -> NDArray[np.uint8]:
+    """What `_read` returns of every image, from memory where its file has not changed: [n, 40]."""
+    names = [f"{root}/{path}" for path in paths]
+    images = np.zeros((len(paths), _IMAGE_BYTES), dtype=np.uint8)
+
+    def read(rows: list[int]) -> None:
+        values = [_read(root, paths[row]) for row in rows]
+        images[rows] = np.frombuffer(b"".join(values), np.uint8).reshape(-1, _IMAGE_BYTES)
+        readable = [value if value[KEY_BYTES:] != _NO_SIZE else None for value in values]
+        memory.keep([names[row] for row in rows], [states[row] for row in rows], readable)
+
+    with any_pixel_count(), ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
+        states = [state_of(name, read_by()) for name in names]
+        known = memory.recall(names, states)
+        there = known.drop_null().cast(pa.binary(_IMAGE_BYTES))
+        images[known.is_valid()] = key_column(there, _IMAGE_BYTES)
+        unknown = [row for row, value in enumerate(known.is_valid().to_pylist()) if not value]
+        batches = [unknown[start : start + _BATCH] for start in range(0, len(unknown), _BATCH)]
+        done = len(paths) - len(unknown)
+        for batch, _ in zip(batches, pool.map(read, batches), strict=True):
+            done += len(batch)
+            if progress is not None:
+                progress("reading", done, len(paths), "images")
+    return images
 
 
 def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
@@ -109,7 +130,7 @@ def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
     ignored: Counter[str] = Counter()
     for path in files_below(folder, root, ignored):
         suffix = suffix_of(path)
-        if suffix in image_suffixes() and not _is_special(root / path):
+        if suffix in image_suffixes() and not _is_special(f"{root}/{path}"):
             images.append(_usable(path, folder))
         else:
             ignored[suffix] += 1
@@ -140,13 +161,16 @@ def files_below(folder: Path, root: Path, ignored: Counter[str]) -> Iterator[str
 def suffix_of(name: str) -> str:
     """In small letters; ``hidden`` if the name begins with a dot, ``no suffix`` if it has none."""
     name = name.rpartition("/")[2]
-    return "hidden" if name.startswith(".") else Path(name).suffix.lower() or "no suffix"
+    if name.startswith("."):
+        return "hidden"
+    stem, _, suffix = name.rpartition(".")
+    return f".{suffix.lower()}" if stem and suffix else "no suffix"
 
 
-def _is_special(path: Path) -> bool:
+def _is_special(path: str) -> bool:
     """Whether it is a pipe, a socket or a device, on which reading could block."""
     try:
-        return not stat.S_ISREG(path.stat().st_mode)
+        return not stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
     except OSError:
         return False  # a dangling link counts as a missing file
 
@@ -163,15 +187,23 @@ def _usable(path: str, folder: Path) -> str:
     return path
 
 
-def _read(root: Path, path: str) -> tuple[bytes, tuple[int, int]]:
-    """Key and size of an image file; a file that cannot be opened has a key from its name."""
+def _read(root: Path, path: str) -> bytes:
+    """Key, width and height of an image file; one that cannot be opened has a key from its name."""
     try:
         with (root / path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
             file.seek(0)
-            return digest, upright_size(file)
+            return digest + np.array(upright_size(file), np.int32).tobytes()
     except OSError:
-        return key_of_text(f"cannot be opened: {path}"), (0, 0)
+        return key_of_text(f"cannot be opened: {path}") + _NO_SIZE
+
+
+@cache
+def read_by() -> str:
+    """What an image's size depends on beside its bytes: Pillow, and the formats that it reads."""
+    import PIL
+
+    return digest([PIL.__version__, *formats()])[:8]
 
 
 def upright_size(file: IO[bytes]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ see in it. What the writer changes or leaves out, it counts.
 from __future__ import annotations
 
 import io
+import json
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -42,6 +43,7 @@ from sightline.user_files import CONTROL
 SPLITS = ("train", "dev", "test", "")
 INCOMPLETE = "incomplete_shards"
 """A problem that is shown on the terminal as well."""
+_PACKED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 # White space, format and control characters, and what Unicode lists as default-ignorable besides,
 # with the blank Braille pattern.
@@ -238,6 +240,7 @@ class ManifestRows:
     ignored: Counter[str] = field(default_factory=Counter)
     _images: dict[str, list] = field(default_factory=lambda: {name: [] for name in IMAGES.names})
     _captions: dict[str, list] = field(default_factory=lambda: {n: [] for n in CAPTIONS.names})
+    _unpacked: tuple[pa.Table, pa.Table] | None = None
 
     def add_image(
         self, image_id: str, place: Place, data: bytes, split: str, key: bytes | None = None
@@ -283,10 +286,36 @@ class ManifestRows:
         for values, value in zip(self._captions.values(), row, strict=True):
             values.append(value)
 
+    @property
+    def has_captions(self) -> bool:
+        """Whether a caption was added."""
+        return bool(self._captions["text"])
+
     def problem(self, kind: str, name: str) -> None:
         """Note that ``name`` has a problem."""
         self.problems.setdefault(kind, []).append(name)
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """The rows, as tables of the schemas IMAGES and CAPTIONS."""
+        if self._unpacked is not None:
+            return self._unpacked
         return pa.table(self._images, IMAGES), pa.table(self._captions, CAPTIONS)
+
+    def packed(self) -> bytes:
+        """All of it as bytes, to be remembered."""
+        about = json.dumps([self.problems, self.ignored])
+        data = io.BytesIO()
+        for table in self.tables():
+            schema = table.schema.with_metadata({"about": about})
+            with pa.ipc.new_stream(data, schema, options=_PACKED) as stream:
+                stream.write_table(table)
+        return data.getvalue()
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> ManifestRows:
+        """What was packed, complete: nothing is added to it."""
+        source = io.BytesIO(data)
+        images, captions = (pa.ipc.open_stream(source).read_all() for _ in range(2))
+        problems, ignored = json.loads(images.schema.metadata[b"about"])
+        tables = images.cast(IMAGES), captions.cast(CAPTIONS)
+        return cls(problems, Counter(ignored), _unpacked=tables)

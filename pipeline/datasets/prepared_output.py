@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, Source
+from sightline.cache.file_memory import FILE_NAME, FileMemory
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest, read_schema
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
 from sightline.errors import CacheError
@@ -59,15 +60,24 @@ _CONFIG = """\
 """
 
 
-def prepare(source: Source, out: Path, progress: Progress | None = None) -> PrepareReport:
+def prepare(
+    source: Source, out: Path, progress: Progress | None = None, *, verify: bool = False
+) -> PrepareReport:
     """Turn ``source`` into manifests in the folder ``out``.
+
+    Images and tars that an earlier call read, and that have not changed since by size, modification
+    time and inode, are not read again.
+
+    Args:
+        verify: read all of them again.
 
     Raises:
         DatasetError: the source cannot be used, or ``out`` holds a different data set.
         SightlineError: ``out`` holds foreign files with the names of manifests, or contains an
             input.
     """
-    with building(source.kind, Path(out), source.inputs(), source.writes) as (folder, report):
+    inputs = source.inputs()
+    with building(source.kind, out, inputs, source.writes, verify=verify) as (folder, report):
         report.facts[LICENCE] = source.licence
         source.prepare(folder, report, progress)
         if missing := [name for name in MANIFESTS if not (folder / name).is_file()]:
@@ -83,13 +93,19 @@ def prepare(source: Source, out: Path, progress: Progress | None = None) -> Prep
 
 
 def prepare_dataset(
-    kind: str, out: Path | str, *, progress: Progress | None = None, **parameters: Any
+    kind: str,
+    out: Path | str,
+    *,
+    progress: Progress | None = None,
+    verify: bool = False,
+    **parameters: Any,
 ) -> PreparedDataset:
     """Turn a data set into manifests in the folder ``out``.
 
     Args:
         kind: `pairs`, `flickr30k`, `coco`, `webdataset`, `huggingface`, `sentences`, `joined`,
             `scenes`, or a kind of another package.
+        verify: read every file again, as in `prepare`.
         parameters: as under `datasets` in params.yaml, such as ``images`` and ``captions``.
 
     Raises:
@@ -100,13 +116,18 @@ def prepare_dataset(
         source = Source.model_validate({"kind": kind, **parameters})
     except ValidationError as error:
         raise DatasetError(f"{kind}: {'; '.join(explain(error))}") from error
-    prepare(source, Path(out), progress)
+    prepare(source, Path(out), progress, verify=verify)
     return PreparedDataset.open(out)
 
 
 @contextmanager
 def building(
-    kind: str, out: Path, inputs: Sequence[Path], writes: Sequence[str] = MANIFESTS
+    kind: str,
+    out: Path,
+    inputs: Sequence[Path],
+    writes: Sequence[str] = MANIFESTS,
+    *,
+    verify: bool = False,
 ) -> Iterator[tuple[Path, PrepareReport]]:
     """A new folder to fill; its files replace those of an earlier `prepare` in ``out``.
 
@@ -117,6 +138,8 @@ def building(
             that shares no image (or sentence) with the new one.
         inputs: inputs of the data set; empty if it is generated from parameters alone.
         writes: names known in advance, so that a clash is found before the work starts.
+        verify: as in `prepare`; what is read is remembered in the run folder, also of a run that
+            fails or is stopped.
 
     Raises:
         DatasetError: a different data set is there.
@@ -131,8 +154,12 @@ def building(
                 "another folder, or delete that data set first"
             )
         output.check(writes)
+        report.memory = FileMemory(output.run_folder / FILE_NAME, again=verify)
         with output.scratch() as folder:
-            yield folder, report
+            try:
+                yield folder, report
+            finally:
+                report.memory.save()
             if inputs:
                 _refuse_another(output, folder, out)
             _write_card(output, folder, report)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
+from sightline.cache.file_memory import FileMemory
 from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
 from sightline.image_names import SPLITS
@@ -173,6 +174,8 @@ class PrepareReport:
         ignored: suffix, ``hidden`` or ``hidden folders`` → number of files, members of tars, or
             folders left out for it.
         guesses: what was read otherwise than it is written, or chosen unasked; also in the notes.
+        memory: what an earlier `prepare` read of files that may still be the same; no part of the
+            record.
     """
 
     kind: str
@@ -184,6 +187,7 @@ class PrepareReport:
     notes: list[str] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
     guesses: list[str] = field(default_factory=list)
+    memory: FileMemory = field(default_factory=FileMemory)
 
     def guess(self, *lines: str) -> None:
         """Record what was read otherwise than it is written, or chosen unasked; and show it."""

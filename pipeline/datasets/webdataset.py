@@ -25,7 +25,7 @@ from pydantic import (
 
 from pipeline.datasets.image_formats import image_suffixes
 from pipeline.datasets.image_tars import Member, members
-from pipeline.datasets.images import any_pixel_count, files_below, suffix_of
+from pipeline.datasets.images import any_pixel_count, files_below, read_by, suffix_of
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import (
     DatasetError,
@@ -34,7 +34,9 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
+from sightline.cache.file_memory import FileMemory, state_of
 from sightline.cache.manifest import Place
+from sightline.digest import digest
 from sightline.user_files import OBJECT
 
 _EVERY = "*.tar"
@@ -128,7 +130,7 @@ class WebDatasetSource(Source):
             write_files(
                 folder,
                 [path.as_posix() for path, _ in shards],
-                _read_all(self.images, shards, parts),
+                _read_all(self.images, shards, parts, report.memory),
                 report,
                 unit="shards",
                 where=str(self.images),
@@ -217,6 +219,12 @@ class _Parts:
             schema = create_model("Sample", captions=(captions, ...))
         return cls(source.image_part and _ending(source.image_part), _ending(text), schema)
 
+    @property
+    def digest(self) -> str:
+        """What identifies the settings."""
+        fields = [] if self.schema is None else [f.alias for f in self.schema.model_fields.values()]
+        return digest([self.image, self.text, fields])[:8]
+
     def is_image(self, ending: str) -> bool:
         return ending in image_suffixes() if self.image is None else ending == self.image
 
@@ -257,14 +265,25 @@ def _ending(part: str) -> str:
     return f".{part.lower().removeprefix('.')}"
 
 
-def _read_all(root: Path, shards: list[tuple[Path, str]], parts: _Parts) -> Iterator[ManifestRows]:
+def _read_all(
+    root: Path, shards: list[tuple[Path, str]], parts: _Parts, memory: FileMemory
+) -> Iterator[ManifestRows]:
     """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
     workers = min(8, 2 * (os.cpu_count() or 1))
-    waiting = iter(shards)
+    names = [f"{root}/{path}" for path, _ in shards]
+    read = [f"{read_by()} {parts.digest} {split}" for _, split in shards]
+    states = list(map(state_of, names, read))
+    known = memory.recall(names, states)
 
-    def rows_of(shard: tuple[Path, str]) -> ManifestRows:
-        return _read_shard(root, *shard, parts)
+    def rows_of(number: int) -> ManifestRows:
+        if (packed := known[number].as_py()) is not None:
+            return ManifestRows.unpacked(packed)
+        rows = _read_shard(root, *shards[number], parts)
+        if rows.has_captions:  # of a shard without any, `_Parts.hint` says what it has instead
+            memory.keep([names[number]], [states[number]], [rows.packed()])
+        return rows
 
+    waiting = iter(range(len(shards)))
     with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
         while batch := list(islice(waiting, 2 * workers)):
             yield from pool.map(rows_of, batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,13 +10,13 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from sightline.cache.file_memory import FILE_NAME, FileMemory, state_of
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.errors import CacheError
 from sightline.output import run_folder_of
 
 _CORES = os.cpu_count() or 1
 _READ_BYTES = 1 << 20
-_MEMORY = "checked.json"
 UNREADABLE = "cannot be read"
 """Begins the reason of a file that the disk does not return."""
 
@@ -60,28 +59,28 @@ def remembered_faults(
 ) -> dict[str, str]:
     """As `file_faults`, but a file that was sound is read again only if it has changed.
 
-    What is known of it (size, modification time, inode, BLAKE3) is kept in the run folder, where
-    that can be written.
+    What is known of it (`sightline.cache.file_memory`) is kept in the run folder, where that can be
+    written.
 
     Args:
         remember: keep what is found now, too.
     """
-    path = run_folder_of(folder) / _MEMORY
-    remembered: dict[str, list[object]] = {}
-    with suppress(OSError, ValueError, TypeError):
-        remembered = dict(json.loads(path.read_bytes()))
-    there = {file.name: _state(folder, file) for file in files}
-    unknown = [f for f in files if there[f.name] is None or remembered.get(f.name) != there[f.name]]
+    path = run_folder_of(folder) / FILE_NAME
+    memory = FileMemory(path)
+    states = {file.name: state_of(folder / file.name) for file in files}
+    known = memory.recall([*states], [*states.values()]).to_pylist()
+    pairs = zip(files, known, strict=True)
+    unknown = [file for file, digest in pairs if digest != file.blake3.encode()]
     faults = file_faults(folder, unknown) if unknown else {}
-    if not unknown or not remember:
+    read = [file for file in unknown if file.name not in faults and states[file.name]]
+    sound = {file.name: file.blake3.encode() for file in read}
+    if not sound or not remember:
         return faults
-    sound = {name: state for name, state in there.items() if name not in faults}
+    memory.keep([*sound], [states[name] for name in sound], [*sound.values()])
     with suppress(OSError):  # a set that cannot be written to is read by every process
         path.parent.mkdir(exist_ok=True)
-        ours = remembered or (path.parent / "lock").exists() or not any(path.parent.iterdir())
-        if ours and not path.is_symlink():
-            # neither atomic nor durable: of a torn file nothing is remembered
-            path.write_bytes(json.dumps(sound).encode())
+        if len(memory) or (path.parent / "lock").exists() or not any(path.parent.iterdir()):
+            memory.save()
     return faults
 
 
@@ -98,11 +97,3 @@ def require_sound(folder: Path, record: SetRecord) -> None:
             f"{faults[0]}{count}; run `sightline cache repair {folder}` and rerun its stage, or "
             "pull it again"
         )
-
-
-def _state(folder: Path, file: FileRecord) -> list[object] | None:
-    try:
-        status = (folder / file.name).stat()
-    except OSError:
-        return None
-    return [status.st_size, status.st_mtime_ns, status.st_ino, file.blake3]

@@ -16,7 +16,7 @@ from sightline.cache import FeatureSet, verify
 
 BEFORE, AFTER = 100, 240  # texts of the existing set, and of the interrupted run
 KILLED = -9
-_OF_THE_PLACE = ("lock", "checked.json")
+_OF_THE_PLACE = ("lock", "remembered.parquet")
 ON_THEIR_WAY = 5 * BATCH  # batches between the encoder and the blocks
 
 

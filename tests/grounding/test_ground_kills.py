@@ -96,7 +96,7 @@ def files(folder: Path) -> dict[str, bytes]:
         path.relative_to(folder).as_posix(): path.read_bytes()
         for name in OUTPUTS
         for path in sorted((folder / name).rglob("*"))
-        if path.is_file() and path.name not in ("lock", "checked.json")
+        if path.is_file() and path.name not in ("lock", "remembered.parquet")
     }
 
 

@@ -68,7 +68,7 @@ def unchanged(world: Path) -> Callable[[], AbstractContextManager[None]]:
         return {
             path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
             for path in world.rglob("*")
-            if path.name not in ("checked.json", "image.run", "tmp")
+            if path.name not in ("remembered.parquet", "image.run", "tmp")
         }
 
     @contextmanager
