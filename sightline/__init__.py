@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
     from sightline.cache.groundings import read_phrases
     from sightline.cache.prepared import PreparedDataset
-    from sightline.errors import SightlineError
+    from sightline.errors import SightlineError, Transient
     from train.embed import Embedder
     from train.evaluate.evaluation import Evaluation, evaluate_model
     from train.evaluate.models import EvaluatedModel
@@ -42,6 +42,7 @@ _PLACES = {
     "RunResult": "train.evaluate.results",
     "RunSummary": "train.records",
     "SightlineError": "sightline.errors",
+    "Transient": "sightline.errors",
     "evaluate_model": "train.evaluate.evaluation",
     "extract_features": "pipeline.extract.encode_missing",
     "ground_captions": "pipeline.grounding.ground",
@@ -92,7 +93,7 @@ def _require_not_hidden(package: str) -> None:
     spec = getattr(loaded, "__spec__", None) if loaded else find_spec(package)
     origin = spec.origin if spec else None
     if origin is not None and not ours.samefile(Path(origin).parent):
-        from sightline.errors import SightlineError
+        from sightline.errors import SightlineError, Transient
 
         raise SightlineError(
             f"{origin}: hides Sightline's own package `{package}`, because Python looks in the "

@@ -23,6 +23,19 @@ class MissingKeys(CacheError):
     """A set does not hold all requested keys."""
 
 
+class Transient(SightlineError):
+    """A model behind an API did not answer a call this time, and may the next time.
+
+    Args:
+        message: what was found, without the key of the service.
+        retry_after: seconds after which the service takes calls again, if it says so.
+    """
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class LostProcess(SightlineError):
     """Another process of the same run ended, so what all take part in cannot continue."""
 

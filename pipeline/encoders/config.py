@@ -88,11 +88,13 @@ class EncoderConfig(FamilySettings):
     configuration does not need torch.
 
     Attributes:
+        needs_device: whether it computes on a device of this machine.
         family: name in the registry.
         model: name within the family.
         weights: ``pretrained:TAG``, ``file:PATH`` or ``random:SEED``.
     """
 
+    needs_device: ClassVar[bool] = True
     families: ClassVar[Registry] = Registry(
         "encoder family",
         "sightline.encoders",

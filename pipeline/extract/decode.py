@@ -7,6 +7,7 @@ import os
 import stat
 import warnings
 import zlib
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def load_image(place: Place, key: bytes) -> Tensor:
         ImageError: as `decode_image`; ``missing`` if the file cannot be read, ``outside`` if the
             file ends before the place does, ``changed`` if the digest differs.
     """
-    return decode_image(_checked(place, key))
+    return decode_image(load_bytes(place, key))
 
 
 def load_picture(place: Place, key: bytes) -> NDArray[np.uint8]:
@@ -134,11 +135,39 @@ def load_picture(place: Place, key: bytes) -> NDArray[np.uint8]:
     Raises:
         ImageError: as `load_image`.
     """
-    return _decoded(_checked(place, key), torchvision=False).transpose(1, 2, 0)
+    return _decoded(load_bytes(place, key), torchvision=False).transpose(1, 2, 0)
 
 
-def _checked(place: Place, key: bytes) -> bytes:
-    """The bytes of an image, which have the digest ``key``."""
+class EncodedImage:
+    """An image as it lies in its folder or archive, for models that take files.
+
+    Attributes:
+        data: the bytes of the file, of any format that `decode_image` reads.
+        size: height and width in pixels, upright.
+    """
+
+    def __init__(self, data: bytes, size: tuple[int, int]) -> None:
+        self.data, self.size = data, size
+
+    @cached_property
+    def pixels(self) -> Tensor:
+        """The image, decoded when it is first asked for: uint8 [3, h, w].
+
+        Raises:
+            ImageError: as `decode_image`.
+        """
+        return decode_image(self.data)
+
+
+def load_bytes(place: Place, key: bytes) -> bytes:
+    """Read and check the bytes of one image of a manifest, as they lie there.
+
+    Args:
+        place, key: as for `load_image`.
+
+    Raises:
+        ImageError: ``missing``, ``outside``, ``empty`` or ``changed``.
+    """
     try:
         data = read_place(place)
     except FileNotFoundError as error:

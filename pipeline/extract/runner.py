@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.extract.services import Service
 from pipeline.extract.settings import Machine
 from sightline.cache.blocks import NOT_FINITE, Blocks
 from sightline.cache.keys import Keys
@@ -30,7 +31,7 @@ from sightline.devices import (
     threads_here,
     using_threads,
 )
-from sightline.errors import BusyError, SightlineError
+from sightline.errors import BusyError, SightlineError, Transient
 from sightline.hardware import cpu_warning
 from sightline.out_of_memory import HalvingCalls
 from sightline.progress import progress, to_stderr
@@ -84,6 +85,8 @@ class Job:
             and of the record.
         cut: number of rows whose texts are longer than the model takes.
         name_of: what a key stands for, such as a file, for a row that cannot be stored.
+        needs_device: whether a model computes on this machine.
+        service: makes the calls of a model behind an API; each batch is then a block.
     """
 
     out: Path
@@ -100,6 +103,8 @@ class Job:
     options: Sequence[str] = ()
     cut: int | None = None
     name_of: Callable[[bytes], str] = lambda key: ""
+    needs_device: bool = True
+    service: Service | None = None
 
     @property
     def halved_to(self) -> dict[str, int]:
@@ -223,7 +228,7 @@ def run(
 
     Raises:
         SightlineError: more rows failed than ``max_failed`` allows (good rows are published
-            first), no disk space, or workers with a different plan.
+            first), no disk space, workers with a different plan, or a service gave rows back.
         BusyError: another run is writing there.
     """
     allow_open_files()
@@ -232,6 +237,7 @@ def run(
         "lengths": job.lengths,
         "groups": job.groups,
         "batch_size": job.batch_size,
+        "rows_per_block": 1 if job.service else None,
         "shard_rows": shard_rows,
         "retry_failed": retry_failed,
         "copy_from": copy_from,
@@ -244,7 +250,7 @@ def run(
 
     def compute() -> int:
         writer.plan(job.keys, **options)
-        return _compute(job, writer, machine.device)
+        return _compute(job, writer, machine.device if job.needs_device else "cpu")
 
     start, beside = time.monotonic(), 0
     with _saying_what_is_kept(writer, job.unit), ExitStack() as stack:
@@ -265,6 +271,8 @@ def run(
                 halved_to=job.halved_to,
             )
         computed = beside + compute()
+        if job.service is not None and job.service.given_back is not None:
+            raise job.service.given_back
         counts = writer.counts
         record = writer.publish(cut=job.cut)
     holds, *remarks = job.describe(record)
@@ -320,7 +328,7 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
     for calls in job.calls:
         calls.begin(plan.shape.batch_size, blocks.computed_before())
     device = str(pick_device(device))
-    if warning := cpu_warning(device):
+    if job.needs_device and (warning := cpu_warning(device)):
         to_stderr(f"{writer.folder}: warning: {warning}")
     about = {**described(device), "threads": plan.shape.threads}
     if job.options:
@@ -417,7 +425,7 @@ def _check_failures(
 
 @contextmanager
 def _saying_what_is_kept(writer: SetWriter, unit: str) -> Iterator[None]:
-    """Report progress and how to resume when a signal or a disk error ends the run."""
+    """Report progress and how to resume when a signal, a disk or a service ends the run."""
 
     def kept() -> str:
         counts = writer.counts
@@ -431,6 +439,11 @@ def _saying_what_is_kept(writer: SetWriter, unit: str) -> Iterator[None]:
     except Stopped as stop:
         stop.add_note(f"{kept()}; rerun the same command to resume")
         raise
+    except Transient as error:
+        raise SightlineError(
+            f"{kept()}, and {writer.blocks.rows_left:,} are left to do, since calls were given up: "
+            f"{error}. Rerun the same command to ask for those that are left"
+        ) from error
     except OSError as error:
         remedy = "free some space" if error.errno in _DISK_FULL else "fix this"
         raise SightlineError(

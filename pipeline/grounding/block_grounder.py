@@ -11,9 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
-from pipeline.extract.decode import ImageError, load_image
+from pipeline.extract.decode import EncodedImage, ImageError, load_bytes
+from pipeline.extract.services import Service
 from pipeline.grounding.captioned_images import CaptionedImage
 from pipeline.grounding.protocols import (
     Answer,
@@ -33,7 +35,7 @@ from sightline.cache.parts import Failure
 from sightline.cache.rle import encode_mask
 from sightline.cache.tables import GROUNDED
 from sightline.out_of_memory import HalvingCalls
-from sightline.plugins import expect_all, wrong
+from sightline.plugins import expect_all, expect_valid, wrong
 
 _BATCHES_AHEAD = 2
 
@@ -43,25 +45,25 @@ class _Image:
     """An image of a batch.
 
     Attributes:
-        pixels: uint8 [3, h, w]; None once it has failed.
+        file: the image; None once it has failed.
         failure: why it failed.
         answers: for each caption, its phrases and drops.
     """
 
     unit: CaptionedImage
-    pixels: Tensor | None = None
+    file: EncodedImage | None = None
     failure: Failure | None = None
     answers: list[Answer] = field(default_factory=list)
 
     def fail(self, error: ImageError) -> None:
-        """Release the pixels and keep the error in their place."""
-        self.pixels, self.failure = None, error.at(self.unit.place)
+        """Release the image and keep the error in its place."""
+        self.file, self.failure = None, error.at(self.unit.place)
 
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels, while it is intact."""
-        assert self.pixels is not None
-        return self.pixels.shape[1], self.pixels.shape[2]
+        assert self.file is not None
+        return self.file.size
 
     @property
     def phrases(self) -> list[Grounded]:
@@ -86,9 +88,11 @@ class BlockGrounder:
         segmenter: None: use the masks that come with the grounder's boxes.
         batch_size: captions, and images, per model call.
         workers: threads that decode images.
+        service: makes the calls if the grounder or the segmenter is behind an API; `ground_one`
+            may then be called in threads.
 
     Attributes:
-        calls: calls of the grounder and the segmenter.
+        calls: calls of those of the grounder and the segmenter that compute here.
     """
 
     def __init__(
@@ -98,17 +102,27 @@ class BlockGrounder:
         rules: Rules,
         batch_size: int,
         workers: int,
+        service: Service | None = None,
     ) -> None:
         self._grounder = grounder
         self._segmenter = segmenter
         self._rules = rules
         self._batch_size = batch_size
         self._workers = max(workers, 1)
+        self._ask: Callable[..., Any] = grounder.ground
+        self._segment: Callable[..., Any] | None = segmenter.segment if segmenter else None
+        if service is not None:  # what computes here does so once at a time
+            self._ask = service.patient(self._ask, concurrency_of(grounder) or 1)
+            if self._segment is not None:
+                self._segment = service.patient(self._segment, concurrency_of(segmenter) or 1)
+        self._decodes = not all(map(_takes_files, filter(None, (grounder, segmenter))))
         name = segmenter.name if segmenter else "annotations"
-        self.calls = [
+        self._calls = [
             HalvingCalls(f"grounder {grounder.name}", "captions", "grounder", batch_size),
             HalvingCalls(f"segmenter {name}", "images", "segmenter", batch_size),
         ]
+        parts = zip(self._calls, (grounder, segmenter), strict=True)
+        self.calls = [calls for calls, part in parts if concurrency_of(part) is None]
 
     def ground(
         self, units: Sequence[CaptionedImage], advance: Callable[[int], None]
@@ -133,6 +147,18 @@ class BlockGrounder:
                 future.result()
         return pa.Table.from_pylist(rows, schema=GROUNDED), failures
 
+    def ground_one(self, unit: CaptionedImage) -> tuple[pa.Table, dict[bytes, Failure]]:
+        """As `ground`, for one image, in this thread.
+
+        Raises:
+            Transient: a service did not answer.
+        """
+        image = self._load(unit)
+        self._ground([image])
+        rows = self._finish([image])
+        failures = {} if image.failure is None else {unit.unit_key: image.failure}
+        return pa.Table.from_pylist(rows, schema=GROUNDED), failures
+
     def _decoded(self, units: Sequence[CaptionedImage]) -> Iterator[list[_Image]]:
         """Batches of decoded images, with captions for about one model batch each."""
         batches: list[list[CaptionedImage]] = []
@@ -155,7 +181,11 @@ class BlockGrounder:
     def _load(self, unit: CaptionedImage) -> _Image:
         image = _Image(unit)
         try:
-            image.pixels = load_image(unit.place, unit.key)
+            file = EncodedImage(load_bytes(unit.place, unit.key), (unit.height, unit.width))
+            if self._decodes or not unit.height:  # 0: its header could not be read
+                height, width = file.pixels.shape[1:]
+                file.size = height, width
+            image.file = file
         except ImageError as error:
             image.fail(error)
         return image
@@ -165,12 +195,19 @@ class BlockGrounder:
         questions = [
             (image, caption)
             for image in batch
-            if image.pixels is not None
+            if image.file is not None
             for caption in image.unit.captions
         ]
-        calls = self.calls[0].run(len(questions), lambda i, j: self._answers(questions[i:j]))
+        calls = self._made(0, len(questions), lambda i, j: self._answers(questions[i:j]))
         for (image, _), answer in zip(questions, chain.from_iterable(calls), strict=True):
             image.answers.append(answer)
+
+    def _made(
+        self, index: int, items: int, call: Callable[[int, int], Sequence[Any]]
+    ) -> Sequence[Sequence[Any]]:
+        """The results of the calls of the grounder (0) or the segmenter (1); a service has one."""
+        calls = self._calls[index]
+        return calls.run(items, call) if calls in self.calls else [call(0, items)]
 
     def _answers(self, questions: Sequence[tuple[_Image, Caption]]) -> list[Answer]:
         """Of one call, in order; empty for images that fail.
@@ -178,13 +215,15 @@ class BlockGrounder:
         A call of which an image is refused is made again, once, for each of its images alone.
         """
         asked = [
-            (image.pixels, caption) for image, caption in questions if image.pixels is not None
+            (_input_of(self._grounder, image.file), caption)
+            for image, caption in questions
+            if image.file is not None
         ]
         answers: Sequence[Answer] = []
         try:
             if asked:
-                pixels, captions = zip(*asked, strict=True)
-                found = self._grounder.ground(pixels, captions)
+                images, captions = zip(*asked, strict=True)
+                found = self._ask(images, captions)
                 answers = checked_answers(self._grounder, found, captions)
         except GroundingError as error:
             keys = {image.unit.unit_key: image.unit.key for image, _ in questions}
@@ -196,11 +235,11 @@ class BlockGrounder:
             questions[0][0].fail(error)
             return [([], [])] * len(questions)
         every = iter(answers)
-        return [([], []) if image.pixels is None else next(every) for image, _ in questions]
+        return [([], []) if image.file is None else next(every) for image, _ in questions]
 
     def _finish(self, batch: Sequence[_Image]) -> list[dict[str, Any]]:
         """Apply the rules and segment: rows of the intact images, in order."""
-        intact = [image for image in batch if image.pixels is not None]
+        intact = [image for image in batch if image.file is not None]
         for image in intact:
             for i, (phrases_found, dropped) in enumerate(image.answers):
                 phrases, rejected = select(phrases_found, self._rules, *image.size)
@@ -216,22 +255,22 @@ class BlockGrounder:
 
     def _segmented(self, images: Sequence[_Image]) -> dict[bytes, Tensor]:
         """Image key → masks of its distinct boxes, bool [d, h, w]; empty without a segmenter."""
-        if self._segmenter is None:
+        segmenter, ask = self._segmenter, self._segment
+        if segmenter is None or ask is None or not images:
             return {}
-        segmenter = self._segmenter
 
-        def segment(pixels: Sequence[Tensor], boxes: Sequence[Tensor]) -> Sequence[Tensor]:
-            masks = expect_all(segmenter.segment(pixels, boxes), Tensor, segmenter, "segment")
-            if len(masks) != len(pixels):
-                raise wrong(segmenter, "segment", len(masks), f"masks of {len(pixels)} images")
+        def segment(files: Sequence[Any], boxes: Sequence[Tensor]) -> Sequence[Tensor]:
+            masks = expect_all(ask(files, boxes), Tensor, segmenter, "segment")
+            if len(masks) != len(files):
+                raise wrong(segmenter, "segment", len(masks), f"masks of {len(files)} images")
             for each in masks:  # a wrong size costs that image alone
                 if each.dtype != torch.bool or each.device.type != "cpu":
                     raise wrong(segmenter, "segment", (each.dtype, each.device), "bool, on the CPU")
             return masks
 
-        pixels = [image.pixels for image in images if image.pixels is not None]
+        files = [_input_of(segmenter, image.file) for image in images if image.file is not None]
         boxes = [image.distinct_boxes()[0] for image in images]
-        masks = self.calls[1].run(len(images), lambda i, j: segment(pixels[i:j], boxes[i:j]))
+        masks = self._made(1, len(images), lambda i, j: segment(files[i:j], boxes[i:j]))
         keys = [image.unit.key for image in images]
         return dict(zip(keys, chain.from_iterable(masks), strict=True))
 
@@ -274,6 +313,26 @@ class BlockGrounder:
             detail = f"mask of {area} pixels < {self._rules.min_area:g}"
             return Dropped(phrase.phrase, "too_small", detail)
         return None
+
+
+def concurrency_of(part: object) -> int | None:
+    """The calls at a time of a grounder or segmenter behind an API; None: it computes here.
+
+    Raises:
+        SightlineError: they are not a number of at least 1.
+    """
+    concurrency = getattr(part, "concurrency", None)
+    expect_valid(concurrency, PositiveInt | None, part, "`concurrency`")
+    return concurrency
+
+
+def _takes_files(part: object) -> bool:
+    return getattr(part, "takes_files", False)
+
+
+def _input_of(part: object, file: EncodedImage) -> EncodedImage | Tensor:
+    """What a grounder or segmenter takes of an image."""
+    return file if _takes_files(part) else file.pixels
 
 
 def _drawn_masks(image: _Image, phrase: Grounded) -> Tensor:

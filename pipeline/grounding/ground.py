@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
+from pipeline.extract.services import Service
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.protocols import PART, Grounder, Segmenter
@@ -75,7 +77,7 @@ def ground_dataset(
     from pipeline.extract.objects import SPEC
     from pipeline.grounding.box_tables import BoxTable
     from pipeline.grounding.cutouts import cutouts_job
-    from sightline.devices import computing, use_device
+    from sightline.devices import computing, pick_device, use_device
 
     def fill(job: Job) -> SetSummary:
         return run(
@@ -87,7 +89,9 @@ def ground_dataset(
             dry_run=dry_run,
         )
 
-    device, workers = use_device(machine.device), machine.workers
+    needs_device = grounding.grounder.needs_device or grounding.segmenter.needs_device
+    device = use_device(machine.device) if needs_device else pick_device("cpu")
+    workers = machine.workers
     grounder = grounding.grounder.build(device, settings.precision)
     segmenter = grounding.segmenter.build(device, settings.precision)
     expect_fields(grounder, grounding.grounder, {**PART, "ground": callable})
@@ -97,7 +101,7 @@ def ground_dataset(
     if units and isinstance(grounder, BoxTable):
         remarks = grounder.match(units, masks=segmenter is None)
     # models set global flags per call; set here, two threads cannot reset each other's
-    with computing(device, "fp32"):
+    with computing(device, "fp32") if needs_device else nullcontext():
         job = grounding_job(
             units,
             grounder,
@@ -108,6 +112,7 @@ def ground_dataset(
             batch_size=grounding.batch_size,
             block_images=grounding.block_images,
             workers=workers,
+            needs_device=needs_device,
         )
         summary = fill(job)
     summary = replace(summary, remarks=(*remarks, *summary.remarks))
@@ -167,6 +172,7 @@ def grounding_job(
     batch_size: int,
     block_images: int,
     workers: int,
+    needs_device: bool = True,
 ) -> Job:
     """Grounding exactly ``units`` into ``out``.
 
@@ -176,13 +182,14 @@ def grounding_job(
         out: folder of the records; the run's own files go to ``<out>.run`` beside it.
         inputs: files and folders of the data set.
         batch_size: captions, and images, per model call.
-        block_images: images that are finished together.
+        block_images: images that are finished together; with a model behind an API each alone.
         workers: threads that decode images.
+        needs_device: whether the grounder or the segmenter computes on a device.
 
     Raises:
         SightlineError: nothing to ground.
     """
-    from pipeline.grounding.block_grounder import BlockGrounder
+    from pipeline.grounding.block_grounder import BlockGrounder, concurrency_of
 
     if not units:
         raise SightlineError(f"{out}: there are no captions to ground; check the manifest")
@@ -203,13 +210,26 @@ def grounding_job(
         groups += _by_size(unit)
     unit_keys = as_keys(np.frombuffer(keys, np.uint8).reshape(-1, KEY_BYTES))
     order = unique_sorted(unit_keys)
-    blocks = BlockGrounder(grounder, segmenter, rules, batch_size, workers)
+    at_once = max(concurrency_of(grounder) or 0, concurrency_of(segmenter) or 0)
+    service = Service(at_once) if at_once else None
+    blocks = BlockGrounder(grounder, segmenter, rules, batch_size, workers, service)
+
+    def block_of(batch: Batch) -> list[CaptionedImage]:
+        places = order[find_keys(unit_keys[order], batch.keys)]
+        return [units[place] for place in places.tolist()]
+
+    def answered(task: tuple[Batch, list[CaptionedImage]]) -> BatchResult:
+        batch, (unit,) = task
+        return BatchResult(batch, *blocks.ground_one(unit))
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[BatchResult]:
-        for batch in batches:
-            places = order[find_keys(unit_keys[order], batch.keys)]
-            block = [units[place] for place in places.tolist()]
-            yield BatchResult(batch, *blocks.ground(block, advance))
+        if service is None:
+            for batch in batches:
+                yield BatchResult(batch, *blocks.ground(block_of(batch), advance))
+            return
+        for result in service.results(((each, block_of(each)) for each in batches), answered):
+            yield result
+            advance(1)
 
     return Job(
         out,
@@ -217,11 +237,13 @@ def grounding_job(
         inputs,
         "images",
         unit_keys,
-        block_images,
+        1 if service else block_images,
         compute,
         lambda _: _described(grounding_counts(out)),
         groups=np.frombuffer(groups, np.uint8).reshape(-1, KEY_BYTES),
         calls=blocks.calls,
+        needs_device=needs_device,
+        service=service,
     )
 
 

@@ -106,7 +106,12 @@ Answer = tuple[list[Grounded], list[Dropped]]
 
 
 class Grounder(Protocol):
-    """Finds the phrases of captions in their images."""
+    """Finds the phrases of captions in their images.
+
+    One behind an API also has ``concurrency``, the calls that are made at a time, in threads: each
+    has one image with all its captions, and may raise `sightline.errors.Transient`. One with
+    ``takes_files = True`` gets a `pipeline.extract.decode.EncodedImage` in place of each image.
+    """
 
     name: str
 
@@ -128,7 +133,10 @@ class Grounder(Protocol):
 
 
 class Segmenter(Protocol):
-    """Finds the pixels of the object in a box."""
+    """Finds the pixels of the object in a box.
+
+    ``concurrency`` and ``takes_files`` are as in `Grounder`; a call has the boxes of one image.
+    """
 
     name: str
 

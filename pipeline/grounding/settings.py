@@ -48,8 +48,11 @@ class GrounderSettings(FamilySettings):
     """One grounder; a family is a subclass with its parameters.
 
     Attributes:
+        needs_device: whether it computes on a device of this machine.
         family: name in the registry.
     """
+
+    needs_device: ClassVar[bool] = True
 
     families: ClassVar[Registry] = Registry(
         "grounder",
@@ -171,6 +174,7 @@ class AnnotationSettings(GrounderSettings):
         box_format: of a table without that column; null is xyxy.
     """
 
+    needs_device = False
     family: Literal["annotations"]
     path: Path
     box_format: BoxFormat | None = None
@@ -190,8 +194,11 @@ class SegmenterSettings(FamilySettings):
     """One segmenter; a family is a subclass with its parameters.
 
     Attributes:
+        needs_device: whether it computes on a device of this machine.
         family: name in the registry.
     """
+
+    needs_device: ClassVar[bool] = True
 
     families: ClassVar[Registry] = Registry(
         "segmenter",
@@ -221,6 +228,7 @@ class SegmenterSettings(FamilySettings):
 class BoxSettings(SegmenterSettings):
     """The rectangle itself."""
 
+    needs_device = False
     family: Literal["box"]
 
     def build(self, device: torch.device, precision: str) -> Segmenter:
@@ -232,6 +240,7 @@ class BoxSettings(SegmenterSettings):
 class GrounderMasksSettings(SegmenterSettings):
     """The masks that came with the grounder's boxes."""
 
+    needs_device = False
     family: Literal["annotations"]
 
     def build(self, device: torch.device, precision: str) -> None:
@@ -282,7 +291,8 @@ class GroundingSettings(Settings):
         segmenter: finds the pixels in a box; default: SAM 2.1 (large) from the sam2 package.
         rules: which phrases and boxes become records.
         batch_size: initial captions, and images, per model call.
-        block_images: images per block; a kill loses at most this many.
+        block_images: images per block; a kill loses at most this many. With a model behind an API
+            a block is one image.
         cutouts: whether the objects' pictures are stored as well; their set is empty otherwise.
     """
 

@@ -126,6 +126,7 @@ def plan_set(
     lengths: NDArray[np.int32] | None = None,
     *,
     batch_size: int,
+    rows_per_block: int | None = None,
     shard_rows: int | None = None,
     groups: Keys | None = None,
     retry_failed: bool = False,
@@ -146,6 +147,7 @@ def plan_set(
         keys: uint8 [n, 32]; repeated keys count once.
         lengths: int32 [n], padded length of each row, or None if there is only one shape.
         batch_size: rows per batch, including padding.
+        rows_per_block: rows that are finished together; None: as `block_rows` says.
         shard_rows: rows per shard; None: as fit into about 64 MiB.
         groups: uint8 [n, 32]; rows of one group are computed consecutively.
         retry_failed: also compute failed rows again.
@@ -163,7 +165,7 @@ def plan_set(
     """
     run_folder = run_folder_of(folder)
     rows = shard_rows or format_of(spec).shard_rows
-    asked = Shape(batch_size, block_rows(spec), rows, threads, code)
+    asked = Shape(batch_size, rows_per_block or block_rows(spec), rows, threads, code)
     keys = as_keys(keys)
     first = unique_sorted(keys)
     found = ReusableRows(folder, spec, remember=remember)

@@ -1,0 +1,144 @@
+"""Models behind an API: several calls at a time, tried again, and rows that are given back."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from threading import BoundedSemaphore, Event, Thread
+from typing import Any, TypeVar
+
+from pydantic import SecretStr
+
+from sightline.errors import SightlineError, Transient
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_TRIES = 6
+_FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds between two tries, doubled each time
+_PATIENCE = 300.0  # seconds that the tries of one call may take
+_LEAVE = 30.0  # seconds that calls have to end after a stop
+_GIVEN_UP = 3  # calls in a row, or as many as there are at a time, after which no more are made
+
+
+def secret(variable: str) -> SecretStr:
+    """The key of a service, from the environment; ``get_secret_value()`` is for its calls alone.
+
+    Printed, or in a message, it is ``**********``; a description that holds it is refused.
+
+    Raises:
+        SightlineError: the variable is not set.
+    """
+    value = os.environ.get(variable, "")
+    if not value:
+        raise SightlineError(f"{variable} is not set; put the key of the service there")
+    return SecretStr(value)
+
+
+class Service:
+    """Makes the calls of one run in threads.
+
+    Args:
+        concurrency: tasks at a time.
+
+    Attributes:
+        given_back: why the last task that was given up is left to do; None: none was.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self.given_back: Transient | None = None
+        self._concurrency = concurrency
+        self._ending = Event()
+
+    def patient(
+        self, call: Callable[..., Result], concurrency: int | None = None
+    ) -> Callable[..., Result]:
+        """``call``, which is made again after a `Transient` error, later each time.
+
+        Args:
+            concurrency: calls at a time; None: as many as tasks.
+        """
+        turns = BoundedSemaphore(concurrency or self._concurrency)
+
+        def patiently(*args: Any) -> Result:
+            began, wait = time.monotonic(), _FIRST_WAIT
+            for tried in range(1, _TRIES + 1):
+                try:
+                    with turns:
+                        return call(*args)
+                except Transient as error:
+                    pause = wait * random.uniform(0.5, 1.0)
+                    if error.retry_after is not None:
+                        pause = error.retry_after * random.uniform(1.0, 1.25)
+                    late = time.monotonic() + pause - began > _PATIENCE
+                    if tried == _TRIES or late or self._ending.wait(pause):
+                        raise
+                wait = min(2 * wait, _LONGEST_WAIT)
+            raise AssertionError("unreachable")
+
+        return patiently
+
+    def results(self, tasks: Iterator[Task], answer: Callable[[Task], Result]) -> Iterator[Result]:
+        """The results of tasks, each as soon as it is there.
+
+        A task whose ``answer`` raises `Transient` is given back: it has no result. After several in
+        a row the service counts as down, and no more tasks are begun. When the run ends early, the
+        calls that are being made end first, and their results still come.
+        """
+        todo: SimpleQueue[tuple[Task] | None] = SimpleQueue()
+        done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
+
+        def work() -> None:
+            while (task := todo.get()) is not None:
+                try:
+                    done.put((answer(*task), None))
+                except BaseException as error:
+                    done.put((None, error))
+
+        # a call that hangs must not keep the process: those of a pool are waited for
+        for _ in range(self._concurrency):
+            Thread(target=work, daemon=True).start()
+        running = in_a_row = 0
+        end: BaseException | None = None
+        until: float | None = None
+        try:
+            while True:
+                result = None
+                try:
+                    while (
+                        end is None
+                        and in_a_row < max(_GIVEN_UP, self._concurrency)
+                        and running < self._concurrency
+                    ):
+                        task = next(tasks, None)
+                        if task is None:
+                            break
+                        todo.put((task,))
+                        running += 1
+                    if not running:
+                        break
+                    left = None if until is None else max(0.0, until - time.monotonic())
+                    result, error = done.get(timeout=left)
+                    running -= 1
+                    if error is None:
+                        in_a_row = 0
+                    elif isinstance(error, Transient):
+                        self.given_back, in_a_row = error, in_a_row + 1
+                    else:
+                        raise error
+                except Empty:
+                    break
+                except BaseException as error:
+                    end, until = end or error, until or time.monotonic() + _LEAVE
+                    self._ending.set()
+                if result is not None:
+                    yield result
+        finally:
+            self._ending.set()
+            for _ in range(self._concurrency):
+                todo.put(None)
+        if end is not None:
+            raise end
