@@ -27,6 +27,7 @@ from test_extending import REGISTRIES, blocks
 
 from pipeline.extract import services
 from pipeline.extract.services import Service, secret
+from sightline.cache import FeatureSet, key_of_text
 from sightline.cache.groundings import read_phrases
 from sightline.errors import SightlineError, Transient
 
@@ -34,33 +35,54 @@ KEY = "sk-lamplight-31415926535"
 Say = Callable[["Handler", int], bool]
 
 
+def vector(row: str) -> np.ndarray:
+    """What the service answers for a text, or an image with this digest."""
+    return np.frombuffer(hashlib.sha256(row.encode()).digest()[:4], np.uint8) / 255
+
+
 class Handler(BaseHTTPRequestHandler):
-    """Answers with the first two words of each caption, or as the test's ``say`` wants it."""
+    """Answers with the first two words of each caption, or a vector of each input.
+
+    The test's ``say`` may answer instead, and then returns False.
+
+    Attributes:
+        rows: of an image its digest, of a text itself.
+    """
 
     server: Server
-    row: str
+    rows: set[str]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
-        data = base64.b64decode(body["image"])
-        row = self.row = hashlib.sha256(data).hexdigest()
+        images = [base64.b64decode(image) for image in body.get("images", [body.get("image", "")])]
+        inputs = body.get("texts") or [hashlib.sha256(image).hexdigest() for image in images]
+        self.rows = set(inputs)
         with server.lock:
             server.keys.add(self.headers["Authorization"])
-            server.asked[row] += 1
-            number = server.asked.total()
+            server.asked.update(inputs)
+            server.calls += 1
+            number = server.calls
             server.running += 1
             server.most = max(server.most, server.running)
         try:
             if not server.say(self, number):
                 return
-            found = [
-                [{"phrase": " ".join(text.split()[:2]).upper(), "box": [1, 2, 30, 20], "score": 1}]
-                for text in body["captions"]
-            ]
-            self.send(200, json.dumps(found).encode())
+            answer = [vector(row).tolist() for row in inputs]
+            if "captions" in body:
+                answer = [
+                    [
+                        {
+                            "phrase": " ".join(text.split()[:2]).upper(),
+                            "box": [1, 2, 30, 20],
+                            "score": 1,
+                        }
+                    ]
+                    for text in body["captions"]
+                ]
+            self.send(200, json.dumps(answer).encode())
             with server.lock:
-                server.answered[row] += 1
+                server.answered.update(inputs)
         finally:
             with server.lock:
                 server.running -= 1
@@ -71,6 +93,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
+
+    def useless(self) -> bool:
+        self.send(200, b"[[1]]")
+        return False
 
     def busy(self, after: str = "0.01") -> bool:
         self.send(503, b"", Retry_After=after)
@@ -90,7 +116,7 @@ class Server(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.asked, self.answered = Counter[str](), Counter[str]()
         self.keys: set[str | None] = set()
-        self.running = self.most = 0
+        self.running = self.most = self.calls = 0
         self.say: Say = lambda handler, number: True
 
     def handle_error(self, *_: object) -> None:
@@ -109,10 +135,13 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Iterator[Path]:
     folder = tmp_path / "site"
-    source = folder / "lamplight/remote.py"
-    source.parent.mkdir(parents=True)
-    source.write_text(*blocks("lamplight/remote.py"))
-    points = {"sightline.grounders": {"remote": "lamplight.remote:RemoteSettings"}}
+    for file in ("lamplight/remote.py", "lamplight/embeddings.py"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(*blocks(file))
+    points = {
+        "sightline.grounders": {"remote": "lamplight.remote:RemoteSettings"},
+        "sightline.encoders": {"embeddings": "lamplight.embeddings:EmbeddingsConfig"},
+    }
     install(folder, "lamplight", points)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("LAMPLIGHT_KEY", KEY)
@@ -188,7 +217,7 @@ def test_rows_are_given_back_and_the_next_run_asks_for_these_alone(
 ):
     image = data / "images/b.png"
     lost = hashlib.sha256(image.read_bytes()).hexdigest()
-    server.say = lambda handler, number: handler.row != lost or handler.busy()
+    server.say = lambda handler, number: lost not in handler.rows or handler.busy()
     out = tmp_path / "out"
     assert sightline(*words(server, data, out)) == 1
     said = capsys.readouterr().err
@@ -231,7 +260,7 @@ def test_another_error_ends_the_run_after_the_answers_on_the_way(
 
 def test_a_useless_answer_costs_its_image_alone(server, site, data, tmp_path, capsys):
     bad = hashlib.sha256((data / "images/b.png").read_bytes()).hexdigest()
-    server.say = lambda handler, number: handler.row != bad or bool(handler.send(200, b"[[1]]"))
+    server.say = lambda handler, number: bad not in handler.rows or handler.useless()
     more = ("--max-failed", "0.5")
     assert sightline(*words(server, data, tmp_path / "out", *more)) == 0
     assert "1 failed" in capsys.readouterr().out
@@ -301,14 +330,14 @@ def test_the_key_is_in_no_file_and_no_message(server, site, data, tmp_path, caps
     bad = hashlib.sha256((data / "images/c.png").read_bytes()).hexdigest()
 
     def say(handler: Handler, number: int) -> bool:
-        if handler.row == bad:
-            return bool(handler.send(200, b"no JSON"))  # False
-        return handler.row != lost or handler.busy()
+        if bad in handler.rows:
+            return handler.useless()
+        return lost not in handler.rows or handler.busy()
 
     server.say = say
     run = words(server, data, tmp_path / "out", "--cutouts", str(tmp_path / "cut"))
     assert sightline(*run, "--max-failed", "0.9") == 1
-    server.say = lambda handler, number: handler.row != bad or bool(handler.send(200, b"no JSON"))
+    server.say = lambda handler, number: bad not in handler.rows or handler.useless()
     assert sightline(*run, "--max-failed", "0.9") == 0
     assert server.keys == {f"Bearer {KEY}"}
     said = capsys.readouterr()
@@ -325,7 +354,7 @@ def test_the_key_is_in_no_file_and_no_message(server, site, data, tmp_path, caps
 def test_a_description_cannot_hold_the_key(site, data, tmp_path, server, capsys, monkeypatch):
     from lamplight.remote import RemoteGrounder  # pyright: ignore[reportMissingImports]
 
-    monkeypatch.setattr(RemoteGrounder, "describe", lambda self: {"key": self._key})
+    monkeypatch.setattr(RemoteGrounder, "describe", lambda self: {"key": self._client._key})
     assert sightline(*words(server, data, tmp_path / "out")) == 1
     said = capsys.readouterr().err
     assert "describe: found" in said
@@ -361,6 +390,52 @@ def test_files_are_given_as_they_lie_there_and_not_decoded(
     run = words(server, data, tmp_path / "out", segmenter="annotations")
     assert sightline(*run) == 1  # no masks come with its boxes
     assert server.asked.keys() == rows
+
+
+def encoding(server: Server, kind: str, data: Path, out: Path, *more: str) -> list[str]:
+    sets = {"url": f"http://127.0.0.1:{server.server_port}", "dim": 4, "concurrency": 3}
+    options = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
+    encoder = ["--encoder", "embeddings:large", "--weights", "pretrained:2026-11"]
+    where = ["--data", str(data), "--out", str(out), "--batch-size", "2"]
+    return ["extract", kind, *where, *encoder, *options, *more]
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_an_encoder_asks_for_batches_and_gives_back_those_without_an_answer(
+    kind, server, site, tmp_path, capsys
+):
+    data, out = photographs(tmp_path / "data", 7), tmp_path / "out"
+    files = {path: hashlib.sha256(path.read_bytes()) for path in data.parent.glob("pictures/*")}
+    rows = {digest.digest(): digest.hexdigest() for digest in files.values()}
+    if kind == "text":
+        texts = [f"a dog number {i}" for i in range(7)]
+        rows = {key_of_text(text): text for text in texts}
+    lost = rows[min(rows)]
+    server.say = lambda handler, number: lost not in handler.rows or handler.busy()
+    assert sightline(*encoding(server, kind, data, out)) == 1
+    said = capsys.readouterr().err
+    assert "5 of 7" in said
+    assert "are done and kept, and 2 are left to do" in said
+    server.say = lambda handler, number: True
+    assert sightline(*encoding(server, kind, data, out, "--precision", "bf16")) == 0
+    assert set(server.answered.values()) == {1}
+    assert server.answered.keys() == set(rows.values())
+    features = FeatureSet.open(out)
+    assert features.record.spec.encoder.source == "service:2026-11"
+    expected = [vector(row) for row in rows.values()]
+    np.testing.assert_allclose(features.take(list(rows)), expected, atol=1e-3)
+    assert sightline(*encoding(server, kind, data, tmp_path / "whole")) == 0
+    assert content(out) == content(tmp_path / "whole")
+
+
+def test_objects_go_to_a_service_as_pictures_with_alpha(server, site, data, tmp_path):
+    phrases = tmp_path / "phrases"
+    assert sightline(*words(server, data, phrases)) == 0
+    server.answered.clear()
+    out = tmp_path / "out"
+    assert sightline(*encoding(server, "object", data, out, "--phrases", str(phrases))) == 0
+    objects = {row["cutout_key"] for row in read_phrases(phrases).to_pylist()}
+    assert len(FeatureSet.open(out)) == len(objects) == server.answered.total()
 
 
 def test_a_call_is_made_again_later_and_later(monkeypatch):

@@ -20,7 +20,7 @@ from sightline.settings import FamilySettings, Registry, explain, listed
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.encoders.encoder import ImageEncoder, TextEncoder
+    from pipeline.encoders.encoder import ImageEncoder, ImageFileEncoder, TextEncoder
 
 
 WEIGHTS_FORMS = (
@@ -119,7 +119,7 @@ class EncoderConfig(FamilySettings):
         if self.weights_spec.kind == "file":
             require_weights(Path(self.weights_spec.value))
 
-    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder | ImageFileEncoder:
         """The frozen image encoder that this describes, ready on `device`.
 
         Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,13 +36,17 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     """``encoder``, whose rows are checked too; refuse what ``builder`` should not have made.
 
     Args:
-        method: its name: an `ImageEncoder` for ``build_image``, a `TextEncoder` for ``build_text``.
+        method: its name: an `ImageEncoder` or `ImageFileEncoder` for ``build_image``, a
+            `TextEncoder` for ``build_text``.
 
     Raises:
         SightlineError: names the package, what was found and what was expected.
     """
     kinds: dict[str, Any] = {"identity": EncoderRecord, "casts_weights": bool}
-    if method == "build_image":
+    if isinstance(encoder, ImageFileEncoder) and method == "build_image":
+        expect_json(encoder.preprocessing, builder, _PREPROCESSING)
+        kinds |= {"encode": callable}
+    elif method == "build_image":
         from pipeline.encoders.preprocessing import ImagePreprocessing
 
         expect(encoder, ImageEncoder, builder, "it")
@@ -55,6 +61,8 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     expect_valid(getattr(encoder, "dim", None), _Positive, builder, "`dim` of what it makes")
     options = getattr(encoder, "options", None)
     expect_valid(options, tuple[str, ...], builder, "`options` of what it makes")
+    concurrency = getattr(encoder, "concurrency", None)
+    expect_valid(concurrency, _Positive | None, builder, "`concurrency` of what it makes")
     if method not in ("build_image", "build_text"):
         return encoder
     encode, dim = encoder.encode, encoder.dim
@@ -111,6 +119,43 @@ class ImageEncoder:
 
 
 @dataclass(frozen=True)
+class ImageFileEncoder:
+    """A model behind an API that maps image files to vectors.
+
+    Attributes:
+        identity: what determines its rows (`service_identity`).
+        dim: values per row.
+        encode: features of n files, the bytes of each, not normalised: float32 [n, dim] on the CPU;
+            of objects, RGBA PNGs of their cut-outs. It may raise `sightline.errors.Transient`.
+        concurrency: calls at a time, made in threads.
+        preprocessing: what else determines a row; JSON values.
+        casts_weights, options: as in `ImageEncoder`.
+    """
+
+    identity: EncoderRecord
+    dim: int
+    encode: Callable[[Sequence[bytes]], Tensor]
+    concurrency: int = 1
+    preprocessing: Mapping[str, object] = field(default_factory=dict)
+    casts_weights: bool = False
+    options: tuple[str, ...] = ()
+
+
+def service_identity(name: str, version: str, **parameters: object) -> EncoderRecord:
+    """What a model behind an API is known by; its digest is that of what is given here.
+
+    Args:
+        name: family and model, such as ``remote/embed-large``.
+        version: of the model.
+        parameters: whatever else determines its rows, such as a prompt; JSON values.
+    """
+    text = json.dumps([name, version, parameters], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    source = f"service:{version}"
+    return EncoderRecord(name=name, source=source, revision=version, weights_sha256=digest)
+
+
+@dataclass(frozen=True)
 class TextEncoder:
     """A frozen model that maps texts to vectors. Rows are as independent as an `ImageEncoder`'s.
 
@@ -124,6 +169,8 @@ class TextEncoder:
             → float32 [n, dim] on the CPU. ValueError: a text needs more tokens than that.
         count_cut: how many of some texts are longer than the model takes, and so cut; None: not
             known. `preprocessing` has the longest as ``max_length`` or ``context_length``.
+        concurrency: of a model behind an API, the calls at a time, made in threads; `encode` may
+            then raise `sightline.errors.Transient`. None: it computes here.
     """
 
     identity: EncoderRecord
@@ -134,6 +181,7 @@ class TextEncoder:
     casts_weights: bool = False
     options: tuple[str, ...] = ()
     count_cut: Callable[[Sequence[str]], int] | None = None
+    concurrency: int | None = None
 
     def encode_all(self, texts: Sequence[str], batch_size: int = 64) -> NDArray[np.float32]:
         """Features of any number of texts, not normalised: [n, dim]."""

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.encoders.encoder import checked_encoder
+from pipeline.encoders.encoder import ImageFileEncoder, checked_encoder
 from pipeline.extract.inputs import FeatureInputs, inputs_of
 from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_rows, run
+from pipeline.extract.services import Service
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, as_keys, at, find_keys, unique_sorted
+from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
 from sightline.cache.record import set_output
-from sightline.devices import use_device
+from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
 from sightline.plugins import expect, expect_valid, wrong
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.encoder import ImageEncoder, TextEncoder
     from pipeline.extract.decode_batches import PendingFeatures, Reader
-    from sightline.cache.parts import Failure
     from sightline.cache.prepared import PreparedDataset
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
@@ -105,9 +106,11 @@ def extract_job(
             f"family {config.family!r} ({config.model}) does not encode {kind.unit}: it has no "
             f"method {kind.builder}"
         )
-    encoder = build(use_device(machine.device), settings.precision)
-    encoder = checked_encoder(encoder, build, kind.builder)
-    return feature_job(inputs, encoder, out, settings, machine.workers)
+    needs_device = config.needs_device
+    device = use_device(machine.device) if needs_device else pick_device("cpu")
+    encoder = checked_encoder(build(device, settings.precision), build, kind.builder)
+    job = feature_job(inputs, encoder, out, settings, machine.workers)
+    return replace(job, needs_device=needs_device)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,7 @@ class ToEncode:
         calls: runs the model for a batch, halved for lack of memory.
         workers: processes that decode (0: none besides this one).
         places: position of each key in ``inputs``: int64 [n].
+        service: makes the calls of a model behind an API; None: it computes here.
     """
 
     inputs: FeatureInputs
@@ -149,6 +153,7 @@ class ToEncode:
     calls: HalvingCalls
     workers: int
     places: NDArray[np.int64]
+    service: Service | None = None
 
     def entries_of(self, batch: Batch) -> list[Any]:
         """The entries of a batch."""
@@ -179,8 +184,8 @@ def feature_job(
     and shares a batch only with texts of that length. So no row depends on the others.
 
     Args:
-        encoder: what the kind's builder has made: a `TextEncoder` for texts, an `ImageEncoder` for
-            images and objects.
+        encoder: what the kind's builder has made: a `TextEncoder` for texts, an `ImageEncoder` or
+            `ImageFileEncoder` for images and objects.
         workers: processes that decode images (0: none besides this one).
 
     Raises:
@@ -191,14 +196,16 @@ def feature_job(
         raise SightlineError(f"{out}: there are no {kind.unit} to encode; check the manifest")
     distinct = unique_sorted(inputs.keys)
     keys, calls = at(inputs.keys, distinct), HalvingCalls(out.as_posix())
-    task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct)
+    at_once = getattr(encoder, "concurrency", None)
+    service = Service(at_once) if at_once else None
+    task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct, service)
     encode = kind.function(kind.encode)
     encoding = expect(encode(task), Encoding, encode, "it")
     spec = FeatureSpec(
         kind=inputs.kind,
         encoder=encoder.identity,
         preprocessing=dict(encoding.preprocessing),
-        precision=precision_rule(encoder, settings.precision),
+        precision=precision_rule(encoder, "fp32" if service else settings.precision),
         dim=encoder.dim,
         dtype=settings.dtype,
     )
@@ -217,6 +224,7 @@ def feature_job(
         options=encoder.options,
         cut=encoding.cut,
         name_of=task.name_of,
+        service=service,
     )
 
 
@@ -256,12 +264,23 @@ def encode_texts(task: ToEncode) -> Encoding:
         if count_cut is not None:
             cut += count_cut(texts)
     compute = partial(_rows_of_texts, encoder, task.entries_of, task.calls)
+    if task.service is not None:
+        encode = task.service.patient(encoder.encode)
+
+        def answer(batch: Batch, texts: list[str]) -> BatchResult:
+            return BatchResult(batch, encode(texts, batch.length).cpu().numpy(), {})
+
+        compute = _by(task.service, task, answer)
     cut = cut if count_cut is not None else None
     return Encoding(encoder.preprocessing, compute, lengths=lengths, cut=cut)
 
 
 def encode_images(task: ToEncode) -> Encoding:
     """Rows of whole images."""
+    if isinstance(task.encoder, ImageFileEncoder):
+        from pipeline.extract.decode import load_bytes
+
+        return _of_files(task, lambda: lambda entry: load_bytes(entry.place, entry.key))
     from pipeline.extract.decode_batches import ImageReader
 
     return _of_pictures(task, ImageReader(task.encoder.preprocessing))
@@ -269,14 +288,45 @@ def encode_images(task: ToEncode) -> Encoding:
 
 def encode_objects(task: ToEncode) -> Encoding:
     """Rows of cut-outs; those of one image are read one after the other."""
-    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader
+    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader, file_reader
 
     rules, stored = task.settings.cutouts, task.inputs.stored
     groups = task.inputs.owners_of(task.places)
     if stored is not None:  # what is stored is read shard by shard
         groups = np.where(stored.holds(task.keys)[:, None], task.keys, groups)
+    if isinstance(task.encoder, ImageFileEncoder):
+        return replace(_of_files(task, file_reader), groups=groups)
     read = ObjectReader(CutoutPreprocessing(task.encoder.preprocessing, rules))
     return replace(_of_pictures(task, read), groups=groups)
+
+
+def _of_files(task: ToEncode, reader: Callable[[], Callable[[Any], bytes]]) -> Encoding:
+    """Rows of the files of pictures, from a service.
+
+    Args:
+        reader: makes a function from an entry to its file, for one batch.
+    """
+    from pipeline.extract.decode import ImageError
+
+    service, encoder = task.service, task.encoder
+    assert service is not None  # such an encoder always has one
+    encode = service.patient(encoder.encode)
+
+    def answer(batch: Batch, entries: list[Any]) -> BatchResult:
+        read, files, failed = reader(), list[bytes](), dict[bytes, Failure]()
+        for entry in entries:
+            try:
+                files.append(read(entry))
+            except ImageError as error:
+                failed[entry.key] = error.at(entry.place)
+        rows = encode(files).cpu().numpy() if files else np.empty((0, encoder.dim), np.float32)
+        return BatchResult(batch, rows, failed)
+
+    return Encoding(encoder.preprocessing, _by(service, task, answer))
+
+
+def _by(service: Service, task: ToEncode, answer: Callable[[Batch, Any], BatchResult]) -> Compute:
+    return lambda batches, advance: service.results(batches, task.entries_of, answer, advance)
 
 
 def _of_pictures(task: ToEncode, read: Reader) -> Encoding:

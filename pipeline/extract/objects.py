@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -241,6 +241,12 @@ class ObjectReader:
                 f"{edge} × {edge}; at most {MAX_PIXELS:,} are allowed",
             )
         return self.preprocessing.fitted(cutout)
+
+
+def file_reader() -> Callable[[CutoutEntry], bytes]:
+    """A function from an object to its cut-out as an RGBA PNG; it raises as `Cutter`."""
+    cut = Cutter()
+    return lambda entry: to_png(cut(entry)) if entry.png is None else entry.png
 
 
 class StoredCutouts:

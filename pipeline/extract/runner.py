@@ -228,7 +228,7 @@ def run(
 
     Raises:
         SightlineError: more rows failed than ``max_failed`` allows (good rows are published
-            first), no disk space, workers with a different plan, or a service gave rows back.
+            first), no disk space, another plan of other workers, or a service gave rows back.
         BusyError: another run is writing there.
     """
     allow_open_files()
@@ -386,9 +386,7 @@ def _named(writer: SetWriter) -> tuple[str, ...]:
 def _check_failures(
     summary: SetSummary, total: int, max_failed: float, codes: Collection[str]
 ) -> None:
-    """Raise SightlineError, with examples, if more failed than ``max_failed`` (a fraction) allows.
-
-    So does an empty set: nothing can be learned from it.
+    """Raise SightlineError, with examples, if more failed than ``max_failed`` allows, or all did.
 
     Args:
         codes: of the failures, for what to do about them.

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
+from sightline.cache.plan import Batch
 from sightline.errors import SightlineError, Transient
 
-Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _TRIES = 6
@@ -81,61 +81,68 @@ class Service:
 
         return patiently
 
-    def results(self, tasks: Iterator[Task], answer: Callable[[Task], Result]) -> Iterator[Result]:
-        """The results of tasks, each as soon as it is there.
+    def results(
+        self,
+        batches: Iterator[Batch],
+        inputs_of: Callable[[Batch], Any],
+        answer: Callable[[Batch, Any], Result],
+        advance: Callable[[int], None],
+    ) -> Iterator[Result]:
+        """The results of batches, each as soon as it is there.
 
-        A task whose ``answer`` raises `Transient` is given back: it has no result. After several in
-        a row the service counts as down, and no more tasks are begun. When the run ends early, the
+        A batch whose ``answer`` raises `Transient` is given back: it has no result. After several
+        in a row the service counts as down, and no more are begun. When the run ends early, the
         calls that are being made end first, and their results still come.
+
+        Args:
+            inputs_of: what ``answer`` needs of a batch, made in this thread.
+            answer: asks for a batch, in another thread.
+            advance: receives the number of rows that are done.
         """
-        todo: SimpleQueue[tuple[Task] | None] = SimpleQueue()
-        done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
+        todo: SimpleQueue[tuple[Batch, Any] | None] = SimpleQueue()
+        done: SimpleQueue[tuple[Batch, Result | BaseException]] = SimpleQueue()
 
         def work() -> None:
             while (task := todo.get()) is not None:
                 try:
-                    done.put((answer(*task), None))
+                    done.put((task[0], answer(*task)))
                 except BaseException as error:
-                    done.put((None, error))
+                    done.put((task[0], error))
 
-        # a call that hangs must not keep the process: those of a pool are waited for
+        # a call that hangs must not keep the process, which waits for the threads of a pool
         for _ in range(self._concurrency):
             Thread(target=work, daemon=True).start()
         running = in_a_row = 0
+        most_in_a_row = max(_GIVEN_UP, self._concurrency)
         end: BaseException | None = None
-        until: float | None = None
+        left: float | None = None
         try:
             while True:
-                result = None
+                batch = result = None
                 try:
-                    while (
-                        end is None
-                        and in_a_row < max(_GIVEN_UP, self._concurrency)
-                        and running < self._concurrency
-                    ):
-                        task = next(tasks, None)
-                        if task is None:
+                    while not end and running < self._concurrency and in_a_row < most_in_a_row:
+                        if (new := next(batches, None)) is None:
                             break
-                        todo.put((task,))
+                        todo.put((new, inputs_of(new)))
                         running += 1
                     if not running:
                         break
-                    left = None if until is None else max(0.0, until - time.monotonic())
-                    result, error = done.get(timeout=left)
+                    batch, result = done.get(timeout=left)
                     running -= 1
-                    if error is None:
-                        in_a_row = 0
-                    elif isinstance(error, Transient):
-                        self.given_back, in_a_row = error, in_a_row + 1
+                    if isinstance(result, Transient):
+                        self.given_back, in_a_row = result, in_a_row + 1
+                    elif isinstance(result, BaseException):
+                        raise result
                     else:
-                        raise error
+                        in_a_row = 0
                 except Empty:
                     break
                 except BaseException as error:
-                    end, until = end or error, until or time.monotonic() + _LEAVE
+                    end, left = end or error, _LEAVE
                     self._ending.set()
-                if result is not None:
+                if batch is not None and not isinstance(result, BaseException | None):
                     yield result
+                    advance(len(batch.keys))
         finally:
             self._ending.set()
             for _ in range(self._concurrency):

@@ -218,18 +218,16 @@ def grounding_job(
         places = order[find_keys(unit_keys[order], batch.keys)]
         return [units[place] for place in places.tolist()]
 
-    def answered(task: tuple[Batch, list[CaptionedImage]]) -> BatchResult:
-        batch, (unit,) = task
+    def answer(batch: Batch, block: list[CaptionedImage]) -> BatchResult:
+        (unit,) = block
         return BatchResult(batch, *blocks.ground_one(unit))
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[BatchResult]:
-        if service is None:
-            for batch in batches:
-                yield BatchResult(batch, *blocks.ground(block_of(batch), advance))
+        if service is not None:
+            yield from service.results(batches, block_of, answer, advance)
             return
-        for result in service.results(((each, block_of(each)) for each in batches), answered):
-            yield result
-            advance(1)
+        for batch in batches:
+            yield BatchResult(batch, *blocks.ground(block_of(batch), advance))
 
     return Job(
         out,
