@@ -21,9 +21,7 @@ def _command(kind: str) -> Callable[..., None]:
     settings = Source.families.subclass(kind, Source)
 
     @takes("source", settings, panel="Data", given={"kind": kind})
-    def prepare(
-        source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False
-    ) -> None:
+    def prepare(source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False) -> None:
         _prepare(source, out, verify, as_json)
 
     example = settings.example or f"sightline prepare {kind} --out data/{kind}"

@@ -321,7 +321,7 @@ def test_a_log_hears_how_far_scoring_is(encoder_folder, senteval, monkeypatch, c
     seconds = itertools.count(step=6)
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
     monkeypatch.setattr("sightline.progress.time", clock)
-    words = ["evaluate", "transfer", "sts", "--set", f"data={senteval}", "--pooling", "cls"]
+    words = ["evaluate", "transfer", "sts", "--data", str(senteval), "--pooling", "cls"]
     assert sightline(*words, "--device", "cpu", "--json", "--model", str(encoder_folder)) == 0
     shown = capsys.readouterr()
     (result,) = json.loads(shown.out)

@@ -235,7 +235,7 @@ def test_several_seeds_of_a_run_make_one_row_of_the_command(world, finished_run,
     spec = world.spec(tmp_path / "1", seed=1, train={"max_steps": 2, "eval_steps": 1})
     train_run(spec, say=silent)
     models = ["--model", finished_run, "--model", spec.out]
-    words = ["evaluate", "similarity", "--set", f"data={spec.dev}", "--device", "cpu", *models]
+    words = ["evaluate", "similarity", "--data", str(spec.dev), "--device", "cpu", *models]
     code, out, err = said(*words, "--out", tmp_path / "results")
     assert code == 0, err
     assert re.search(r"simcse +0, 1 ", out)
