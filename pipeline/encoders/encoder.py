@@ -43,8 +43,7 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
         SightlineError: names the package, what was found and what was expected.
     """
     kinds: dict[str, Any] = {"identity": EncoderRecord, "casts_weights": bool}
-    kind = type(encoder)
-    if method == "build_image" and issubclass(kind, ImageFileEncoder):
+    if method == "build_image" and issubclass(type(encoder), ImageFileEncoder):
         expect_json(encoder.preprocessing, builder, _PREPROCESSING)
         kinds |= {"encode": callable}
     elif method == "build_image":
