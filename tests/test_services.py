@@ -464,3 +464,54 @@ def test_a_call_is_made_again_later_and_later(monkeypatch):
 def test_the_key_must_be_there():
     with pytest.raises(SightlineError, match="NO_SUCH_KEY is not set; put the key"):
         secret("NO_SUCH_KEY")
+
+
+def test_workers_share_a_service_and_the_last_one_asks_again(server, site, data, tmp_path, capsys):
+    out, waits = tmp_path / "out", threading.Barrier(2, timeout=60)
+    lost = hashlib.sha256((data / "images/b.png").read_bytes()).hexdigest()
+
+    def say(handler: Handler, number: int) -> bool:
+        if number <= 2:
+            waits.wait()  # both are at work
+        return lost not in handler.rows or handler.busy()
+
+    server.say = say
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pipeline.cli"),
+                *words(server, data, out, "--worker", f"{number}/2", at_once=1),
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert {process.returncode for process in processes} in ({1}, {0, 1}), said  # 0: not the last
+    assert any("3 of 4 images are done and kept, and 1 are left to do" in text for text in said)
+    server.say = lambda handler, number: True
+    assert sightline(*words(server, data, out)) == 0
+    assert set(server.answered.values()) == {1}
+
+
+def test_a_model_of_this_machine_beside_a_service_computes_once_at_a_time(
+    server, site, data, tmp_path, monkeypatch
+):
+    from pipeline.grounding.segmenters.box import BoxSegmenter
+
+    running, counts = threading.Semaphore(1), list[int]()
+    segment = BoxSegmenter.segment
+
+    def alone(self: BoxSegmenter, images: list[object], boxes: list[object]) -> object:
+        assert running.acquire(blocking=False)
+        time.sleep(0.05)
+        running.release()
+        counts.append(len(images))
+        return segment(self, images, boxes)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(BoxSegmenter, "segment", alone)
+    assert sightline(*words(server, data, tmp_path / "out", at_once=4)) == 0
+    assert counts == [1] * len(CAPTIONS_OF)

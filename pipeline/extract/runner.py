@@ -38,6 +38,7 @@ from sightline.progress import progress, to_stderr
 from sightline.signals import Stopped
 from sightline.wording import in_bytes
 
+_CODE = "sightline", "torch"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -231,6 +232,8 @@ def run(
             first), no disk space, another plan of other workers, or a service gave rows back.
         BusyError: another run is writing there.
     """
+    from importlib.metadata import version
+
     allow_open_files()
     writer = SetWriter(job.out, job.spec, job.inputs, worker)
     options = {
@@ -242,7 +245,8 @@ def run(
         "retry_failed": retry_failed,
         "copy_from": copy_from,
         "threads": machine.threads or threads_here(),
-        "code": ", ".join([code_version(), *job.options]),
+        # workers with different versions do not fill one set
+        "code": ", ".join([*(f"{name} {version(name)}" for name in _CODE), *job.options]),
     }
     if dry_run:
         set_output(job.out, job.inputs, kind=job.spec.kind).check_place()
@@ -317,6 +321,8 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
 
     Results are written by a separate thread, at most a few batches behind.
     """
+    import torch
+
     count, blocks = 0, writer.blocks
     plan = blocks.plan
     if plan.found.replaces:  # said before hours of work
@@ -330,7 +336,8 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
     device = str(pick_device(device))
     if job.needs_device and (warning := cpu_warning(device)):
         to_stderr(f"{writer.folder}: warning: {warning}")
-    about = {**described(device), "threads": plan.shape.threads}
+    about: dict[str, Any] = {"device": device_name(torch.device(device))}
+    about |= {"torch": torch.__version__, "threads": plan.shape.threads}
     if job.options:
         about["options"] = ", ".join(job.options)
     about["batch_size"] = job.calls[0].begun_with if job.calls else 1
@@ -348,30 +355,25 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
         ) as advance,
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
-        for batch, rows, failed in job.compute(blocks.claim(advance), advance):
+
+        def keep(batch: Batch, rows: Any, failed: dict[bytes, Failure]) -> int:
             halved = job.halved_to
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
             pending.append(pool.submit(blocks.add, batch, rows, failed, computed, job.name_of))
             while len(pending) > ahead:
                 pending.popleft().result()
-            count += len(batch.keys)
+            return len(batch.keys)
+
+        try:
+            for result in job.compute(blocks.claim(advance), advance):
+                count += keep(*result)
+        except BaseException:
+            for result in job.service.rest() if job.service else ():
+                keep(*result)
+            raise
         for future in pending:
             future.result()
     return count
-
-
-def code_version() -> str:
-    """Code versions; workers with different ones do not fill one set."""
-    from importlib.metadata import version
-
-    return f"sightline {version('sightline')}, torch {version('torch')}"
-
-
-def described(device: str) -> dict[str, str | int]:
-    """Device and library version, for the record; not part of the fingerprint."""
-    import torch
-
-    return {"device": device_name(torch.device(device)), "torch": torch.__version__}
 
 
 def _named(writer: SetWriter) -> tuple[str, ...]:

@@ -51,7 +51,8 @@ class Service:
     def __init__(self, concurrency: int) -> None:
         self.given_back: Transient | None = None
         self._concurrency = concurrency
-        self._ending = Event()
+        self._running, self._ending = 0, Event()
+        self._done: SimpleQueue[tuple[Batch, Any]] = SimpleQueue()
 
     def patient(
         self, call: Callable[..., Result], concurrency: int | None = None
@@ -91,8 +92,7 @@ class Service:
         """The results of batches, each as soon as it is there.
 
         A batch whose ``answer`` raises `Transient` is given back: it has no result. After several
-        in a row the service counts as down, and no more are begun. When the run ends early, the
-        calls that are being made end first, and their results still come.
+        in a row the service counts as down, and no more are begun.
 
         Args:
             inputs_of: what ``answer`` needs of a batch, made in this thread.
@@ -100,52 +100,50 @@ class Service:
             advance: receives the number of rows that are done.
         """
         todo: SimpleQueue[tuple[Batch, Any] | None] = SimpleQueue()
-        done: SimpleQueue[tuple[Batch, Result | BaseException]] = SimpleQueue()
 
         def work() -> None:
             while (task := todo.get()) is not None:
                 try:
-                    done.put((task[0], answer(*task)))
+                    self._done.put((task[0], answer(*task)))
                 except BaseException as error:
-                    done.put((task[0], error))
+                    self._done.put((task[0], error))
 
         # a call that hangs must not keep the process, which waits for the threads of a pool
         for _ in range(self._concurrency):
             Thread(target=work, daemon=True).start()
-        running = in_a_row = 0
-        most_in_a_row = max(_GIVEN_UP, self._concurrency)
-        end: BaseException | None = None
-        left: float | None = None
+        in_a_row, most_in_a_row = 0, max(_GIVEN_UP, self._concurrency)
         try:
             while True:
-                batch = result = None
-                try:
-                    while not end and running < self._concurrency and in_a_row < most_in_a_row:
-                        if (new := next(batches, None)) is None:
-                            break
-                        todo.put((new, inputs_of(new)))
-                        running += 1
-                    if not running:
+                while self._running < self._concurrency and in_a_row < most_in_a_row:
+                    if (new := next(batches, None)) is None:
                         break
-                    batch, result = done.get(timeout=left)
-                    running -= 1
-                    if isinstance(result, Transient):
-                        self.given_back, in_a_row = result, in_a_row + 1
-                    elif isinstance(result, BaseException):
-                        raise result
-                    else:
-                        in_a_row = 0
-                except Empty:
-                    break
-                except BaseException as error:
-                    end, left = end or error, _LEAVE
-                    self._ending.set()
-                if batch is not None and not isinstance(result, BaseException | None):
+                    todo.put((new, inputs_of(new)))
+                    self._running += 1
+                if not self._running:
+                    return
+                batch, result = self._done.get()
+                self._running -= 1
+                if isinstance(result, Transient):
+                    self.given_back, in_a_row = result, in_a_row + 1
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    in_a_row = 0
                     yield result
                     advance(len(batch.keys))
         finally:
-            self._ending.set()
             for _ in range(self._concurrency):
                 todo.put(None)
-        if end is not None:
-            raise end
+
+    def rest(self) -> Iterator[Any]:
+        """When a run ends early: the results of the calls that are being made."""
+        self._ending.set()
+        until = time.monotonic() + _LEAVE
+        while self._running:
+            try:
+                _, result = self._done.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                return
+            self._running -= 1
+            if not isinstance(result, BaseException):
+                yield result
