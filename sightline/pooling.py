@@ -52,14 +52,15 @@ def pool(output: Any, attention_mask: Tensor, pooling: Pooling) -> Tensor:
         [B, d] in the encoder's dtype, but at least float32: a mean over many tokens would lose
         digits in a lower precision.
     """
-    last = _wide(output.last_hidden_state)
+    last = output.last_hidden_state
     if pooling == "cls":
-        return last[:, 0]
+        return _wide(last[:, 0])
     if pooling == "pooler":
         return _wide(output.pooler_output)
     if pooling == "lasttoken":
         ends = (attention_mask.cumsum(dim=1) * attention_mask).argmax(dim=1)
-        return last.take_along_dim(ends[:, None, None], dim=1)[:, 0]
+        return _wide(last.take_along_dim(ends[:, None, None], dim=1)[:, 0])
+    last = _wide(last)
     if pooling == "first_last_mean":
         last = (_wide(output.hidden_states[0]) + last) / 2
     mask = attention_mask.unsqueeze(-1).to(last.dtype)

@@ -34,7 +34,7 @@ COLLECTIVE_LIMIT = 3600.0
 # Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
 # these need to free their last tensors (pytorch/pytorch#154976); here they get it
 _GIVE_BACK = 0.2  # seconds
-_ALONE = 1 << 16  # numbers of a gradient that is added up by itself; smaller ones are one tensor
+_ALONE = 1 << 16  # numbers of a tensor that is exchanged by itself
 _groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
 
 T = TypeVar("T")
@@ -154,34 +154,30 @@ class Processes:
             dist.all_gather(parts, padded)
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
-    def add_gradients(self, module: nn.Module) -> None:
+    def add_gradients(self, module: nn.Module, whole: nn.Module) -> None:
         """Replace every gradient of ``module`` with its sum over all processes.
 
         A missing gradient counts as 0 if another process has one; if none has, it stays missing.
+
+        Args:
+            whole: every process has its whole gradient, and takes that of process 0.
         """
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        if self.count == 1 or not parameters:
+        if self.count == 1:
             return
         import torch
         import torch.distributed as dist
 
+        parameters = [p for part in (module, whole) for p in part.parameters() if p.requires_grad]
         reached = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
-        with _waiting():
+        for parameter in () if self.main else whole.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        with _waiting(), torch.no_grad():
             dist.all_reduce(reached, dist.ReduceOp.MAX)
             pairs = zip(parameters, reached.tolist(), strict=True)
-            gradients = [_gradient(parameter) for parameter, is_reached in pairs if is_reached]
-            small = [gradient for gradient in gradients if gradient.numel() < _ALONE]
-            sums = [
-                dist.all_reduce(grad, async_op=True) for grad in gradients if grad.numel() >= _ALONE
-            ]
-            if small:
-                flat = torch.cat([gradient.reshape(-1) for gradient in small])
-                dist.all_reduce(flat)
-                parts = flat.split([gradient.numel() for gradient in small])
-                for gradient, part in zip(small, parts, strict=True):
-                    gradient.copy_(part.view_as(gradient))
-            for pending in sums:
-                pending.wait()
+            with _packed([_gradient(each) for each, is_reached in pairs if is_reached]) as packed:
+                for pending in [dist.all_reduce(part, async_op=True) for part in packed]:
+                    pending.wait()
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite ``tensors`` with those of process 0."""
@@ -190,12 +186,27 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        with _waiting(), torch.no_grad():
-            for tensor in tensors:
-                whole = tensor.contiguous()
-                dist.broadcast(whole, 0)
-                if whole is not tensor:
-                    tensor.copy_(whole)
+        with _waiting(), torch.no_grad(), _packed(tensors) as packed:
+            for part in packed:
+                dist.broadcast(part, 0)
+
+
+@contextmanager
+def _packed(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """``tensors`` as few to exchange, which are copied back: the small ones of a dtype are one."""
+    import torch
+
+    large: list[Tensor] = []
+    small: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        alone = tensor.numel() >= _ALONE and tensor.is_contiguous()
+        (large if alone else small.setdefault(tensor.dtype, [])).append(tensor)
+    flat = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in small.values()]
+    yield [*large, *flat]
+    for whole, group in zip(flat, small.values(), strict=True):
+        parts = whole.split([tensor.numel() for tensor in group])
+        for tensor, part in zip(group, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 @contextmanager

@@ -164,10 +164,7 @@ class Loop:
             batch = self._batch(k)
             terms[k] = self._micro_batch(batch, len(numbers))
             sentences += len(batch)
-        self._processes.add_gradients(self._model.encoder)
-        # every process has the whole gradient of the objective
-        own = (weight.grad for weight in self._model.objective.parameters())
-        self._processes.broadcast([tensor for tensor in own if tensor is not None])
+        self._processes.add_gradients(self._model.encoder, self._model.objective)
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)

@@ -429,7 +429,7 @@ def _descending(scores: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     draws = torch.rand(scores.shape, generator=generator, device=generator.device)
-    shuffled = to_device(draws.argsort(dim=1, stable=True), scores.device)
+    shuffled = to_device(draws, scores.device).argsort(dim=1, stable=True)  # on a GPU, if it is one
     ranks = scores.gather(1, shuffled).argsort(dim=1, descending=True, stable=True)
     return shuffled.gather(1, ranks)
 

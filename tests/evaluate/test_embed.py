@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_encoder import make_encoder
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from sightline.errors import SightlineError
@@ -92,6 +93,24 @@ def test_a_mean_is_taken_in_float32_and_of_padding_alone_it_is_zero():
     whole = BaseModelOutputWithPooling(last_hidden_state=last.bfloat16().float())
     assert torch.equal(pool(low, mask, "mean"), pool(whole, mask, "mean"))
     assert torch.equal(pool(whole, torch.zeros_like(mask), "mean"), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("pooling", ["cls", "lasttoken"])
+def test_one_token_is_taken_before_it_is_widened(pooling):
+    widened = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **kwargs or {})
+            if isinstance(found, torch.Tensor) and found.dtype == torch.float32:
+                widened.append(found.numel())
+            return found
+
+    low, mask = torch.randn(2, 5, 3).bfloat16(), torch.ones(2, 5, dtype=torch.int64)
+    with Look():
+        found = pool(BaseModelOutputWithPooling(last_hidden_state=low), mask, pooling)
+    assert torch.equal(found, low.float()[:, 0 if pooling == "cls" else -1])
+    assert max(widened) == 6
 
 
 def test_the_last_token_is_the_last_that_the_mask_keeps():

@@ -67,7 +67,8 @@ def run_processes(
         specs: one for all processes, or a tuple of one for each.
         started: which of ``count`` processes are started; None starts all.
         act: what happens ``at`` a point in process ``rank``: ``kill``, ``terminate``, ``fail``,
-            or ""; or ``late``: by its clock a checkpoint is always due.
+            or ""; or ``late``: by its clock a checkpoint is always due; or ``count``: it says
+            after each step how often it has exchanged something.
         at: ``terms K``, ``gather K`` or ``add K`` (of the Kth micro-batch), ``dev K`` (score).
         launcher: ends the others with SIGTERM once one has failed, as `torchrun` does; without,
             those that lost a process wait a second for it.
@@ -209,6 +210,31 @@ def gradients_of(file: Path) -> Any:
     return Gradients()
 
 
+def count_exchanges() -> None:
+    import torch.distributed as dist
+
+    from train.loop import Loop
+
+    calls: list[str] = []
+
+    def counting(exchange: Any) -> Any:
+        def counted(*given: Any, **named: Any) -> Any:
+            calls.append(exchange.__name__)
+            return exchange(*given, **named)
+
+        return counted
+
+    for name in ("all_reduce", "broadcast", "all_gather"):
+        setattr(dist, name, counting(getattr(dist, name)))
+    step = Loop._step
+
+    def stepped(loop: Any) -> None:
+        step(loop)
+        print(f"exchanges: {len(calls)}", flush=True)
+
+    Loop._step = stepped
+
+
 def break_at(act: str, at: str) -> None:
     """End or signal this process when it reaches the point."""
     from train import loop
@@ -218,7 +244,9 @@ def break_at(act: str, at: str) -> None:
 
     if act == "late":
         loop.SAVE_SECONDS = 0.0
-    if act in ("", "late"):
+    if act == "count":
+        count_exchanges()
+    if act in ("", "late", "count"):
         return
     name, number = at.split()
     owner, method = {

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_two_processes_train_one_run_and_both_return_it_when_it_is_finished(outc
 def test_bf16_trains_in_two_processes(outcomes, root):
     assert outcomes["bf16"].codes == [0, 0], outcomes["bf16"].said
     assert {each.dtype for each in weights_of(root / "bf16").values()} == {torch.float32}
+
+
+def test_a_step_exchanges_its_embeddings_which_gradients_there_are_them_and_the_wish_to_stop(
+    world, tmp_path
+):
+    quiet = {"eval_steps": 99, "save_steps": 99, "logging_steps": 99, "max_steps": 5}
+    spec = world.spec(tmp_path / "run", "mcse", train=quiet)
+    (outcome,) = run_processes([spec], act="count", rank=0)
+    assert outcome.codes == [0, 0], outcome.said
+    counts = [int(count) for count in re.findall(r"exchanges: (\d+)", outcome.said[0])]
+    assert [after - before for before, after in itertools.pairwise(counts)] == [4] * 4
+    assert counts[0] == 4  # the weights, and all of a step but the wish
 
 
 # ---- processes that fail, end or never start -----------------------------------------------------
