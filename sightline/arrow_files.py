@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from sightline.file_kinds import file_kind, unexpected
 
 _BUFFER = 1 << 20  # bytes; without it, a column of a whole row group is read at once
 
-_Batches = Callable[[list[str], int], Iterator[pa.RecordBatch]]
+Batches = Callable[[list[str], int], Iterator[pa.RecordBatch]]
+"""Yields some columns, at most so many rows at a time."""
 
 
 def schema_of(path: Path) -> pa.Schema:
@@ -60,7 +61,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[pa.Schema, _Batches]]:
+def _opened(path: Path) -> Iterator[tuple[pa.Schema, Batches]]:
     with readable(path):
         kind = file_kind(path)
         if kind not in ("parquet", "arrow", None):
@@ -76,7 +77,7 @@ def _opened(path: Path) -> Iterator[tuple[pa.Schema, _Batches]]:
                 yield _arrow(source)
 
 
-def _arrow(source: pa.MemoryMappedFile) -> tuple[pa.Schema, _Batches]:
+def _arrow(source: pa.MemoryMappedFile) -> tuple[pa.Schema, Batches]:
     """A stream, which `datasets` writes, or a file."""
     try:
         reader = pa.ipc.open_stream(source)
@@ -86,9 +87,13 @@ def _arrow(source: pa.MemoryMappedFile) -> tuple[pa.Schema, _Batches]:
         reader = pa.ipc.open_file(source)
         batches = map(reader.get_batch, range(reader.num_record_batches))
 
-    def read(columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            chosen = batch.select(columns)
-            yield from (chosen.slice(start, rows) for start in range(0, len(chosen), rows))
+    return reader.schema, lambda columns, rows: cut(batches, columns, rows)
 
-    return reader.schema, read
+
+def cut(
+    batches: Iterable[pa.RecordBatch], columns: list[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of batches, at most ``rows`` rows at a time."""
+    for batch in batches:
+        chosen = batch.select(columns)
+        yield from (chosen.slice(start, rows) for start in range(0, len(chosen), rows))

@@ -10,6 +10,7 @@ import csv
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from sightline.arrow_files import batches_of, schema_of
+from sightline.arrow_files import Batches, batches_of, schema_of
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_columns import (
@@ -59,7 +60,7 @@ def open_table(path: Path, expected: str) -> OutsideTable:
         SightlineError: no such file, or one that is damaged or no table.
     """
     if path.is_file() and file_kind(path) in ("parquet", "arrow"):
-        return _of_arrow(path)
+        return table_of(path, schema_of(path), partial(batches_of, path))
     suffix = text_suffix(path)
     if suffix in LINES:
         return _of_lines(path, expected)
@@ -113,17 +114,23 @@ def has_known_header(path: Path) -> bool:
     return False
 
 
-def _of_arrow(path: Path) -> OutsideTable:
+def table_of(path: Path, schema: pa.Schema, batches: Batches) -> OutsideTable:
+    """The table of rows that any reader of Arrow yields.
+
+    Args:
+        path: what they are from, for messages.
+        batches: of some columns, at most so many rows at a time.
+    """
+
     def read(columns: Sequence[str]) -> Iterator[Row]:
         top = list(dict.fromkeys(_top(schema.names, column) for column in columns))
         number, pick = 0, _picker(columns)
         binary = any(_holds_bytes(schema.field(column).type) for column in top)
-        for batch in batches_of(path, top, _PICTURES if binary else BATCH):
+        for batch in batches(top, _PICTURES if binary else BATCH):
             for record in batch.to_pylist():
                 number += 1
                 yield number, pick(record)
 
-    schema = schema_of(path)
     return OutsideTable(path, tuple(schema.names), read, "row")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -27,10 +29,21 @@ from pipeline import graph
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.encoder import TextEncoder, checked_encoder
+from pipeline.extract.decode import load_image
+from pipeline.extract.inputs import inputs_of
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from pipeline.params import load_params
-from sightline.cache import EncoderRecord, FeatureSet, key_of_file, verify
+from sightline.cache import (
+    CAPTIONS,
+    IMAGES,
+    EncoderRecord,
+    FeatureSet,
+    key_of_bytes,
+    key_of_file,
+    verify,
+)
 from sightline.cache.groundings import read_phrases
+from sightline.cache.manifest import read_manifest
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from train.evaluate.task import TASKS
@@ -40,6 +53,8 @@ from train.tracking import TRACKERS
 PAGE = ROOT / "docs/extending.md"
 BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.M | re.S)
 COMMANDS = [command for command in shown_commands(PAGE) if command.startswith("sightline")]
+OF_THE_LAKE = "sightline prepare lake"
+"""Begins the command that needs libraries of others."""
 REGISTRIES = {
     registry.group: registry
     for registry in (
@@ -148,6 +163,8 @@ def refused(capsys, *words: object) -> str:
 def test_the_commands_of_the_page_run_in_order(clone, capsys):
     done = []
     for command in COMMANDS:
+        if command.startswith(OF_THE_LAKE):
+            continue
         words = shlex.split(command)[1:]
         ran(capsys, *words, *(["--workers", "1"] if words[0] == "extract" else []))
         done.append(" ".join(words[:2]))
@@ -238,6 +255,47 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
     assert {"loss_text", "loss_hinge"} <= {name for entry in summary["log"] for name in entry}
     assert summary["parameters"]["margin"] == 0.5
     assert "until here" in Path(f"{run}.run/diary/diary.txt").read_text()
+
+
+@pytest.mark.parametrize("form", ["lance", "delta"])
+def test_a_lake_of_others_is_a_source_at_any_version(
+    lamplight, tmp_path, monkeypatch, capsys, form
+):
+    library = pytest.importorskip("lance" if form == "lance" else "deltalake")
+
+    def write(table: pa.Table, **mode: str) -> None:
+        if form == "lance":
+            library.write_dataset(table, "album.lance", **mode)
+        else:
+            library.write_deltalake("album.delta", table, **mode)
+
+    monkeypatch.chdir(tmp_path)
+    (shown,) = [command for command in COMMANDS if command.startswith(OF_THE_LAKE)]
+    prepare = shlex.split(shown.replace("lance", form))[1:]
+    assert "no such table" in refused(capsys, *prepare)
+
+    numbers = range(6)
+    pictures = []
+    for number in numbers:
+        data = io.BytesIO()
+        Image.new("RGB", (4, 3), (number, 0, 0)).save(data, "PNG")
+        pictures.append(data.getvalue())
+    said = [[f"a red dog, number {number}", "a dog"] for number in numbers]
+    table = pa.table({"picture": pictures, "caption": said, "vector": [[0.5]] * len(numbers)})
+    write(table.slice(0, 4))
+    first = library.dataset("album.lance").version if form == "lance" else 0
+    write(table.slice(4), mode="append")
+
+    ran(capsys, *prepare)
+    images = read_manifest(tmp_path / "lake/images.parquet", IMAGES)
+    keys = {key_of_bytes(data): number for number, data in enumerate(pictures)}
+    assert {*images["key"].to_pylist()} == keys.keys()  # Delta has no order
+    captions = read_manifest(tmp_path / "lake/captions.parquet", CAPTIONS)
+    assert sorted(captions["text"].to_pylist()) == sorted(text for texts in said for text in texts)
+    for place, key in inputs_of("image", tmp_path / "lake").entries:
+        assert load_image(place, key)[:, 0, 0].tolist() == [keys[key], 0, 0]
+    ran(capsys, *prepare, "--set", f"version={first}")
+    assert len(read_manifest(tmp_path / "lake/images.parquet", IMAGES)) == 4
 
 
 def test_its_objective_can_be_part_of_a_combination(lamplight):

@@ -96,6 +96,8 @@ ELSEWHERE = {
     "test_a_field_of_a_package_with_another_meaning_is_an_error",
     "set TMPDIR to a folder without *, ?, [ and ::": "tests/datasets/test_odd_names.py::"
     "test_the_temporary_folder_may_have_any_name",
+    "names its image by path, {}; give `images`": "tests/datasets/test_table_rows.py::"
+    "test_paths_start_from_the_given_folder",
     "or decode without processes (--workers 0)": "tests/pipeline/test_extract.py::"
     "test_a_temporary_folder_without_room_for_a_socket",
     "store with --dtype float32": "tests/pipeline/test_extract.py::"

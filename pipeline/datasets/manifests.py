@@ -43,6 +43,7 @@ from sightline.user_files import CONTROL
 SPLITS = ("train", "dev", "test", "")
 INCOMPLETE = "incomplete_shards"
 """A problem that is shown on the terminal as well."""
+_IN_LISTS = 1 << 16  # rows
 _PACKED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 # White space, format and control characters, and what Unicode lists as default-ignorable besides,
@@ -227,6 +228,25 @@ def count_trimmed(
         )
 
 
+class _Rows:
+    """Rows that are added one by one; a million take a gigabyte before they are in Arrow."""
+
+    def __init__(self, schema: pa.Schema, *tables: pa.Table) -> None:
+        self._schema, self._tables = schema, [*tables]
+        self._values: list[list[Any]] = [[] for _ in schema]
+
+    def add(self, *row: Any) -> None:
+        for values, value in zip(self._values, row, strict=True):
+            values.append(value)
+        if len(self._values[0]) == _IN_LISTS:
+            self._tables = [self.table()]
+            self._values = [[] for _ in self._schema]
+
+    def table(self) -> pa.Table:
+        columns = dict(zip(self._schema.names, self._values, strict=True))
+        return pa.concat_tables([*self._tables, pa.table(columns, self._schema)])
+
+
 @dataclass
 class ManifestRows:
     """Images and captions, collected one by one.
@@ -238,9 +258,8 @@ class ManifestRows:
 
     problems: dict[str, list[str]] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
-    _images: dict[str, list] = field(default_factory=lambda: {name: [] for name in IMAGES.names})
-    _captions: dict[str, list] = field(default_factory=lambda: {n: [] for n in CAPTIONS.names})
-    _unpacked: tuple[pa.Table, pa.Table] | None = None
+    _images: _Rows = field(default_factory=lambda: _Rows(IMAGES))
+    _captions: _Rows = field(default_factory=lambda: _Rows(CAPTIONS))
 
     def add_image(
         self, image_id: str, place: Place, data: bytes, split: str, key: bytes | None = None
@@ -273,23 +292,14 @@ class ManifestRows:
         Args:
             at: offset and length of its bytes; by default it is the whole file.
         """
-        row = (image_id, path, *at, key, *size, split)
-        for values, value in zip(self._images.values(), row, strict=True):
-            values.append(value)
+        self._images.add(image_id, path, *at, key, *size, split)
 
     def add_caption(
         self, image_id: str, number: int, text: str, split: str, caption_id: Any = None
     ) -> None:
         """Add caption ``number`` of an image, whose id says so unless it has one."""
         own_id = f"{image_id}#{number}" if caption_id is None else str(caption_id)
-        row = (own_id, image_id, text, split)
-        for values, value in zip(self._captions.values(), row, strict=True):
-            values.append(value)
-
-    @property
-    def has_captions(self) -> bool:
-        """Whether a caption was added."""
-        return bool(self._captions["text"])
+        self._captions.add(own_id, image_id, text, split)
 
     def problem(self, kind: str, name: str) -> None:
         """Note that ``name`` has a problem."""
@@ -297,9 +307,7 @@ class ManifestRows:
 
     def tables(self) -> tuple[pa.Table, pa.Table]:
         """The rows, as tables of the schemas IMAGES and CAPTIONS."""
-        if self._unpacked is not None:
-            return self._unpacked
-        return pa.table(self._images, IMAGES), pa.table(self._captions, CAPTIONS)
+        return self._images.table(), self._captions.table()
 
     def packed(self) -> bytes:
         """All of it as bytes, to be remembered."""
@@ -313,9 +321,9 @@ class ManifestRows:
 
     @classmethod
     def unpacked(cls, data: bytes) -> ManifestRows:
-        """What was packed, complete: nothing is added to it."""
+        """What was packed."""
         source = io.BytesIO(data)
         images, captions = (pa.ipc.open_stream(source).read_all() for _ in range(2))
         problems, ignored = json.loads(images.schema.metadata[b"about"])
-        tables = images.cast(IMAGES), captions.cast(CAPTIONS)
-        return cls(problems, Counter(ignored), _unpacked=tables)
+        rows = _Rows(IMAGES, images.cast(IMAGES)), _Rows(CAPTIONS, captions.cast(CAPTIONS))
+        return cls(problems, Counter(ignored), *rows)

@@ -279,7 +279,8 @@ def _read_all(
         if (packed := known[number].as_py()) is not None:
             return ManifestRows.unpacked(packed)
         rows = _read_shard(root, *shards[number], parts)
-        if rows.has_captions:  # of a shard without any, `_Parts.hint` says what it has instead
+        _, captions = rows.tables()
+        if len(captions):  # of a shard without any, `_Parts.hint` says what it has instead
             memory.keep([names[number]], [states[number]], [rows.packed()])
         return rows
 
