@@ -149,9 +149,10 @@ class RowColumns(NamedTuple):
             for name in columns.get(ours, ()):
                 if name in schema.names and not _fits(kind := schema.field(name).type, types):
                     listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
+                    setting = wanted[ours].setting or f"{ours}_column"
                     raise DatasetError(
                         f"{table.path}: column {name!r} is {kind}, expected {expected}; name "
-                        f"another column with `{wanted[ours].setting or f'{ours}_column'}` ({listed})"
+                        f"another column with `{setting}` ({listed})"
                     )
         there = schema.names.count(_SPLIT) == 1
         if there and self.split is None and plain_type(schema.field(_SPLIT).type) == "string":
