@@ -30,8 +30,9 @@ def project(tmp_path_factory) -> Clone:
     pairs = "data/datasets/scenes/similarity/test.tsv"
     changes: dict[str, Any] = {
         "datasets": {"scenes": params["datasets"]["scenes"] | TINY},
-        "train": {"batch_size": 4, "max_steps": 2, "eval_steps": 1, "learning_rate": 1e-3},
+        "train": {"batch_size": 4, "max_steps": 12, "eval_steps": 12, "learning_rate": 1e-2},
         "systems": systems,
+        "graph": {key: [] for key in ("grounded", "object_encoders", "text_encoders", "teachers")},
         "machine": {"track": "tensorboard"},
         "evaluation": {"tasks": {"similarity": {"data": pairs}}},
         "report": {"control": None},
@@ -44,10 +45,14 @@ def project(tmp_path_factory) -> Clone:
     return owner
 
 
+def told(project: Clone, *words: str) -> Any:
+    """What `dvc WORDS --json` prints; as a process, for DVC keeps the first stdout that it sees."""
+    return json.loads(project.run(sys.executable, "-m", "dvc", *words, "--json"))
+
+
 def shown(project: Clone) -> Any:
     """What `dvc metrics show` says of the workspace."""
-    values = json.loads(project.run("dvc", "metrics", "show", "--json"))
-    return values["workspace"]["data"]["report/metrics.json"]["data"]
+    return told(project, "metrics", "show")[""]["data"]["report/metrics.json"]["data"]
 
 
 def weight(project: Clone) -> float:
@@ -55,15 +60,10 @@ def weight(project: Clone) -> float:
     return params["systems"]["mcse-clip"]["parameters"]["weight"]
 
 
-def differences(project: Clone, name: str) -> Any:
-    return json.loads(project.run("dvc", "exp", "diff", "--json", "main", name))
-
-
 def test_experiments_run_wait_in_a_queue_and_are_compared_and_applied(project):
     def ready() -> bool:
         """Whether nothing but the digest of the code is to do."""
-        status = json.loads(project.run("dvc", "status", "--json"))
-        return {name for name in status if name != "code"} == set()
+        return told(project, "status").keys() <= {"code"}
 
     before = shown(project)
     curves = Path("runs/mcse-clip/seed-0.run/tensorboard")
@@ -85,7 +85,7 @@ def test_experiments_run_wait_in_a_queue_and_are_compared_and_applied(project):
     project.run("dvc", "exp", "run", "-q", "--run-all")
     assert shown(project) == before  # it ran in a folder of its own
     for name, number in (("heavy", 50), ("light", 0.5)):
-        changed = differences(project, name)
+        changed = told(project, "exp", "diff", "main", name)
         assert changed["params"]["params.yaml"][WEIGHT]["new"] == number
         assert changed["metrics"]["report/metrics.json"]
 
