@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.extract.failed_rows import check_failures, named_failures
 from pipeline.extract.services import Service
 from pipeline.extract.settings import Machine
-from sightline.cache.blocks import NOT_FINITE, Blocks
+from sightline.cache.blocks import Blocks
 from sightline.cache.keys import Keys
-from sightline.cache.parts import FAILURES, Failure
+from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch, WorkerNumber
 from sightline.cache.record import FeatureSetRecord, SetRecord, Spec, set_output
 from sightline.cache.set_plan import Plan, plan_set
@@ -38,7 +39,6 @@ from sightline.progress import progress, to_stderr
 from sightline.signals import Stopped
 from sightline.wording import in_bytes
 
-_CODE = "sightline", "torch"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -60,9 +60,6 @@ def good_rows(batch: Batch, failed: Mapping[bytes, Failure]) -> list[bool]:
     """Which rows of a batch did not fail."""
     return [key.tobytes() not in failed for key in batch.keys]
 
-
-_ABSENT = frozenset({"missing", "outside"})
-"""Codes of rows whose file is not here, or not whole."""
 
 Advance = Callable[[int], None]
 Compute = Callable[[Iterator[Batch], Advance], Iterable[BatchResult]]
@@ -232,8 +229,6 @@ def run(
             first), no disk space, another plan of other workers, or a service gave rows back.
         BusyError: another run is writing there.
     """
-    from importlib.metadata import version
-
     allow_open_files()
     writer = SetWriter(job.out, job.spec, job.inputs, worker)
     options = {
@@ -245,8 +240,7 @@ def run(
         "retry_failed": retry_failed,
         "copy_from": copy_from,
         "threads": machine.threads or threads_here(),
-        # workers with different versions do not fill one set
-        "code": ", ".join([*(f"{name} {version(name)}" for name in _CODE), *job.options]),
+        "code": ", ".join([code_version(), *job.options]),
     }
     if dry_run:
         set_output(job.out, job.inputs, kind=job.spec.kind).check_place()
@@ -292,10 +286,10 @@ def run(
         seconds=time.monotonic() - start,
         halved_to=job.halved_to,
         remarks=tuple(remarks),
-        failures=_named(writer),
+        failures=named_failures(writer),
     )
     codes = {each["code"] for each in writer.failures.values()}
-    _check_failures(summary, counts.wanted, max_failed, codes)
+    check_failures(summary, counts.wanted, max_failed, codes)
     return summary
 
 
@@ -321,8 +315,6 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
 
     Results are written by a separate thread, at most a few batches behind.
     """
-    import torch
-
     count, blocks = 0, writer.blocks
     plan = blocks.plan
     if plan.found.replaces:  # said before hours of work
@@ -336,8 +328,7 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
     device = str(pick_device(device))
     if job.needs_device and (warning := cpu_warning(device)):
         to_stderr(f"{writer.folder}: warning: {warning}")
-    about: dict[str, Any] = {"device": device_name(torch.device(device))}
-    about |= {"torch": torch.__version__, "threads": plan.shape.threads}
+    about = {**described(device), "threads": plan.shape.threads}
     if job.options:
         about["options"] = ", ".join(job.options)
     about["batch_size"] = job.calls[0].begun_with if job.calls else 1
@@ -376,51 +367,18 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
     return count
 
 
-def _named(writer: SetWriter) -> tuple[str, ...]:
-    """Up to three failed rows with their reasons, and where all of them are listed."""
-    # a pulled set comes without the list
-    failures = sorted(writer.failures.items())
-    lines = [f"  {each['path'] or key.hex()[:16]}: {each['reason']}" for key, each in failures[:3]]
-    further = f"{len(failures) - 3:,} more in " if len(failures) > 3 else ""
-    return (*lines, f"  {further}{writer.run_folder / FAILURES}") if lines else ()
+def code_version() -> str:
+    """Code versions; workers with different ones do not fill one set."""
+    from importlib.metadata import version
+
+    return f"sightline {version('sightline')}, torch {version('torch')}"
 
 
-def _check_failures(
-    summary: SetSummary, total: int, max_failed: float, codes: Collection[str]
-) -> None:
-    """Raise SightlineError, with examples, if more failed than ``max_failed`` allows, or all did.
+def described(device: str) -> dict[str, str | int]:
+    """Device and library version, for the record; not part of the fingerprint."""
+    import torch
 
-    Args:
-        codes: of the failures, for what to do about them.
-    """
-    out, unit, failed = summary.folder, summary.unit, summary.failed
-    if not total:
-        raise SightlineError(
-            f"{out}: none failed, but there are no {unit}; look at what the step before it found "
-            "and dropped"
-        )
-    good = total - failed
-    if good and failed <= max_failed * total:
-        return
-    outcome = f"all {total:,} {unit} failed"
-    remedies: list[str] = []
-    if absent := _ABSENT.intersection(codes):
-        remedies.append("put back what is missing and rerun with --retry-failed")
-    if set(codes) - absent - {NOT_FINITE} or not codes:
-        remedies.append(
-            "fix or remove these files (and rerun `sightline prepare` for a prepared data set)"
-        )
-    if good:
-        outcome = (
-            f"{failed:,} of {total:,} {unit} failed, more than max_failed = {max_failed:g} allows; "
-            f"the {good:,} good ones are published"
-        )
-        remedies.append("raise max_failed")
-    lines = [f"{out}: {outcome}.", *summary.failures]
-    if remedies:
-        remedy = ", or ".join(remedies)
-        lines.append(f"  {remedy[0].upper()}{remedy[1:]}.")
-    raise SightlineError("\n".join(lines))
+    return {"device": device_name(torch.device(device)), "torch": torch.__version__}
 
 
 @contextmanager
