@@ -294,7 +294,7 @@ def test_a_lake_of_others_is_a_source_at_any_version(
     assert sorted(captions["text"].to_pylist()) == sorted(text for texts in said for text in texts)
     for place, key in inputs_of("image", tmp_path / "lake").entries:
         assert load_image(place, key)[:, 0, 0].tolist() == [keys[key], 0, 0]
-    ran(capsys, *prepare, "--set", f"version={first}")
+    ran(capsys, *prepare, "--version", str(first))
     assert len(read_manifest(tmp_path / "lake/images.parquet", IMAGES)) == 4
 
 
