@@ -92,6 +92,8 @@ PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
+    "takes no model; give its fields with --set {}.NAME=VALUE": "tests/pipeline/test_options.py::"
+    "test_a_mistake_is_one_clear_error",
     "which the command has already; rename the field": "tests/pipeline/test_options.py::"
     "test_a_field_of_a_package_with_another_meaning_is_an_error",
     "set TMPDIR to a folder without *, ?, [ and ::": "tests/datasets/test_odd_names.py::"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from pipeline.cli.model_options import checked, set_values, takes
 from pipeline.cli.options import (
     DATA,
@@ -19,6 +21,7 @@ from pipeline.cli.options import (
     set_in,
 )
 from pipeline.extract.settings import OF_TRAINING, ExtractSettings, Machine
+from sightline.settings import FamilySettings, unknown
 
 
 @takes("machine", Machine, panel="Machine", only=Machine.model_fields.keys() - OF_TRAINING)
@@ -34,6 +37,13 @@ def ground(
     out: OUT,
     machine: Machine,
     settings: ExtractSettings,
+    grounder: Annotated[
+        str | None,
+        option("Model", "FAMILY:MODEL, or annotations:PATH of boxes that are there.", "--grounder"),
+    ] = None,
+    segmenter: Annotated[
+        str | None, option("Model", "FAMILY or FAMILY:MODEL, such as sam2 or box.", "--segmenter")
+    ] = None,
     set_: Annotated[list[str], set_in("Model")] = [],  # noqa: B006
     cutouts: Annotated[
         Path | None,
@@ -46,19 +56,27 @@ def ground(
 ) -> None:
     """Find the phrases of captions, their boxes and masks.
 
-    --set gives the keys of `grounding` in params.yaml (docs/grounding.md), those within others
+    --set gives further keys of `grounding` in params.yaml (docs/grounding.md), those within others
     with dots: rules.min_score=0.3.
 
-    Example: sightline ground --data data/mine --set grounder.family=grounding-dino
-    --set grounder.model=IDEA-Research/grounding-dino-base --set segmenter.family=box
-    --out objects/mine
+    Example: sightline ground --data data/mine
+    --grounder grounding-dino:IDEA-Research/grounding-dino-base --segmenter box --out objects/mine
     """
     from pipeline.grounding.ground import ground_dataset
-    from pipeline.grounding.settings import GroundingSettings
+    from pipeline.grounding.settings import (
+        GrounderSettings,
+        GroundingSettings,
+        SegmenterSettings,
+    )
     from sightline.cache.groundings import grounding_counts
     from sightline.cache.prepared import PreparedDataset
 
-    grounding = checked(GroundingSettings, set_values(GroundingSettings, set_))
+    words = [
+        *_family("grounder", grounder, GrounderSettings),
+        *_family("segmenter", segmenter, SegmenterSettings),
+        *set_,
+    ]
+    grounding = checked(GroundingSettings, set_values(GroundingSettings, words))
     sets = [out, *filter(None, [cutouts])]
     if not dry_run and launched_workers(machine, worker, sets):
         return
@@ -75,3 +93,22 @@ def ground(
     )
     counts = grounding_counts(out) if summary.record is not None else {}
     print_summary(summary, as_json, counts=counts)
+
+
+def _family(key: str, word: str | None, base: type[FamilySettings]) -> list[str]:
+    """FAMILY:MODEL as ``--set`` has it; what follows the colon is the family's model or path."""
+    if word is None:
+        return []
+    family, _, what = word.partition(":")
+    if family not in base.families:
+        raise typer.BadParameter(
+            unknown(family, base.families, base.families.what), param_hint=f"--{key}"
+        )
+    fields = base.families.subclass(family, base).model_fields
+    named = next((name for name in ("model", "path") if name in fields), None)
+    if what and named is None:
+        raise typer.BadParameter(
+            f"{family} takes no model; give its fields with --set {key}.NAME=VALUE",
+            param_hint=f"--{key}",
+        )
+    return [f"{key}.family={family}", *([f"{key}.{named}={what}"] if what else [])]
