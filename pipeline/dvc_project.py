@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,27 +49,22 @@ class Due(NamedTuple):
     needs: Sequence[str]
 
 
-def dry_run(targets: Sequence[str], options: Options) -> list[Due] | None:
-    """Print what `dvc repro --dry` prints; None if DVC fails.
+def stages_due(targets: Sequence[str], options: Options) -> list[Due]:
+    """The stages that `repro` would run, in an order in which it may; nothing is run.
+
+    `dvc repro --dry` stops at the first stage whose inputs are not made yet. A stage that always
+    runs, as the one of the code's digests, is no reason for others.
 
     Raises:
         SightlineError: as for `Project`.
     """
-    project = Project(targets, options)
-    flags = options.flags("force", "pull", "allow_missing")
-    glob = ["--glob"] if _patterns(targets) else []
-    command = [*DVC, "repro", "--dry", *flags, *glob, *targets]
-    due: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            print(line, end="", flush=True)
-            due += re.findall(r"^Running stage '(.*)':$", line)
-    if process.returncode:
-        return None
-    return [
-        Due(name, str(project.stages[name].cmd), [n for n in project.needs[name] if n in due])
-        for name in due
-    ]
+    project, due = Project(targets, options), dict[str, Due]()
+    for name, stage in project.stages.items():
+        needs = [n for n in project.needs[name] if n in due]
+        causes = [n for n in needs if not project.stages[n].always_changed]
+        if causes or project.commands(name):
+            due[name] = Due(name, str(stage.cmd), needs)
+    return [*due.values()]
 
 
 def why_not() -> str:

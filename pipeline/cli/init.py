@@ -28,6 +28,7 @@ def init(
     Example: sightline init mine own
     """
     from pipeline.new_project import make_project
+    from pipeline.params import FILE_NAME as PARAMS
 
     project = make_project(folder, names or ["scenes"])
     if project.made:
@@ -40,4 +41,7 @@ def init(
             "this again for the new one"
         )
     place = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    print(f"Next: put your data where data/README.md says, then {place}sightline repro report")
+    if names and PARAMS in project.kept:
+        print(f"{folder}: {PARAMS} was there; `sightline configure {' '.join(names)}` replaces it")
+    data = "" if names in (None, ["scenes"]) else "put your data where params.yaml says, then "
+    print(f"Next: {data}{place}sightline repro report")

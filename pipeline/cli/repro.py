@@ -10,6 +10,7 @@ import typer
 from pipeline.cli.model_options import from_words
 from pipeline.extract.settings import Machine
 from sightline.devices import OMP
+from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.params import Params
@@ -67,19 +68,18 @@ def repro(
 
     params = load_here()
     require("dvc", "`sightline repro`")
-    from pipeline.dvc_project import Options, dry_run
+    from pipeline.dvc_project import Options, stages_due
     from pipeline.repro import repro as run_graph
 
     options = Options(force=force, pull=pull, allow_missing=allow_missing)
     if not dry:
         run_graph(targets or [], _jobs(params, jobs, devices), options)
         return
-    due = dry_run(targets or [], options)
-    if due is None:
-        raise typer.Exit(1)
+    due = stages_due(targets or [], options)
     for name, command, needs in due:
-        if told := to_do(params, command, needs):
-            print(f"{name}: {told}", flush=True)
+        told = to_do(params, command, needs)
+        print(f"{name}: {told}" if told else name, flush=True)
+    print(f"{counted(len(due), 'stage')} to run" if due else "nothing to do")
 
 
 def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:

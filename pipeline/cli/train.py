@@ -66,7 +66,7 @@ def _command(name: str) -> Callable[..., None]:
             list[str],
             option(
                 "Data",
-                "A feature set that it needs; NAME=FOLDER where several fit; repeatable.",
+                "A feature set that it needs; KIND-ENCODER=FOLDER where several fit; repeatable.",
                 "--features",
                 metavar="FOLDER",
             ),
@@ -165,6 +165,9 @@ def _objective(
     alone = {
         Path(word): FeatureSet.open(word).record.spec.kind for word in features if _is_folder(word)
     }
+    for kind, encoder in map(_kind_and_encoder, named):
+        if kind in objective.model_fields:
+            given.setdefault(kind, encoder)
     for folder, kind in alone.items():
         if kind in objective.model_fields:
             given.setdefault(kind, folder.resolve().name.removeprefix(f"{kind}-"))
@@ -178,6 +181,17 @@ def _objective(
     for folder, kind in alone.items():
         sets[_need_of(chosen, folder, kind, sets)] = folder
     return chosen, sets
+
+
+def _kind_and_encoder(name: str) -> tuple[str, str]:
+    """The parts of ``image-clip``."""
+    for kind in KINDS:
+        if name.startswith(f"{kind}-"):
+            return kind, name.removeprefix(f"{kind}-")
+    raise typer.BadParameter(
+        f"found {name!r}; a NAME is a kind and an encoder, such as image-clip=FOLDER",
+        param_hint="--features",
+    )
 
 
 def _is_folder(word: str) -> bool:
@@ -202,9 +216,15 @@ def _need_of(chosen: ObjectiveParams, folder: Path, kind: str, sets: Mapping[str
 
 def _tokens_beside(data: Path | None, text: Path | None, student: StudentConfig) -> Path:
     """Where the tokens of these data sets are kept if the user names no folder."""
+    from sightline.cache.keys import key_of_file
+
     folders = [folder.resolve() for folder in (data, text) if folder is not None] or [Path()]
     sets = "+".join(dict.fromkeys(folder.name for folder in folders))
-    return folders[0].parent / "tokens" / f"{sets}-{student.name}-{student.max_length}"
+    name = f"{sets}-{student.name}-{student.max_length}"
+    file = Path(student.model) / "tokenizer.json"
+    if file.is_file():  # two students may have folders of one name
+        name += f"-{key_of_file(file).hex()[:8]}"
+    return folders[0].parent / "tokens" / name
 
 
 def _run(
@@ -212,9 +232,15 @@ def _run(
 ) -> None:
     from dataclasses import asdict
 
+    from sightline.cache.record import FILE_NAME as SET
     from sightline.devices import is_first_process
     from train.train_run import steps_to_do, train_run
 
+    if dry_run and to_make is not None and not (to_make / SET).is_file():
+        print_json({"out": spec.out.as_posix(), "done": 0, "to_do": None}) if as_json else print(
+            f"{spec.out}: unknown until the tokens are made, in {to_make}"
+        )
+        return
     if dry_run:
         left = steps_to_do(spec)
         print_json(asdict(left)) if as_json else print(left)

@@ -166,8 +166,8 @@ def test_only_new_and_changed_tars_are_read(tmp_path, out, read):
 @pytest.mark.parametrize(
     "given",
     [
-        {"caption": "text"},
-        {"image": "jpg"},
+        {"caption_part": "text"},
+        {"image_part": "jpg"},
         {"caption_field": "other"},
         {"splits": {"dev": "*.tar"}},
     ],
@@ -192,7 +192,7 @@ def test_a_tar_without_captions_still_says_what_it_has(tmp_path, out):
 
 
 def test_the_command_has_an_option_for_it(photographs, out, read):
-    given = [f"--set={name}={value}" for name, value in photographs.items()]
+    given = [f"--{name}={value}" for name, value in photographs.items()]
     for verify in ([], ["--verify"]):
         read.clear()
         assert sightline("prepare", "pairs", *given, "--out", out, *verify) == 0

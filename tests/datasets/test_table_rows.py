@@ -50,7 +50,10 @@ def test_rows_become_what_they_become_in_a_file(out, tmp_path):
 
     pq.write_table(ROWS, tmp_path / "rows.parquet")
     source = HuggingFaceSource(
-        path=tmp_path / "rows.parquet", image="picture", caption="said", split_column="part"
+        path=tmp_path / "rows.parquet",
+        image_column="picture",
+        caption_column="said",
+        split_column="part",
     )
     prepare_source(source, tmp_path / "from file")
     for name in ("images.parquet", "captions.parquet", "sentences.parquet", "images/00000.tar"):

@@ -22,7 +22,7 @@ from demo_params import demo_params, demo_params_text
 from dvc.repo import Repo
 
 from pipeline.cli.repro import _jobs as jobs_here
-from pipeline.dvc_project import Options, dry_run
+from pipeline.dvc_project import Options, stages_due
 from pipeline.params import validate_params
 from pipeline.repro import Jobs, repro
 from pipeline.side_by_side import JOBS, VISIBLE
@@ -233,11 +233,11 @@ def test_a_target_without_a_stage_does_not_run_the_whole_graph(project, target, 
         with pytest.raises(SightlineError, match=rf"^{re.escape(target)}: no stage .* there are a"):
             project.repro(*targets)
         with contextlib.chdir(project.folder), pytest.raises(SightlineError, match="there are a"):
-            dry_run(targets, Options())
+            stages_due(targets, Options())
     assert (project.calls(), capfd.readouterr().out) == ([], "")
 
 
-def test_a_dry_run_is_what_dvc_prints_and_nothing_else(project):
+def test_a_dry_run_lists_what_would_run_and_runs_nothing(project):
     project.graph(a=writing("a"))
     project.write("params.yaml", demo_params_text())
     command = [sys.executable, "-m", "pipeline.cli", "repro", "--dry"]
@@ -251,11 +251,28 @@ def test_a_dry_run_is_what_dvc_prints_and_nothing_else(project):
 
     runs = dry("a")
     assert (runs.returncode, runs.stderr) == (0, "")
-    assert runs.stdout.startswith("Running stage 'a':\n")
+    assert runs.stdout == "a\n1 stage to run\n"
     assert not project.has("a")
     refused = dry("other")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("error: DVC: Stage 'other' not found")
+
+
+def test_a_dry_run_goes_on_where_inputs_are_not_made_yet(project):
+    """`code` always runs, which makes nothing due that has its digest."""
+    code = {
+        "cmd": "echo 1 > digest",
+        "outs": [{"digest": {"persist": True}}],
+        "always_changed": True,
+    }
+    last = {"cmd": "cat digest > c", "deps": ["digest"], "outs": ["c"]}
+    project.graph(a=writing("a"), b=writing("b", "a"), code=code, c=last)
+    with contextlib.chdir(project.folder):
+        assert [due.name for due in stages_due([], Options())] == ["a", "b", "code", "c"]
+        assert [due.needs for due in stages_due(["b"], Options())] == [[], ["a"]]
+    project.repro()
+    with contextlib.chdir(project.folder):
+        assert [due.name for due in stages_due([], Options())] == ["code"]
 
 
 def test_a_dry_run_says_how_much_each_stage_would_do(tmp_path, monkeypatch):

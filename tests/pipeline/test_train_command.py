@@ -52,7 +52,7 @@ def test_a_set_says_its_kind_and_its_folder_the_encoders_name(train):
     assert (record["parameters"]["image"], record["parameters"]["weight"]) == ("clip", 0.5)
     assert [*record["features"]] == ["image-clip"]
     assert [*train("mcse --data d --features image-other", "other")["features"]] == ["image-other"]
-    named = train("mcse --data d --set image=x --features image-x=clip", "by-name")
+    named = train("mcse --data d --features image-x=clip", "by-name")
     assert named["features"]["image-x"] == record["features"]["image-clip"]
     both = train("kdmcse --data d --features clip --features text", "both")
     assert {*both["features"]} == {"image-clip", "text-text"}
@@ -77,6 +77,7 @@ def test_a_set_says_its_kind_and_its_folder_the_encoders_name(train):
             " features: text}, {encoder: b, weight: 1, features: text}]'",
             "text holds text features, which text-a and text-b need; write text-a=text",
         ),
+        ("mcse --data d --features c=clip", "found 'c'; a NAME is a kind and an encoder"),
         ("mcse --data d --features nowhere", "nowhere: no feature set here"),
         ("mcse --data d --features clip --set weight=1", "weight is an option: give --weight"),
         ("mcse --data d --features clip --weight=-1", "--weight: input should be greater"),
@@ -91,8 +92,8 @@ def test_what_does_not_fit_is_one_clear_error(train, words, fault):
 
 def test_tokens_are_made_once_beside_the_data_set(train):
     train("simcse --data d", "first")
-    (folder,) = (path for path in Path("tokens").iterdir() if path.suffix != ".run")
-    assert folder.name == "d-student-32"
+    (folder,) = Path("tokens").glob("d-student-32-????????")
+    assert re.fullmatch(r"d-student-32-[0-9a-f]{8}", folder.name)
     digest = TokenSet.open(folder).record.content_digest
     before = (folder / "set.json").stat().st_mtime_ns
     train("simcse --data d --learning-rate 1e-4", "second")
@@ -100,7 +101,8 @@ def test_tokens_are_made_once_beside_the_data_set(train):
     assert ran("tokens --data d --student ./student --out by-hand") == 0
     assert TokenSet.open("by-hand").record.content_digest == digest
     train("simcse --data d --max-length 16", "third")
-    assert TokenSet.open("tokens/d-student-16").header.max_length == 16
+    (folder,) = Path("tokens").glob("d-student-16-????????")
+    assert TokenSet.open(folder).header.max_length == 16
 
 
 def test_of_several_processes_one_makes_the_tokens(made, tmp_path):
@@ -125,3 +127,11 @@ def test_of_several_processes_one_makes_the_tokens(made, tmp_path):
     assert [process.returncode for process in processes] == [0, 0], said
     assert ["tokens for" in text for text in said].count(True) <= 1
     assert json.loads((tmp_path / "run/run.json").read_text())["steps"] == 1
+
+
+def test_a_dry_run_without_tokens_makes_none(made, monkeypatch, said):
+    monkeypatch.chdir(made)
+    code, out, _ = said(*f"train simcse --data d --max-length 20{END} --out no --dry-run".split())
+    assert (code, out.startswith("no: unknown until the tokens are made, in ")) == (0, True)
+    assert not Path("no").exists()
+    assert not [*Path("tokens").glob("d-student-20*")]
