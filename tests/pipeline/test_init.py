@@ -47,7 +47,7 @@ def test_a_new_folder_becomes_a_project(tmp_path, capsys):
     folder = tmp_path / "my work" / "a project"
     assert sightline("init", folder, "flickr30k", "roberta") == 0
     said = capsys.readouterr().out
-    assert "Next: cd '" in said
+    assert "Next: put your data where params.yaml says, then cd '" in said
     assert state(folder).keys() >= FILES
     params = yaml.safe_load((folder / "params.yaml").read_text())
     assert params == configuration("flickr30k", "roberta")
