@@ -143,6 +143,29 @@ class Project:
         finally:
             self._repo.lock.unlock()
 
+    def require_inputs(self) -> None:
+        """Check, before anything runs, that what no stage makes is here.
+
+        With ``pull`` or ``allow_missing`` a stage may do without.
+
+        Raises:
+            SightlineError: something is not: names all of it, and what needs it.
+        """
+        if self._options.pull or self._options.allow_missing:
+            return
+        made = [out.fs_path for stage in self._repo.index.stages for out in stage.outs]
+        missing: dict[str, list[str]] = {}
+        for name, stage in self.stages.items():
+            for dep in stage.deps:
+                place, within = dep.fs_path, dep.fs.isin_or_eq
+                is_made = any(within(place, out) or within(out, place) for out in made)
+                if not is_made and not dep.exists:
+                    missing.setdefault(str(dep), []).append(name)
+        if missing:
+            lines = [f"{path}: is not here; {_some(names)}" for path, names in missing.items()]
+            remedy = f"put it there, or give its place in {FILE_NAME}; nothing was run"
+            raise SightlineError("\n".join([*lines, remedy]))
+
     def commands(self, name: str) -> list[list[str]]:
         """What brings a stage up to date that needs nothing more, in order; empty: it is.
 
@@ -178,6 +201,12 @@ class Project:
             if dep.fs.isin_or_eq(dep.fs_path, out.fs_path)
         ]
         return list(dict.fromkeys(paths))
+
+
+def _some(stages: Sequence[str]) -> str:
+    """Stages that need something, the first by name."""
+    more = f" and {len(stages) - 1} more need it" if len(stages) > 1 else " needs it"
+    return stages[0] + more
 
 
 def _beside(graph: DiGraph, stage: Stage) -> list[str]:

@@ -88,12 +88,15 @@ def repro(targets: Sequence[str], jobs: Jobs, options: Options | None = None) ->
         targets: as for `dvc repro`, also patterns of names; none: the whole graph.
 
     Raises:
-        SightlineError: DVC refuses the graph or a target; or stages failed, after all that do not
-            need them have run: names those, and what was not tried.
+        SightlineError: DVC refuses the graph or a target; inputs that no stage makes are missing;
+            or stages failed, after all that do not need them have run: names those, and what was
+            not tried.
         Stopped: by a signal, after the running stages have saved and ended.
     """
     with _the_only_one(Path(".dvc/tmp/sightline-repro")):
-        _Run(Project(targets, options or Options()), jobs).run()
+        project = Project(targets, options or Options())
+        project.require_inputs()
+        _Run(project, jobs).run()
 
 
 @contextlib.contextmanager
@@ -331,7 +334,10 @@ class _Lines:
             for line in last if self._live else ():
                 self._print(f"{name}: {line}")
             self._print(f"{name}: {how}")
-        return next((line for line in reversed(last) if line.startswith("error: ")), "")
+        ours, of_dvc = (
+            [line for line in last if line.startswith(start)] for start in ("error: ", "ERROR: ")
+        )
+        return (ours or of_dvc or [""])[-1]
 
     def _print(self, line: str) -> None:
         if self._live is None:

@@ -159,11 +159,16 @@ class Pretrained:
             raise SightlineError(
                 f"{self.name}: a folder has no revision {self.revision!r}; remove it"
             )
+        elif not self._has("config.json") and self._has("model/config.json"):
+            raise SightlineError(f"{self.name}: is a run; its model is {self.name}/model, name it")
 
     @property
     def folder(self) -> Path | None:
         """Where the files are; None for a hub model."""
         return Path(self.name, self.subfolder) if Path(self.name).is_dir() else None
+
+    def _has(self, file: str) -> bool:
+        return self.folder is not None and (self.folder / file).is_file()
 
     @property
     def location(self) -> str:
@@ -181,7 +186,7 @@ class Pretrained:
         Args:
             kind: the class to read it as; None: as its ``model_type`` says.
         """
-        if self.folder and not (self.folder / "config.json").is_file():
+        if self.folder and not self._has("config.json"):
             raise SightlineError(f"{self.folder}: not a model: no config.json here; {_EXPECTED}")
         with self.reading("configuration"):
             if kind is None:

@@ -92,6 +92,14 @@ PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
+    "{} needs --set {}=…: {}": "tests/train/test_retrieval_of_runs.py::"
+    "test_a_mistake_in_the_settings_is_one_line",
+    "--weights is missing; it has no default": "tests/test_shown_commands.py::"
+    "test_a_mistake_is_one_clear_error",
+    "name their folder with `features`": "tests/evaluate/test_image_tasks.py::"
+    "test_features_are_found_below_the_folder_by_name_and_as_the_folder_itself",
+    "; `sightline evaluate` --out writes those of a run": "tests/train/test_retrieval_of_runs.py::"
+    "test_runs_have_no_results_until_they_are_scored",
     "takes no model; give its fields with --set {}.NAME=VALUE": "tests/pipeline/test_options.py::"
     "test_a_mistake_is_one_clear_error",
     "which the command has already; rename the field": "tests/pipeline/test_options.py::"

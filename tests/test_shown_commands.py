@@ -172,7 +172,7 @@ MISTAKES = [
         "extract text --data broken.parquet --encoder ViT-B-32 --weights random:0 --out x",
         "not a readable Parquet",
     ),
-    ("extract text --data captions.csv --encoder ViT-B-32 --out x", "--weights: is missing"),
+    ("extract text --data captions.csv --encoder ViT-B-32 --out x", "--weights is missing"),
     ("tokens --data dvc.yaml --student ./nobody --out x", "./nobody: there is no such"),
     ("tokens --data nowhere --student student --out x", "nowhere: no such file"),
     ("train mcse --tokens x --student student --set image=clip --out x", "found neither"),

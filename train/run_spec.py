@@ -42,7 +42,7 @@ class StudentConfig(Settings):
         lora_rank: train adapters of this rank beside frozen weights (LoRA, Hu et al. 2022, arXiv
             2106.09685; the extra `lora`), which the export has merged; None: train all weights.
         lora_alpha: adapters are scaled by this over their rank.
-        lora_dropout: of the adapters' inputs.
+        lora_dropout: dropout of the adapters' inputs.
         lora_modules: names of the linear layers that have adapters, such as q_proj; empty: all.
     """
 
@@ -82,17 +82,17 @@ class TrainConfig(Settings):
         batch_size: rows of a micro-batch, and so of one set of in-batch negatives.
         chunk: rows that a process encodes at once (see `train.gradient_cache`), so that memory for
             activations does not grow with the batch; None: all at once.
-        learning_rate: AdamW's peak; it decays linearly to 0.
-        epochs: passes; one has as many steps as both streams have batches; 3 without `max_steps`.
+        learning_rate: peak learning rate of AdamW; it decays linearly to 0.
+        epochs: passes over both streams; default: 3, unless `max_steps` is given.
         max_steps: optimiser steps, instead of epochs.
         precision: arithmetic of the encoder; heads and losses are always at least float32. ``tf32``
             is float32 whose matrix products, theirs too, round their factors as PyTorch 1.7 did on
             the A100s of the published runs; for NVIDIA GPUs from compute capability 8.0.
         gradient_accumulation: micro-batches of one optimiser step.
-        optimizer: AdamW; ``released`` is that of the published runs, ``torch`` is PyTorch's; see
+        optimizer: which AdamW; ``released`` is that of the published runs, ``torch`` PyTorch's; see
             `train.optimizer`.
-        epsilon: of AdamW; None: 1e-6 for ``released`` and 1e-8 for ``torch``.
-        weight_decay: of AdamW.
+        epsilon: ε of AdamW; None: 1e-6 for ``released`` and 1e-8 for ``torch``.
+        weight_decay: weight decay of AdamW.
         max_grad_norm: gradients are clipped to this L2 norm over all parameters.
         warmup: share of the steps over which the learning rate rises from 0.
         eval_steps: optimiser steps between two dev scores.

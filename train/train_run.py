@@ -78,8 +78,14 @@ def train_run(
 
         # open the inputs
         inputs = RunInputs.open(spec, processes.count)
+        shown: list[Callback] = []
         if folder.outdated(inputs.digest, inputs.code):
             training_device(spec, processes)  # a finished run needs none, nor PyTorch's import
+            if track and main:
+                from train.tracking import Tracking
+
+                tracking = Tracking(track, inputs, folder.output.run_folder, tell)
+                shown.append(stack.enter_context(closing(tracking)))
         _require_equal(processes.gather_objects((inputs.digest, inputs.code)))
 
         def claim() -> RunSummary | None:
@@ -93,13 +99,6 @@ def train_run(
         if finished is not None:
             tell(f"{finished.run}: already trained, nothing to do ({folder.path})")
             return finished
-
-        shown: list[Callback] = []
-        if track and main:
-            from train.tracking import Tracking
-
-            tracking = Tracking(track, inputs, folder.output.run_folder, tell)
-            shown.append(stack.enter_context(closing(tracking)))
 
         # resume
         state = processes.on_main(lambda: to_resume(inputs, folder, tell)) or new_state(inputs)
@@ -399,6 +398,10 @@ def _warn(
         tell(
             f"{spec.run}: {data.dropped_phrases} phrases left out: their objects were not extracted"
         )
+    for stream, rows in (("pairs", data.schedule.pairs), ("sentences", data.schedule.text)):
+        if 0 < rows < spec.train.batch_size:
+            told = f"all {rows:,} {stream}: batch_size is {spec.train.batch_size:,}"
+            tell(f"{spec.run}: a batch of {stream} is {told}")
     count = min(_LOOKED_AT, micro_batches(spec.train, data.schedule))
     repeated, rows = data.repeats(count)
     if repeated:

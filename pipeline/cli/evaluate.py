@@ -167,8 +167,7 @@ def _settings_of(
             if field.is_required() and key not in settings[name]:
                 if key == "data":
                     raise typer.BadParameter(f"{name} needs --data: {task_class(name).needs}")
-                needs = f"{name} needs {key}=…: {field.description}"
-                raise typer.BadParameter(needs, param_hint="--set")
+                raise typer.BadParameter(f"{name} needs --set {key}=…: {field.description}")
     return settings
 
 

@@ -112,7 +112,7 @@ def extract(
     if copy_from is not None and not copy_from.is_dir():
         raise typer.BadParameter(f"{copy_from}: no such folder", param_hint="--copy-from")
     if weights is None and kind != "teacher":
-        raise typer.BadParameter("is missing; it has no default here", param_hint="--weights")
+        raise typer.BadParameter("--weights is missing; it has no default here")
     if kind not in KINDS:
         raise typer.BadParameter(unknown(kind, KINDS, "kind"), param_hint="KIND")
     encoder_kind = feature_kind(kind).encoders

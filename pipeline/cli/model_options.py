@@ -147,7 +147,8 @@ def _in_short(about: str, values: Collection[Any]) -> str:
     first, *more = re.split(r"[;.] (?![^(]*\))", text)
     default = next((part for part in more if re.match(r"None: |by default |default: ", part)), "")
     word = first.split(" ")[0]
-    if word.isascii() and len(word) > 1 and word not in values:
+    is_symbol = len(word) == 1 and word != "a"
+    if word.isascii() and not is_symbol and word not in values:
         first = first[:1].upper() + first[1:]
     clauses = [first, default.replace("None: ", "default: ")]
     return "; ".join(filter(None, clauses)).replace("[", r"\[")

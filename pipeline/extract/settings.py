@@ -25,7 +25,7 @@ class CutoutRules(Settings):
     """Options for turning a cut-out into an input.
 
     Attributes:
-        margin: on every side, as a fraction of the longer side.
+        margin: what is left around an object on every side, as a fraction of the longer side.
         background: what transparent pixels are composited on: the encoder's ``mean`` colour
             (which normalises to 0), ``white`` or ``black``. ``keep`` leaves the image's own
             pixels in the box; only what lies outside the box is the mean colour.

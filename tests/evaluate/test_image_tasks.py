@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from planted_world import Folder, Model, World, cosines, make_world
 
+from sightline import cache
 from sightline.cache import IMAGES, CacheError, key_of_text, read_manifest, write_manifest
 from sightline.errors import SightlineError
 from train.evaluate.candidates import CaptionPool
@@ -167,6 +169,21 @@ def test_a_model_without_one_space_for_images_has_no_scores_but_the_references(w
     world.model.needs = [FeatureNeed("text", "cnn", head="of-words")]
     said = "its objective, foreign, projects no image features; runs that learned from images"
     assert world.scores().reasons["T2I R@5"].startswith(said)
+
+
+def test_features_are_found_below_the_folder_by_name_and_as_the_folder_itself(world, tmp_path):
+    of_graph = world.folder.root / "features"
+    found = world.scores()
+    (tmp_path / "beside").mkdir()
+    shutil.copytree(of_graph / "image/cnn", tmp_path / "beside/cnn")
+    assert world.scores(features=tmp_path / "beside") == found
+    assert world.scores(features=tmp_path / "beside/cnn") == found
+    folder = world.folder.root / "features/text/cnn"
+    by_key = {Folder.key(name): row for name, row in world.pixels.items()}
+    world.folder.write("text", "cnn", by_key)
+    world.model.fingerprint = cache.FeatureSet.open(folder).fingerprint
+    with pytest.raises(SightlineError, match=r"text/cnn: holds text features.*`features`"):
+        world.scores(features=folder)
 
 
 def test_the_frozen_encoder_is_scored_on_its_own_features(world):

@@ -120,6 +120,29 @@ def writing(name: str, *deps: str, first: str = "true", persist: bool = False) -
     return {"cmd": command, "deps": list(deps), "outs": [out]}
 
 
+def test_inputs_that_no_stage_makes_are_asked_for_before_anything_runs(project):
+    project.graph(
+        a=writing("a", "photos"), b=writing("b", "a", "dev.tsv"), c=writing("c", "dev.tsv")
+    )
+    with pytest.raises(SightlineError) as caught:
+        project.repro()
+    assert str(caught.value).splitlines() == [
+        "photos: is not here; a needs it",
+        "dev.tsv: is not here; b and 1 more need it",
+        "put it there, or give its place in params.yaml; nothing was run",
+    ]
+    assert project.calls() == []
+    project.write("photos")
+    project.repro("a")
+    assert project.calls() == ["a"]
+
+
+def test_what_dvc_says_of_a_failed_stage_is_told_at_the_end(project):
+    project.graph(a={"cmd": "true", "outs": ["never-made"]})
+    with pytest.raises(SightlineError, match=r"(?s)a: failed .*ERROR: .*never-made"):
+        project.repro()
+
+
 def test_what_changed_runs_and_starts_no_other_process(project):
     project.graph(a=writing("a", "input"), b=writing("b", "a"), c=writing("c", "b"))
     project.write("input", "1")

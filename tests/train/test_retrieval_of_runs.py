@@ -275,7 +275,7 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, said):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("", "retrieval needs features=…: folder with its feature sets"),
+        ("", "retrieval needs --set features=…: folder with its feature sets"),
         ("features=none split=test", "no caption in the split 'test'; found 'train' (54)"),
         ("features=none split=train frozen=clip", "`sightline stage image-features scenes"),
         ("features=none fold=5", "'fold'"),
@@ -286,6 +286,16 @@ def test_a_mistake_in_the_settings_is_one_line(project, said, more, message):
     code, _, err = said("evaluate", "retrieval", *words, "--model=runs/simcse/seed-0")
     assert code in (1, 2)
     assert message in " ".join(err.replace("│", " ").split())
+
+
+def test_runs_have_no_results_until_they_are_scored(project, said):
+    code, _, err = said("compare", "runs")
+    assert code == 1
+    assert "`sightline evaluate` --out writes those of a run" in err
+    words = ["--data=data/datasets/scenes", "--set=features=data/features/scenes"]
+    words += ["--set=split=train", "--model=runs/simcse/seed-0", "--out=scored"]
+    assert said("evaluate", "retrieval", *words)[0] == 0
+    assert said("compare", "scored/simcse")[0] == 0
 
 
 # ---- images that are nearest to a sentence ------------------------------------------------------

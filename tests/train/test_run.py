@@ -118,6 +118,14 @@ def test_how_many_steps_are_on_pairs_is_said_and_recorded(world, tmp_path, monke
     assert any("warning: fewer than one step in fifty is on pairs" in line for line in lines)
 
 
+def test_a_batch_larger_than_its_stream_is_said(world, tmp_path):
+    lines = []
+    spec = world.spec(tmp_path / "mcse", "mcse", train={"batch_size": 20, "max_steps": 1})
+    train_run(spec, say=lines.append)
+    said = [line for line in lines if "a batch of" in line]
+    assert said == ["mcse: a batch of pairs is all 18 pairs: batch_size is 20"]
+
+
 def test_epochs_count_both_streams_and_log_what_plots_need(world, tmp_path):
     # 18 images in training, one caption each: 3 batches of 8; 40 sentences: 5 batches
     spec = world.spec(tmp_path, "mcse", train={"max_steps": None, "epochs": 1, "eval_steps": 5})

@@ -220,7 +220,7 @@ def test_a_tracker_that_is_not_there_is_one_error_before_the_first_step(
     with pytest.raises(SightlineError, match="tracker") as caught:
         train_run(world.spec(tmp_path / "run"), say=silent, track=("tensorboard", name))
     assert message in str(caught.value)
-    assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_record_is_said_and_the_curve_begins_again(world, tmp_path):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sightline.cache import CAPTIONS, IMAGES, CacheError, FeatureSet
 from sightline.cache.manifest import read_split
-from sightline.cache.record import Kind
+from sightline.cache.record import FILE_NAME, Kind
 from sightline.errors import SightlineError
 from sightline.outside_tables import read_sentence_lines
 
@@ -161,7 +161,7 @@ def open_below(
     dataset: str,
     fingerprint: str | None = None,
 ) -> FeatureSet:
-    """The features of an encoder in the ``folder`` of a data set's features.
+    """The features of an encoder: ``KIND/ENCODER`` or ``ENCODER`` below ``folder``, or itself.
 
     Args:
         of_whom: the model that needs it, for the error.
@@ -169,13 +169,21 @@ def open_below(
     Raises:
         SightlineError: no such set, or another fingerprint (says how to make it).
     """
+    of_graph = folder / kind / encoder
+    there = [path for path in (of_graph, folder / encoder, folder) if (path / FILE_NAME).is_file()]
     try:
-        return FeatureSet.open(folder / kind / encoder, fingerprint)
+        features = FeatureSet.open(next(iter(there), of_graph), fingerprint)
     except CacheError as error:
         raise SightlineError(
             f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
             f"(or `sightline extract {kind}`) makes it."
         ) from error
+    if (found := features.record.spec.kind) != kind:
+        raise SightlineError(
+            f"{features.path}: holds {found} features, but {of_whom} needs those of {encoder} for "
+            f"the {kind}s of {dataset}; name their folder with `features`"
+        )
+    return features
 
 
 def note_of_failed(

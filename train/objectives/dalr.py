@@ -44,7 +44,7 @@ class DALRParams(GroundedParams):
         image_weight: w of L_info (eq. 14: 1; the released code has 0.1).
         consistency_weight, cross_modal_weight: λ, of the two parts of L_CML.
         ranking_weight, intra_modal_weight: μ, of the two parts of L_IML.
-        image_temperature: τ′ of L_info.
+        image_temperature: temperature τ′ of L_info.
         ranking_temperature: divides the ranked similarities.
         target_temperature, student_temperature: τ_t and τ_s of every KL. The equations print
             none; these are the effective values of the released code.

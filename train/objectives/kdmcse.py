@@ -62,15 +62,15 @@ class KDMCSEParams(GroundedParams):
             cos(v̂_i, v̂_j), only negatives further away than the margin are moved, L_v + L_t
             instead of their average, and thresholds compared with raw products.
         image, text: the teacher's two encoders, such as CLIP's image and text tower.
-        weight: λ of both teacher terms together.
-        image_weight, teacher_text_weight: factors of L_v and L_t under λ.
-        margin: m of the teacher terms, radians (released: 0.15).
+        weight: weight λ of both teacher terms together.
+        image_weight, teacher_text_weight: weights of L_v and of L_t, under λ.
+        margin: margin m of the teacher terms, radians (released: 0.15).
         text_margin: constant margin of the text term's negatives, radians (released: 0.15).
         image_threshold, teacher_text_threshold: negatives that score at least this are removed
             from L_v or L_t; null removes none (released: null). `paper` compares cosines, t̂_i with
             v̂_j for the image term and t̂_i with t̂_j for the other; CLIP's image–text cosines are
             about 0.1 to 0.4, so the default of 0.9 has no effect there, and a run warns about it.
-        teacher_temperature: τ′ of both teacher terms.
+        teacher_temperature: temperature τ′ of both teacher terms.
     """
 
     name: ClassVar[str] = "kdmcse"

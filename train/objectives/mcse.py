@@ -21,8 +21,8 @@ class MCSEParams(GroundedParams):
             average (`released`). λ weights the average in both, as in the published runs: training
             is the same, the logged term is twice as large in `paper`.
         image: encoder of the image features.
-        weight: λ.
-        image_temperature: τ′ of the image term.
+        weight: weight λ of the image term.
+        image_temperature: temperature τ′ of the image term.
     """
 
     name: ClassVar[str] = "mcse"

@@ -20,7 +20,7 @@ class MCSEOParams(GroundedParams):
 
     Attributes:
         image: encoder of both image and object features; one head projects both.
-        image_weight: α, of the image term's average over the two views.
+        image_weight: weight α of the image term's average over the two views.
         object_weight: β, of the object term's average over the two views.
         image_temperature, object_temperature: τ of the two terms.
     """

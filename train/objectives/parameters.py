@@ -86,7 +86,7 @@ class ObjectiveParams(Settings, ABC):
         shuffle_teachers: give every caption the text and teacher features of another, by one fixed
             permutation.
         shuffle_objects: give every phrase the object of the next phrase of its caption.
-        temperature: τ of the text term.
+        temperature: temperature τ of the text term.
     """
 
     model_config = ConfigDict(allow_inf_nan=False)
@@ -187,7 +187,7 @@ class GroundedParams(ObjectiveParams):
     """Of objectives with images or teachers. Weight 0 switches a term off, with all it needs.
 
     Attributes:
-        text_weight: of the text term; at 0 the run cannot have a stream of plain sentences.
+        text_weight: weight of the text term; at 0 the run cannot have a stream of plain sentences.
         projection_dim: output width of the grounding head and of those that project features.
     """
 

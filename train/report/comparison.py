@@ -346,6 +346,7 @@ def _files(word: str, root: Path) -> list[Path]:
             raise SightlineError(
                 f"{path}: no result file here; expected {_SEEDS}, {FILE_NAME} or MTEB's results"
                 + (f"; below it are the runs {', '.join(runs)}" if runs else "")
+                + ("; `sightline evaluate` --out writes those of a run" if _has_runs(path) else "")
             )
         return files
     if path.suffix == ".json" and path.exists():
@@ -356,6 +357,10 @@ def _files(word: str, root: Path) -> list[Path]:
         f"{unknown(word, _runs_below(root), 'run')}; expected one of {root}, whose evaluate stage "
         "has run, a folder of results, or a file of them"
     )
+
+
+def _has_runs(folder: Path) -> bool:
+    return any(file for pattern in ("", "*/", "*/*/") for file in folder.glob(f"{pattern}run.json"))
 
 
 def _runs_below(root: Path) -> list[str]:
