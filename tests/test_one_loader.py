@@ -26,8 +26,8 @@ from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
 from sightline.sentence_transformers_folder import load_model, read_recipe
-from train.model import load_student
 from train.run_spec import StudentConfig
+from train.student import load_student
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,6 @@ from sightline.plugins import OURS
 from train.objectives import OBJECTIVES
 
 CORE = (
-    "train.adapters",
     "train.batch",
     "train.data",
     "train.distributed",
@@ -37,6 +36,7 @@ CORE = (
     "train.run_spec",
     "train.schedule",
     "train.streams",
+    "train.student",
     "sightline.pooling",
     "sightline.cache.caption_choice",
 )

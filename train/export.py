@@ -13,7 +13,7 @@ import numpy as np
 
 from sightline.devices import float32_products
 from sightline.errors import SightlineError
-from train.adapters import merged
+from train.student import merged
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

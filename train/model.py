@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,27 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from sightline import devices
 from sightline.devices import TrainPrecision, to_device
 from sightline.errors import SightlineError
 from sightline.plugins import expect, wrong
 from sightline.pooling import pool
-from sightline.sentence_transformers_folder import (
-    check_first_token,
-    fit_pooler,
-    load_model,
-    load_tokenizer,
-    own_max_length,
-    positions,
-    read_recipe,
-)
-from train.adapters import add_adapters
 from train.batch import Batch, Blocks, TokenRows, TokenSpans
 from train.objectives.modules.objective import Embeddings, Objective
 from train.objectives.parameters import ObjectiveParams
-from train.run_spec import StudentConfig, TrainedPooling
+from train.run_spec import TrainedPooling
 
 Forward = Callable[..., tuple[Tensor, Tensor]]
 TOTAL = "total"
@@ -310,10 +299,7 @@ def length_groups(lengths: Sequence[int], overhead: int | None) -> list[list[int
     order = sorted(whole, key=lengths.__getitem__)
     runs = [list(rows) for _, rows in groupby(order, key=lengths.__getitem__)]
     ends = np.cumsum([len(run) for run in runs]).tolist()
-    best, cut = (
-        [0],
-        [0],
-    )  # of the first i runs: their lowest cost, and where their last group begins
+    best, cut = [0], [0]  # of the first i runs: lowest cost, where their last group begins
     for end in ends:
         longest = lengths[order[end - 1]]
         starts = [0, *ends[: len(best) - 1]]
@@ -365,95 +351,3 @@ def _spans(spans: TokenSpans, rows: int, numbers: list[int]) -> tuple[TokenSpans
     inside = torch.nonzero(owners >= 0).ravel()
     found = (owners[inside], spans.starts[inside], spans.ends[inside])
     return TokenSpans(*found, spans.counts[numbers], spans.of), inside
-
-
-@dataclass(frozen=True)
-class LoadedStudent:
-    """The encoder to fine-tune, in float32, with what its folder says of it.
-
-    Attributes:
-        pooler: set aside, as it would not be trained, for the export; None if there is none.
-        max_length: its own, in tokens, for dev scores and the export; never that of training.
-    """
-
-    encoder: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    pooler: nn.Module | None
-    max_length: int
-
-
-def load_student(config: StudentConfig) -> LoadedStudent:
-    """The encoder that a run begins with.
-
-    Raises:
-        SightlineError: no such folder or hub model, an incomplete or unsafe folder, fewer layers
-            than asked for, or pooling that reads what a decoder's first token has not seen.
-    """
-    recipe = read_recipe(config.source, bare=True)
-    encoder = load_model(config.source, recipe)
-    tokenizer = load_tokenizer(config.source, recipe)
-    pooling = config.pooling or "cls"
-    check_first_token(config.model, encoder, pooling)
-    pooler: Any = getattr(encoder, "pooler", None)
-    fit_pooler(encoder, config.model, pooling)
-    if config.layers is not None:
-        _keep_first_layers(encoder, config)
-    if config.lora_rank is not None:
-        add_adapters(encoder, config)
-    max_length = own_max_length(tokenizer, encoder.config, recipe.max_length)
-    return LoadedStudent(encoder, tokenizer, pooler, max_length)
-
-
-def _keep_first_layers(encoder: PreTrainedModel, config: StudentConfig) -> None:
-    """Drop the layers above ``config.layers``, as if the encoder never had them."""
-    stack: Any = getattr(encoder, "encoder", None)
-    layers = getattr(stack, "layer", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise SightlineError(
-            f"{config.model}: `layers` works for BERT and RoBERTa encoders, not for "
-            f"{encoder.config.model_type}; remove it"
-        )
-    assert config.layers is not None
-    if config.layers > len(layers):
-        raise SightlineError(
-            f"{config.model}: layers is {config.layers}, but the encoder has {len(layers)}"
-        )
-    stack.layer = layers[: config.layers]
-    encoder.config.num_hidden_layers = config.layers
-
-
-def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase,
-    encoder: PreTrainedModel,
-    samples: Mapping[str, list[tuple[str, list[int]]]],
-    student: StudentConfig,
-    vocabulary_size: int,
-) -> None:
-    """Refuse token sets made with another tokenizer, by tokenising a few of their texts again.
-
-    Raises:
-        SightlineError: ids differ, or the token sets hold ids that the encoder has no embedding
-            for, or rows longer than its number of positions.
-    """
-    limit, max_length = positions(encoder.config), student.max_length
-    if limit is not None and max_length > limit:
-        raise SightlineError(
-            f"max_length is {max_length}, but the student has positions for {limit} tokens; run "
-            f"`sightline tokens` and train with `--max-length {limit}` or less"
-        )
-    rows = int(encoder.config.vocab_size)
-    if vocabulary_size > rows:
-        raise SightlineError(
-            f"the token sets have a vocabulary of {vocabulary_size}, but the student has "
-            f"embeddings for {rows}; run `sightline tokens` with this student"
-        )
-    for stream, texts in samples.items():
-        for text, ids in texts:
-            whole = student.prompt + text
-            tokens: Any = tokenizer(whole, truncation=True, max_length=max_length)["input_ids"]
-            if list(tokens) != ids:
-                raise SightlineError(
-                    f"the token set of the {stream} stream was not made with the student's "
-                    f"tokenizer: {text[:60]!r} is {ids[:8]} … there and {list(tokens)[:8]} … here; "
-                    "run `sightline tokens` with this student"
-                )

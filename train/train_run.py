@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sightline.cache import FeatureSet
     from train.embed import Embedder
     from train.loop import Callback
-    from train.model import LoadedStudent, Student
+    from train.model import Student
     from train.objectives import Objective, ObjectiveParams
 
 
@@ -105,7 +105,7 @@ def train_run(
         if state.processes[-1:] != [processes.count]:
             state.processes.append(processes.count)
         device = training_device(spec, processes)
-        model, student = build_model(inputs)
+        model, embedder, pooler = build_model(inputs)
 
         def begin() -> None:
             _warn(inputs, model.objective, device, _steps(inputs), tell)
@@ -120,17 +120,9 @@ def train_run(
         processes.on_main(begin)
 
         # loop
-        from train.embed import Embedder
         from train.loop import Loop
         from train.progress import ProgressReport, StopAtStep
 
-        embedder = Embedder(
-            model.encoder,
-            student.tokenizer,
-            inputs.pooling,
-            student.max_length,
-            prompt=spec.student.prompt,
-        )
         dev, size = inputs.dev, spec.train.eval_batch_size
         stop = StopAtStep()
         if main:
@@ -163,7 +155,7 @@ def train_run(
 
         # export and record
         return processes.on_main(
-            lambda: _export(inputs, folder, state, model, embedder, student.pooler, device)
+            lambda: _export(inputs, folder, state, model, embedder, pooler, device)
         )
 
 
@@ -321,31 +313,30 @@ def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | Non
     return None
 
 
-def build_model(inputs: RunInputs) -> tuple[Student, LoadedStudent]:
-    """The student with its heads, drawn from the run's seed, and what it was loaded with.
+def build_model(inputs: RunInputs) -> tuple[Student, Embedder, nn.Module | None]:
+    """The student with its heads, drawn from the run's seed; its encoder, and the pooler set aside.
 
     Raises:
         SightlineError: the student cannot be loaded, or the token ids are not its tokenizer's.
     """
     import torch
 
-    from train.model import Student, check_tokenizer, load_student
+    from train.model import Student
+    from train.student import check_tokenizer, load_student
 
     spec, train, data = inputs.spec, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
-    loaded = load_student(spec.student.model_copy(update={"pooling": inputs.pooling}))
-    check_tokenizer(
-        loaded.tokenizer, loaded.encoder, data.samples, spec.student, data.vocabulary_size
-    )
+    embedder, pooler = load_student(spec.student.model_copy(update={"pooling": inputs.pooling}))
+    check_tokenizer(embedder, data.samples, spec.student.max_length, data.vocabulary_size)
     model = Student(
-        loaded.encoder,
+        embedder.model,
         inputs.objective,
         inputs.pooling,
         data.dims,
         precision=train.precision,
         compiled=train.compile == "on",
     )
-    return model, loaded
+    return model, embedder, pooler
 
 
 def dev_score(embedder: Embedder, pairs: GradedPairs, batch_size: int) -> float:

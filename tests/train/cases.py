@@ -25,9 +25,10 @@ from sightline.cache import (
 )
 from train.batch import Batch
 from train.data import TrainingData
-from train.model import Student, load_student
+from train.model import Student
 from train.objectives import make_objective
 from train.run_spec import RunSpec
+from train.student import load_student
 
 Rows = Mapping[bytes, np.ndarray]
 TEACHERS = [{"encoder": "first", "weight": 0.33}, {"encoder": "second", "weight": 0.67}]
@@ -192,8 +193,8 @@ class Case:
         data = self.data()
         objective = make_objective(self.objective, self.parameters)
         torch.manual_seed(1)
-        encoder = load_student(self.spec().student).encoder
-        return Student(encoder, objective, "cls", data.dims).train(), data
+        embedder, _ = load_student(self.spec().student)
+        return Student(embedder.model, objective, "cls", data.dims).train(), data
 
 
 def terms_of(model: Student, batch: Batch) -> dict[str, Tensor]:

@@ -24,10 +24,9 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.tokenize_texts import texts_of, tokenize
 from sightline.errors import SightlineError
 from sightline.sentence_transformers_folder import token_ids
-from train.adapters import add_adapters, merged
 from train.embed import Embedder
-from train.model import load_student
 from train.run_spec import RunSpec, StudentConfig
+from train.student import add_adapters, load_student, merged
 from train.train_run import train_run
 
 PROMPT = "describe the picture: "
@@ -163,7 +162,7 @@ def test_two_processes_train_adapters_as_one_does(world, qwen, tmp_path):
 
 def test_adapters_are_of_any_encoder_and_merge_into_its_weights(world):
     config = StudentConfig(model=str(world.student), pooling="mean", lora_rank=2)
-    encoder = load_student(config).encoder
+    encoder = load_student(config)[0].model
     trained = [name for name, weight in encoder.named_parameters() if weight.requires_grad]
     assert trained
     assert all(".lora_" in name for name in trained)
@@ -176,7 +175,7 @@ def test_adapters_are_of_any_encoder_and_merge_into_its_weights(world):
     torch.testing.assert_close(
         whole(input_ids=ids).last_hidden_state, encoder(input_ids=ids).last_hidden_state
     )
-    plain = load_student(config.model_copy(update={"lora_rank": None})).encoder
+    plain = load_student(config.model_copy(update={"lora_rank": None}))[0].model
     assert whole.state_dict().keys() == plain.state_dict().keys()
     assert merged(plain) is plain
     assert any("lora_" in name for name in encoder.state_dict())  # the original keeps its own
@@ -187,7 +186,7 @@ def test_what_cannot_be_adapted_is_one_error(world, qwen, tmp_path, monkeypatch)
     expected = "lora_modules names query, but the linear layers of this qwen3 are called down_proj"
     with pytest.raises(SightlineError, match=expected):
         train_run(spec, say=silent)
-    encoder = load_student(StudentConfig(model=str(qwen), pooling="mean")).encoder
+    encoder = load_student(StudentConfig(model=str(qwen), pooling="mean"))[0].model
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(
         SightlineError, match=r"peft is not installed, but lora_rank needs it; run: .*\[lora\]"

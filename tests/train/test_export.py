@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import (
     AutoModel,
     AutoTokenizer,
@@ -25,9 +26,9 @@ from sightline.errors import SightlineError
 from train import export
 from train.embed import Embedder
 from train.export import PROBES, check_export, export_model
-from train.model import LoadedStudent, load_student
 from train.run_inputs import pooling_of
 from train.run_spec import StudentConfig
+from train.student import load_student
 
 TEXT = "a black dog runs on the beach two children play in snow and white stone wall"
 WORDS = [*dict.fromkeys(TEXT.split())]
@@ -81,15 +82,14 @@ def as_sentence_transformer(
     return folder
 
 
-def loaded(folder: Path, pooling: str | None = None) -> tuple[LoadedStudent, Embedder]:
+def loaded(folder: Path, pooling: str | None = None) -> tuple[Embedder, nn.Module | None]:
     config = StudentConfig.model_validate({"model": str(folder), "pooling": pooling})
-    found = load_student(config)
-    return found, Embedder(found.encoder, found.tokenizer, pooling_of(config)[0], found.max_length)
+    return load_student(config.model_copy(update={"pooling": pooling_of(config)[0]}))
 
 
 def exported(folder: Path, out: Path, pooling: str | None = None) -> Embedder:
-    found, trained = loaded(folder, pooling)
-    export_model(out, trained, "A card.\n", found.pooler)
+    trained, pooler = loaded(folder, pooling)
+    export_model(out, trained, "A card.\n", pooler)
     check_export(out, trained)
     return trained
 
@@ -155,7 +155,7 @@ def test_every_place_of_a_length_says_the_same(tmp_path):
 
 def test_the_pooler_goes_out_as_it_came_in(tmp_path):
     folder = student(tmp_path / "base")
-    _, trained = loaded(folder)
+    trained, _ = loaded(folder)
     assert trained.model.pooler is None  # it is not trained
     exported(folder, tmp_path / "out")
     before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "out"))
@@ -170,8 +170,8 @@ def test_the_pooler_goes_out_as_it_came_in(tmp_path):
 @pytest.mark.parametrize("installed", [True, False])
 def test_an_export_that_embeds_otherwise_is_refused(tmp_path, monkeypatch, installed):
     monkeypatch.setattr(export, "find_spec", lambda name: installed or None)
-    found, trained = loaded(student(tmp_path / "base"))
-    export_model(tmp_path / "out", trained, "A card.\n", found.pooler)
+    trained, pooler = loaded(student(tmp_path / "base"))
+    export_model(tmp_path / "out", trained, "A card.\n", pooler)
     check_export(tmp_path / "out", trained)
     config = tmp_path / "out/1_Pooling/config.json"
     swapped = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -198,7 +198,7 @@ def test_a_pooling_that_is_named_but_not_there_is_an_error(tmp_path):
     for load in (loaded, Embedder.load):
         with pytest.raises(SightlineError, match=message):
             load(folder)
-    assert loaded(folder, "cls")[1].pooling == "cls"
+    assert loaded(folder, "cls")[0].pooling == "cls"
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text('{"word_embedding_dimension": 32}')
     with pytest.raises(SightlineError, match="names no pooling_mode"):

@@ -21,9 +21,10 @@ from train.batch import TokenSpans
 from train.data import TrainingData, first_paired
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
 from train.loop import Callback
-from train.model import check_tokenizer, length_groups, load_student
+from train.model import length_groups
 from train.objectives import make_objective
 from train.run_spec import StudentConfig
+from train.student import check_tokenizer, load_student
 from train.train_run import train_run
 
 CPU = torch.device("cpu")
@@ -228,41 +229,37 @@ def test_parts_are_consecutive_and_even(rows, parts, start):
 
 
 def test_layers_keeps_the_first_ones(world, tmp_path):
-    whole = load_student(student(world)).encoder
-    loaded = load_student(student(world, layers=1))
-    cut, tokenizer = loaded.encoder, loaded.tokenizer
+    whole = load_student(student(world))[0].model
+    embedder, _ = load_student(student(world, layers=1))
+    cut = embedder.model
     kept = cut.state_dict()
     assert not any("layer.1." in name for name in kept)
     assert all(torch.equal(whole.state_dict()[name], value) for name, value in kept.items())
-    every = load_student(student(world, layers=2)).encoder
+    every = load_student(student(world, layers=2))[0].model
     assert every.state_dict().keys() == whole.state_dict().keys()
     with pytest.raises(SightlineError, match="layers is 3, but the encoder has 2"):
         load_student(student(world, layers=3))
     cut.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    again = load_student(student(world, model=str(tmp_path))).encoder
+    embedder.tokenizer.save_pretrained(tmp_path)
+    again = load_student(student(world, model=str(tmp_path)))[0].model
     assert again.config.num_hidden_layers == 1
 
 
 def test_tokens_that_the_student_cannot_have_made_are_refused(world, tmp_path):
-    def of_length(tokens: int) -> StudentConfig:
-        return student(world, max_length=tokens)
-
     folder = tmp_path / "other"
     shutil.copytree(world.student, folder)
     text = (folder / "tokenizer.json").read_text()
     swapped = text.replace('"circle"', '"\x00"').replace('"square"', '"circle"')
     (folder / "tokenizer.json").write_text(swapped.replace('"\x00"', '"square"'))
     data = TrainingData(world.spec(tmp_path / "unused"), make_objective("simcse", {}))
-    loaded = load_student(student(world, model=str(folder)))
-    encoder, tokenizer = loaded.encoder, loaded.tokenizer
+    embedder, _ = load_student(student(world, model=str(folder)))
     with pytest.raises(SightlineError, match="not made with the student's tokenizer"):
-        check_tokenizer(tokenizer, encoder, data.samples, of_length(16), data.vocabulary_size)
+        check_tokenizer(embedder, data.samples, 16, data.vocabulary_size)
     with pytest.raises(SightlineError, match="vocabulary of 999"):
-        check_tokenizer(tokenizer, encoder, {}, of_length(16), 999)
-    check_tokenizer(tokenizer, encoder, {}, of_length(32), data.vocabulary_size)
+        check_tokenizer(embedder, {}, 16, 999)
+    check_tokenizer(embedder, {}, 32, data.vocabulary_size)
     with pytest.raises(SightlineError, match="max_length is 33, but the student has positions for"):
-        check_tokenizer(tokenizer, encoder, {}, of_length(33), data.vocabulary_size)
+        check_tokenizer(embedder, {}, 33, data.vocabulary_size)
 
 
 @pytest.mark.parametrize("pooling", ["pooler", "first_last_mean"])

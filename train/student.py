@@ -1,0 +1,147 @@
+"""The encoder that a run begins with: loaded, cut to its first layers, given adapters, checked."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sightline.errors import SightlineError
+from sightline.optional_imports import require
+from sightline.sentence_transformers_folder import fit_pooler, positions, token_ids
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from train.embed import Embedder
+    from train.run_spec import StudentConfig
+
+
+def load_student(config: StudentConfig) -> tuple[Embedder, nn.Module | None]:
+    """The encoder that a run begins with, in float32 on the CPU.
+
+    Its maximum length is its own, for dev scores and the export, never that of training.
+
+    Returns:
+        It, and its pooler, if it has one: that is set aside for the export, as it would not be
+        trained.
+
+    Raises:
+        SightlineError: no such folder or hub model, an incomplete or unsafe folder, fewer layers
+            than asked for, or pooling that reads what a decoder's first token has not seen.
+    """
+    from train.embed import Embedder
+
+    embedder = Embedder.load(config.source, config.pooling or "cls", device="cpu")
+    embedder.prompt = config.prompt
+    pooler: Any = getattr(embedder.model, "pooler", None)
+    fit_pooler(embedder.model, config.model, embedder.pooling)
+    if config.layers is not None:
+        _keep_first_layers(embedder.model, config, config.layers)
+    if config.lora_rank is not None:
+        add_adapters(embedder.model, config)
+    return embedder, pooler
+
+
+def _keep_first_layers(encoder: PreTrainedModel, config: StudentConfig, count: int) -> None:
+    """Drop the layers above ``count``, as if the encoder never had them."""
+    from torch import nn
+
+    stack: Any = getattr(encoder, "encoder", None)
+    layers = getattr(stack, "layer", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise SightlineError(
+            f"{config.model}: `layers` works for BERT and RoBERTa encoders, not for "
+            f"{encoder.config.model_type}; remove it"
+        )
+    if count > len(layers):
+        raise SightlineError(
+            f"{config.model}: layers is {count}, but the encoder has {len(layers)}"
+        )
+    stack.layer = layers[:count]
+    encoder.config.num_hidden_layers = count
+
+
+def add_adapters(encoder: PreTrainedModel, config: StudentConfig) -> None:
+    """Freeze ``encoder``, and give its linear layers adapters as ``config`` says.
+
+    Raises:
+        SightlineError: peft is not installed, or no layer has a name that is given.
+    """
+    require("peft", "lora_rank")
+    from peft import LoraConfig, inject_adapter_in_model
+    from torch import nn
+
+    assert config.lora_rank is not None
+    layers = encoder.named_modules()
+    linear = sorted(
+        {name.rpartition(".")[2] for name, each in layers if isinstance(each, nn.Linear)}
+    )
+    if unknown := [name for name in config.lora_modules if name not in linear]:
+        raise SightlineError(
+            f"{config.model}: lora_modules names {', '.join(unknown)}, but the linear layers of "
+            f"this {encoder.config.model_type} are called {', '.join(linear)}"
+        )
+    encoder.requires_grad_(False)
+    adapters = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=config.lora_dropout,
+        target_modules=list(config.lora_modules) or linear,
+    )
+    inject_adapter_in_model(adapters, encoder)
+
+
+def merged(encoder: PreTrainedModel) -> PreTrainedModel:
+    """``encoder``, or a copy with its adapters added to the weights that they stand beside."""
+    if "peft" not in sys.modules:
+        return encoder
+    from peft.tuners.lora import LoraLayer
+
+    if not any(isinstance(module, LoraLayer) for module in encoder.modules()):
+        return encoder
+    whole = copy.deepcopy(encoder)
+    for name, module in [*whole.named_modules()]:
+        if isinstance(module, LoraLayer):
+            module.merge(safe_merge=True)
+            parent, _, own = name.rpartition(".")
+            setattr(whole.get_submodule(parent), own, module.get_base_layer())
+    return whole.requires_grad_(True)
+
+
+def check_tokenizer(
+    student: Embedder,
+    samples: Mapping[str, list[tuple[str, list[int]]]],
+    max_length: int,
+    vocabulary_size: int,
+) -> None:
+    """Refuse token sets made with another tokenizer, by tokenising a few of their texts again.
+
+    Raises:
+        SightlineError: ids differ, or the token sets hold ids that the encoder has no embedding
+            for, or rows longer than its number of positions.
+    """
+    limit = positions(student.model.config)
+    if limit is not None and max_length > limit:
+        raise SightlineError(
+            f"max_length is {max_length}, but the student has positions for {limit} tokens; run "
+            f"`sightline tokens` and train with `--max-length {limit}` or less"
+        )
+    rows = int(student.model.config.vocab_size)
+    if vocabulary_size > rows:
+        raise SightlineError(
+            f"the token sets have a vocabulary of {vocabulary_size}, but the student has "
+            f"embeddings for {rows}; run `sightline tokens` with this student"
+        )
+    for stream, texts in samples.items():
+        whole = [student.prompt + text for text, _ in texts]
+        tokens_of = token_ids(student.tokenizer, whole, max_length)
+        for (text, ids), tokens in zip(texts, tokens_of, strict=True):
+            if tokens != ids:
+                raise SightlineError(
+                    f"the token set of the {stream} stream was not made with the student's "
+                    f"tokenizer: {text[:60]!r} is {ids[:8]} … there and {tokens[:8]} … here; "
+                    "run `sightline tokens` with this student"
+                )
