@@ -83,9 +83,9 @@ def planted(points):
 def test_geometry_takes_pairs_above_four_and_each_sentence_once():
     points = {"a": [1.0, 0.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}
     pairs = graded(("a", "b", 4.0), ("a", "c", 4.01), ("a", "b", 1.0))
-    result = geometry.evaluate_geometry(planted(points), pairs)
-    assert result.alignment == pytest.approx(2 - math.sqrt(2))  # a and c alone
-    assert result.uniformity == pytest.approx(plain_uniformity(np.array(list(points.values()))))
+    scores = geometry.evaluate_geometry(planted(points), pairs).scores
+    assert scores["alignment"] == pytest.approx(2 - math.sqrt(2))  # a and c alone
+    assert scores["uniformity"] == pytest.approx(plain_uniformity(np.array(list(points.values()))))
 
 
 def test_the_released_evaluation_takes_means_of_batches_in_order_of_length(monkeypatch):
@@ -105,10 +105,10 @@ def test_the_released_evaluation_takes_means_of_batches_in_order_of_length(monke
         close.append(((first - second) ** 2).sum(1)[positive].mean())
         spread.append(plain_uniformity(np.concatenate([first, second])))
     unordered = [row for batch in reversed(batches) for row in reversed(batch)]
-    result = geometry.evaluate_geometry(planted(points), graded(*unordered))
-    assert result.alignment_released == pytest.approx(np.mean(close))
-    assert result.uniformity_released == pytest.approx(np.mean(spread))
-    assert result.alignment != pytest.approx(result.alignment_released)
+    scores = geometry.evaluate_geometry(planted(points), graded(*unordered)).scores
+    assert scores["alignment_released"] == pytest.approx(np.mean(close))
+    assert scores["uniformity_released"] == pytest.approx(np.mean(spread))
+    assert scores["alignment"] != pytest.approx(scores["alignment_released"])
 
 
 def test_what_is_not_defined_has_a_reason_and_a_released_batch_without_pairs_counts_as_nothing(
@@ -117,9 +117,9 @@ def test_what_is_not_defined_has_a_reason_and_a_released_batch_without_pairs_cou
     monkeypatch.setattr(geometry, "_RELEASED_BATCH", 1)
     pairs = graded(("a", "c", 4.0), ("b b", "a", 1.0))
     low = geometry.evaluate_geometry(planted({"a": [1.0, 0], "b b": [1, 1], "c": [0, 1.0]}), pairs)
-    assert low.alignment is None
-    assert low.reasons == ("no pair has a gold score above 4",)
-    assert low.alignment_released == pytest.approx((2 + 0) / 2)
+    assert low.scores["alignment"] is None
+    assert low.reasons == {"alignment": "no pair has a gold score above 4"}
+    assert low.scores["alignment_released"] == pytest.approx((2 + 0) / 2)
     zero = geometry.evaluate_geometry(lambda texts: np.zeros((len(texts), 2)), pairs)
-    assert (zero.alignment, zero.uniformity) == (None, None)
-    assert "3 of 3 embeddings are zero" in zero.reasons[0]
+    assert zero.scores == dict.fromkeys(geometry.GEOMETRY)
+    assert all("3 of 3 embeddings are zero" in zero.reasons[name] for name in geometry.GEOMETRY)

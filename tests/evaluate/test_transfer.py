@@ -10,6 +10,7 @@ from away import away
 
 from sightline.errors import SightlineError
 from train.evaluate import transfer
+from train.evaluate.cross_validation import Fold
 from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
 from train.evaluate.task import SubsetSettings
 
@@ -73,9 +74,11 @@ def chosen(task, encode, folds, recipe):
     """Mean accuracy and dev accuracy, rounded as SentEval does, and every penalty."""
     features = transfer.features_of(task, encode(list(task.sentences)))
     choices = transfer.choices_of(task, features, "cpu", folds, recipe)
-    accuracy = round(float(np.mean([each.accuracy for each in choices])), 2)
-    dev_accuracy = round(float(np.mean([each.dev_accuracy for each in choices])), 2)
-    return accuracy, dev_accuracy, [each.penalty for each in choices]
+    penalties, dev_accuracies, accuracies = zip(*choices, strict=True)
+    accuracy, dev_accuracy = (
+        round(float(np.mean(values)), 2) for values in (accuracies, dev_accuracies)
+    )
+    return accuracy, dev_accuracy, list(penalties)
 
 
 def test_files_are_read_as_senteval_reads_them(downstream):
@@ -195,10 +198,10 @@ def test_every_classifier_has_the_weights_of_one_trained_alone():
     x, y = encode(examples.first), examples.labels
     rows = np.random.default_rng(5).permutation(400)
     folds = [
-        transfer.Fold(rows[:130], rows[300:]),
-        transfer.Fold(rows[3:131], rows[200:260]),
-        transfer.Fold(rows[:127], rows[300:]),
-        transfer.Fold(rows[50:180]),
+        Fold(rows[:130], rows[300:]),
+        Fold(rows[3:131], rows[200:260]),
+        Fold(rows[:127], rows[300:]),
+        Fold(rows[50:180]),
     ]
     fitted = fit_classifiers(torch.from_numpy(x), torch.from_numpy(y), 2, folds, Recipe())
     for number, fold in enumerate(folds):
@@ -244,7 +247,7 @@ def test_a_gpu_gives_the_accuracies_of_the_cpu():
 
 def test_equal_means_choose_the_first_penalty():
     accuracies = np.array([[0.5, 0.70001, 0.7], [0.5, 0.7, 0.7]])
-    assert transfer.choose((1.0, 2.0, 3.0), accuracies) == (1, 70.0)
+    assert transfer.choose(accuracies) == (1, 70.0)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -22,29 +21,14 @@ _CHUNK = 1024  # rows of the distance matrix held at once
 _RELEASED_BATCH = 128
 _POSITIVE = 4.0  # gold score
 GEOMETRY = ("alignment", "uniformity", "alignment_released", "uniformity_released")
-"""Figures of `Geometry`, as results name them."""
+"""Figures as results name them, all better when lower: as the papers define them, over all pairs
+with gold > 4 and over every two distinct sentences; and as the released evaluation computes them
+(`released_geometry`), which published figures are of."""
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Lower is better for all. A value is None if undefined; `reasons` says why.
-
-    Attributes:
-        alignment, uniformity: as the papers define them: over all pairs with gold > 4, and over
-            every two distinct sentences.
-        alignment_released, uniformity_released: as the released evaluation computes them, see
-            `released_geometry`; published figures are of this kind.
-    """
-
-    alignment: float | None
-    uniformity: float | None
-    reasons: tuple[str, ...] = ()
-    alignment_released: float | None = None
-    uniformity_released: float | None = None
-
-
-def evaluate_geometry(encode: Encode, pairs: GradedPairs) -> Geometry:
-    """Alignment over the pairs with gold > 4, uniformity over all distinct sentences.
+def evaluate_geometry(encode: Encode, pairs: GradedPairs) -> TaskResult:
+    """Alignment over the pairs with gold > 4, uniformity over all distinct sentences; and both
+    as the released evaluation has them.
 
     KDMCSE and DALR use STS-B's dev split; MCSE used all of STS-B.
     """
@@ -53,22 +37,22 @@ def evaluate_geometry(encode: Encode, pairs: GradedPairs) -> Geometry:
     row_of = {text: row for row, text in enumerate(texts)}
     rows = np.array([[row_of[text] for text in side] for side in (pairs.first, pairs.second)])
     positives = np.flatnonzero(pairs.gold > _POSITIVE)
-    close = spread = None
-    reasons: list[str] = []
+    scores: dict[str, float | None] = dict.fromkeys(GEOMETRY)
+    reasons: dict[str, str] = {}
     try:
         norms_of(embeddings)
     except NotDefinedError as error:
-        return Geometry(close, spread, (str(error),))
+        return TaskResult(scores=scores, reasons=dict.fromkeys(GEOMETRY, str(error)))
     if len(positives):
-        close = alignment(*embeddings[rows[:, positives]])
+        scores["alignment"] = alignment(*embeddings[rows[:, positives]])
     else:
-        reasons.append(f"no pair has a gold score above {_POSITIVE:g}")
+        reasons["alignment"] = f"no pair has a gold score above {_POSITIVE:g}"
     if len(texts) > 1:
-        spread = uniformity(embeddings)
+        scores["uniformity"] = uniformity(embeddings)
     else:
-        reasons.append(f"{len(texts)} distinct sentences; uniformity needs two")
-    released = released_geometry(embeddings, rows, pairs)
-    return Geometry(close, spread, tuple(reasons), *released)
+        reasons["uniformity"] = f"{len(texts)} distinct sentences; uniformity needs two"
+    scores |= dict(zip(GEOMETRY[2:], released_geometry(embeddings, rows, pairs), strict=True))
+    return TaskResult(scores=scores, reasons=reasons)
 
 
 def released_geometry(
@@ -155,8 +139,4 @@ class GeometryTask(Task[GeometrySettings]):
         return sentences_of([self.pairs])
 
     def score(self, model: EvaluatedModel) -> TaskResult:
-        geometry = evaluate_geometry(model.encode, self.pairs)
-        scores = {name: getattr(geometry, name) for name in GEOMETRY}
-        why = "; ".join(geometry.reasons)
-        reasons = {name: why for name in GEOMETRY if scores[name] is None}
-        return TaskResult(scores=scores, reasons=reasons)
+        return evaluate_geometry(model.encode, self.pairs)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.evaluate.transfer import Fold
+from train.evaluate.cross_validation import Fold
 
 # PyTorch's defaults for Adam.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8

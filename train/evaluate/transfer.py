@@ -7,26 +7,25 @@ words joined by single spaces. Examples are in its order too (by number of words
 equal ones as in the file), because folds and batches depend on it.
 
 MR, CR, SUBJ and MPQA use nested 10-fold cross-validation; l2 is chosen with 10 folds of the
-training set for TREC and MRPC, with the dev set for SST-2. A pair's features are |u − v| and u · v.
-Folds are those of scikit-learn's `StratifiedKFold`, shuffled from seed 1111, as in SentEval
-(`senteval/tools/validation.py`); rows are numbered across all splits of a task, `train` first.
+training set for TREC and MRPC, with the dev set for SST-2 (`cross_validation`). A pair's features
+are |u − v| and u · v.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sightline.devices import pick_device, threads_here, using_threads
 from sightline.errors import SightlineError
 from sightline.user_files import read_data, read_lines
+from train.evaluate.cross_validation import Protocol, choose, folds_of, percent, selections
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.similarity import Encode, squeeze
 from train.evaluate.task import Metric, SubsetSettings, Task, add_mean, unlike_published
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
 
 AVERAGE = "transfer Avg"
 """Mean over the seven tasks."""
-
-Protocol = Literal["nested", "k-fold", "split"]
-"""How the accuracy is measured and l2 is chosen.
-
-`nested`: no test set; every outer fold is tested once, inner folds choose. `k-fold`: folds of the
-training set choose. `split`: a dev set chooses.
-"""
 
 LABELS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
 """TREC's question types."""
@@ -137,79 +129,6 @@ def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> dict[str,
     return loaded
 
 
-@dataclass(frozen=True, eq=False)
-class Fold:
-    """Rows to train on and rows to score, int64; without `dev` the classifier finds its own."""
-
-    train: np.ndarray
-    dev: np.ndarray | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """One choice of a penalty: the best mean accuracy over `inner`; `final` is tested on `test`."""
-
-    inner: tuple[Fold, ...]
-    final: Fold
-    test: np.ndarray
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A selection's outcome: the penalty, its accuracy ×100 over the inner folds, and on test."""
-
-    penalty: float
-    dev_accuracy: float
-    accuracy: float
-
-
-def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
-    """The selections of a task: one for each outer fold if it is nested, else one.
-
-    Args:
-        count: number of outer and of inner folds.
-
-    Raises:
-        SightlineError: a class has too few examples for that many folds.
-    """
-    _check_classes(task, count)
-    labels, ends = task.labels, np.cumsum([len(split) for split in task.splits.values()])
-    rows = dict(zip(task.splits, np.split(np.arange(len(labels)), ends[:-1]), strict=True))
-    train = rows["train"]
-    if task.protocol == "split":
-        fold = Fold(train, rows["dev"])
-        return [Selection((fold,), fold, rows["test"])]
-    if task.protocol == "k-fold":
-        return [Selection(_folds(train, labels, count, seed), Fold(train), rows["test"])]
-    return [
-        Selection(_folds(outer.train, labels, count, seed), Fold(outer.train), outer.dev)
-        for outer in _folds(train, labels, count, seed)
-        if outer.dev is not None
-    ]
-
-
-def folds_of(task: TransferTask, count: int) -> int:
-    """How many distinct folds the `selections` of a task have."""
-    return {"nested": count * (count + 1), "k-fold": count + 1, "split": 1}[task.protocol]
-
-
-def choose(penalties: Sequence[float], accuracies: np.ndarray) -> tuple[int, float]:
-    """Index of the best penalty, the first if several tie, and its mean accuracy ×100.
-
-    Args:
-        accuracies: float64 [inner folds, penalties], 0 to 1. SentEval compares means rounded to
-            two decimals.
-    """
-    means = [percent(float(np.mean(accuracies[:, penalty]))) for penalty in range(len(penalties))]
-    best = int(np.argmax(means))
-    return best, means[best]
-
-
-def percent(share: float) -> float:
-    """×100, to two decimals, as SentEval rounds."""
-    return round(100 * share, 2)
-
-
 def evaluate_transfer(
     encode: Encode,
     tasks: Mapping[str, TransferTask],
@@ -247,7 +166,7 @@ def evaluate_transfer(
         if broken := int((~np.isfinite(features).all(axis=1)).sum()):
             return None, f"features of {broken} of {len(features)} examples are not finite"
         choices = choices_of(task, features, where, folds, recipe, advance)
-        return round(float(np.mean([choice.accuracy for choice in choices])), 2), ""
+        return round(float(np.mean([tested for *_, tested in choices])), 2), ""
 
     threads, on_cpu = threads_here(), where == "cpu"
     with (
@@ -287,14 +206,17 @@ def choices_of(
     folds: int,
     recipe: Recipe | None = None,
     advance: Callable[[int], None] = lambda _: None,
-) -> list[Choice]:
-    """The outcome of every selection of a task; all its classifiers are trained together.
+) -> list[tuple[float, float, float]]:
+    """What every selection of a task chooses; all its classifiers are trained together.
 
     A final classifier is trained for every value of l2, since the best one is not known yet.
     SentEval trains SST-2's once more on the same rows, which gives the same weights.
 
     Args:
         features: float32 [n, d], of all examples.
+
+    Returns:
+        The penalty, its accuracy ×100 over the inner folds, and its accuracy ×100 on test.
     """
     import torch
 
@@ -309,11 +231,11 @@ def choices_of(
     choices = []
     for selection in planned:
         inner = [numbers[fold] for fold in selection.inner]
-        best, dev_accuracy = choose(recipe.l2, fitted.dev_accuracy[inner])
+        best, dev_accuracy = choose(fitted.dev_accuracy[inner])
         test = torch.from_numpy(selection.test).to(device)
         predicted = predict(fitted.weights[numbers[selection.final], best], x[test])
         right = int((predicted == y[test]).sum())
-        choices.append(Choice(recipe.l2[best], dev_accuracy, percent(right / len(test))))
+        choices.append((recipe.l2[best], dev_accuracy, percent(right / len(test))))
     return choices
 
 
@@ -452,29 +374,3 @@ def _bad_line(file: Path, number: int, line: str, expected: str) -> SightlineErr
     return SightlineError(
         f"{file}, line {number}: found {line[:80]!r}, expected {expected}; fetch the file again"
     )
-
-
-def _folds(rows: np.ndarray, labels: np.ndarray, count: int, seed: int) -> tuple[Fold, ...]:
-    from sklearn.model_selection import StratifiedKFold  # takes seconds
-
-    splitter = StratifiedKFold(n_splits=count, shuffle=True, random_state=seed)
-    return tuple(Fold(rows[train], rows[dev]) for train, dev in splitter.split(rows, labels[rows]))
-
-
-def _check_classes(task: TransferTask, count: int) -> None:
-    counts = np.bincount(task.splits["train"].labels, minlength=task.classes)
-    smallest = int(counts.min())
-    if task.protocol == "split":
-        if not smallest:
-            raise SightlineError(
-                f"{task.name}: class {int(counts.argmin())} of {task.classes} has no training "
-                "example; expected SentEval's complete files"
-            )
-        return
-    # An outer fold takes its share before the inner ones do.
-    left = smallest - math.ceil(smallest / count) if task.protocol == "nested" else smallest
-    if left < count:
-        raise SightlineError(
-            f"{task.name}: the smallest class has {smallest} training examples, too few for "
-            f"{count} stratified folds; expected SentEval's complete files"
-        )
