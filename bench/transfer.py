@@ -19,16 +19,9 @@ import numpy as np
 import torch
 from harness import Report, options_of, timed
 
+from train.evaluate.cross_validation import Fold, Selection, selections
 from train.evaluate.softmax_classifiers import Classifiers, Recipe, fit_classifiers
-from train.evaluate.transfer import (
-    EXPECTED_EXAMPLES,
-    TASKS,
-    Examples,
-    Fold,
-    Selection,
-    TransferTask,
-    selections,
-)
+from train.evaluate.transfer import EXPECTED_EXAMPLES, TASKS, Examples, TransferTask
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import one_by_one

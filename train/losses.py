@@ -106,12 +106,6 @@ def cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
     return _unit_rows(left) @ _unit_rows(right).mT
 
 
-@full_precision
-def product_matrix(left: Tensor, right: Tensor) -> Tensor:
-    """left_i · right_j, not normalised: [N, d] and [M, d] → [N, M]."""
-    return left @ right.mT
-
-
 def diagonal(scores: Tensor) -> Tensor:
     """A mask, [N, N] bool, of the positives of a square matrix: column i of row i."""
     return torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -269,7 +263,7 @@ def consistency_loss(
 
         1/(2N) Σ_i [ 1 − cos(s_i, v_i) + max(0, cos(s_i, v'_i) − margin) ]
 
-    The mean is over all 2N pairs. `derangement` makes the mismatched rows from the matched ones.
+    The mean is over all 2N pairs. A derangement of the matched rows makes the mismatched ones.
 
     Args:
         text: s, [N, d].
@@ -289,31 +283,6 @@ def consistency_loss(
     matched = (text - image).square().sum(dim=1) / 2  # (N,)
     mismatched = ((text * wrong).sum(dim=1) - margin).clamp_min(0.0)  # (N,)
     return torch.cat([matched, mismatched]).mean()
-
-
-def derangement(rows: int, generator: torch.Generator) -> Tensor:
-    """A random order in which no row keeps its place, for the mismatched images of DALR eq. 5.
-
-    Every derangement is equally likely. A plain permutation leaves one row in place on average,
-    and would treat that text's own image as a mismatch.
-
-    Args:
-        rows: N, at least 2.
-        generator: The source of randomness; its state determines the result.
-
-    Returns:
-        [N] int64 on the generator's device: index the images with it.
-    """
-    if rows < 2:
-        raise LossError(
-            f"derangement: {rows} row(s) cannot all change places; "
-            "omit the consistency term for a batch of one row"
-        )
-    places = torch.arange(rows, device=generator.device)
-    while True:  # a permutation is a derangement with probability 1/e, at least 1/3
-        order = torch.randperm(rows, generator=generator, device=generator.device)
-        if not bool((order == places).any()):
-            return order
 
 
 @full_precision

@@ -11,13 +11,13 @@ from train.losses import (
     adaptive_margin_nce,
     consistency_loss,
     cross_modal_alignment,
-    derangement,
     info_nce,
     kl_alignment,
     list_mle,
     object_phrase_nce,
     removed_share,
 )
+from train.objectives.modules.dalr import derangement
 
 ROWS = torch.eye(4, 6)
 SQUARE = torch.eye(4)

@@ -14,13 +14,13 @@ from train import losses
 from train.losses import (
     adaptive_margin_nce,
     consistency_loss,
-    derangement,
     info_nce,
     kl_alignment,
     list_mle,
     object_phrase_nce,
     removed_share,
 )
+from train.objectives.modules.dalr import derangement
 
 # ---- batches and losses -------------------------------------------------------------------------
 

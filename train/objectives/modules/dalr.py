@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sightline.devices import to_device
 from train.batch import Batch
 from train.losses import (
+    LossError,
     consistency_loss,
     cosine_matrix,
     cross_modal_alignment,
-    derangement,
     kl_alignment,
     list_mle,
 )
@@ -101,3 +102,28 @@ class DALR(GroundedObjective[DALRParams]):
             rows = batch.features_of(teacher.features, teacher.encoder)
             shares.append(teacher.weight * cosine_matrix(rows, rows))
         return sum(shares[1:], start=shares[0])
+
+
+def derangement(rows: int, generator: torch.Generator) -> Tensor:
+    """A random order in which no row keeps its place, for the mismatched images of DALR eq. 5.
+
+    Every derangement is equally likely. A plain permutation leaves one row in place on average,
+    and would treat that text's own image as a mismatch.
+
+    Args:
+        rows: N, at least 2.
+        generator: The source of randomness; its state determines the result.
+
+    Returns:
+        [N] int64 on the generator's device: index the images with it.
+    """
+    if rows < 2:
+        raise LossError(
+            f"derangement: {rows} row(s) cannot all change places; "
+            "omit the consistency term for a batch of one row"
+        )
+    places = torch.arange(rows, device=generator.device)
+    while True:  # a permutation is a derangement with probability 1/e, at least 1/3
+        order = torch.randperm(rows, generator=generator, device=generator.device)
+        if not bool((order == places).any()):
+            return order

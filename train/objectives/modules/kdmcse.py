@@ -14,7 +14,6 @@ from train.losses import (
     adaptive_margin_nce,
     cosine_matrix,
     diagonal,
-    product_matrix,
     removed_share,
 )
 from train.objectives.kdmcse import KDMCSEParams, TeacherTerm
@@ -112,7 +111,8 @@ class KDMCSE(GroundedObjective[KDMCSEParams]):
         labels = cosine_matrix(*(self._rows(batch, kind) for kind in term.labels))
         if term.products is None:
             return labels, labels
-        return labels, product_matrix(*(self._rows(batch, kind) for kind in term.products))
+        first, second = (self._rows(batch, kind) for kind in term.products)
+        return labels, first @ second.mT
 
     def _filtered(self, batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
         """Each filtered teacher term of a batch, its threshold, and what it is compared with."""
