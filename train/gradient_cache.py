@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,9 +48,10 @@ class CachedEmbeddings:
         Args:
             chunks: at least one; a single chunk may have no rows.
         """
-        self._embed, self._chunks, self._device = embed, chunks, device
+        self._embed, self._chunks = embed, chunks
+        self._generators = _generators(device)
         self._graph: Mapping[str, Tensor] | None = None
-        self._states: list[tuple[Tensor, Tensor | None]] = []
+        self._states: list[list[Tensor]] = []  # of each chunk
         if len(chunks) == 1:
             self._graph = embed(chunks[0])
             embedded = [self._graph]
@@ -79,7 +81,7 @@ class CachedEmbeddings:
             torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
 
     def _without_graph(self, chunk: Blocks) -> Mapping[str, Tensor]:
-        self._states.append(_random_state(self._device))
+        self._states.append([generator.get_rng_state() for generator in self._generators])
         with torch.no_grad():
             return self._embed(chunk)
 
@@ -87,25 +89,12 @@ class CachedEmbeddings:
         if self._graph is not None:
             embedded, self._graph = self._graph, None
             return embedded
-        _set_random_state(self._states[number], self._device)
+        for generator, state in zip(self._generators, self._states[number], strict=True):
+            generator.set_rng_state(state)
         return self._embed(chunk)
 
 
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The random state of dropout: that of the CPU's generator and of the accelerator's."""
-    if device.type == "cuda":
-        return torch.get_rng_state(), torch.cuda.get_rng_state(device)
-    if device.type == "mps":
-        return torch.get_rng_state(), torch.mps.get_rng_state()
-    return torch.get_rng_state(), None
-
-
-def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    of_cpu, of_device = state
-    torch.set_rng_state(of_cpu)
-    if of_device is None:
-        return
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(of_device, device)
-    else:
-        torch.mps.set_rng_state(of_device)
+def _generators(device: torch.device) -> list[Any]:
+    """What keeps the random state of dropout: the CPU's generator, and the accelerator's."""
+    cpu = [torch.random]
+    return cpu if device.type == "cpu" else [*cpu, torch.get_device_module(device)]

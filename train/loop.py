@@ -38,7 +38,7 @@ from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import FAILURE_FILE, LOOP_FILE, MODEL_FILE, RunFolder
 from train.run_spec import TrainConfig
-from train.schedule import micro_batches
+from train.schedule import micro_batches, optimizer_steps
 
 SAVE_SECONDS = 600.0
 """From one checkpoint to the next, unless `save_steps` says how many steps."""
@@ -109,7 +109,7 @@ class Loop:
         self._callbacks = callbacks
         self._window = LogWindow()
         self.state = state
-        state.steps = -(-self._micro_batches // config.gradient_accumulation)
+        state.steps = optimizer_steps(config, data.schedule)
 
     def run(self) -> None:
         """Train to the end, or until a callback stops it.

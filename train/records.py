@@ -147,7 +147,6 @@ class RunSummary(BaseModel):
         sentences_per_second: their ratio.
         peak_memory: peak bytes, by ``host`` and ``device``.
         trained_parameters: of encoder and heads.
-        negatives_per_anchor: other sentences of a full batch.
         processes: how many processes trained it; several numbers if it was resumed with a
             different number of them.
         device, precision: used for training.
@@ -188,7 +187,6 @@ class RunSummary(BaseModel):
     sentences_per_second: float
     peak_memory: dict[str, int] = {}
     trained_parameters: int = 0
-    negatives_per_anchor: int = 0
     processes: tuple[int, ...] = (1,)
     device: str = ""
     processor: str = ""

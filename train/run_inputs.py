@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -12,13 +12,17 @@ from typing import Any
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
+from sightline.hardware import cpu_warning
 from sightline.sentence_transformers_folder import licence_of, pin, read_recipe
 from train.code_digest import code_of, objectives_of
-from train.data import TrainingData
+from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
-from train.objectives import ObjectiveParams, make_objective
+from train.objectives import Objective, ObjectiveParams, make_objective
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainedPooling
+from train.schedule import micro_batches, optimizer_steps, steps_on_pairs
+
+_LOOKED_AT = 100  # micro-batches, for what is said before a run
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,54 @@ class RunInputs:
             digest=_digest(spec, objective, content),
             code=code,
         )
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return optimizer_steps(self.spec.train, self.data.schedule)
+
+    def notes(self, device: str) -> Iterator[str]:
+        """What is known of the run before it begins.
+
+        Args:
+            device: type of the one that it computes on.
+        """
+        config, data = self.spec.train, self.data
+        if data.feature_sets:
+            paired = steps_on_pairs(config, data.schedule, self.steps)
+            yield f"{paired:,} of {self.steps:,} steps on pairs"
+            if paired * 50 < self.steps:
+                yield (
+                    "warning: fewer than one step in fifty is on pairs, so the objective can "
+                    "hardly differ from one without features; give more pairs or fewer sentences"
+                )
+        if self.own_pooling not in (None, self.pooling):
+            yield f"pooling is {self.pooling}, but the student's folder says {self.own_pooling}"
+        if warning := cpu_warning(device):
+            yield f"warning: {warning}"
+        yield from self.dev.notes if self.dev else ()
+        if data.dropped_pairs:
+            yield f"{data.dropped_pairs} pairs left out: their images were not extracted"
+        if data.dropped_phrases:
+            yield f"{data.dropped_phrases} phrases left out: their objects were not extracted"
+        for stream, rows in (("pairs", data.schedule.pairs), ("sentences", data.schedule.text)):
+            if 0 < rows < config.batch_size:
+                told = f"all {rows:,} {stream}: batch_size is {config.batch_size:,}"
+                yield f"a batch of {stream} is {told}"
+        count = min(_LOOKED_AT, micro_batches(config, data.schedule))
+        repeated, rows = data.repeats(count)
+        if repeated:
+            yield (
+                f"{100 * repeated / rows:.1f} % of the rows of the first {count} batches share "
+                "their text or image with another row of their batch, which counts as a negative"
+            )
+
+    def warnings_of(self, objective: Objective[Any]) -> Sequence[str]:
+        """What its module finds wrong in the first paired batches."""
+        from train.objectives.modules.objective import warnings_of
+
+        batches = micro_batches(self.spec.train, self.data.schedule)
+        return warnings_of(objective, first_paired(self.data, batches))
 
 
 def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:

@@ -137,6 +137,11 @@ def micro_batches(config: TrainConfig, schedule: Schedule) -> int:
     return config.epochs * schedule.steps_per_epoch
 
 
+def optimizer_steps(config: TrainConfig, schedule: Schedule) -> int:
+    """Steps of the optimiser in the whole run; the last may have fewer micro-batches."""
+    return -(-micro_batches(config, schedule) // config.gradient_accumulation)
+
+
 def steps_on_pairs(config: TrainConfig, schedule: Schedule, steps: int) -> int:
     """How many of a run's first ``steps`` optimiser steps have a batch of pairs."""
     before, parts = schedule.pairs_before, config.gradient_accumulation

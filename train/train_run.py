@@ -14,9 +14,8 @@ from sightline.cache.prepared import hub_datasets
 from sightline.devices import device_name, float32_products, has_tf32
 from sightline.digest import digest
 from sightline.errors import LostProcess, SightlineError
-from sightline.hardware import cpu_warning, processor, versions
+from sightline.hardware import processor, versions
 from sightline.progress import Say, to_stderr
-from train.data import first_paired
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_export, export_heads, export_model
@@ -24,7 +23,7 @@ from train.records import FILE_NAME, FeatureUse, RunState, RunSummary
 from train.run_folder import CHECKPOINTS, RunFolder
 from train.run_inputs import RunInputs
 from train.run_spec import RunSpec, StudentConfig, run_spec
-from train.schedule import micro_batches, steps_on_pairs
+from train.schedule import steps_on_pairs
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from train.embed import Embedder
     from train.loop import Callback
     from train.model import Student
-    from train.objectives import Objective, ObjectiveParams
+    from train.objectives import ObjectiveParams
 
 
 def train_run(
@@ -108,7 +107,9 @@ def train_run(
         model, embedder, pooler = build_model(inputs)
 
         def begin() -> None:
-            _warn(inputs, model.objective, device, _steps(inputs), tell)
+            of_objective = (f"warning: {line}" for line in inputs.warnings_of(model.objective))
+            for note in (*inputs.notes(device.type), *of_objective):
+                tell(f"{spec.run}: {note}")
             if state.step:
                 return
             if (folder.path / FILE_NAME).is_file():
@@ -223,9 +224,6 @@ def train_model(
     return train_run(spec, say=say, track=track)
 
 
-_LOOKED_AT = 100  # micro-batches, for what is said before a run
-
-
 @dataclass(frozen=True)
 class StepsToDo:
     """What a run still has to do.
@@ -257,13 +255,7 @@ def steps_to_do(spec: RunSpec) -> StepsToDo:
         return StepsToDo(spec.out.as_posix(), finished.steps, 0)
     state = to_resume(inputs, folder, to_stderr)
     done = state.step if state else 0
-    return StepsToDo(spec.out.as_posix(), done, _steps(inputs) - done)
-
-
-def _steps(inputs: RunInputs) -> int:
-    """Optimiser steps of the whole run."""
-    config = inputs.spec.train
-    return -(-micro_batches(config, inputs.data.schedule) // config.gradient_accumulation)
+    return StepsToDo(spec.out.as_posix(), done, inputs.steps - done)
 
 
 def training_device(spec: RunSpec, processes: Processes) -> torch.device:
@@ -359,52 +351,6 @@ def _require_equal(starts: Sequence[object]) -> None:
             )
 
 
-def _warn(
-    inputs: RunInputs, objective: Objective[Any], device: torch.device, steps: int, tell: Say
-) -> None:
-    """Say what is known of a run of so many ``steps`` before it begins."""
-    from train.objectives.modules.objective import warnings_of
-
-    spec, data = inputs.spec, inputs.data
-    if data.feature_sets:
-        paired = steps_on_pairs(spec.train, data.schedule, steps)
-        tell(f"{spec.run}: {paired:,} of {steps:,} steps on pairs")
-        if paired * 50 < steps:
-            tell(
-                f"{spec.run}: warning: fewer than one step in fifty is on pairs, so the objective "
-                "can hardly differ from one without features; give more pairs or fewer sentences"
-            )
-    if inputs.own_pooling not in (None, inputs.pooling):
-        tell(
-            f"{spec.run}: pooling is {inputs.pooling}, but the student's folder says "
-            f"{inputs.own_pooling}"
-        )
-    if warning := cpu_warning(device.type):
-        tell(f"{spec.run}: warning: {warning}")
-    for note in inputs.dev.notes if inputs.dev else ():
-        tell(f"{spec.run}: {note}")
-    if data.dropped_pairs:
-        tell(f"{spec.run}: {data.dropped_pairs} pairs left out: their images were not extracted")
-    if data.dropped_phrases:
-        tell(
-            f"{spec.run}: {data.dropped_phrases} phrases left out: their objects were not extracted"
-        )
-    for stream, rows in (("pairs", data.schedule.pairs), ("sentences", data.schedule.text)):
-        if 0 < rows < spec.train.batch_size:
-            told = f"all {rows:,} {stream}: batch_size is {spec.train.batch_size:,}"
-            tell(f"{spec.run}: a batch of {stream} is {told}")
-    count = min(_LOOKED_AT, micro_batches(spec.train, data.schedule))
-    repeated, rows = data.repeats(count)
-    if repeated:
-        tell(
-            f"{spec.run}: {100 * repeated / rows:.1f} % of the rows of the first {count} batches "
-            "share their text or image with another row of their batch, which counts as a negative"
-        )
-    paired = first_paired(data, micro_batches(spec.train, data.schedule))
-    for line in warnings_of(objective, paired):
-        tell(f"{spec.run}: warning: {line}")
-
-
 def _kept(inputs: RunInputs, folder: RunFolder) -> str:
     state, run = folder.state(), inputs.spec.run
     if state is None or not state.step:
@@ -476,7 +422,6 @@ def _summary(
         steps_on_pairs=steps_on_pairs(spec.train, data.schedule, state.step),
         sentences_per_second=state.sentences / seconds if seconds else 0.0,
         trained_parameters=parameters,
-        negatives_per_anchor=spec.train.batch_size - 1,
         processes=tuple(state.processes),
         device=device_name(device),
         processor=processor().model if device.type == "cpu" else "",
