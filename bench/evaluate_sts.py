@@ -1,14 +1,16 @@
-"""The seven STS scores: Sightline and a plain loop over both sides of every pair.
+"""The seven STS scores: Sightline, a plain loop over both sides of every pair, and the library.
 
     python bench/evaluate_sts.py --data senteval/downstream --model PATH [--tasks STS-B ...]
 
 The plain loop encodes the first and the second sentences of each subset in file order, in batches
 of 64 padded to their longest sentence. Sightline encodes each distinct sentence of all tasks once,
 sorted by length. Model, weights, precision and threads are the same; the scores must agree.
+`encode` of sentence-transformers gets the distinct sentences, and so does ours beside it.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from train.evaluate.similarity import correlate
 from train.evaluate.sts import TASKS, TestSets, evaluate_sts, load_sts
 
 BATCH, TARGET = 64, 0.7
+THEIRS = 1 / 1.3  # seconds of ours / sentence-transformers'
 
 
 def plain_loop(embedder: Embedder, data: TestSets) -> dict[str, float | None]:
@@ -85,6 +88,29 @@ def main() -> None:
             {"ours_s": ours_s, "plain_s": plain_s},
         )
         report.ratio(what, ours_s / plain_s, at_most=TARGET, **seconds)
+    beside_the_library(options, data, report)
+
+
+def beside_the_library(options: argparse.Namespace, data: TestSets, report: Report) -> None:
+    """Time `encode` of both on the same sentences, and compare the rows."""
+    from sentence_transformers import SentenceTransformer
+
+    pairs = [each for subsets in data.values() for each in subsets]
+    sentences = list(dict.fromkeys(s for each in pairs for s in (*each.first, *each.second)))
+    ours = Embedder.load(options.model)
+    theirs = SentenceTransformer(options.model, device=ours.model.device.type)
+    rows: dict[str, np.ndarray] = {}
+    costs = take_turns(
+        {
+            "theirs": lambda: rows.update(theirs=theirs.encode(sentences, batch_size=BATCH)),
+            "ours": lambda: rows.update(ours=ours.encode(sentences)),
+        },
+        options.rounds,
+    )
+    np.testing.assert_allclose(rows["ours"], rows["theirs"], rtol=0, atol=1e-4)
+    for clock, ours_s, theirs_s in zip(Cost._fields, costs["ours"], costs["theirs"], strict=True):
+        what = f"{len(sentences):,} sentences / sentence-transformers, {clock}"
+        report.ratio(what, ours_s / theirs_s, at_most=THEIRS, ours_s=ours_s, theirs_s=theirs_s)
 
 
 if __name__ == "__main__":

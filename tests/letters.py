@@ -12,7 +12,7 @@ from train.evaluate.models import EvaluatedModel
 class Letters:
     """A deterministic encoder that needs no model and counts what it encodes."""
 
-    dim = 10
+    dim, precision = 10, "fp32"
 
     def __init__(self, constant: bool = False) -> None:
         self.constant = constant

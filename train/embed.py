@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.devices import (
     AUTOCAST,
@@ -17,6 +19,7 @@ from sightline.devices import (
     use_device,
 )
 from sightline.errors import SightlineError
+from sightline.out_of_memory import is_out_of_memory
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from sightline.sentence_transformers_folder import (
     check_first_token,
@@ -31,6 +34,10 @@ from sightline.sentence_transformers_folder import (
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_BLOCK = 65_536
+"""Sentences that are tokenised at once: their ids as Python's integers take the most memory."""
 
 
 class Embedder:
@@ -140,7 +147,7 @@ class Embedder:
         self,
         sentences: Sequence[str],
         *,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         normalize: bool | None = None,
         advance: Callable[[int], None] = lambda _: None,
     ) -> np.ndarray:
@@ -148,11 +155,13 @@ class Embedder:
 
         Each distinct sentence is encoded once. Batches hold sentences of similar length, at most
         `batch_size` × 32 tokens with padding, so that a batch of long ones needs no more memory
-        than one of short ones.
+        than one of short ones. Where a device has no room for a batch, batches are halved: scores
+        do not depend on them to the second decimal, though last bits of rows do.
 
         Args:
             batch_size: sentences of 32 tokens per batch; shorter ones share a batch in larger
-                numbers, longer ones in smaller (never fewer than one).
+                numbers, longer ones in smaller (never fewer than one). None: 64 on a CPU, 1,024
+                elsewhere.
             normalize: overrides the embedder's own setting.
             advance: called with how many more distinct sentences are encoded.
         """
@@ -161,19 +170,39 @@ class Embedder:
         row_of = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
         distinct = np.empty((len(row_of), self.dim), dtype=np.float32)
         if row_of:
-            tokens = token_ids(self.tokenizer, self._prompted(row_of), self.max_length)
-            lengths = np.array([len(ids) for ids in tokens], dtype=np.int64)
+            tokens, starts = self._tokens(list(row_of))
+            size = batch_size or (64 if self.model.device.type == "cpu" else 1024)
+            batches = _Batches(np.diff(starts), budget=size * 32)
             with self._evaluating():
-                for rows in _batches(lengths, budget=batch_size * 32):
-                    embeddings = self._embed([tokens[row] for row in rows])
-                    distinct[rows] = embeddings.float().cpu().numpy()
+                while len(rows := batches.rows):
+                    batch = [tokens[starts[row] : starts[row + 1]] for row in rows]
+                    try:
+                        distinct[rows] = self._embed(batch).float().cpu().numpy()
+                    except (RuntimeError, MemoryError) as error:
+                        if len(rows) == 1 or not is_out_of_memory(error):
+                            raise
+                        batches.halve()
+                        continue
+                    batches.go_on()
                     advance(len(rows))
         if self.normalize if normalize is None else normalize:
             norms = np.linalg.norm(distinct, axis=1, keepdims=True)
             distinct /= np.maximum(norms, 1e-12)
+        if len(row_of) == len(sentences):
+            return distinct
         return distinct[[row_of[sentence] for sentence in sentences]]
 
-    def _embed(self, batch: list[list[int]]) -> Tensor:
+    def _tokens(self, sentences: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ids of n sentences, one after another, and where those of each begin, [n + 1]."""
+        ids, starts = [], [0]
+        for start in range(0, len(sentences), _BLOCK):
+            texts = self._prompted(sentences[start : start + _BLOCK])
+            block = token_ids(self.tokenizer, texts, self.max_length)
+            ids.append(np.fromiter(chain.from_iterable(block), np.int32))
+            starts += list(accumulate(map(len, block), initial=starts.pop()))
+        return np.concatenate(ids), np.array(starts, dtype=np.int64)
+
+    def _embed(self, batch: Sequence[NDArray[np.int32]]) -> Tensor:
         """Embeddings [B, d] of one batch of token ids."""
         import torch
 
@@ -181,7 +210,7 @@ class Embedder:
         longest = int(lengths.max())
         mask = torch.arange(longest) < lengths[:, None]  # [B, L]
         input_ids = torch.full((len(batch), longest), self._pad_id())
-        input_ids[mask] = torch.tensor([token for ids in batch for token in ids])
+        input_ids[mask] = torch.from_numpy(np.concatenate(batch)).long()
         device = self.model.device
         mask = mask.to(device, torch.int64)
         with torch.autocast(
@@ -215,14 +244,26 @@ class Embedder:
                 module.training = True
 
 
-def _batches(lengths: np.ndarray, budget: int) -> Iterator[np.ndarray]:
+class _Batches:
     """Row numbers in batches of similar length, longest first; at most `budget` padded tokens each.
 
     Longest first, so that the batch that needs the most memory fails at once or not at all.
     """
-    order = np.argsort(-lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        rows = max(1, budget // max(1, int(lengths[order[start]])))
-        yield order[start : start + rows]
-        start += rows
+
+    def __init__(self, lengths: NDArray[np.int64], budget: int) -> None:
+        self._left = np.argsort(-lengths, kind="stable")
+        self._lengths, self._budget = lengths, budget
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The batch that is next; empty: there is none."""
+        longest = int(self._lengths[self._left[:1]].sum())
+        return self._left[: max(1, self._budget // max(1, longest))]
+
+    def go_on(self) -> None:
+        """The batch is done."""
+        self._left = self._left[len(self.rows) :]
+
+    def halve(self) -> None:
+        """Make this batch and those after it half as large."""
+        self._budget = len(self.rows) // 2 * int(self._lengths[self._left[0]])

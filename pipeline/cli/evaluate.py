@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -45,6 +45,16 @@ def evaluate(
     set_: Annotated[list[str], set_in("Data")] = [],  # noqa: B006
     pooling: POOLING = None,
     device: DEVICE = "auto",
+    precision: Annotated[
+        Literal["fp32", "bf16"],
+        option(
+            "Machine",
+            "Arithmetic of the encoders; results say it.",
+            "--precision",
+            metavar="<fp32|bf16>",
+            show_default=True,
+        ),
+    ] = "fp32",
     out: Annotated[
         Path | None,
         option("Output", "Folder for result files, which `sightline compare` reads.", "--out"),
@@ -89,7 +99,7 @@ def evaluate(
     for source in named_models:
         failed: dict[str, SightlineError] = {}
         try:
-            model = EvaluatedModel.load(source.source, pooling, device)
+            model = EvaluatedModel.load(source.source, pooling, device, precision)
             model.shows_progress = True
             if source is named_models[0]:
                 _say_where(model)

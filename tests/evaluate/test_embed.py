@@ -167,6 +167,30 @@ def test_each_distinct_sentence_is_encoded_once_within_the_token_budget():
     assert [length for _, length in shapes] == sorted((x for _, x in shapes), reverse=True)
 
 
+def test_batches_are_halved_until_they_fit_and_scores_do_not_depend_on_them(monkeypatch):
+    embedder, sizes = Embedder(*make_encoder("bert"), "mean"), []
+    texts = [f"{'the big red dog ' * (n % 7)}{n}" for n in range(300)]
+    whole = embedder.encode(texts, batch_size=300)
+    embed = embedder._embed
+
+    def small(batch):
+        sizes.append(len(batch))
+        if len(batch) > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embed(batch)
+
+    monkeypatch.setattr(embedder, "_embed", small)
+    monkeypatch.setattr("train.embed._BLOCK", 37)
+    halved = embedder.encode(texts, batch_size=300)
+    assert sizes[0] == 300
+    assert max(size for size in sizes if size <= 40) > 20
+    cosines = [np.corrcoef(rows)[np.triu_indices(300, 1)] for rows in (whole, halved)]
+    assert 100 * np.abs(cosines[0] - cosines[1]).max() < 0.01
+    monkeypatch.setattr(embedder, "_embed", Mock(side_effect=RuntimeError("out of memory")))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        embedder.encode(["one", "two"])
+
+
 def test_a_model_in_training_is_unchanged():
     model, tokenizer = make_encoder()
     model.train()

@@ -241,6 +241,12 @@ def test_the_command_scores_runs_and_models_in_one_table(project, said, monkeypa
     assert [scores[each] for each in METRICS] == pytest.approx(
         [result().scores[each] for each in METRICS]
     )
+    assert said("evaluate", "retrieval", *words, "--precision=bf16")[0] == 0
+    found = load_result(Path("out/mcse-clip/seed-0.json"))
+    assert (found.precision, found.marks[-1]) == ("bf16", "scored in bf16")
+    assert [found.scores[each] for each in METRICS] == pytest.approx(
+        [scores[each] for each in METRICS], abs=5
+    )
 
 
 def test_a_failing_task_or_model_leaves_the_other_scores(project, said):

@@ -118,6 +118,8 @@ def evaluate_model(
         failed: see `Evaluation.score`.
     """
     of_run: dict[str, Any] = {"pinned": model.pinned}
+    if (precision := model.embedder.precision) != "fp32":
+        of_run["precision"] = precision
     if model.folder is not None and model.summary is not None:
         of_run |= {"training": model.summary, "run_sha256": digest_of_run(model.folder)}
     tasks = evaluation.score(model, failed=failed)

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from sightline.cache import FeatureSet
+from sightline.devices import Precision
 from sightline.digest import Pinned
 from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
@@ -59,7 +60,13 @@ class EvaluatedModel:
         self._rows = np.empty((0, embedder.dim), dtype=np.float32)
 
     @classmethod
-    def load(cls, source: str, pooling: str | None = None, device: str = "auto") -> EvaluatedModel:
+    def load(
+        cls,
+        source: str,
+        pooling: str | None = None,
+        device: str = "auto",
+        precision: Precision = "fp32",
+    ) -> EvaluatedModel:
         """The folder of a training run, a model folder, or a name on the hub.
 
         Raises:
@@ -73,10 +80,11 @@ class EvaluatedModel:
                     f"{source}: its training is not finished; resume it with the command that "
                     "began it"
                 )
-            embedder = Embedder.load(source, checked, device=device)
+            embedder = Embedder.load(source, checked, device=device, precision=precision)
             return cls(source, embedder, pooling=checked, pinned=pin(source))
         summary = RunSummary.read(folder)
-        embedder = Embedder.load(folder / MODEL_FOLDER, checked, device=device)
+        model = folder / MODEL_FOLDER
+        embedder = Embedder.load(model, checked, device=device, precision=precision)
         return cls(summary.run, embedder, folder, summary, checked)
 
     def encode_once(self, sentences: Iterable[str]) -> None:

@@ -191,6 +191,7 @@ class RunResult(BaseModel):
         run: name of the system, the same for all its seeds.
         tasks: name of an evaluation task → its result. A metric has one name among all tasks.
         pooling: the one that the evaluation was asked for; empty if the model's own was used.
+        precision: the one that the evaluation was asked for; empty: fp32.
         training: the run, as its run.json has it; None for a model that Sightline did not train.
         run_sha256: of the run.json that the scores belong to.
         pinned: which model it was, of one that Sightline did not train; None: not known.
@@ -202,6 +203,7 @@ class RunResult(BaseModel):
     run: Annotated[str, Field(min_length=1)]
     tasks: dict[str, TaskResult] = {}
     pooling: str = ""
+    precision: str = ""
     training: RunSummary | None = None
     run_sha256: str = ""
     pinned: Pinned | None = None
@@ -262,6 +264,7 @@ class RunResult(BaseModel):
             *(["untrained weights"] if self.untrained else []),
             *(f"features {doubt}" for doubt in doubts),
             *(["code edited since, accepted"] if accepted else []),
+            *([f"scored in {self.precision}"] if self.precision else []),
         )
 
 
