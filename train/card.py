@@ -75,7 +75,8 @@ def model_card(
         ),
         f"## Use\n\n```python\n{_SENTENCE_TRANSFORMERS}\n```",
         f"Without sentence-transformers:\n\n```python\n{_without(summary, pooling)}\n```",
-        "## Data\n\n" + "\n".join(f"- {name}: `{data}`" for name, data in _data(summary).items()),
+        "## Data\n\n"
+        + "\n".join(f"- {name}: `{data}`" for name, data in summary.data_sets.items()),
     ]
     if summary.dropped_pairs:
         parts.append(
@@ -192,15 +193,6 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
 def _student(summary: RunSummary) -> str:
     """Its name on the hub, or that of its folder; a card holds no path of this machine."""
     return summary.base_model or Path(str(summary.student["model"])).name
-
-
-def _data(summary: RunSummary) -> dict[str, str]:
-    """Stream → name of its data set, the folder of its manifests."""
-    names = {}
-    for stream, text in summary.data.items():
-        folders = [p.parent if p.suffix == ".parquet" else p for p in map(Path, text.split(", "))]
-        names[stream] = ", ".join(dict.fromkeys(folder.name for folder in folders))
-    return names
 
 
 def _pinned(summary: RunSummary) -> str:

@@ -202,6 +202,16 @@ class RunSummary(BaseModel):
         return [(int(entry["step"]), entry[name]) for entry in self.log if name in entry]
 
     @property
+    def data_sets(self) -> dict[str, str]:
+        """Stream → name of its data set, the folder of its manifests."""
+        names = {}
+        for stream, source in self.data.items():
+            places = map(Path, source.split(", "))
+            folders = [place.parent if place.suffix == ".parquet" else place for place in places]
+            names[stream] = ", ".join(dict.fromkeys(folder.name for folder in folders))
+        return names
+
+    @property
     def dev_history(self) -> list[tuple[int, float]]:
         """(step, Spearman × 100) of every dev score."""
         return self.curve(DEV)

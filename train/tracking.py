@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from operator import attrgetter
@@ -28,6 +28,7 @@ from sightline.settings import Registry
 from train.loop import Callback
 from train.model import Student
 from train.records import RunState
+from train.report.table import flatten
 from train.run_inputs import RunInputs
 
 TRACKERS = Registry(
@@ -147,7 +148,11 @@ class Tracking(Callback):
         if is_new:
             settings = spec.model_dump(mode="json")
             settings["parameters"] = self._inputs.objective.describe()
-            tracker.store_init_configuration(dict(_flat(settings)))
+            flat = flatten(settings)
+            for setting, value in flat.items():
+                if not isinstance(value, bool | int | float | str):
+                    flat[setting] = json.dumps(value)
+            tracker.store_init_configuration(flat)
         self._trackers[name], self._told.curves[name] = tracker, curve
 
     def _tell(self, step: int, entry: Mapping[str, float]) -> None:
@@ -242,13 +247,3 @@ def _arguments(run: str, folder: Path, curve: Curve, is_new: bool) -> dict[str, 
             "dvcyaml": None,
         },
     }
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """(name with dots, value) of all that is nested; of other values than scalars their JSON."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            scalar = isinstance(value, bool | int | float | str)
-            yield above + name, value if scalar else json.dumps(value)

@@ -15,7 +15,6 @@ from train.evaluate.results import RunResult, TaskResult
 from train.evaluate.retrieval import METRICS as RETRIEVAL
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.evaluate.transfer import EXPECTED_EXAMPLES
-from train.records import RunSummary
 from train.report.comparison import check_comparable, find_run, results_in
 from train.report.grid import (
     SIGN,
@@ -273,20 +272,11 @@ def _another_training(results: Sequence[RunResult], expected: ExpectedRun | None
             if (result.training is None) != (expected is None):
                 return "is not a training" if result.training is None else "is a training"
             continue
-        student, data = result.training.student["name"], _data_of(result.training)
+        student, data = result.training.student["name"], result.training.data_sets
         if student != expected.parameters["student"]["name"] or data != dict(expected.data):
             streams = " and ".join(f"{name} ({stream})" for stream, name in data.items())
             return f"is {student} trained on {streams}"
     return ""
-
-
-def _data_of(training: RunSummary) -> dict[str, str]:
-    """Stream → name of its data set, the folder of its manifests."""
-    places = {stream: Path(source) for stream, source in training.data.items()}
-    return {
-        stream: path.parent.name if path.suffix == ".parquet" else path.name
-        for stream, path in places.items()
-    }
 
 
 def _with_more_metrics(result: RunResult) -> RunResult:
