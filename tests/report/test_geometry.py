@@ -46,7 +46,7 @@ def test_no_text_of_the_plane_overprints_another():
     figure.draw_without_rendering()
     (legend,), (axis, bar) = figure.legends, figure.axes
     texts = [*legend.get_texts(), *axis.texts, axis.xaxis.label, axis.yaxis.label, bar.yaxis.label]
-    assert len(texts) == 13 + 4
+    assert len(texts) == 13 + 3
     boxes = [Text.get_window_extent(text) for text in texts]
     assert not any(one.overlaps(two) for one, two in combinations(boxes, 2))
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)

@@ -220,8 +220,7 @@ def plane_of_runs(table: Table) -> Figure | None:
             face = colours.to_rgba(value) if np.isfinite(value) else "white"
             edge = (INK, *COLOURS[1:])[place // len(_SHAPES) % len(COLOURS)]
             look = {"ms": 8.4, "mfc": face, "mec": edge, "mew": 0.9, "ls": "", "zorder": 3}
-            shape = _SHAPES[place % len(_SHAPES)]
-            axis.plot(x[place], y[place], marker=shape, label=name, **look)
+            axis.plot(x[place], y[place], marker=_SHAPES[place % len(_SHAPES)], label=name, **look)
         if colouring:
             bar = figure.colorbar(colours, ax=axis, pad=0.02)
             bar.set_label(score)
@@ -232,17 +231,6 @@ def plane_of_runs(table: Table) -> Figure | None:
         axis.set_xlabel("uniformity (lower is better)")
         axis.set_ylabel("alignment (lower is better)")
         clean(axis, lines="both")
-        axis.annotate(
-            "best",
-            (0.012, 0.02),
-            xytext=(0.075, 0.105),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            arrowprops={"arrowstyle": "-|>", "color": FAINT, "shrinkB": 0},
-            color=SOFT,
-            fontsize=8.5,
-            ha="center",
-        )
         legend_above(figure, columns, handletextpad=0.2)
     return figure
 
