@@ -34,7 +34,6 @@ from pipeline.extract.settings import Machine
 from pipeline.grounding.captioned_images import CaptionedImage
 from pipeline.grounding.florence2 import TASK, Florence2Grounder
 from pipeline.grounding.ground import grounding_job
-from pipeline.grounding.grounding_model import LoadedModel
 from pipeline.grounding.protocols import Caption
 from pipeline.grounding.settings import Florence2Settings, Rules
 from sightline.cache import Place, key_of_file
@@ -135,8 +134,8 @@ def main() -> None:
         units = captioned(photographs(scratch / "images", count))
         model, processor = florence([unit.captions[0].text for unit in units], full)
         settings = Florence2Settings(family="florence2", model="bench", beams=BEAMS)
-        loaded = LoadedModel(model, processor, {"model": "bench"})
-        grounder = Recorded(Florence2Grounder(settings, loaded, device, precision))
+        loaded = model, processor, {"model": "bench"}
+        grounder = Recorded(Florence2Grounder(settings, *loaded, device, precision))
         masker = segmenter(full, scratch, device, precision)
         predictor = SAM2ImagePredictor(masker._backend._model)  # pyright: ignore
         edge = predictor.model.image_size  # the package assumes 1,024

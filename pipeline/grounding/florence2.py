@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.grounding.grounding_model import LoadedModel, ModelGrounder
+from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.settings import Florence2Settings
 from pipeline.grounding.spans import SpanFinder
@@ -33,10 +33,8 @@ class Florence2Grounder(ModelGrounder[Florence2Settings]):
     model_types = ("florence2",)
     architecture = "Florence2ForConditionalGeneration"
 
-    def __init__(
-        self, settings: Florence2Settings, loaded: LoadedModel, device: torch.device, precision: str
-    ) -> None:
-        super().__init__(settings, loaded, device, precision)
+    def __init__(self, settings: Florence2Settings, *loaded: Any) -> None:
+        super().__init__(settings, *loaded)
         self._processor.tokenizer.padding_side = "right"
         config = self._model.config.text_config
         if settings.max_length > config.max_position_embeddings:

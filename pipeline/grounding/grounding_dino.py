@@ -1,4 +1,4 @@
-"""The grounder `grounding-dino`: boxes for the noun phrases of a caption, by token scores."""
+"""`grounding-dino`, `mm-grounding-dino`: boxes for a caption's noun phrases, by token scores."""
 
 from __future__ import annotations
 
@@ -150,3 +150,11 @@ class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
             query.input_ids.extend([*ids, stop])
         query.input_ids.append(end)
         return query
+
+
+class MMGroundingDinoGrounder(GroundingDinoGrounder):
+    """MM Grounding DINO and LLMDet, which share an architecture, as Grounding DINO."""
+
+    name = "mm-grounding-dino"
+    model_types = ("mm-grounding-dino",)
+    architecture = "MMGroundingDinoForObjectDetection"

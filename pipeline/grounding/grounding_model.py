@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -22,22 +20,6 @@ _PROCESSING = ("preprocessor_config.json", "processor_config.json")
 _Settings = TypeVar("_Settings", bound=ModelSettings)
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model, its processor, and the digests that name them.
-
-    Attributes:
-        model: in evaluation mode, float32, on the CPU.
-        processor: image processor, tokenizer and post-processing from the model's folder.
-        identity: name, source, SHA-256 of weights, configuration and tokenizer, and the files of
-            its processing as they lie there; JSON values.
-    """
-
-    model: Any
-    processor: Any
-    identity: dict[str, object]
-
-
 class ModelGrounder(Generic[_Settings]):
     """A grounder around a model; a subclass writes its queries and reads its answers.
 
@@ -52,61 +34,59 @@ class ModelGrounder(Generic[_Settings]):
     architecture: ClassVar[str]
 
     def __init__(
-        self, settings: _Settings, loaded: LoadedModel, device: torch.device, precision: str
+        self,
+        settings: _Settings,
+        model: Any,
+        processor: Any,
+        identity: dict[str, object],
+        device: torch.device,
+        precision: str,
     ) -> None:
+        """
+        Args:
+            model: in evaluation mode, float32.
+            processor: image processor, tokenizer and post-processing from the model's folder.
+            identity: name, source, SHA-256 of weights, configuration and tokenizer, and the files
+                of its processing as they lie there; JSON values.
+        """
         self._settings = settings
-        self._model = loaded.model.to(device)
-        self._processor = loaded.processor
-        self._identity = loaded.identity
+        self._model = model.to(device)
+        self._processor = processor
+        self._identity = identity
         self._device = device
         self._precision = check_precision(precision)
 
     @classmethod
     def load(cls, settings: _Settings, device: torch.device, precision: str) -> Self:
-        """The grounder that ``settings`` describe.
+        """The grounder that ``settings`` describe; never runs code from a repository.
 
         Raises:
-            SightlineError: see `load_model`.
+            SightlineError: see `Pretrained`; or a checkpoint of a different model.
         """
-        loaded = load_model(settings.model, settings.weights, cls.model_types, cls.architecture)
-        return cls(settings, loaded, device, precision)
+        spec = parse_weights(settings.weights)
+        source = Pretrained(settings.model, spec.revision)
+        config = source.config()
+        if config.model_type not in cls.model_types:
+            raise SightlineError(
+                f"{settings.model}: this is a checkpoint of {config.model_type!r}, expected "
+                f"{' or '.join(map(repr, cls.model_types))}; use a model of that family, or change "
+                "`family`"
+            )
+        processor = source.processor()
+        model = build_model(source, spec, getattr(transformers, cls.architecture), config)
+        identity = {
+            **describe_weights(model, source, spec),
+            "tokenizer_sha256": tokenizer_sha256(processor.tokenizer),
+            "processing": {
+                name: with_effect(content) for name in _PROCESSING if (content := source.json(name))
+            },
+        }
+        return cls(settings, model, processor, identity, device, precision)
 
     def describe(self) -> dict[str, object]:
         """See `Grounder`: the model, and the parameters of its family."""
         parameters = self._settings.model_dump(mode="json", exclude={"model", "weights"})
         return {**parameters, **self._identity, "precision": self._precision}
-
-
-def load_model(name: str, weights: str, model_types: Sequence[str], class_name: str) -> LoadedModel:
-    """Load a model and its processor; never runs code from a repository.
-
-    Args:
-        name: folder or hub name.
-        weights: ``pretrained``, ``pretrained:REVISION`` or ``random:SEED``.
-        model_types: that its configuration may have.
-        class_name: class in transformers.
-
-    Raises:
-        SightlineError: see `Pretrained`; or a checkpoint of a different model.
-    """
-    spec = parse_weights(weights)
-    source = Pretrained(name, spec.revision)
-    settings = source.config()
-    if settings.model_type not in model_types:
-        raise SightlineError(
-            f"{name}: this is a checkpoint of {settings.model_type!r}, expected "
-            f"{' or '.join(map(repr, model_types))}; use a model of that family, or change `family`"
-        )
-    processor = source.processor()
-    model = build_model(source, spec, getattr(transformers, class_name), settings)
-    identity = {
-        **describe_weights(model, source, spec),
-        "tokenizer_sha256": tokenizer_sha256(processor.tokenizer),
-        "processing": {
-            name: with_effect(content) for name in _PROCESSING if (content := source.json(name))
-        },
-    }
-    return LoadedModel(model, processor, identity)
 
 
 def describe_weights(model: Any, source: Pretrained, spec: WeightsSpec) -> dict[str, object]:

@@ -143,7 +143,7 @@ class MMGroundingDinoSettings(GroundingDinoSettings):
     family: Literal["mm-grounding-dino"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def build(self, device: torch.device, precision: str) -> Grounder:
-        from pipeline.grounding.mm_grounding_dino import MMGroundingDinoGrounder
+        from pipeline.grounding.grounding_dino import MMGroundingDinoGrounder
 
         return MMGroundingDinoGrounder.load(self, device, precision)
 
