@@ -41,7 +41,7 @@ from train.pairs import (
 from train.rows import StreamRows, order_of, second_texts_of
 from train.run_spec import PairSource, RunSpec, StudentConfig
 from train.schedule import Draw, Schedule, Stream
-from train.streams import Lookup, StreamTexts, Texts, texts_of
+from train.streams import Lookup, Texts, TrainedStream, texts_of
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ class TrainingData:
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
         self.second_digests: dict[str, str] = {}
-        self._streams: dict[Stream, StreamTexts] = {}
+        self._streams: dict[Stream, TrainedStream] = {}
         paced_by = None if spec.pairs is None else self._add_pairs(spec, spec.pairs, objective)
         if spec.text is not None:
             self.source["text"] = str(spec.text.sentences)
@@ -96,11 +96,11 @@ class TrainingData:
             tokens = open_tokens(spec.text.tokens, spec.student)
             rows = StreamRows("text", texts, keys_of_texts(texts))
             self._add("text", rows, tokens, objective, features={})
-        sizes = {stream: len(rows.keys) for stream, rows in self._streams.items()}
+        sizes = {name: len(stream.rows) for name, stream in self._streams.items()}
         self.schedule = Schedule(
             sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed, paced_by
         )
-        sets = [rows.tokens for rows in self._streams.values()]
+        sets = [stream.tokens for stream in self._streams.values()]
         if len({tokens.header.tokenizer_sha256 for tokens in sets}) > 1:
             raise SightlineError(
                 f"{', '.join(str(tokens.path) for tokens in sets)}: made with different "
@@ -115,22 +115,22 @@ class TrainingData:
     @property
     def token_digests(self) -> dict[str, str]:
         """Stream → content digest of its token set."""
-        return {name: rows.tokens.record.content_digest for name, rows in self._streams.items()}
+        streams = self._streams.items()
+        return {name: stream.tokens.record.content_digest for name, stream in streams}
 
     @property
     def vocabulary_size(self) -> int:
         """Size of the vocabulary that the token ids are from."""
-        return max(rows.tokens.header.vocabulary_size for rows in self._streams.values())
+        return max(stream.tokens.header.vocabulary_size for stream in self._streams.values())
 
     @property
     def nbytes(self) -> int:
         """What the token ids and features of all rows take on a device."""
-        streams = self._streams.values()
-        return sum(lookup.nbytes for stream in streams for lookup in stream.lookups)
+        return sum(stream.nbytes for stream in self._streams.values())
 
     def move_to(self, device: torch.device) -> None:
         """Hold token ids and features on ``device``; batches are then looked up there."""
-        self._streams = {stream: rows.moved(device) for stream, rows in self._streams.items()}
+        self._streams = {name: stream.moved(device) for name, stream in self._streams.items()}
 
     def __len__(self) -> int:
         """Micro-batches of one epoch; items beyond it exist, for every further epoch."""
@@ -139,9 +139,9 @@ class TrainingData:
     def __getitem__(self, k: int) -> Batch:
         draw, stream, rows = self._draw(k)
         blocks, features = stream.blocks_and_features(rows)
-        return Batch(k, self.seed, draw.stream, blocks, features, stream.keys[rows])
+        return Batch(k, self.seed, draw.stream, blocks, features, stream.rows.keys[rows])
 
-    def _draw(self, k: int) -> tuple[Draw, StreamTexts, NDArray[np.int64]]:
+    def _draw(self, k: int) -> tuple[Draw, TrainedStream, NDArray[np.int64]]:
         """Micro-batch ``k``: its draw, stream and row numbers."""
         draw = self.schedule.draw(k)
         stream = self._streams[draw.stream]
@@ -152,9 +152,9 @@ class TrainingData:
         repeated = total = 0
         for k in range(batches):
             _, stream, rows = self._draw(k)
-            twice = _stands_twice(stream.keys[rows])
-            if stream.images is not None:
-                twice |= _stands_twice(stream.images[rows])
+            twice = _stands_twice(stream.rows.keys[rows])
+            if stream.rows.images is not None:
+                twice |= _stands_twice(stream.rows.images[rows])
             repeated, total = repeated + int(twice.sum()), total + len(rows)
         return repeated, total
 
@@ -168,21 +168,16 @@ class TrainingData:
         features: Mapping[str, Lookup],
         **of_pairs: Any,
     ) -> None:
-        """Add a stream; ``of_pairs`` are the further fields of one of pairs."""
+        """Add a stream; ``of_pairs`` are `phrases` and `of_objects` of one of pairs."""
         if len(rows) < 2:
             raise SightlineError(
                 f"{self.source[stream]}: too few rows to train on ({len(rows)}); a contrastive "
                 "loss needs at least two"
             )
         texts = texts_of(tokens, rows.keys, features)
-        self._streams[stream] = StreamTexts(
-            **vars(texts),
-            tokens=tokens,
-            images=rows.images,
-            seconds=self._seconds(rows, tokens, objective),
-            order=lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed)),
-            **of_pairs,
-        )
+        seconds = self._seconds(rows, tokens, objective)
+        order = lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed))
+        self._streams[stream] = TrainedStream(rows, tokens, texts, seconds, order, **of_pairs)
         # some texts, spread over the stream, with the ids that the token set has for them
         chosen = np.unique(np.linspace(0, len(rows) - 1, min(16, len(rows))).astype(int))
         flat, sizes = tokens.gather(texts.ids.at[chosen])

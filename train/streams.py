@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from sightline.cache import TokenSet
 from sightline.devices import to_device
 from train.batch import Block, TokenRows
 from train.pairs import RaggedPhrases, take_phrases
+from train.rows import StreamRows
 
 if TYPE_CHECKING:
     import torch
@@ -80,13 +81,11 @@ class Texts:
     """A text for each row of a stream: where it is in the token set and in feature sets.
 
     Attributes:
-        keys: of the texts, uint8 [n, 32].
         lengths: int64 [n], tokens of each text.
         ids: its token ids, padded to the longest.
         features: by name, rows of its image or of itself.
     """
 
-    keys: NDArray[np.uint8]
     lengths: NDArray[np.int64]
     ids: Lookup
     features: Mapping[str, Lookup]
@@ -96,59 +95,56 @@ class Texts:
         lengths = self.lengths[rows]
         return TokenRows(self.ids.take(rows)[:, : int(lengths.max())].long(), lengths)
 
-    @property
-    def lookups(self) -> list[Lookup]:
-        """All that is read for the rows."""
-        return [self.ids, *self.features.values()]
-
-    def moved(self, device: torch.device) -> Self:
+    def moved(self, device: torch.device) -> Texts:
         """The same on ``device``."""
         features = {name: lookup.moved(device) for name, lookup in self.features.items()}
         return replace(self, ids=self.ids.moved(device), features=features)
 
 
 @dataclass(frozen=True)
-class StreamTexts(Texts):
+class TrainedStream:
     """One stream, with all that a batch of it may have.
 
     Attributes:
+        rows: as the objective sees them.
         tokens: the token set.
-        images: keys of the rows' images, uint8 [n, 32]; None for plain sentences.
-        phrases: of the rows, if the objective reads objects.
-        of_objects: names of the features that are of the phrases' objects.
+        texts: of the rows, and their features.
         seconds: second texts, by the name of their block.
         order: pass → order of the rows; None for the shuffled one.
+        phrases: of the rows, if the objective reads objects.
+        of_objects: names of the features that are of the phrases' objects.
     """
 
+    rows: StreamRows
     tokens: TokenSet
-    images: NDArray[np.uint8] | None = None
+    texts: Texts
+    seconds: Mapping[str, Texts]
+    order: Callable[[int], NDArray[np.int64] | None]
     phrases: RaggedPhrases | None = None
     of_objects: frozenset[str] = frozenset()
-    seconds: Mapping[str, Texts] = field(default_factory=dict)
-    order: Callable[[int], NDArray[np.int64] | None] = lambda _: None
 
     @property
-    def lookups(self) -> list[Lookup]:
-        return [
-            *super().lookups,
-            *(lookup for of in self.seconds.values() for lookup in of.lookups),
-        ]
+    def nbytes(self) -> int:
+        """What the token ids and features of its rows take on a device."""
+        texts = (self.texts, *self.seconds.values())
+        return sum(lookup.nbytes for of in texts for lookup in (of.ids, *of.features.values()))
 
-    def moved(self, device: torch.device) -> Self:
+    def moved(self, device: torch.device) -> TrainedStream:
+        """The same on ``device``."""
         seconds = {name: second.moved(device) for name, second in self.seconds.items()}
-        return replace(super().moved(device), seconds=seconds)
+        return replace(self, texts=self.texts.moved(device), seconds=seconds)
 
     def blocks_and_features(
         self, rows: NDArray[np.int64]
     ) -> tuple[dict[str, Block], dict[str, Tensor]]:
         """What a batch of ``rows`` holds."""
-        blocks: dict[str, Block] = {"sentences": self.take(rows)}
+        blocks: dict[str, Block] = {"sentences": self.texts.take(rows)}
         numbers = rows
         if self.phrases is not None:
             blocks["phrases"], numbers = take_phrases(self.phrases, rows)
         features = {
             name: lookup.take(numbers if name in self.of_objects else rows).float()
-            for name, lookup in self.features.items()
+            for name, lookup in self.texts.features.items()
         }
         for block, second in self.seconds.items():
             blocks[block] = second.take(rows)
@@ -166,4 +162,4 @@ def texts_of(tokens: TokenSet, keys: NDArray[np.uint8], features: Mapping[str, L
     at = tokens.rows(keys)
     lengths = tokens.lengths[at].astype(np.int64)
     ids = Lookup(partial(padded_ids, tokens, int(lengths.max())), at)
-    return Texts(keys, lengths, ids, features)
+    return Texts(lengths, ids, features)

@@ -74,7 +74,7 @@ def shifted(rows: Any, *features: str) -> dict[str, SecondTexts]:
 def test_second_texts_are_blocks_with_features_of_their_own(brings, features: Features):
     data = brings(second_texts=lambda rows: shifted(rows, "image-clip")).data()
     following = {}
-    stream = data._streams["pairs"]
+    stream = data._streams["pairs"].rows
     for one, other in zip(stream.keys, np.roll(stream.keys, -1, axis=0), strict=True):
         following[one.tobytes()] = other.tobytes()
     for k in range(12):
@@ -91,7 +91,7 @@ def test_second_texts_are_blocks_with_features_of_their_own(brings, features: Fe
     first = next(data[k] for k in range(12) if data[k].stream == "pairs")
     number = int(np.flatnonzero((stream.keys == first.keys[0]).all(axis=1))[0])
     other = (number + 1) % len(stream.keys)
-    ids = stream.take(np.array([other])).input_ids[0]
+    ids = data._streams["pairs"].texts.take(np.array([other])).input_ids[0]
     length = int(first.blocks["next"].lengths[0])
     assert torch.equal(first.blocks["next"].input_ids[0, :length], ids[:length])
 
@@ -126,7 +126,7 @@ def test_second_texts_and_files_are_inputs_of_the_run(brings, tmp_path):
 
 def test_an_order_of_rows_is_followed(brings):
     data = brings(order=lambda rows, p, seed: np.roll(np.arange(len(rows)), p)).data()
-    stream = data._streams["pairs"]
+    stream = data._streams["pairs"].rows
     seen = [data[k].keys for k in range(len(data)) if data[k].stream == "pairs"]
     assert np.array_equal(np.concatenate(seen), stream.keys)
     later = range(len(data), 2 * len(data))
