@@ -118,7 +118,7 @@ class Batch:
             objects, and second texts if it brings any.
         features: by `feature_name`, float32: one row per sentence [N, D], of objects one per phrase
             [P, D]; empty on the text stream. Those of a second text have its block before the name.
-        keys: uint8 [N, 32] of the texts, for error messages.
+        keys: uint8 [N, 32] of the texts.
     """
 
     k: int

@@ -12,7 +12,6 @@ propagates the gradient of its own embeddings back into the encoder.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ from train.model import TOTAL, Student
 from train.objectives.modules.objective import statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
-from train.run_folder import FAILURE_FILE, LOOP_FILE, MODEL_FILE, RunFolder
+from train.run_folder import LOOP_FILE, MODEL_FILE, RunFolder
 from train.run_spec import TrainConfig
 from train.schedule import micro_batches, optimizer_steps
 
@@ -342,20 +341,8 @@ class Loop:
         vars(self._window).update(saved["window"])
 
     def _non_finite(self, step: int, k: int, values: dict[str, float]) -> NonFiniteLoss:
-        """The error that names a bad step; process 0 lists the texts of its batch in a file."""
-        batch = self._data[k]
-        keys = [key.tobytes().hex() for key in batch.keys]
-        report = {
-            "step": step,
-            "micro_batch": k,
-            "stream": batch.stream,
-            "values": {name: repr(value) for name, value in values.items()},
-            "keys": keys,
-        }
-        if self._processes.main:
-            text = json.dumps(report, indent=1) + "\n"
-            self._folder.output.write(FAILURE_FILE, text.encode())
-        saved = self._folder.state()
+        """The error that names a bad step."""
+        saved, stream = self._folder.state(), self._data.schedule.draw(k).stream
         kept = "there is no checkpoint"
         if saved is not None and saved.step:
             kept = f"the last checkpoint is of step {saved.step}"
@@ -366,10 +353,9 @@ class Loop:
         if self._model.precision != "fp32":
             remedy += ", or train with `--precision fp32`"
         return NonFiniteLoss(
-            f"step {step} (micro-batch {k}, {batch.stream}): {terms}. Nothing is saved after it; "
-            f"{kept}. {self._folder.path / FAILURE_FILE} lists the {len(keys)} texts of the batch "
-            f"by key ({keys[0][:16]} …). {remedy}: that starts over. In a first step look at the "
-            "features: `sightline look features SET`"
+            f"step {step} (micro-batch {k}, {stream}): {terms}. Nothing is saved after it; {kept}. "
+            f"{remedy}: that starts over. In a first step look at the features: `sightline look "
+            "features SET`"
         )
 
 

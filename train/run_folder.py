@@ -16,11 +16,9 @@ from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
 from train.records import FILE_NAME, SCHEMA, RunState, RunSummary
 
 CHECKPOINTS = "checkpoints"
-FAILURE_FILE = "failure.json"
 TENSORS = MODEL_FILE, LOOP_FILE = "model.safetensors", "loop.pt"
 STATE_FILE = f"{CHECKPOINTS}/state.json"
 _OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
-_WHILE_IT_RUNS = (FAILURE_FILE, STATE_FILE)
 
 
 class RunFolder:
@@ -57,7 +55,7 @@ class RunFolder:
         self._require_ours()
         with self.output as output:
             of_a_model = (f"{MODEL_FOLDER}/{name}" for name in EXPORTED_FILES)
-            output.check([HEADS_FILE, *_WHILE_IT_RUNS, *of_a_model])
+            output.check([HEADS_FILE, STATE_FILE, *of_a_model])
             self.path.mkdir(parents=True, exist_ok=True)
             with output.scratch() as self.scratch:
                 yield
@@ -110,7 +108,7 @@ class RunFolder:
             state: of the new run; written first, so that a kill halfway leaves no checkpoint.
         """
         self._write(state)
-        self.output.claim(_WHILE_IT_RUNS)
+        self.output.claim([STATE_FILE])
         self.output.remove_unlisted(but=[STATE_FILE])
 
     def keep_best(self, state: RunState, weights: bytes) -> None:
@@ -196,7 +194,7 @@ class RunFolder:
         )
 
     def _require_ours(self) -> None:
-        names = (MODEL_FOLDER, CHECKPOINTS, HEADS_FILE, FAILURE_FILE)
+        names = (MODEL_FOLDER, CHECKPOINTS, HEADS_FILE)
         present = [name for name in names if (self.path / name).exists()]
         if present and not ((self.path / FILE_NAME).exists() or self.output.begun):
             raise SightlineError(

@@ -293,10 +293,6 @@ def test_a_non_finite_value_stops_the_run_naming_its_batch_and_is_not_saved(
         with pytest.raises(NonFiniteLoss, match=message):
             train_run(spec, say=silent)
     assert RunFolder(tmp_path).state().step == (2 if bad == 3 else 0)
-    report = json.loads((tmp_path / "failure.json").read_text())
-    assert (report["step"], report["micro_batch"]) == (bad + 1, bad)
-    batch = TrainingData(spec, make_objective("simcse", {}))[bad]
-    assert report["keys"] == [key.tobytes().hex() for key in batch.keys]
     train_run(spec, say=silent)  # resumes before it as if nothing had happened
     assert_equal(weights_of(tmp_path), weights_of(finished_run))
 
