@@ -87,7 +87,9 @@ class Student(nn.Module):
                 raise wrong(self.objective, f"forward, {name}", term, expected)
         if not terms:
             raise wrong(self.objective, "forward", terms, f"terms of a batch of {batch.stream}")
-        return {**terms, TOTAL: self.objective.total(terms)}
+        nothing: Any = 0.0
+        total = sum((weights[name] * term for name, term in terms.items()), start=nothing)
+        return {**terms, TOTAL: total}
 
     def begin(self) -> None:
         """Let the objective prepare for the first step of this process (`Objective.start`).

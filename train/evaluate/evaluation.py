@@ -152,10 +152,10 @@ def evaluate_run(
     """
     from train.evaluate.models import EvaluatedModel
 
+    if (current := current_result(folder, evaluation, out)) is not None:
+        return current, []
     summary, failed = RunSummary.read(folder), dict[str, SightlineError]()
     previous = _previous(folder, out)
-    if previous is not None and _is_current(previous, evaluation):
-        return previous, []
     kept = {} if previous is None else _kept(previous, evaluation)
     missing = [name for name in evaluation.tasks if name not in kept]
     if missing:
@@ -180,8 +180,10 @@ def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult
         SightlineError: the run is not finished.
     """
     RunSummary.read(folder)
-    previous = _previous(folder, out)
-    return previous if previous is not None and _is_current(previous, evaluation) else None
+    if (previous := _previous(folder, out)) is None:
+        return None
+    names = list(evaluation.tasks)  # all of them as they are now, and no other, in their order
+    return previous if list(previous.tasks) == names == list(_kept(previous, evaluation)) else None
 
 
 def _previous(folder: Path, out: Path) -> RunResult | None:
@@ -191,11 +193,6 @@ def _previous(folder: Path, out: Path) -> RunResult | None:
     except SightlineError:
         return None
     return result if result.run_sha256 == digest_of_run(folder) else None
-
-
-def _is_current(result: RunResult, evaluation: Evaluation) -> bool:
-    """Whether a run's result has all tasks as they are now, and no other, in their order."""
-    return list(result.tasks) == list(evaluation.tasks) == list(_kept(result, evaluation))
 
 
 def _kept(result: RunResult, evaluation: Evaluation) -> dict[str, TaskResult]:

@@ -71,11 +71,6 @@ class Objective(nn.Module, ABC, Generic[P]):
         first, second = map(self.heads["text"], sentences)
         return info_nce(first, second, self.params.temperature)
 
-    def total(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """Σ weight × term."""
-        weights = self.params.weights
-        return sum((weights[name] * term for name, term in terms.items()), start=_ZERO)
-
     def image_heads(self) -> list[tuple[FeatureNeed, nn.Module, nn.Module]]:
         """Image features that a head projects: what they are, and both heads of their space.
 
@@ -99,9 +94,6 @@ class Objective(nn.Module, ABC, Generic[P]):
         the first step, after the name of the run.
         """
         return []
-
-
-_ZERO: Any = 0.0
 
 
 def statistics_of(objective: Objective[Any], batch: Batch) -> dict[str, Tensor]:
