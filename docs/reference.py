@@ -218,9 +218,10 @@ TYPES = {int: "int", float: "float", bool: "bool", str: "text", Path: "path"}
 
 def _type(annotation: Any) -> str:
     """What a value is, in a word or two."""
-    return " or ".join(
-        dict.fromkeys(_word(arm) for arm in types_of(annotation) if arm is not NoneType)
-    )
+    arms = [arm for arm in types_of(annotation) if arm is not NoneType]
+    if arms == [Path, str]:
+        return "path or URL"
+    return " or ".join(dict.fromkeys(map(_word, arms)))
 
 
 def _word(arm: Any) -> str:

@@ -51,7 +51,7 @@ def message_of(error: Exception) -> str | None:
     return None
 
 
-def first_lines(error: Exception, count: int = 2) -> str:
+def first_lines(error: BaseException, count: int = 2) -> str:
     """The first lines of a library's error, on one line; its class if it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:count]).rstrip(". ") or type(error).__name__

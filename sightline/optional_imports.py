@@ -17,6 +17,10 @@ _EXTRA = {
     "dvc": "dvc",
     "peft": "lora",
     "ray": "ray",
+    "fsspec": "storage",
+    "s3fs": "storage",
+    "gcsfs": "storage",
+    "aiohttp": "storage",
 }
 
 

@@ -106,6 +106,10 @@ ELSEWHERE = {
     "test_a_field_of_a_package_with_another_meaning_is_an_error",
     "set TMPDIR to a folder without *, ?, [ and ::": "tests/datasets/test_odd_names.py::"
     "test_the_temporary_folder_may_have_any_name",
+    "`beside` reads captions beside images on this machine": "tests/datasets/test_elsewhere.py::"
+    "test_captions_beside_photographs_elsewhere_are_refused",
+    "starts from a URL, but this file is read here": "tests/datasets/test_elsewhere.py::"
+    "test_paths_start_from_a_source_elsewhere",
     "names its image by path, {}; give `images`": "tests/datasets/test_table_rows.py::"
     "test_paths_start_from_the_given_folder",
     "or decode without processes (--workers 0)": "tests/pipeline/test_extract.py::"

@@ -105,12 +105,12 @@ class HuggingFaceSource(Source):
         """Chosen split of the data set, or value of the column → our name for it."""
         return {theirs: split_name(name, "splits") for theirs, name in self._pairs()}
 
-    def inputs(self) -> list[Path]:
+    def inputs(self) -> list[Path | str]:
         """The input files and folders; a data set on the hub has none here."""
-        inputs = [self.path] if self.name is None else []
+        inputs: list[Path | str] = [self.path] if self.name is None else []
         return inputs if self.images is None else [*inputs, self.images]
 
-    def image_root(self, prepared: Path) -> Path:
+    def image_root(self, prepared: Path) -> Path | str:
         """Where the rows name them; asked only if `prepare` wrote no images."""
         if self.images is not None:
             return self.images

@@ -78,7 +78,7 @@ class Member(NamedTuple):
     length: int
 
 
-def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member]:
+def members(file: IO[bytes], shard: str, rows: ManifestRows) -> Iterator[Member]:
     """The plain files of an uncompressed tar, in order, named without a leading ``./``.
 
     What is left out is noted in ``rows``, as of ``shard``.
@@ -86,7 +86,8 @@ def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member
     Raises:
         DatasetError: not an uncompressed tar.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if not size:
         rows.problem(INCOMPLETE, f"{shard}: has 0 bytes")
         return
@@ -127,15 +128,15 @@ def members(file: IO[bytes], shard: Path, rows: ManifestRows) -> Iterator[Member
 def _fault_of_the_end(file: IO[bytes], at: int, last: str) -> str:
     """What is wrong behind the last member: tarfile ends in silence at a cut or damage."""
     after = f"after {last}" if last else "at its start"
-    end = os.pread(file.fileno(), tarfile.BLOCKSIZE, at)
+    file.seek(at)
+    end = file.read(tarfile.BLOCKSIZE)
     if not end:
         return f"has no end {after}: the rest may be missing"
     if any(end):
         return f"cannot be read {after} (damaged header)"
-    while block := os.pread(file.fileno(), 1 << 20, at):
+    while block := file.read(1 << 20):
         if any(block):
             return f"has more bytes behind its end {after}, such as a second tar"
-        at += len(block)
     return ""
 
 

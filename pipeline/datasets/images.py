@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +19,27 @@ from numpy.typing import NDArray
 
 from pipeline.datasets.image_formats import formats, image_suffixes, orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
+from sightline import storage
 from sightline.atomic_files import folders_below
-from sightline.cache.file_memory import FileMemory, state_of
+from sightline.cache.file_memory import FileMemory
 from sightline.cache.keys import KEY_BYTES, key_of_text
 from sightline.cache.manifest import IMAGES, key_array, key_column, whole_files
 from sightline.digest import digest
 from sightline.file_kinds import file_kind, unexpected
 from sightline.optional_imports import require
+from sightline.storage import (
+    Found,
+    StorageError,
+    base_of,
+    expanded,
+    is_url,
+    joined,
+    look,
+    look_at_all,
+    opened,
+    reading,
+    shown,
+)
 from sightline.user_files import control_fault
 
 HIDDEN_FOLDERS = "hidden folders"
@@ -37,7 +50,7 @@ _MOST_PIXELS = (1 << 31) - 1  # of an edge in the manifest; headers can declare 
 
 
 def scan_images(
-    root: Path,
+    root: Path | str,
     report: PrepareReport,
     folders: Iterable[str] = (".",),
     progress: Progress | None = None,
@@ -51,6 +64,7 @@ def scan_images(
     refuses to decode such an image.
 
     Args:
+        root: a folder here, or its URL; of a web server, with braces that name the images.
         leave_out: names of files that are not wanted.
         beside: suffix of files that hold the images' captions.
 
@@ -58,21 +72,21 @@ def scan_images(
         A table of the schema IMAGES, sorted by path; a path is also the id. No image has a split.
 
     Raises:
-        DatasetError: a folder is missing or contains no images.
+        SightlineError: a folder is missing or contains no images, or a server fails.
     """
-    paths_below: set[str] = set()
+    below: dict[str, Found] = {}
     for folder in folders:
-        images, ignored = image_files(root / folder, root)
-        paths_below.update(images)
+        images, ignored = found_images(root if folder == "." else joined(root, folder), root)
+        below |= images
         report.ignored += ignored
     report.ignored.pop(beside, None)
-    paths = sorted(path for path in paths_below if path.rpartition("/")[2] not in leave_out)
-    images = _read_all(root, paths, report.memory, progress)
+    paths = sorted(path for path in below if path.rpartition("/")[2] not in leave_out)
+    images = _read_all(root, {path: below[path] for path in paths}, report.memory, progress)
     sizes = images[:, KEY_BYTES:].copy().view(np.int32)
     report.counts["images"] = len(paths)
     report.counts["files_ignored"] = report.ignored.total() - report.ignored[HIDDEN_FOLDERS]
     if leave_out:
-        report.counts["images_left_out"] = len(paths_below) - len(paths)
+        report.counts["images_left_out"] = len(below) - len(paths)
     report.note("unreadable_images", (paths[i] for i in np.flatnonzero(sizes[:, 0] == 0)))
     columns = {
         "image_id": paths,
@@ -87,59 +101,135 @@ def scan_images(
 
 
 def _read_all(
-    root: Path, paths: Sequence[str], memory: FileMemory, progress: Progress | None
+    root: Path | str, files: dict[str, Found], memory: FileMemory, progress: Progress | None
 ) -> NDArray[np.uint8]:
     """What `_read` returns of every image, from memory where its file has not changed: [n, 40]."""
-    names = [f"{root}/{path}" for path in paths]
+    base, paths = base_of(root), [*files]
+    names = [f"{shown(base)}/{path}" for path in paths]
+    states = [f"{read_by()} {found.state}" if found.state else "" for found in files.values()]
     images = np.zeros((len(paths), _IMAGE_BYTES), dtype=np.uint8)
+    failed: dict[str, StorageError] = {}
 
     def read(rows: list[int]) -> None:
-        values = [_read(root, paths[row]) for row in rows]
+        values = [_read(base, paths[row], files[paths[row]], failed) for row in rows]
         images[rows] = np.frombuffer(b"".join(values), np.uint8).reshape(-1, _IMAGE_BYTES)
         readable = [value if value[KEY_BYTES:] != _NO_SIZE else None for value in values]
         memory.keep([names[row] for row in rows], [states[row] for row in rows], readable)
 
-    with any_pixel_count(), ThreadPoolExecutor(min(8, 2 * (os.cpu_count() or 1))) as pool:
-        states = [state_of(name, read_by()) for name in names]
+    with any_pixel_count(), reading(readers(base)) as pool:
         known = memory.recall(names, states)
         there = known.drop_null().cast(pa.binary(_IMAGE_BYTES))
         images[known.is_valid()] = key_column(there, _IMAGE_BYTES)
         unknown = [row for row, value in enumerate(known.is_valid().to_pylist()) if not value]
-        batches = [unknown[start : start + _BATCH] for start in range(0, len(unknown), _BATCH)]
+        size = _BATCH if isinstance(base, Path) else 1
+        batches = [unknown[start : start + size] for start in range(0, len(unknown), size)]
         done = len(paths) - len(unknown)
         for batch, _ in zip(batches, pool.map(read, batches), strict=True):
             done += len(batch)
             if progress is not None:
                 progress("reading", done, len(paths), "images")
+    refuse_failed(base, failed, len(paths), "images")
     return images
 
 
+def readers(root: Path | str) -> int:
+    """How many files are read at once: elsewhere most of the time is waiting."""
+    return 32 if is_url(root) else min(8, 2 * (os.cpu_count() or 1))
+
+
+def refuse_failed(
+    root: Path | str, failed: Mapping[str, StorageError], total: int, unit: str
+) -> None:
+    """Raise for the files that a server would not hand out just now."""
+    for name, error in sorted(failed.items()):
+        raise DatasetError(
+            f"{shown(root)}: {len(failed):,} of {total:,} {unit} could not be read, such as {name} "
+            f"({error.reason}); run the same command again: those that were read are remembered"
+        )
+
+
 def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
-    """The image files below ``folder``, as paths from ``root``, and the number of others by suffix.
+    """The names of `found_images`."""
+    images, ignored = found_images(folder, root)
+    return [*images], ignored
+
+
+def found_images(folder: Path | str, root: Path | str) -> tuple[dict[str, Found], Counter[str]]:
+    """The image files below ``folder``, by their paths from ``root``; others counted by suffix.
 
     Hidden files are left out too, and folders as in `files_below`.
 
     Raises:
-        DatasetError: no such folder, no images in it, or a name that no manifest may hold.
+        SightlineError: no such folder, no images in it, or a name that no manifest may hold.
     """
+    if is_url(folder):
+        files, ignored = _files_elsewhere(str(folder), root)
+    else:
+        files, ignored = _files_here(Path(folder), Path(root))
+    images = {_usable(path, folder): found for path, found in files.items()}
+    if not images:
+        raise DatasetError(
+            f"{shown(folder)}: no images in this folder ({ignored.total()} other files or hidden "
+            f"folders; looked for {', '.join(sorted(image_suffixes()))}); check the path"
+        )
+    return images, ignored
+
+
+def _files_here(folder: Path, root: Path) -> tuple[dict[str, Found], Counter[str]]:
     if folder.is_file() and (kind := file_kind(folder)):
         raise unexpected(folder, kind, "a folder of images")
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such image folder; check the path")
-    images: list[str] = []
+    images: dict[str, Found] = {}
     ignored: Counter[str] = Counter()
     for path in files_below(folder, root, ignored):
-        suffix = suffix_of(path)
-        if suffix in image_suffixes() and not _is_special(f"{root}/{path}"):
-            images.append(_usable(path, folder))
+        place, suffix = f"{root}/{path}", suffix_of(path)
+        if suffix not in image_suffixes():
+            ignored[suffix] += 1
+        elif (found := look(place)) is not None:
+            images[path] = found
+        elif os.path.exists(place):  # noqa: PTH110  a pipe or a device: reading it may not end
+            ignored[suffix] += 1
+        else:
+            images[path] = Found(0, "")  # a dangling link counts as a missing file
+    return images, ignored
+
+
+def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, Found], Counter[str]]:
+    """Those that braces name, which must be there, or those that object storage lists."""
+    base = base_of(folder)
+    before = shown(base).removeprefix(shown(base_of(root))).strip("/")
+    start = f"{before}/" if before else ""
+    if base != folder:
+        named = named_files(base, shown(folder).removeprefix(f"{shown(base)}/"))
+        return {start + name: found for name, found in named.items()}, Counter()
+    images: dict[str, Found] = {}
+    ignored: Counter[str] = Counter()
+    for name, found in storage.files_below(folder).items():
+        hidden = any(part.startswith(".") for part in name.split("/")[:-1])
+        suffix = HIDDEN_FOLDERS if hidden else suffix_of(name)
+        if suffix in image_suffixes():
+            images[start + name] = found
         else:
             ignored[suffix] += 1
-    if not images:
-        raise DatasetError(
-            f"{folder}: no images in this folder ({ignored.total()} other files or hidden folders; "
-            f"looked for {', '.join(sorted(image_suffixes()))}); check the path"
-        )
     return images, ignored
+
+
+def named_files(root: Path | str, pattern: str) -> dict[str, Found]:
+    """The files that a pattern without * names, such as ``{00..41}.tar``, by their names.
+
+    Raises:
+        DatasetError: one of them is missing.
+    """
+    names = expanded(pattern)
+    looks = look_at_all([joined(root, name) for name in names])
+    files = {name: found for name, found in zip(names, looks, strict=True) if found is not None}
+    if missing := [name for name in names if name not in files]:
+        raise DatasetError(
+            f"{shown(root)}: {len(missing):,} of the {len(names):,} files that {pattern!r} names "
+            f"are not there, such as {missing[0]}; check the pattern and the address"
+        )
+    return files
 
 
 def files_below(folder: Path, root: Path, ignored: Counter[str]) -> Iterator[str]:
@@ -167,15 +257,8 @@ def suffix_of(name: str) -> str:
     return f".{suffix.lower()}" if stem and suffix else "no suffix"
 
 
-def _is_special(path: str) -> bool:
-    """Whether it is a pipe, a socket or a device, on which reading could block."""
-    try:
-        return not stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
-    except OSError:
-        return False  # a dangling link counts as a missing file
-
-
-def _usable(path: str, folder: Path) -> str:
+def _usable(path: str, folder: Path | str) -> str:
+    folder = shown(folder)
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
@@ -187,15 +270,22 @@ def _usable(path: str, folder: Path) -> str:
     return path
 
 
-def _read(root: Path, path: str) -> bytes:
-    """Key, width and height of an image file; one that cannot be opened has a key from its name."""
+def _read(root: Path | str, path: str, found: Found, failed: dict[str, StorageError]) -> bytes:
+    """Key, width and height of an image file; one that cannot be opened has a key from its name.
+
+    What may be read another time is added to ``failed``.
+    """
     try:
-        with (root / path).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
+        with opened(joined(root, path), found) as file:
+            digest = hashlib.file_digest(cast("BytesIO", file), "sha256").digest()
             file.seek(0)
             return digest + np.array(upright_size(file), np.int32).tobytes()
+    except StorageError as error:
+        if not error.lasting:
+            failed[path] = error
     except OSError:
-        return key_of_text(f"cannot be opened: {path}") + _NO_SIZE
+        pass
+    return key_of_text(f"cannot be opened: {path}") + _NO_SIZE
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
 
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from pydantic import field_validator
 
 from pipeline.datasets.manifests import write_captioned
-from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
+from pipeline.datasets.source import DatasetError, Location, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, read_manifest
 from sightline.cache.prepared import (
     HUB_DATASET,
@@ -24,6 +25,7 @@ from sightline.cache.prepared import (
     dataset_facts,
     hub_datasets,
 )
+from sightline.storage import here, is_url, shown
 
 
 class JoinedSource(Source):
@@ -42,7 +44,7 @@ class JoinedSource(Source):
 
     kind: Literal["joined"] = "joined"
     parts: dict[str, Path]
-    images: dict[str, Path] = {}
+    images: dict[str, Location] = {}
 
     @field_validator("parts")
     @classmethod
@@ -54,14 +56,14 @@ class JoinedSource(Source):
         return parts
 
     @property
-    def image_folders(self) -> dict[str, Path]:
-        """Name → base folder of its image paths, of every part."""
+    def image_folders(self) -> dict[str, Path | str]:
+        """Name → base folder of its image paths, or its URL, of every part."""
         return self.images or {
             name: PreparedDataset.open(folder).require_images()
             for name, folder in self.parts.items()
         }
 
-    def image_root(self, prepared: Path) -> Path:
+    def image_root(self, prepared: Path) -> Path | str:
         return common_root(self.image_folders.values())
 
     def prepare(
@@ -83,8 +85,8 @@ class JoinedSource(Source):
             texts = read_manifest(part / "captions.parquet", CAPTIONS)
             if not len(texts):
                 raise DatasetError(f"{part}: contains no captions, so it cannot be joined to pairs")
-            below = PurePosixPath(os.path.relpath(folders[name], root)).as_posix()
-            below = "" if below == "." else f"{below}/"
+            below = _path_from(root, folders[name])
+            below = f"{below}/" if below else ""
             images.append(_prefixed(pictures, image_id=f"{name}/", path=below))
             captions.append(_prefixed(texts, image_id=f"{name}/", caption_id=f"{name}/"))
             report.counts[f"images_of_{name}"] = len(pictures)
@@ -102,12 +104,34 @@ class JoinedSource(Source):
             progress("joining", len(all_images), len(all_images), "images")
 
 
-def common_root(folders: Iterable[Path]) -> Path:
-    """The common parent of all ``folders``; relative if all of them are."""
-    paths = list(folders)
+def common_root(folders: Iterable[Path | str]) -> Path | str:
+    """The common parent of all ``folders``, or its URL; relative if all of them are.
+
+    Raises:
+        DatasetError: they are at different servers, or one of them is here.
+    """
+    folders = list(folders)
+    paths = here(*folders)
+    if not paths:
+        parts = zip(*(shown(folder).split("/") for folder in folders), strict=False)
+        shared = [part[0] for part in takewhile(lambda part: len({*part}) == 1, parts)]
+        if len(shared) > 2:  # the protocol, nothing, and the server or bucket
+            return "/".join(shared)
+    if len(paths) < len(folders):
+        raise DatasetError(
+            f"images are at {', '.join(map(shown, folders))}: joined data sets have theirs in one "
+            "place; copy those of one of them"
+        )
     if any(path.is_absolute() for path in paths):
         paths = [path.absolute() for path in paths]
     return Path(os.path.commonpath([os.path.normpath(path) for path in paths]) or ".")
+
+
+def _path_from(root: Path | str, folder: Path | str) -> str:
+    if is_url(root):
+        return shown(folder).removeprefix(str(root)).strip("/")
+    below = PurePosixPath(os.path.relpath(folder, root)).as_posix()
+    return "" if below == "." else below
 
 
 def _prefixed(table: pa.Table, **prefixes: str) -> pa.Table:

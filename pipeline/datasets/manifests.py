@@ -276,7 +276,7 @@ class ManifestRows:
         if not size[0]:
             self.problem("unreadable_images", image_id)
         at = place.offset, place.length
-        self.add_known(image_id, place.path.as_posix(), key or key_of_bytes(data), size, split, at)
+        self.add_known(image_id, place.path, key or key_of_bytes(data), size, split, at)
 
     def add_known(
         self,

@@ -27,6 +27,7 @@ from pipeline.datasets.source import (
     split_name,
 )
 from sightline.outside_columns import as_columns
+from sightline.storage import base_of, is_url, shown
 from sightline.user_files import read_lines
 
 
@@ -94,7 +95,12 @@ class PairsSource(Source):
         listed = None if self.karpathy is None else read_karpathy(self.karpathy)
         captions = listed
         if self.beside is not None:
-            captions = captions_beside(self.images, self.beside, self._columns)
+            if is_url(self.images):
+                raise DatasetError(
+                    f"{shown(self.images)}: `beside` reads captions beside images on this machine; "
+                    "write them into a table, and give it as `captions`"
+                )
+            captions = captions_beside(Path(self.images), self.beside, self._columns)
         elif self.captions is not None:
             captions = read_captions(self.captions, self._columns)
         assert captions is not None  # one of them is given
@@ -216,4 +222,5 @@ def _write_manifests(
     images = scan_images(
         source.images, report, subfolders, progress, captions.left_out, f".{beside or ''}"
     )
-    write_pairs(folder, images, captions, report, strict=source.strict, root=source.images)
+    root = Path(shown(base_of(source.images)))
+    write_pairs(folder, images, captions, report, strict=source.strict, root=root)

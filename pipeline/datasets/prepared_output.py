@@ -23,6 +23,7 @@ from sightline.errors import CacheError
 from sightline.output import Output, json_record
 from sightline.plugins import wrong
 from sightline.settings import explain
+from sightline.storage import here, is_url, shown
 
 _SCHEMAS = dict(zip(MANIFESTS, (IMAGES, CAPTIONS, SENTENCES), strict=True))
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}
@@ -88,7 +89,8 @@ def prepare(
             if dict(zip(written.names, written.types, strict=True)) != columns:
                 raise wrong(source, f"columns of {name}", written.names, f"{columns}")
         if source.has_pairs and not (folder / "images").is_dir():
-            report.facts[IMAGE_ROOT] = os.path.relpath(source.image_root(folder), out)
+            root = source.image_root(folder)
+            report.facts[IMAGE_ROOT] = shown(root) if is_url(root) else os.path.relpath(root, out)
     return report
 
 
@@ -124,7 +126,7 @@ def prepare_dataset(
 def building(
     kind: str,
     out: Path,
-    inputs: Sequence[Path],
+    inputs: Sequence[Path | str],
     writes: Sequence[str] = MANIFESTS,
     *,
     verify: bool = False,
@@ -136,7 +138,8 @@ def building(
     Args:
         kind: kind of the data set; a data set of a different kind is not replaced, nor is one
             that shares no image (or sentence) with the new one.
-        inputs: inputs of the data set; empty if it is generated from parameters alone.
+        inputs: inputs of the data set, or their URLs; empty if it is generated from parameters
+            alone.
         writes: names known in advance, so that a clash is found before the work starts.
         verify: as in `prepare`; what is read is remembered in the run folder, also of a run that
             fails or is stopped.
@@ -146,7 +149,7 @@ def building(
         SightlineError: as in `sightline.output.Output`.
     """
     report = PrepareReport(kind)
-    with Output(out, RECORD, json_record(SCHEMA), inputs) as output:
+    with Output(out, RECORD, json_record(SCHEMA), here(*inputs)) as output:
         stored = _kind_of(output)
         if stored not in (None, kind):
             raise DatasetError(

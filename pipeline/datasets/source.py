@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
 from pydantic import BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
@@ -17,6 +17,7 @@ from sightline.errors import SightlineError
 from sightline.image_names import SPLITS
 from sightline.outside_columns import FETCH
 from sightline.settings import FamilySettings, Registry
+from sightline.storage import base_of, is_url, joined, location
 from sightline.user_files import short
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
@@ -69,6 +70,10 @@ class DatasetError(SightlineError):
     """A source cannot be turned into manifests."""
 
 
+Location = Annotated[Path | str, BeforeValidator(location)]
+"""A file or folder here, or the URL of one: ``s3://``, ``gs://`` or ``https://``."""
+
+
 class Source(FamilySettings):
     """Where a data set comes from; a kind is a subclass with its parameters.
 
@@ -84,7 +89,8 @@ class Source(FamilySettings):
         drawn_by: the package of ours that draws the data; a data set of the graph then has the
             digest of its code as its source (the stage `code` writes it). Empty: it has a source.
         kind: name in the registry.
-        source: folder (or file) that the data set comes from; its other paths are relative to it.
+        source: folder (or file) that the data set comes from, or its URL; its other paths are
+            relative to it.
     """
 
     model_config = ConfigDict(validate_default=True)
@@ -111,18 +117,28 @@ class Source(FamilySettings):
     drawn_by: ClassVar[str] = ""
 
     kind: str
-    source: Path = Path()
+    source: Location = Path()
 
     @field_validator("*")
     @classmethod
     def _starts_from_the_source(cls, value: Any, info: ValidationInfo) -> Any:
         source = info.data.get("source", Path())  # of the fields before it, none
         if isinstance(value, dict):
-            return {
-                name: source / path if isinstance(path, Path) else path
-                for name, path in value.items()
-            }
-        return source / value if isinstance(value, Path) else value
+            return {name: cls._below(source, path, info) for name, path in value.items()}
+        return cls._below(source, value, info)
+
+    @classmethod
+    def _below(cls, source: Path | str, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, Path) or value.is_absolute():
+            return value
+        if isinstance(source, Path):
+            return source / value
+        if str not in get_args(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError(
+                f"found {value.as_posix()!r}, which starts from a URL, but this file is read here; "
+                "let `source` be its folder, and give the URL of the images as `images`"
+            )
+        return source if value == Path() else joined(source, value.as_posix())
 
     @abstractmethod
     def prepare(
@@ -134,16 +150,21 @@ class Source(FamilySettings):
             SightlineError: the data cannot be used; the message explains why.
         """
 
-    def image_root(self, prepared: Path) -> Path:
+    def image_root(self, prepared: Path) -> Path | str:
         """Base folder of the paths in the images manifest that was prepared in ``prepared``."""
-        images: Path | None = getattr(self, "images", None)
-        return prepared / "images" if images is None else Path(images)
+        images: Path | str | None = getattr(self, "images", None)
+        return prepared / "images" if images is None else base_of(images)
 
-    def inputs(self) -> list[Path]:
-        """The input files and folders of the data set."""
+    def inputs(self) -> list[Path | str]:
+        """The input files and folders of the data set, or their URLs."""
         values = [getattr(self, name) for name in type(self).model_fields if name != "source"]
         nested = [list(v.values()) if isinstance(v, dict) else [v] for v in values]
-        return [path for paths in nested for path in paths if isinstance(path, Path)]
+        return [
+            place
+            for places in nested
+            for place in places
+            if isinstance(place, Path) or is_url(place)
+        ]
 
 
 def _an_image_folder(value: Any) -> Any:
@@ -152,11 +173,11 @@ def _an_image_folder(value: Any) -> Any:
             "no image folder is given; a set of pairs needs its images. Give their folder, "
             "or use the kind `sentences` for text only"
         )
-    return value
+    return location(value)
 
 
-ImageFolder = Annotated[Path, BeforeValidator(_an_image_folder)]
-"""A folder of images; rejects null with an explanation."""
+ImageFolder = Annotated[Path | str, BeforeValidator(_an_image_folder)]
+"""A folder of images, or its URL; rejects null with an explanation."""
 
 
 @dataclass

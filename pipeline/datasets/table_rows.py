@@ -352,11 +352,11 @@ class RowReader:
         """Where an image is: one file of its own in a data set of paths, else a tar."""
         if path is not None and not self._tars.count:
             self._in_place = True
-            return Place(Path(path).relative_to(self._real))
+            return Place(Path(path).relative_to(self._real).as_posix())
         if self._in_place:
             raise DatasetError(
                 f"{self._where}: row {name} holds its image, but earlier ones name theirs by path; "
                 "save the data set again with `save_to_disk`, which puts all of them into it"
             )
         tar, offset = self._tars.add(data)
-        return Place(Path(tar), offset, len(data))
+        return Place(tar, offset, len(data))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, ClassVar, Literal, Self
+from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     BaseModel,
@@ -25,24 +24,30 @@ from pydantic import (
 
 from pipeline.datasets.image_formats import image_suffixes
 from pipeline.datasets.image_tars import Member, members
-from pipeline.datasets.images import any_pixel_count, files_below, read_by, suffix_of
+from pipeline.datasets.images import (
+    any_pixel_count,
+    read_by,
+    readers,
+    refuse_failed,
+    suffix_of,
+    upright_size,
+)
 from pipeline.datasets.manifests import ManifestRows, write_files
+from pipeline.datasets.shards import EVERY, Shard, find_shards, note_others
 from pipeline.datasets.source import (
     DatasetError,
+    Location,
     PrepareReport,
     Progress,
     Source,
     split_name,
 )
-from sightline.cache.file_memory import FileMemory, state_of
-from sightline.cache.manifest import Place
+from sightline.cache.file_memory import FileMemory
+from sightline.cache.keys import key_of_bytes
 from sightline.digest import digest
-from sightline.user_files import OBJECT
+from sightline.storage import StorageError, is_url, joined, look, opened, reading, shown
+from sightline.user_files import OBJECT, read_lines
 
-_EVERY = "*.tar"
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_TAR = re.compile(r"^[^.].*\.(tar(\.\w+)?|tgz)$", re.IGNORECASE)
-_MOST_SHARDS = 1_000_000
 _MOST_IMAGE = 1 << 30  # bytes
 _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
@@ -56,9 +61,10 @@ class WebDatasetSource(Source):
     The members of a tar file belong together by the part of their name before the first dot.
 
     Attributes:
-        images: folder of the shards; by default `source` itself.
+        images: folder of the shards, or its URL; by default `source` itself.
         shards: which files below it, as in ``cc12m/{00000..01242}.tar``, where every number of the
-            range must be there; default: ``*.tar``.
+            range must be there; default: the lines of `source`, if that is a file, else ``*.tar``.
+            A web server (``https://``) is never listed: there every file has a name or a number.
         splits: instead of ``shards``: for each split, its shards.
         image_part: part with the image, as WebDataset names parts: ``image.jpg`` of KEY.image.jpg;
             default: every usual suffix of an image.
@@ -78,7 +84,7 @@ class WebDatasetSource(Source):
     )
 
     kind: Literal["webdataset"] = "webdataset"
-    images: Path = Path()
+    images: Location = Path()
     shards: str | None = Field(default=None, min_length=1)
     splits: dict[str, str] | None = None
     image_part: str | None = Field(default=None, min_length=1)
@@ -93,9 +99,7 @@ class WebDatasetSource(Source):
         cls, patterns: str | dict[str, str] | None
     ) -> str | dict[str, str] | None:
         for pattern in patterns.values() if isinstance(patterns, dict) else [patterns or "*"]:
-            path = PurePosixPath(pattern)
-            if path.is_absolute() or ".." in path.parts or not path.parts:
-                raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
+            _require_below(pattern)
         return patterns
 
     @model_validator(mode="after")
@@ -103,6 +107,20 @@ class WebDatasetSource(Source):
         if self.splits and self.shards:
             raise ValueError("give `shards` or `splits`, but not both")
         return self
+
+    def _patterns(self) -> dict[str, list[str]]:
+        """Split, or nothing → the patterns of its shards."""
+        if self.splits:
+            return {split: [pattern] for split, pattern in self.splits.items()}
+        if self.shards or is_url(self.source) or not Path(self.source).is_file():
+            return {"": [self.shards or EVERY]}
+        lines = [line.strip() for line in read_lines(Path(self.source)) if line.strip()]
+        for line in lines:
+            try:
+                _require_below(line)
+            except ValueError as error:
+                raise DatasetError(f"{self.source}: {error}") from None
+        return {"": lines}
 
     def prepare(
         self, folder: Path, report: PrepareReport, progress: Progress | None = None
@@ -117,79 +135,41 @@ class WebDatasetSource(Source):
                 images with captions.
         """
         shards = [
-            (path, split_name(split, "splits") if split else "")
-            for split, pattern in (self.splits or {"": self.shards or _EVERY}).items()
-            for path in find_shards(self.images, pattern)
+            Shard(name, split_name(split, "splits") if split else "", found)
+            for split, patterns in self._patterns().items()
+            for name, found in find_shards(self.images, patterns).items()
         ]
-        if len({path for path, _ in shards}) < len(shards):
-            raise DatasetError(f"{self.images}: a shard is in several of `splits`; use it once")
-        if not (self.splits or self.shards):
-            _note_others(self.images, {path for path, _ in shards}, report)
-        parts = _Parts.of(self)
+        names = [shard.name for shard in shards]
+        if len({*names}) < len(shards):
+            where = shown(self.images)
+            raise DatasetError(f"{where}: a shard is in several of `splits`; use it once")
+        if not self.splits and self._patterns() == {"": [EVERY]}:
+            note_others(self.images, {*names}, report)
+        parts, failed = _Parts.of(self), dict[str, StorageError]()
         try:
             write_files(
                 folder,
-                [path.as_posix() for path, _ in shards],
-                _read_all(self.images, shards, parts, report.memory),
+                names,
+                _read_all(self.images, shards, parts, report.memory, failed),
                 report,
                 unit="shards",
-                where=str(self.images),
+                where=shown(self.images),
                 strict=self.strict,
                 limit=self.limit or sys.maxsize,
                 progress=progress,
             )
         except DatasetError as error:
+            refuse_failed(self.images, failed, len(shards), "shards")
             raise DatasetError(f"{error}{parts.hint(report)}") from None
+        refuse_failed(self.images, failed, len(shards), "shards")
         if report.counts["images"] < (self.limit or 0):
             report.notes.append(f"warning: limit is {self.limit:,}, but there are fewer images")
 
 
-def find_shards(root: Path, pattern: str) -> list[Path]:
-    """The files below ``root`` that ``pattern`` names, sorted, relative to it.
-
-    Raises:
-        DatasetError: no such folder, no file matches, or a number of a range is missing.
-    """
-    if root.is_file():
-        raise DatasetError(
-            f"{root}: a file, expected the folder of the shards; give its folder as `images` and "
-            f"{root.name!r} as `shards`"
-        )
-    if not root.is_dir():
-        raise DatasetError(f"{root}: no such folder of shards; check the path")
-    shards: set[Path] = set()
-    for glob in _expanded(pattern):
-        matches = [path.relative_to(root) for path in root.glob(glob) if path.is_file()]
-        if not matches:
-            of = "" if glob == pattern else f" (of {pattern})"
-            files = sorted(path.name for path in root.iterdir())[:3]
-            raise DatasetError(
-                f"{root}: no shard matches {glob!r}{of}; check the pattern and the folder, which "
-                f"contains {', '.join(map(ascii, files)) or 'nothing'}"
-            )
-        shards.update(matches)
-    return sorted(shards)
-
-
-def _note_others(root: Path, shards: Set[Path], report: PrepareReport) -> None:
-    """Record the files below ``root`` that the default pattern does not name."""
-    others = sorted(set(map(Path, files_below(root, root, report.ignored))) - shards)
-    tars = [path for path in others if _TAR.search(path.name)]
-    report.note("shards_not_read", map(str, tars))
-    report.ignored += Counter(suffix_of(path.name) for path in set(others) - set(tars))
-
-
-def _expanded(pattern: str) -> list[str]:
-    """``{00..02}.tar`` → 00.tar, 01.tar, 02.tar; WebDataset's notation."""
-    match = _RANGE.search(pattern)
-    if match is None:
-        return [pattern]
-    first, last = int(match[1]), int(match[2])
-    if not first <= last < first + _MOST_SHARDS:
-        raise DatasetError(f"shards: found {match[0]}, expected a range that counts up")
-    before, after, width = pattern[: match.start()], pattern[match.end() :], len(match[1])
-    numbers = range(first, last + 1)
-    return [expanded for n in numbers for expanded in _expanded(f"{before}{n:0{width}}{after}")]
+def _require_below(pattern: str) -> None:
+    path = PurePosixPath(pattern)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
 
 
 @dataclass
@@ -266,40 +246,75 @@ def _ending(part: str) -> str:
 
 
 def _read_all(
-    root: Path, shards: list[tuple[Path, str]], parts: _Parts, memory: FileMemory
+    root: Path | str,
+    shards: list[Shard],
+    parts: _Parts,
+    memory: FileMemory,
+    failed: dict[str, StorageError],
 ) -> Iterator[ManifestRows]:
-    """Every shard in order, a few at a time: a `limit` stops soon after it is reached."""
-    workers = min(8, 2 * (os.cpu_count() or 1))
-    names = [f"{root}/{path}" for path, _ in shards]
-    read = [f"{read_by()} {parts.digest} {split}" for _, split in shards]
-    states = list(map(state_of, names, read))
+    """Every shard in order, a few at a time: a `limit` stops soon after it is reached.
+
+    Those that a server does not hand out are added to ``failed``, by their names.
+    """
+    names = [f"{shown(root)}/{shard.name}" for shard in shards]
+    states = [
+        f"{read_by()} {parts.digest} {shard.split} {shard.found.state}" if shard.found.state else ""
+        for shard in shards
+    ]
     known = memory.recall(names, states)
 
     def rows_of(number: int) -> ManifestRows:
         if (packed := known[number].as_py()) is not None:
             return ManifestRows.unpacked(packed)
-        rows = _read_shard(root, *shards[number], parts)
+        try:
+            rows = _read_shard(root, shards[number], parts)
+        except StorageError as error:
+            failed[shards[number].name] = error
+            return ManifestRows()
         _, captions = rows.tables()
         if len(captions):  # of a shard without any, `_Parts.hint` says what it has instead
             memory.keep([names[number]], [states[number]], [rows.packed()])
         return rows
 
-    waiting = iter(range(len(shards)))
-    with any_pixel_count(), ThreadPoolExecutor(workers) as pool:
+    workers, waiting = 8 if is_url(root) else readers(root), iter(range(len(shards)))
+    with any_pixel_count(), reading(workers) as pool:
         while batch := list(islice(waiting, 2 * workers)):
             yield from pool.map(rows_of, batch)
 
 
-def _read_shard(root: Path, path: Path, split: str, parts: _Parts) -> ManifestRows:
-    """The images and captions of a shard."""
-    rows = ManifestRows()
+class _Part(NamedTuple):
+    """An image or a text of a sample, as its bytes came by.
+
+    Attributes:
+        content: of an image, its key and size; of a text, its bytes. None: it is too large.
+    """
+
+    member: Member
+    content: Any
+
+    @classmethod
+    def of_image(cls, member: Member, file: IO[bytes]) -> _Part:
+        if member.length > _MOST_IMAGE:
+            return cls(member, None)
+        data = _bytes_of(member, file)
+        return cls(member, (key_of_bytes(data), upright_size(io.BytesIO(data))))
+
+    @classmethod
+    def of_text(cls, member: Member, file: IO[bytes]) -> _Part:
+        return cls(member, _bytes_of(member, file) if member.length <= _MOST_TEXT else None)
+
+
+def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
+    """The images and captions of a shard, read once from its beginning to its end."""
+    rows, path = ManifestRows(), shard.name
+    place = joined(root, path)
     try:
-        file = (root / path).open("rb")
+        file = opened(place, shard.found)
     except OSError as error:
-        raise DatasetError(f"{root / path}: cannot be read ({error.strerror})") from error
+        raise DatasetError(f"{place}: cannot be read ({error.strerror})") from error
     with file:
         names: set[str] = set()
-        samples: dict[str, dict[str, Member]] = {}  # key → its image and its text
+        samples: dict[str, dict[str, _Part]] = {}  # key → its image and its text
         dotted: list[tuple[str, str, str]] = []  # folder, key and name of other members
         for member in members(file, path, rows):
             name = member.name
@@ -316,30 +331,34 @@ def _read_shard(root: Path, path: Path, split: str, parts: _Parts) -> ManifestRo
                 continue
             part = "text" if extension == parts.text else "image"
             sample = samples.setdefault(f"{folder}/{stem}", {})
-            if part in sample and part == "image":
+            if part not in sample:
+                read = _Part.of_text if part == "text" else _Part.of_image
+                sample[part] = read(member, file)
+            elif part == "image":
                 rows.problem("images_whose_key_has_another", f"{path}/{name}")
-            elif part in sample:
+            else:
                 rows.problem("captions_whose_key_has_another", f"{path}/{name}")
-            sample.setdefault(part, member)
-        for sample in samples.values():
-            if "image" not in sample:
-                rows.problem("captions_without_image", f"{path}/{sample['text'].name}")
-                continue
-            _add(rows, file, path, split, sample, parts)
+    if is_url(place) and look(place) != shard.found:
+        raise StorageError(place, "it changed while it was read", lasting=False)
+    for sample in samples.values():
+        if "image" not in sample:
+            rows.problem("captions_without_image", f"{path}/{sample['text'].member.name}")
+            continue
+        _add(rows, path, shard.split, sample, parts)
     if parts.image is None:
         _note_dotted(rows, path, dotted, samples, parts.text)
     else:
         rows.ignored += Counter(suffix_of(base) for _, _, base in dotted)
     if not any("image" in sample for sample in samples.values()):
-        rows.problem("shards_without_images", str(path))
+        rows.problem("shards_without_images", path)
     return rows
 
 
 def _note_dotted(
     rows: ManifestRows,
-    path: Path,
+    path: str,
     others: list[tuple[str, str, str]],
-    samples: dict[str, dict[str, Member]],
+    samples: dict[str, dict[str, _Part]],
     suffix: str,
 ) -> None:
     """Note images and captions whose own key contains a dot, so that they belong to no sample.
@@ -370,27 +389,24 @@ def _note_dotted(
 
 
 def _add(
-    rows: ManifestRows,
-    file: IO[bytes],
-    path: Path,
-    split: str,
-    sample: dict[str, Member],
-    parts: _Parts,
+    rows: ManifestRows, path: str, split: str, sample: dict[str, _Part], parts: _Parts
 ) -> None:
-    image = sample["image"]
+    image, content = sample["image"]
     image_id = f"{path}/{image.name}"
-    if image.length > _MOST_IMAGE:
+    if content is None:
         rows.problem("images_above_1_gib", image_id)
         return
-    place = Place(path, image.offset, image.length)
-    rows.add_image(image_id, place, _bytes_of(image, file), split)
+    key, size = content
+    if not size[0]:
+        rows.problem("unreadable_images", image_id)
+    rows.add_known(image_id, path, key, size, split, (image.offset, image.length))
     if "text" not in sample:
         return
-    text = sample["text"]
+    text, content = sample["text"]
     try:
-        if text.length > _MOST_TEXT:
+        if content is None:
             raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
-        captions = parts.captions(_bytes_of(text, file))
+        captions = parts.captions(content)
     except DatasetError as error:
         rows.problem("unusable_captions", f"{path}/{text.name}: {error}")
         return
@@ -399,4 +415,5 @@ def _add(
 
 
 def _bytes_of(member: Member, file: IO[bytes]) -> bytes:
-    return os.pread(file.fileno(), member.length, member.offset)
+    file.seek(member.offset)
+    return file.read(member.length)

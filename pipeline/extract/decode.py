@@ -8,6 +8,7 @@ import stat
 import warnings
 import zlib
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pipeline.datasets.image_formats import formats, orientation, swaps_edges
 from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
+from sightline.storage import StorageError, is_url, read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -191,14 +193,20 @@ def read_place(place: Place) -> bytes:
         OSError: the file cannot be read.
         ImageError: ``missing`` (a pipe or a device), ``empty`` or ``outside``.
     """
-    if not stat.S_ISREG(place.path.stat().st_mode):  # reading it may not end
-        raise ImageError("missing", "not a regular file")
-    if place.offset is None or place.length is None:
-        return place.path.read_bytes()
     if place.length == 0:
         raise ImageError("empty", "its place in the file has 0 bytes")
+    if is_url(place.path):
+        try:
+            return read(*place.span)
+        except StorageError as error:
+            raise ImageError("missing", f"cannot be read: {error.reason}") from error
+    path = Path(place.path)
+    if not stat.S_ISREG(path.stat().st_mode):  # reading it may not end
+        raise ImageError("missing", "not a regular file")
+    if place.offset is None or place.length is None:
+        return path.read_bytes()
     end = place.offset + place.length
-    with place.path.open("rb") as file:
+    with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if end > size:  # checked first: `read` allocates the requested number of bytes
             raise ImageError(

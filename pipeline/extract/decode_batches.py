@@ -35,6 +35,7 @@ from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.objects import ObjectReader
 from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
+from sightline.storage import is_url, reading_ahead
 from sightline.wording import in_bytes
 
 if TYPE_CHECKING:
@@ -92,11 +93,12 @@ def decode_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> Decod
         raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
     batch = torch.zeros(batch_size, read.channels, *read.size, dtype=torch.uint8)
     failed: dict[bytes, Failure] = {}
-    for row, entry in enumerate(entries):
-        try:
-            batch[row] = read(entry)
-        except ImageError as error:
-            failed[entry.key] = error.at(entry.place)
+    with reading_ahead([entry.place.span for entry in entries if is_url(entry.place.path)]):
+        for row, entry in enumerate(entries):
+            try:
+                batch[row] = read(entry)
+            except ImageError as error:
+                failed[entry.key] = error.at(entry.place)
     return batch, failed
 
 

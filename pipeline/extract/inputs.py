@@ -28,6 +28,7 @@ from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import read_sentence_lines
 from sightline.plugins import expect
+from sightline.storage import here
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def read_objects(
 def _paths(data: PreparedDataset | Path) -> tuple[Path, ...]:
     if isinstance(data, Path):
         return (data,)
-    return tuple(filter(None, (data.folder, data.image_root)))
+    return tuple(here(data.folder, data.image_root))
 
 
 def images_below(folder: Path) -> Entries:
@@ -225,7 +226,7 @@ def images_below(folder: Path) -> Entries:
     paths, keys = images["path"].to_pylist(), key_column(images["key"])
 
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
-        return [ImageEntry(Place(folder / paths[row]), keys[row].tobytes()) for row in rows]
+        return [ImageEntry(Place(f"{folder}/{paths[row]}"), keys[row].tobytes()) for row in rows]
 
     return Entries(keys, build)
 
@@ -273,11 +274,9 @@ def objects_of_phrases(
 
     def build(rows: NDArray[np.int64]) -> list[CutoutEntry]:
         from_images = iter(images.take(image_rows[rows[~kept[rows]]]))
-        here = [
-            Place(stored.folder) if stored is not None and kept[row] else next(from_images).place
-            for row in rows
-        ]
-        return cutout_entries(taken(table, rows), here)
+        kept_at = Place("" if stored is None else str(stored.folder))
+        places = [kept_at if kept[row] else next(from_images).place for row in rows]
+        return cutout_entries(taken(table, rows), places)
 
     return Entries(keys, build, owners)
 

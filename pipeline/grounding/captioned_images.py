@@ -64,7 +64,7 @@ class CaptionedImages(Sequence[CaptionedImage]):
     """
 
     manifest: Path
-    root: Path
+    root: Path | str
     images: pa.Table
     captions: pa.Table
     image_rows: NDArray[np.int64]

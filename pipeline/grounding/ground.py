@@ -30,6 +30,7 @@ from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
 from sightline.plugins import expect_fields, expect_json
 from sightline.settings import explain
+from sightline.storage import here
 from sightline.wording import counted
 
 _FORMAT = "grounding/1"
@@ -62,7 +63,7 @@ def ground_dataset(
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
             another run is writing here.
     """
-    inputs = (data.images_manifest, data.captions_manifest, data.require_images())
+    inputs = here(data.images_manifest, data.captions_manifest, data.require_images())
     if cutouts is not None:
         check_apart(cutouts, inputs)
         if cutouts.resolve() == out.resolve():

@@ -15,6 +15,7 @@ from sightline.cache import IMAGES, places_of, read_manifest
 from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
 from sightline.optional_imports import require
+from sightline.storage import here
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -72,7 +73,7 @@ def cut_out(pixels: Pixels, mask: NDArray[np.bool_], side: int) -> str:
 
 def thumbnails(
     manifest: Path,
-    root: Path,
+    root: Path | str,
     image_ids: Sequence[str],
     keys: Mapping[str, bytes] | None = None,
     side: int = 160,
@@ -81,7 +82,7 @@ def thumbnails(
 
     Args:
         manifest: an images manifest.
-        root: base folder of its paths.
+        root: base folder of its paths, or its URL.
         keys: id → SHA-256 of the bytes that an image must have; None: as in the manifest.
         side: maximum longer side, in pixels.
 
@@ -109,10 +110,10 @@ def thumbnails(
 
 
 def photographs(
-    manifest: Path, root: Path, image_ids: Sequence[str], keys: Mapping[str, bytes]
+    manifest: Path, root: Path | str, image_ids: Sequence[str], keys: Mapping[str, bytes]
 ) -> dict[str, Thumbnail] | str:
     """`thumbnails` for a page that can do without them: why there are none, if so."""
-    for path in (manifest, root):
+    for path in here(manifest, root):
         if not path.exists():
             return f"{path}: not found from here"
     try:

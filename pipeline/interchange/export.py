@@ -172,7 +172,7 @@ def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]
         table, column, ids = data.images, "image_path", "image_id"
         places = places_of(data.images_manifest, table)
         values = [
-            image if place.offset is not None else place.path.as_posix()
+            image if place.offset is not None else place.path
             for image, place in zip(table[ids].to_pylist(), places, strict=True)
         ]
         rows = of_ids = features.find(key_column(table["key"]))

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from sightline.cache.file_memory import FILE_NAME, FileMemory, state_of
+from sightline.cache.file_memory import FILE_NAME, FileMemory
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.errors import CacheError
 from sightline.output import run_folder_of
+from sightline.storage import look
 
 _CORES = os.cpu_count() or 1
 _READ_BYTES = 1 << 20
@@ -67,7 +68,8 @@ def remembered_faults(
     """
     path = run_folder_of(folder) / FILE_NAME
     memory = FileMemory(path)
-    states = {file.name: state_of(folder / file.name) for file in files}
+    looks = {file.name: look(folder / file.name) for file in files}
+    states = {name: found.state if found else "" for name, found in looks.items()}
     known = memory.recall([*states], [*states.values()]).to_pylist()
     pairs = zip(files, known, strict=True)
     unknown = [file for file, digest in pairs if digest != file.blake3.encode()]

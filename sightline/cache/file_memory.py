@@ -1,4 +1,7 @@
-"""What was read of files, remembered until they change: by size, modification time and inode."""
+"""What was read of files, remembered until they change, by their names and states.
+
+A state is what `sightline.storage.look` finds, with all that the value depends on besides.
+"""
 
 # pyarrow.compute makes its functions when it is imported:
 # pyright: reportAttributeAccessIssue=false
@@ -6,8 +9,6 @@
 from __future__ import annotations
 
 import io
-import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,28 +19,7 @@ import pyarrow.parquet as pq
 
 FILE_NAME = "remembered.parquet"
 """In the run folder of an output."""
-_SETTLED = 2_000_000_000  # ns: two writes within them may leave the same time
 _SCHEMA = pa.schema([("name", pa.string()), ("state", pa.string()), ("value", pa.binary())])
-
-
-def state_of(path: Path | str, read_by: str = "") -> str:
-    """What differs once a file has changed; to be asked before the file is read.
-
-    Args:
-        read_by: what the value depends on besides.
-
-    Returns:
-        Empty if it cannot be told: there is no such file, or it was written within the last two
-        seconds, so that it may change again without a new time.
-    """
-    now = time.time_ns()
-    try:
-        status = os.stat(path)  # noqa: PTH116  (a tenth of the time, for a hundred thousand files)
-    except (OSError, ValueError):
-        return ""
-    if status.st_mtime_ns > now - _SETTLED:
-        return ""
-    return f"{read_by} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 class FileMemory:

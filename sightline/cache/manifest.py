@@ -20,6 +20,7 @@ from sightline.atomic_files import replacing
 from sightline.cache.chunks import chunk_rows
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError
+from sightline.storage import joined, shown
 
 KEY = pa.binary(KEY_BYTES)
 """Type of a column of keys."""
@@ -284,23 +285,29 @@ class Place(NamedTuple):
     """Where an image's bytes are; shown in messages as `shard.tar[1024:+500]`.
 
     Attributes:
-        path: the file.
+        path: the file, as `sightline.storage` opens it.
         offset: start of the image in it, in bytes; None: the file is the image.
         length: its length in bytes; None if ``offset`` is None.
     """
 
-    path: Path
+    path: str
     offset: int | None = None
     length: int | None = None
 
-    def below(self, root: Path) -> Place:
-        """This place, with its path resolved against ``root``."""
-        return self._replace(path=root / self.path)
+    @property
+    def span(self) -> tuple[str, int, int | None]:
+        """The file, and where its bytes start and stop; None: at its end."""
+        start = self.offset or 0
+        return self.path, start, None if self.length is None else start + self.length
+
+    def below(self, root: Path | str) -> Place:
+        """This place, with its path resolved against ``root``, a folder or its URL."""
+        return self._replace(path=joined(root, self.path))
 
     def __str__(self) -> str:
         if self.offset is None:
-            return str(self.path)
-        return f"{self.path}[{self.offset}:+{self.length}]"
+            return shown(self.path)
+        return f"{shown(self.path)}[{self.offset}:+{self.length}]"
 
 
 def places_of(manifest: Path, images: pa.Table) -> list[Place]:
@@ -325,7 +332,7 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
                 f"length {length}, expected two numbers, or both null if the file is the "
                 "image; recreate the file"
             )
-        places.append(Place(Path(path), offset, length))
+        places.append(Place(path, offset, length))
     return places
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
 from sightline.errors import SightlineError
+from sightline.storage import is_url, location
 from sightline.user_files import read_json
 
 RECORD = "dataset.json"
@@ -27,8 +28,8 @@ LICENCE = "licence"
 HUB_DATASET = "hub_dataset"
 """Field of the record: the data set's name on the hub, or several names with commas."""
 IMAGE_ROOT = "images"
-"""Field of the record: base folder of the image paths, relative to the record's own; absent if it
-is the folder ``images`` beside the manifests."""
+"""Field of the record: base folder of the image paths, relative to the record's own, or its URL;
+absent if it is the folder ``images`` beside the manifests."""
 LICENCE_UNKNOWN = "not known here; the terms of the data set that it was computed from apply"
 
 
@@ -72,31 +73,34 @@ class PreparedDataset:
 
     Attributes:
         folder: the folder of the manifests.
-        image_root: base folder of the image paths; None: not known.
+        image_root: base folder of the image paths, or its URL; None: not known.
     """
 
     folder: Path
-    image_root: Path | None = None
+    image_root: Path | str | None = None
 
     @classmethod
     def open(cls, folder: Path | str, images: Path | str | None = None) -> PreparedDataset:
         """The data set in ``folder``.
 
         Args:
-            images: base folder of its images; by default the one that its record names, or the
-                folder ``images`` beside the manifests. Needed only to read pixels.
+            images: base folder of its images, or its URL; by default the one that its record
+                names, or the folder ``images`` beside the manifests. Needed only to read pixels.
 
         Raises:
             SightlineError: no data set was prepared there, or there is no such image folder.
         """
         folder = Path(folder)
         _read_record(folder)  # it is there, and sound
-        if images is not None and not Path(images).is_dir():
+        root = cls(folder)._recorded_root() if images is None else images
+        try:
+            root = location(root)
+        except ValueError as error:
+            raise SightlineError(f"{folder / RECORD}: images: {error}") from None
+        there = is_url(root) or root.is_dir()
+        if images is not None and not there:
             raise SightlineError(f"{images}: no such image folder; check the path")
-        if images is not None:
-            return cls(folder, Path(images))
-        root = cls(folder)._recorded_root()
-        return cls(folder, root if root.is_dir() else None)
+        return cls(folder, root if there else None)
 
     @property
     def images_manifest(self) -> Path:
@@ -145,13 +149,15 @@ class PreparedDataset:
         """SHA-256 of each image's bytes, in the order of `images`: uint8 [n, 32]."""
         return key_column(self.images["key"])
 
-    def require_images(self) -> Path:
-        """The image folder.
+    def require_images(self) -> Path | str:
+        """The image folder, or its URL.
 
         Raises:
             SightlineError: it is not there.
         """
-        if self.image_root is None or not self.image_root.is_dir():
+        if self.image_root is None or not (
+            is_url(self.image_root) or Path(self.image_root).is_dir()
+        ):
             raise SightlineError(
                 f"{self.folder}: its images are not here: there is no folder "
                 f"{self.image_root or self._recorded_root()}. Prepare the data set again with the "
@@ -159,6 +165,8 @@ class PreparedDataset:
             )
         return self.image_root
 
-    def _recorded_root(self) -> Path:
+    def _recorded_root(self) -> Path | str:
         recorded = dataset_facts(self.folder).images or "images"
+        if is_url(recorded):
+            return recorded
         return Path(os.path.normpath(self.folder / recorded))

@@ -12,11 +12,10 @@ from aged_files import aged
 from command_line import sightline
 from packed import picture, samples, write_tar
 
-from pipeline.datasets import images as images_module
-from pipeline.datasets import webdataset as webdataset_module
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.datasets.source import DatasetError
 from sightline.cache.prepared import RECORD
+from sightline.storage import opened
 
 
 def written(out: Path) -> dict[str, bytes]:
@@ -27,18 +26,13 @@ def written(out: Path) -> dict[str, bytes]:
 def read(monkeypatch) -> list[str]:
     """The files that are read, each time that they are."""
     names: list[str] = []
-    of_image, of_shard = images_module._read, webdataset_module._read_shard
 
-    def image(root, path):
-        names.append(path)
-        return of_image(root, path)
+    def noted(place, found):
+        names.append(Path(place).name)
+        return opened(place, found)
 
-    def shard(root, path, *more):
-        names.append(str(path))
-        return of_shard(root, path, *more)
-
-    monkeypatch.setattr(images_module, "_read", image)
-    monkeypatch.setattr(webdataset_module, "_read_shard", shard)
+    monkeypatch.setattr("pipeline.datasets.images.opened", noted)
+    monkeypatch.setattr("pipeline.datasets.webdataset.opened", noted)
     return names
 
 

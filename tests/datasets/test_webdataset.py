@@ -17,6 +17,7 @@ from pipeline.datasets.prepared_output import prepare as prepare_source
 from pipeline.datasets.source import DatasetError, PrepareReport
 from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.extract.decode import ImageError
+from sightline.errors import SightlineError
 
 USTAR = tarfile.USTAR_FORMAT
 KEYS = [hashlib.sha256(picture(n)).digest() for n in range(3)]
@@ -325,7 +326,7 @@ def test_ranges_name_every_shard(root, out, prepare):
         "{3..1}.tar": "expected a range that counts up",
         "*.zip": r"no shard matches '\*\.zip'.* which contains '000\.tar'",
     }.items():
-        with pytest.raises(DatasetError, match=message):
+        with pytest.raises(SightlineError, match=message):
             prepare(shards=pattern)
 
 

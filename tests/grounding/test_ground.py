@@ -215,7 +215,7 @@ def test_failed_images_cost_their_own_rows_and_are_reground_only_on_request(data
     data.add("dot.png", "the dot", size=(1, 1))
     assert run_ground(data, out, WordGrounder(refuse_two)).failed == 3
     assert grounding_counts(out)["pairs"] == 5 * 7 + 2
-    keys = {unit.place.path.name: unit.unit_key for unit in data.units()}
+    keys = {Path(unit.place.path).name: unit.unit_key for unit in data.units()}
     refused = {keys["2.png"]: "bad_annotation", keys["4.png"]: "bad_annotation"}
     assert read_grounding(out)[1] == {keys["bad.png"]: "undecodable", **refused}
     listed = failures.read_text()

@@ -18,6 +18,7 @@ from sightline.cache.rle import MaskCode, decode_mask
 from sightline.errors import SightlineError
 from sightline.html_pages import html_templates, source_digest
 from sightline.output import check_output_file, replacing_file
+from sightline.storage import here
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
 """The start of a page, which marks it as replaceable by another."""
@@ -30,7 +31,7 @@ _SHOWN_SIDE = 384  # most pixels of a photograph's longer side, and its CSS pixe
 
 def write_gallery(
     contents: Contents,
-    root: Path,
+    root: Path | str,
     out: Path,
     advance: Callable[[int], None] = lambda count: None,
     inputs: Sequence[Path] = (),
@@ -39,7 +40,7 @@ def write_gallery(
 
     Args:
         contents: what to show.
-        root: base folder of the image paths.
+        root: base folder of the image paths, or its URL.
         advance: receives the number of newly finished images.
         inputs: source files and folders of ``contents``.
 
@@ -49,7 +50,7 @@ def write_gallery(
     Raises:
         SightlineError: ``out`` is a folder, an input, or not a page written by this command.
     """
-    inputs = [root, *inputs]
+    inputs = [*here(root), *inputs]
     check_output_file(out, MARK, inputs)
 
     def views() -> Iterator[dict[str, object]]:
@@ -75,7 +76,7 @@ def write_gallery(
         return part.stat().st_size
 
 
-def _view(card: ImageCard, root: Path) -> dict[str, object]:
+def _view(card: ImageCard, root: Path | str) -> dict[str, object]:
     """What the template shows of an image.
 
     ``card``; ``width`` and ``height`` of the small photograph, in pixels; ``unit``, one CSS pixel

@@ -1,0 +1,430 @@
+"""Files in object storage and on web servers: is it there, what lies below, these bytes of it.
+
+A place is a path here or a URL: ``s3://`` and ``gs://``, or ``https://``, which is never listed, as
+a web page does not say what lies below it. URLs come from settings alone, and fsspec is imported
+for them alone. Nothing is stored here: bytes are read by ranges, several ahead, each with a time
+limit, and again after a fault that may pass.
+
+A URL's user, password and query (a signature) stay out of every message and record: text is made
+by `shown`. A recorded URL gets its query back from the environment variable
+SIGHTLINE_SIGNED_URLS, signed URLs of files or folders with spaces between them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from io import RawIOBase
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeVar, cast
+from urllib.parse import quote
+
+from sightline.errors import SightlineError, first_lines
+from sightline.optional_imports import require
+
+T = TypeVar("T")
+
+PROTOCOLS = ("s3", "gs", "https")
+SIGNED_URLS = "SIGHTLINE_SIGNED_URLS"
+_URL = re.compile(r"(?P<protocol>[\w.+:-]*)://(?:[^/?#]*@)?(?P<place>[^?#]*)(?P<query>\?.*)?")
+_ANY_URL = re.compile(r"(https?|s3|gs)://[^\s'\"()<>,]+")
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST_FILES = 1_000_000
+_PAUSES = (0.5, 2.0, 8.0)  # seconds before a read is tried again
+_SETTLED = 2_000_000_000  # ns: two writes within them may leave the same time
+_SECONDS = 60.0  # without a byte, after which an answer is not waited for; in all, ten times that
+_BLOCK = 4 << 20  # bytes of one read
+_AHEAD = 3  # blocks
+_AT_ONCE = 16  # reads of several files
+_ACCESS = {
+    "s3": "give credentials as to AWS's own tools (AWS_PROFILE, or AWS_ACCESS_KEY_ID and its "
+    "secret), or FSSPEC_S3_ANON=true for a public bucket",
+    "gs": "give credentials as to Google's own tools (GOOGLE_APPLICATION_CREDENTIALS), or "
+    "FSSPEC_GS_TOKEN=anon for a public bucket",
+    "https": f"give the signed URL in the environment variable {SIGNED_URLS}, or the password in "
+    "~/.netrc",
+}
+"""What opens a place, by its protocol."""
+_MAY_PASS = (408, 425, 429)  # of the answers below 500
+
+
+class StorageError(SightlineError):
+    """A file elsewhere cannot be read.
+
+    Attributes:
+        reason: without the place.
+        lasting: whether it will not pass by itself.
+    """
+
+    def __init__(self, place: str, reason: str, *, lasting: bool = True) -> None:
+        super().__init__(f"{shown(place)}: {reason}")
+        self.reason, self.lasting = reason, lasting
+
+
+class MissingFile(StorageError):
+    """There is no such file."""
+
+
+class Found(NamedTuple):
+    """A file that is there.
+
+    Attributes:
+        size: in bytes.
+        state: what differs once it has changed; empty if that cannot be told: a server says
+            nothing of it, or a file here was written within the last two seconds, so that it may
+            change again without a new time.
+    """
+
+    size: int
+    state: str
+
+
+def is_url(place: Path | str) -> bool:
+    """Whether a place is a URL."""
+    return isinstance(place, str) and _URL.match(place) is not None
+
+
+def here(*places: Path | str | None) -> list[Path]:
+    """Those of the places that are paths on this machine."""
+    return [place for place in places if isinstance(place, Path)]
+
+
+def location(value: Any) -> Any:
+    """What a setting says: a URL, checked, or a path on this machine.
+
+    Raises:
+        ValueError: a URL that is not read: of another protocol, in a chain (``::``), or without a
+            host or bucket.
+    """
+    if not is_url(value):
+        return Path(value) if isinstance(value, str) else value
+    match = cast("re.Match[str]", _URL.fullmatch(value) or _URL.match(value))
+    protocol, place = match["protocol"], match["place"]
+    if protocol not in PROTOCOLS or "::" in value:
+        known = ", ".join(f"{name}://" for name in PROTOCOLS)
+        raise ValueError(
+            f"found a URL of {protocol!r}, expected {known}; fetch the files, and give their folder"
+        )
+    whole = match.end() == len(value) and place[:1] not in ("", "/")
+    whole &= not match["query"] or protocol == "https"
+    if not whole or re.search(r"[\x00-\x1f\x7f]", value):
+        raise ValueError(f"found {shown(value)}, expected {protocol}://NAME/PATH")
+    return value if match["query"] else value.rstrip("/")
+
+
+def shown(place: Path | str) -> str:
+    """A place as text, without a user, a password and a query."""
+    match = _URL.match(place) if isinstance(place, str) else None
+    return f"{match['protocol']}://{match['place']}" if match else str(place)
+
+
+def joined(root: Path | str, name: str) -> str:
+    """The place of the file ``name``, with ``/`` between its parts, below a folder."""
+    if not is_url(root):
+        return str(Path(root, name))
+    if {"", ".", ".."}.intersection(name.split("/")):
+        raise StorageError(str(root), f"found the name {name!r}, expected one that stays below it")
+    folder, mark, query = str(root).partition("?")
+    name = quote(name) if folder.startswith("https://") else name
+    return f"{folder}/{name}{mark}{query}"
+
+
+def base_of(place: Path | str) -> Path | str:
+    """A folder, or that of the files which braces in a URL name, as ``{00..41}.jpg``."""
+    folder, mark, query = str(place).partition("?")
+    if not is_url(place) or "{" not in folder:
+        return place
+    return folder[: folder.index("{")].rpartition("/")[0] + mark + query
+
+
+def expanded(pattern: str) -> list[str]:
+    """``{00..02}.tar`` → 00.tar, 01.tar, 02.tar; WebDataset's notation."""
+    match = _RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    first, last = int(match[1]), int(match[2])
+    if not first <= last < first + _MOST_FILES:
+        raise SightlineError(f"found {match[0]}, expected a range that counts up")
+    before, after, width = pattern[: match.start()], pattern[match.end() :], len(match[1])
+    numbers = range(first, last + 1)
+    return [name for n in numbers for name in expanded(f"{before}{n:0{width}}{after}")]
+
+
+def look(place: Path | str) -> Found | None:
+    """The file at a place, to be asked before it is read; None: none is, or no plain file."""
+    if not is_url(place):
+        return _look_here(place)
+    url = str(place)
+    try:
+        about = _ask(url, lambda files, path: files.info(path))
+    except MissingFile:
+        return None
+    if about["type"] == "directory":
+        return None
+    if about.get("size") is None:
+        raise StorageError(url, "the server does not say how large it is, so it cannot be read")
+    return _found(about)
+
+
+def _look_here(path: Path | str) -> Found | None:
+    now = time.time_ns()
+    try:
+        status = os.stat(path)  # noqa: PTH116  (a third of the time, for many files)
+    except (OSError, ValueError):  # ValueError: a null byte
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    size, changed = status.st_size, status.st_mtime_ns
+    state = "" if changed > now - _SETTLED else f"{size} {changed} {status.st_ino}"
+    return Found(size, state)
+
+
+def look_at_all(places: Sequence[str]) -> list[Found | None]:
+    """`look` at several files at once."""
+    with reading(_AT_ONCE) as pool:
+        return list(pool.map(look, places))
+
+
+@contextmanager
+def reading(threads: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that read; an error or a signal does not wait for what they have begun."""
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def files_below(folder: str, pattern: str | None = None) -> dict[str, Found]:
+    """Every file below a folder of object storage, by its name from there.
+
+    Args:
+        pattern: as of `Path.glob`; only these.
+    """
+    if folder.startswith("https://"):
+        raise StorageError(
+            folder,
+            "a web server does not tell what lies below a folder; name its files, as "
+            "{00000..00041}.tar",
+        )
+
+    def listed(files: Any, path: str) -> dict[str, Any]:
+        if pattern is None:
+            return files.find(path, detail=True)
+        escaped = re.sub(r"([*?[])", r"[\1]", path)
+        return files.glob(f"{escaped}/{pattern}", detail=True)
+
+    start = len(_path_of(folder)) + 1
+    try:
+        files = _ask(folder, listed)
+    except MissingFile:
+        return {}
+    return {path[start:]: _found(it) for path, it in files.items() if it["type"] == "file"}
+
+
+def read(url: str, start: int = 0, stop: int | None = None) -> bytes:
+    """Bytes ``start`` to ``stop - 1`` of a file, or all of it.
+
+    Raises:
+        StorageError: it cannot be read, or ends before.
+    """
+    begun = _begun.get((url, start, stop))
+    return _read(url, start, stop) if begun is None else begun.result()
+
+
+def _read(url: str, start: int, stop: int | None) -> bytes:
+    def bytes_of(files: Any, path: str) -> bytes:
+        if stop is None:
+            return files.cat_file(path, timeout=10 * _SECONDS)
+        if stop <= start:
+            return b""
+        if not url.startswith("https://"):
+            data = files.cat_file(path, start=start, end=stop, timeout=10 * _SECONDS)
+        else:  # a server may answer with all of a file: this stops reading
+            with files.open(path, size=stop, cache_type="none") as file:
+                file.seek(start)
+                data = file.read(stop - start)
+        if len(data) != stop - start:
+            raise EOFError(f"{len(data):,} of {stop - start:,} bytes arrived")
+        return data
+
+    return _ask(url, bytes_of)
+
+
+_begun: dict[tuple[str, int, int | None], Future[bytes]] = {}
+
+
+@contextmanager
+def reading_ahead(ranges: Sequence[tuple[str, int, int | None]]) -> Iterator[None]:
+    """While it lasts, `read` of these finds them begun, several at once."""
+    if not ranges:
+        yield
+        return
+    with reading(_AT_ONCE) as pool:
+        _begun.update({each: pool.submit(_read, *each) for each in dict.fromkeys(ranges)})
+        try:
+            yield
+        finally:
+            for each in ranges:
+                _begun.pop(each, None)
+
+
+def opened(place: str, found: Found | None = None) -> IO[bytes]:
+    """A file to read and seek in: one here, or one elsewhere in blocks, some of them ahead."""
+    if not is_url(place):
+        return open(place, "rb")  # noqa: PTH123
+    found = found or look(place)
+    if found is None:
+        raise MissingFile(place, "no such file")
+    return cast("IO[bytes]", _Blocks(place, found.size))
+
+
+class _Blocks(RawIOBase):
+    """A file elsewhere, of which the blocks ahead are read while it is read in order."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self.name = shown(url)
+        self._url, self._size, self._at = url, size, 0
+        self._pool = ThreadPoolExecutor(_AHEAD)
+        self._blocks: dict[int, Future[bytes]] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        stop = self._size if size is None or size < 0 else min(self._size, self._at + size)
+        parts = []
+        while self._at < stop:
+            number, start = divmod(self._at, _BLOCK)
+            part = self._block(number)[start : start + stop - self._at]
+            parts.append(part)
+            self._at += len(part)
+        return b"".join(parts)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _block(self, number: int) -> bytes:
+        in_order = number == 0 or number - 1 in self._blocks
+        for ahead in range(number, number + (_AHEAD + 1 if in_order else 1)):
+            start = ahead * _BLOCK
+            if start < self._size and ahead not in self._blocks:
+                stop = min(self._size, start + _BLOCK)
+                self._blocks[ahead] = self._pool.submit(_read, self._url, start, stop)
+        for old in [old for old in self._blocks if not number - 1 <= old <= number + _AHEAD]:
+            self._blocks.pop(old).cancel()
+        return self._blocks[number].result()
+
+
+def _ask(url: str, question: Callable[[Any, str], T]) -> T:
+    """What a driver answers; asked again after a fault that may pass."""
+    files, path, pauses = _files(url), _path_of(url), [*_PAUSES]
+    while True:
+        try:
+            return question(files, path)
+        except Exception as error:  # drivers have no class of errors in common
+            fault = _fault(url, error)
+        if fault.lasting or not pauses:
+            raise fault
+        time.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
+
+
+def _files(url: str) -> Any:
+    """The driver of a URL's protocol; of this process, as fsspec sees to."""
+    protocol = url.partition("://")[0]
+    location(url)  # a record may be anybody's
+    fsspec = require("fsspec", f"{protocol}://")
+    return fsspec.filesystem(protocol, use_listings_cache=False, **_options(protocol))
+
+
+@cache
+def _options(protocol: str) -> dict[str, Any]:
+    if protocol == "s3":
+        require("s3fs", "s3://")
+        times = {"connect_timeout": _SECONDS, "read_timeout": _SECONDS}
+        return {"config_kwargs": {**times, "retries": {"total_max_attempts": 1}}}
+    timeout = require("aiohttp", f"{protocol}://").ClientTimeout
+    limits = timeout(total=10 * _SECONDS, sock_connect=_SECONDS, sock_read=_SECONDS)
+    if protocol == "gs":
+        require("gcsfs", "gs://")
+        return {"requests_timeout": limits}
+    import ssl
+
+    # certificates as SSL_CERT_FILE says, passwords and proxies as ~/.netrc and the environment say
+    session = {"timeout": limits, "trust_env": True}
+    return {"client_kwargs": session, "ssl": ssl.create_default_context()}
+
+
+def _path_of(url: str) -> str:
+    """What the driver is given: of object storage bucket and key, of a web server the whole URL."""
+    if not url.startswith("https://"):
+        return url.partition("://")[2].rstrip("/")
+    if "?" not in url:
+        for signed in os.environ.get(SIGNED_URLS, "").split():
+            base, _, query = signed.partition("?")
+            if query and (url == base or url.startswith(f"{base.rstrip('/')}/")):
+                return f"{url}?{query}"
+    return url
+
+
+def _found(about: dict[str, Any]) -> Found:
+    names = ("ETag", "etag", "generation", "Last-Modified", "LastModified")
+    mark = next((about[name] for name in names if about.get(name)), None)
+    size = int(about["size"])
+    return Found(size, "" if mark is None else f"{size} {mark}")
+
+
+def _fault(url: str, error: BaseException) -> StorageError:
+    """What went wrong, in words of ours: those of a driver may hold the URL with its signature."""
+    if isinstance(error, StorageError):
+        return error
+    protocol = url.partition("://")[0]
+    if protocol == "https" and isinstance(error, FileNotFoundError) and error.__cause__:
+        error = error.__cause__  # whatever it was
+    status = getattr(error, "status", None)
+    if status == 404 or isinstance(error, FileNotFoundError):
+        return MissingFile(url, "no such file")
+    denied = isinstance(error, PermissionError) or _is(error, "NoCredentials")
+    denied |= protocol == "gs" and str(error).startswith("Forbidden")  # an OSError like others
+    if status in (401, 403) or denied:
+        return StorageError(url, f"access denied; {_ACCESS[protocol]}")
+    if status is not None:
+        lasting = status < 500 and status not in _MAY_PASS
+        return StorageError(url, f"the server answers HTTP {status}", lasting=lasting)
+    if isinstance(error, TimeoutError) or _is(error, "Timeout"):
+        return StorageError(url, f"no answer for {_SECONDS:g} seconds", lasting=False)
+    if protocol == "https" and isinstance(error, ValueError):
+        return StorageError(url, "the server does not answer with ranges of bytes")
+    error = getattr(error, "os_error", error)  # of a connection, its reason
+    words = _ANY_URL.sub(lambda match: shown(match[0]), first_lines(error, 1))
+    return StorageError(url, f"{type(error).__name__}: {words}", lasting=False)
+
+
+def _is(error: BaseException, name: str) -> bool:
+    return any(name in kind.__name__ for kind in type(error).__mro__)

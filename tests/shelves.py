@@ -1,0 +1,94 @@
+"""Folders behind servers in this process: https, S3 and Google's storage, each with faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from remote_servers import PASSWORD, USER, Faults, gs, https, s3
+
+from sightline import storage
+
+
+class Shelf:
+    """A folder whose files a server hands out.
+
+    Attributes:
+        url: of the folder.
+        folder: where the files are, or were before `put`.
+        faults: what goes wrong, by `path`.
+    """
+
+    def __init__(
+        self, url: str, folder: Path, faults: Faults, root: str, put: Callable[[], None]
+    ) -> None:
+        self.url, self.folder, self.faults, self._root, self.put = url, folder, faults, root, put
+
+    def path(self, name: str) -> str:
+        """How the server calls a file."""
+        return f"{self._root}/{name}"
+
+    def write(self, name: str, data: bytes) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_bytes(data)
+        self.put()
+
+
+@contextmanager
+def web_shelf(folder: Path, patch: pytest.MonkeyPatch, **options: object) -> Iterator[Shelf]:
+    folder.mkdir(parents=True, exist_ok=True)
+    faults = Faults()
+    with https(folder, faults, **options) as (url, certificate):
+        patch.setenv("SSL_CERT_FILE", str(certificate))
+        patch.delenv(storage.SIGNED_URLS, raising=False)
+        storage._options.cache_clear()
+        yield Shelf(url, folder, faults, "", lambda: None)
+    storage._options.cache_clear()
+
+
+@contextmanager
+def s3_shelf(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Shelf]:
+    import boto3
+    from s3fs import S3FileSystem
+
+    folder.mkdir(parents=True, exist_ok=True)
+    faults = Faults()
+    with s3(folder, faults) as remote:
+        for name, value in {
+            "AWS_ENDPOINT_URL": remote.options["endpointurl"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": USER,
+            "AWS_SECRET_ACCESS_KEY": PASSWORD,
+        }.items():
+            patch.setenv(name, value)
+        S3FileSystem.clear_instance_cache()
+        client = boto3.client("s3")
+
+        def put() -> None:
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    name = path.relative_to(folder).as_posix()
+                    client.put_object(Bucket="cache", Key=f"raw/{name}", Body=path.read_bytes())
+
+        put()
+        yield Shelf("s3://cache/raw", folder, faults, "/cache/raw", put)
+
+
+@contextmanager
+def gs_shelf(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Shelf]:
+    patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks by gRPC, which is not served
+    gcsfs = pytest.importorskip("gcsfs")
+    faults = Faults()
+    folder.mkdir(parents=True, exist_ok=True)
+    with gs(folder.parent, faults) as address:
+        patch.setenv("STORAGE_EMULATOR_HOST", address)
+        patch.setitem(storage._options("gs"), "token", "anon")
+        patch.setattr(storage, "_SECONDS", 0.5)  # gcsfs itself asks again for longer
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        yield Shelf(f"gs://cache/{folder.name}", folder, faults, f"/{folder.name}", lambda: None)
+    storage._options.cache_clear()
+
+
+SHELVES = {"https": web_shelf, "s3": s3_shelf, "gs": gs_shelf}
