@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from sightline.errors import SightlineError, first_lines
 from sightline.file_kinds import file_kind, unexpected
+from sightline.storage import is_url, opened, shown
 
 _BUFFER = 1 << 20  # bytes; without it, a column of a whole row group is read at once
 
@@ -18,8 +19,8 @@ Batches = Callable[[list[str], int], Iterator[pa.RecordBatch]]
 """Yields some columns, at most so many rows at a time."""
 
 
-def schema_of(path: Path) -> pa.Schema:
-    """Columns and types of a Parquet file, or of an Arrow file or stream.
+def schema_of(path: Path | str) -> pa.Schema:
+    """Columns and types of a Parquet file, here or at a URL, or of an Arrow file or stream here.
 
     Raises:
         SightlineError: it is damaged, or not such a file.
@@ -29,7 +30,7 @@ def schema_of(path: Path) -> pa.Schema:
         return schema
 
 
-def batches_of(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+def batches_of(path: Path | str, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
     """Some columns of the same files, at most ``rows`` rows at a time; raises as `schema_of`."""
     with _opened(path) as (_, read):
         for batch in read(columns, rows):
@@ -48,7 +49,7 @@ def plain_type(kind: pa.DataType) -> str:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def readable(path: Path | str) -> Iterator[None]:
     """Errors of a damaged file as one sentence: on such files, libraries may raise anything."""
     try:
         yield
@@ -56,18 +57,21 @@ def readable(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise SightlineError(
-            f"{path}: damaged, or not such a file ({first_lines(error, 1)}); get it again"
+            f"{shown(path)}: damaged, or not such a file ({first_lines(error, 1)}); get it again"
         ) from error
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[pa.Schema, Batches]]:
+def _opened(path: Path | str) -> Iterator[tuple[pa.Schema, Batches]]:
     with readable(path):
-        kind = file_kind(path)
+        kind = "parquet" if is_url(path) else file_kind(Path(path))
         if kind not in ("parquet", "arrow", None):
-            raise unexpected(path, kind, "a Parquet or Arrow file")
+            raise unexpected(Path(path), kind, "a Parquet or Arrow file")
         if kind == "parquet":
-            with pq.ParquetFile(path.absolute(), pre_buffer=False, buffer_size=_BUFFER) as file:
+            with (
+                opened(str(path)) as source,
+                pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER) as file,
+            ):
                 yield (
                     file.schema_arrow,
                     lambda columns, rows: file.iter_batches(rows, columns=columns),

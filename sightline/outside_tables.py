@@ -32,6 +32,7 @@ from sightline.outside_columns import (
     known_name,
     refused,
 )
+from sightline.storage import is_url, shown
 from sightline.user_files import OBJECT, read_json, read_lines, read_text, short
 
 COMMAS, TABS = (".csv",), (".tsv", ".tab")
@@ -50,15 +51,20 @@ _LONGEST_HEADER = 1000
 _ANY = TypeAdapter(list[dict[str, Any]] | dict[str, Any])
 
 
-def open_table(path: Path, expected: str) -> OutsideTable:
+def open_table(path: Path | str, expected: str) -> OutsideTable:
     """The columns of a table.
 
     Args:
+        path: a file, or the URL of one in Parquet.
         expected: what the file should be, for messages.
 
     Raises:
         SightlineError: no such file, or one that is damaged or no table.
     """
+    if is_url(path):
+        batches = partial(batches_of, path)
+        return table_of(Path(shown(path).partition("://")[2]), schema_of(path), batches)
+    path = Path(path)
     if path.is_file() and file_kind(path) in ("parquet", "arrow"):
         return table_of(path, schema_of(path), partial(batches_of, path))
     suffix = text_suffix(path)

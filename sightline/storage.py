@@ -119,6 +119,18 @@ def location(value: Any) -> Any:
     return value if match["query"] else value.rstrip("/")
 
 
+def required_location(value: str) -> Path | str:
+    """`location`, with an error of ours.
+
+    Raises:
+        SightlineError: a URL that is not read.
+    """
+    try:
+        return location(value)
+    except ValueError as error:
+        raise SightlineError(str(error)) from None
+
+
 def shown(place: Path | str) -> str:
     """A place as text, without a user, a password and a query."""
     match = _URL.match(place) if isinstance(place, str) else None

@@ -17,6 +17,7 @@ from pipeline.cli.options import (
     WORKER,
     launched_workers,
     option,
+    place,
     print_check,
     print_summary,
     set_in,
@@ -46,9 +47,11 @@ def extract(
         Path,
         option(
             "Data",
-            "Folder that `sightline prepare` wrote; or a folder of images; or, for texts, a file "
-            "with one a line.",
+            "Folder that `sightline prepare` wrote; or a folder of images, or its URL; or, for "
+            "texts, a file with one a line.",
             "--data",
+            parser=place,
+            metavar="<path>",
         ),
     ],
     encoder: Annotated[

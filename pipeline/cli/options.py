@@ -25,6 +25,16 @@ def option(panel: str, help: str, *flags: str, **more: Any) -> Any:
     return typer.Option(*flags, help=help, rich_help_panel=panel, **{"show_default": False, **more})
 
 
+def place(text: str) -> Path | str:
+    """A path, or a URL that is read."""
+    from sightline.storage import location
+
+    try:
+        return location(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 OUT = Annotated[Path, option("Output", "Folder to write to.", "--out")]
 DEVICE = Annotated[
     str, option("Machine", "auto, cpu, cuda, cuda:1 or mps.", "--device", show_default=True)

@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from pipeline.datasets.images import files_below
+from pipeline.datasets.images import files_below, named_files
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
 from sightline.optional_imports import require
 from sightline.pretrained import from_hub, quiet
+from sightline.storage import base_of, shown
+from sightline.storage import files_below as files_elsewhere
 from sightline.user_files import read_json
 
 TABLES = (".parquet", ".arrow")
@@ -53,12 +55,12 @@ class Listing(NamedTuple):
 
     Attributes:
         where: the folder or the name on the hub, for messages.
-        folder: holds its descriptions, and on disk all of its files.
+        folder: holds its descriptions, and on disk all of its files; or the URL of all.
         names: POSIX, relative.
     """
 
     where: str
-    folder: Path
+    folder: Path | str
     names: frozenset[str]
 
     @property
@@ -81,6 +83,25 @@ def on_disk(path: Path, ignored: Counter[str]) -> Listing:
     if not path.is_dir():
         raise DatasetError(f"{path}: no such file or folder; check the path")
     return Listing(str(path), path, frozenset(files_below(path, path, ignored)))
+
+
+def on_storage(url: str) -> Listing:
+    """Parquet files elsewhere: one, those that braces name, or those of a folder.
+
+    Raises:
+        SightlineError: one of them is missing, there are none, or a server fails.
+    """
+    base = base_of(url)
+    pattern = shown(url).removeprefix(f"{shown(base)}/") if base != url else ""
+    if not pattern and shown(url).endswith(".parquet"):
+        folder, mark, query = url.partition("?")
+        base, _, pattern = folder.rpartition("/")
+        base += mark + query
+    names = named_files(base, pattern) if pattern else files_elsewhere(url)
+    listing = Listing(shown(url), base, frozenset(n for n in names if n.endswith(".parquet")))
+    if not listing.names:
+        raise DatasetError(f"{listing.where}: contains no Parquet files; check the address")
+    return listing
 
 
 def on_hub(name: str, revision: str | None) -> Listing:
@@ -199,20 +220,22 @@ def _show(listing: Listing, folder: Path) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).touch()
     for name in DESCRIPTIONS:
-        if (listing.folder / name).is_file():
-            shutil.copyfile(listing.folder / name, folder / name)
+        if Path(listing.folder, name).is_file():
+            shutil.copyfile(Path(listing.folder, name), folder / name)
 
 
 def _saved(listing: Listing) -> dict[str, list[str]]:
     expected = "a folder of save_to_disk, without indices (`flatten_indices` before saving)"
-    splits = {"": _STATE}
+    folder, splits = Path(listing.folder), {"": _STATE}
     if _SPLITS in listing.names:
-        saved = read_json(listing.folder / _SPLITS, TypeAdapter(_SavedSplits), expected)
+        saved = read_json(folder / _SPLITS, TypeAdapter(_SavedSplits), expected)
         splits = {split: f"{split}/{_STATE}" for split in saved.splits}
     return {
         split: [
             _named(listing, os.path.normpath(PurePosixPath(state).parent / file.filename))
-            for file in read_json(listing.folder / state, TypeAdapter(_SavedState), expected).files
+            for file in read_json(
+                Path(listing.folder, state), TypeAdapter(_SavedState), expected
+            ).files
         ]
         for split, state in splits.items()
     }

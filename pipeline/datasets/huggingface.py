@@ -23,12 +23,14 @@ from pipeline.datasets.hub_files import (
     missing_numbers,
     on_disk,
     on_hub,
+    on_storage,
 )
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
 from pipeline.datasets.manifests import write_files
 from pipeline.datasets.source import (
     DatasetError,
+    Location,
     PrepareReport,
     Progress,
     Source,
@@ -39,6 +41,7 @@ from sightline.arrow_files import readable, schema_of
 from sightline.cache.prepared import HUB_DATASET
 from sightline.outside_columns import OutsideTable, as_columns
 from sightline.outside_tables import open_table
+from sightline.storage import is_url, joined
 
 _COMMIT = "commit"
 
@@ -48,7 +51,8 @@ class HuggingFaceSource(Source):
 
     Attributes:
         path: folder of `save_to_disk`, folder of Parquet or Arrow files, or one such file; by
-            default `source` itself.
+            default `source` itself. Or the URL of Parquet files: of one, of several with braces
+            (``{00000..00041}.parquet``), or of a folder of object storage.
         name: instead of ``path``: a data set on the hub, which is fetched unless it is cached.
         revision: branch, tag or commit of the named data set.
         config: one of several configurations of a data set.
@@ -70,7 +74,7 @@ class HuggingFaceSource(Source):
     writes: ClassVar[tuple[str, ...]] = WRITES
 
     kind: Literal["huggingface"] = "huggingface"
-    path: Path = Path()
+    path: Location = Path()
     name: str | None = Field(default=None, min_length=1)
     revision: str | None = Field(default=None, min_length=1)
     config: str | None = Field(default=None, min_length=1)
@@ -114,17 +118,21 @@ class HuggingFaceSource(Source):
         """Where the rows name them; asked only if `prepare` wrote no images."""
         if self.images is not None:
             return self.images
-        return self.path.parent if self.path.is_file() else self.path
+        path = Path(self.path)
+        return path.parent if path.is_file() else path
 
     def _files(self, ignored: Counter[str]) -> tuple[Listing, dict[str, list[str]]]:
         """The data set's files: all, and those of each of its splits; see `on_disk`."""
-        if self.name is None and self.path.is_file():
-            name = self.path.name
-            return Listing(str(self.path), self.path.parent, frozenset({name})), {"": [name]}
-        if self.name is None:
-            listing = on_disk(self.path, ignored)
-        else:
+        if self.name is not None:
             listing = on_hub(self.name, self.revision)
+        elif is_url(self.path):
+            listing = on_storage(str(self.path))
+            if len(listing.names) == 1:
+                return listing, {"": listing.tables}
+        elif (path := Path(self.path)).is_file():
+            return Listing(str(path), path.parent, frozenset({path.name})), {"": [path.name]}
+        else:
+            listing = on_disk(path, ignored)
         return listing, files_by_split(listing, self.config)
 
     def prepare(
@@ -141,12 +149,12 @@ class HuggingFaceSource(Source):
         """
         listing, by_split = self._files(report.ignored)
         if self.name is not None:
-            report.facts |= {_COMMIT: listing.folder.name, HUB_DATASET: self.name}
+            report.facts |= {_COMMIT: Path(listing.folder).name, HUB_DATASET: self.name}
         files = _chosen(self, listing.where, by_split)
         names = [name for name, _, _ in files]
         if self.name is not None:
-            fetch(self.name, listing.folder.name, list(map(glob.escape, names)))
-        report.warn("missing_files", missing_numbers(listing.folder / name for name in names))
+            fetch(self.name, Path(listing.folder).name, list(map(glob.escape, names)))
+        report.warn("missing_files", missing_numbers(Path(listing.folder, name) for name in names))
         if self.config is None and not listing.is_saved:
             known = {name for names in by_split.values() for name in names}
             report.note("tables_not_read", sorted(set(listing.tables) - known))
@@ -157,14 +165,16 @@ class HuggingFaceSource(Source):
             split=self.split_column,
             splits=chosen_splits(self.splits),
         )
-        root, only_paths = self.images or listing.folder, self.images is not None
+        root = self.images or (None if is_url(listing.folder) else Path(listing.folder))
         with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
-            reader = RowReader(columns, listing.where, root, tars, report, only_paths=only_paths)
+            reader = RowReader(
+                columns, listing.where, root, tars, report, only_paths=self.images is not None
+            )
             write_files(
                 folder,
                 names,
                 reader.read_all(
-                    (*_opened(listing.folder / name), *split) for name, *split in files
+                    (*_opened(joined(listing.folder, name)), *split) for name, *split in files
                 ),
                 report,
                 unit="files",
@@ -194,9 +204,9 @@ def _chosen(
     return [(file, theirs, ours[theirs]) for theirs in ours for file in theirs_to_files[theirs]]
 
 
-def _opened(path: Path) -> tuple[OutsideTable, pa.Schema]:
+def _opened(path: str) -> tuple[OutsideTable, pa.Schema]:
     """A file of the data set, which must be there."""
-    if not path.is_file():
+    if not is_url(path) and not Path(path).is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
     with readable(path):
         return open_table(path, "a Parquet or Arrow file"), schema_of(path)

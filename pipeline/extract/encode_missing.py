@@ -29,6 +29,7 @@ from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
 from sightline.plugins import expect, expect_valid, wrong
+from sightline.storage import required_location
 from sightline.user_files import short
 from sightline.wording import counted
 
@@ -61,7 +62,8 @@ def extract_features(
     Rows that are there already are kept; after a kill, the same call resumes.
 
     Args:
-        data: a prepared data set; or a folder of images; or for texts a file, one a line.
+        data: a prepared data set; or a folder of images, or its URL; or for texts a file, one
+            a line.
         kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
         phrases: for objects: the records of a grounding, or a phrases manifest.
         cutouts: for objects: stored cut-outs, which stand in for the photographs.
@@ -73,7 +75,7 @@ def extract_features(
     Raises:
         SightlineError: the images are missing, or as `extract_job` and `run`.
     """
-    data = Path(data) if isinstance(data, str) else data
+    data = required_location(data) if isinstance(data, str) else data
     inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
     if rules is not None:
         settings = settings.model_copy(update={"cutouts": rules})

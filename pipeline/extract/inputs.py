@@ -28,7 +28,7 @@ from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import read_sentence_lines
 from sightline.plugins import expect
-from sightline.storage import here
+from sightline.storage import base_of, here, joined, shown
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -146,11 +146,14 @@ class FeatureInputs:
         return entries.take(rows) if isinstance(entries, Entries) else [entries[r] for r in rows]
 
 
-def inputs_of(kind: str, data: PreparedDataset | Path, **options: Path | None) -> FeatureInputs:
+def inputs_of(
+    kind: str, data: PreparedDataset | Path | str, **options: Path | None
+) -> FeatureInputs:
     """Read what a feature set of this kind is made of.
 
     Args:
-        data: a prepared data set or its folder; a folder of images; or, for texts, as `texts_in`.
+        data: a prepared data set or its folder; a folder of images or its URL; or, for texts, as
+            `texts_in`.
         options: for kinds that take them. Of objects, ``phrases``: phrases manifest, or the records
             of a grounding; ``cutouts``: folder of stored cut-outs, which stand in for the
             photographs.
@@ -162,6 +165,11 @@ def inputs_of(kind: str, data: PreparedDataset | Path, **options: Path | None) -
     if isinstance(data, Path) and (data / RECORD).is_file():
         data = PreparedDataset.open(data)
     chosen = feature_kind(kind)
+    if isinstance(data, str) and chosen.row_of != "image":
+        raise SightlineError(
+            f"{shown(data)}: features of kind {kind} are made of files on this machine; fetch "
+            "them, and give their folder"
+        )
     read = chosen.function(chosen.read)
     taken = signature(read).parameters
     inputs = read(kind, data, **{name: options[name] for name in options if name in taken})
@@ -177,7 +185,7 @@ def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
     return FeatureInputs(kind, entries, paths=_paths(data))
 
 
-def read_images(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
+def read_images(kind: str, data: PreparedDataset | Path | str) -> FeatureInputs:
     """Images of a data set, or of a folder and its subfolders."""
     prepared = isinstance(data, PreparedDataset)
     entries = image_entries_of(data) if prepared else images_below(data)
@@ -205,14 +213,14 @@ def read_objects(
     return FeatureInputs(kind, entries, stored, paths)
 
 
-def _paths(data: PreparedDataset | Path) -> tuple[Path, ...]:
-    if isinstance(data, Path):
-        return (data,)
-    return tuple(here(data.folder, data.image_root))
+def _paths(data: PreparedDataset | Path | str) -> tuple[Path, ...]:
+    if isinstance(data, PreparedDataset):
+        return tuple(here(data.folder, data.image_root))
+    return tuple(here(data))
 
 
-def images_below(folder: Path) -> Entries:
-    """The images of a folder and its subfolders.
+def images_below(folder: Path | str) -> Entries:
+    """The images of a folder and its subfolders, or of the URL of one.
 
     Raises:
         SightlineError: no such folder, or no image in it.
@@ -220,13 +228,16 @@ def images_below(folder: Path) -> Entries:
     from pipeline.datasets.images import scan_images
     from pipeline.datasets.source import PrepareReport
 
-    if not folder.is_dir():
+    if isinstance(folder, Path) and not folder.is_dir():
         raise SightlineError(f"{folder}: no such folder of images, nor a prepared data set")
     images = scan_images(folder, PrepareReport("images"))
-    paths, keys = images["path"].to_pylist(), key_column(images["key"])
+    paths, keys, base = images["path"].to_pylist(), key_column(images["key"]), base_of(folder)
 
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
-        return [ImageEntry(Place(f"{folder}/{paths[row]}"), keys[row].tobytes()) for row in rows]
+        places = [Place(joined(base, paths[row])) for row in rows]
+        return [
+            ImageEntry(place, keys[row].tobytes()) for place, row in zip(places, rows, strict=True)
+        ]
 
     return Entries(keys, build)
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
 from sightline.errors import SightlineError
-from sightline.storage import is_url, location
+from sightline.storage import is_url, required_location
 from sightline.user_files import read_json
 
 RECORD = "dataset.json"
@@ -93,11 +93,8 @@ class PreparedDataset:
         folder = Path(folder)
         _read_record(folder)  # it is there, and sound
         root = cls(folder)._recorded_root() if images is None else images
-        try:
-            root = location(root)
-        except ValueError as error:
-            raise SightlineError(f"{folder / RECORD}: images: {error}") from None
-        there = is_url(root) or root.is_dir()
+        root = required_location(root) if isinstance(root, str) else root
+        there = is_url(root) or Path(root).is_dir()
         if images is not None and not there:
             raise SightlineError(f"{images}: no such image folder; check the path")
         return cls(folder, root if there else None)

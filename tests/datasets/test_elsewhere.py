@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from command_line import sightline, unboxed
@@ -23,6 +25,7 @@ from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.decode_batches import decode_batch, decoded_batches
 from pipeline.extract.inputs import inputs_of
 from sightline import storage
+from sightline.cache import FeatureSet
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 
@@ -366,3 +369,38 @@ def test_a_caption_is_read_with_its_image(shelf, out):
     shelf.put()
     prepare_dataset("webdataset", out, images=shelf.url, shards="{00002..00002}.tar")
     assert texts(out) == {"00002.tar/key.png#0": "a big dog"}
+
+
+# --- tables, and folders that are not prepared
+
+
+def test_parquet_elsewhere_gives_the_manifests_of_that_here(shelf, out, tmp_path):
+    for number in range(2):
+        images = [{"bytes": picture(2 * number + n), "path": "a.png"} for n in range(2)]
+        table = pa.table({"image": images, "caption": ["a dog", "a cat"]})
+        pq.write_table(table, shelf.folder / f"{number}.parquet")
+    shelf.put()
+    prepare_dataset("huggingface", tmp_path / "here", path=shelf.folder)
+    braces = "/{0..1}.parquet"
+    prepare_dataset("huggingface", out, path=shelf.url + braces)
+    assert written(out) == written(tmp_path / "here")
+    if not shelf.url.startswith("https"):
+        prepare_dataset("huggingface", out, path=shelf.url)
+        assert written(out) == written(tmp_path / "here")
+    prepare_dataset("huggingface", out, path=f"{shelf.url}/1.parquet")
+    assert len(column(out, "path")) == 2
+    with pytest.raises(DatasetError, match=r"1 of the 1 files that 'none.parquet' names are not"):
+        prepare_dataset("huggingface", out, path=f"{shelf.url}/none.parquet")
+    shelf.write("0.parquet", b"PAR1 and no more")
+    with pytest.raises(SightlineError, match=r"0.parquet: damaged, or not such a file"):
+        prepare_dataset("huggingface", out, path=f"{shelf.url}/0.parquet")
+
+
+def test_features_of_a_folder_elsewhere(shelf, photographs, tmp_path):
+    out = tmp_path / "features"
+    words = ["extract", "image", "--encoder", "resnet18", "--weights", "random:0", "--workers", 0]
+    assert sightline(*words, "--data", photographs, "--out", out) == 0
+    assert len(FeatureSet.open(out)) == 4
+    assert sightline(*words, "--data", "file:///etc", "--out", out) == 2
+    with pytest.raises(SightlineError, match="made of files on this machine"):
+        inputs_of("text", photographs)
