@@ -1,9 +1,9 @@
 """Files in object storage and on web servers: is it there, what lies below, these bytes of it.
 
-A place is a path here or a URL: ``s3://`` and ``gs://``, or ``https://``, which is never listed, as
-a web page does not say what lies below it. URLs come from settings alone, and fsspec is imported
-for them alone. Nothing is stored here: bytes are read by ranges, several ahead, each with a time
-limit, and again after a fault that may pass.
+A place is a path here or a URL: ``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME@REVISION/…``, or
+``https://``, which is never listed, as a web page does not say what lies below it. URLs come from
+settings alone, and fsspec is imported for them alone. Nothing is stored here: bytes are read by
+ranges, several ahead, each with a time limit, and again after a fault that may pass.
 
 A URL's user, password and query (a signature) stay out of every message and record: text is made
 by `shown`. A recorded URL gets its query back from the environment variable
@@ -31,7 +31,7 @@ from sightline.optional_imports import require
 
 T = TypeVar("T")
 
-PROTOCOLS = ("s3", "gs", "https")
+PROTOCOLS = ("s3", "gs", "https", "hf")
 SIGNED_URLS = "SIGHTLINE_SIGNED_URLS"
 _URL = re.compile(r"(?P<protocol>[\w.+:-]*)://(?:[^/?#]*@)?(?P<place>[^?#]*)(?P<query>\?.*)?")
 _ANY_URL = re.compile(r"(https?|s3|gs)://[^\s'\"()<>,]+")
@@ -48,6 +48,7 @@ _ACCESS = {
     "secret), or FSSPEC_S3_ANON=true for a public bucket",
     "gs": "give credentials as to Google's own tools (GOOGLE_APPLICATION_CREDENTIALS), or "
     "FSSPEC_GS_TOKEN=anon for a public bucket",
+    "hf": "log in with `hf auth login`, or give HF_TOKEN",
     "https": f"give the signed URL in the environment variable {SIGNED_URLS}, or the password in "
     "~/.netrc",
 }
@@ -114,8 +115,10 @@ def location(value: Any) -> Any:
         )
     whole = match.end() == len(value) and place[:1] not in ("", "/")
     whole &= not match["query"] or protocol == "https"
+    whole &= protocol != "hf" or re.match(r"datasets/[^/]+/[^/]", place) is not None
     if not whole or re.search(r"[\x00-\x1f\x7f]", value):
-        raise ValueError(f"found {shown(value)}, expected {protocol}://NAME/PATH")
+        name = "datasets/OWNER/NAME@REVISION" if protocol == "hf" else "NAME"
+        raise ValueError(f"found {shown(value)}, expected {protocol}://{name}/PATH")
     return value if match["query"] else value.rstrip("/")
 
 
@@ -255,11 +258,13 @@ def read(url: str, start: int = 0, stop: int | None = None) -> bytes:
 
 def _read(url: str, start: int, stop: int | None) -> bytes:
     def bytes_of(files: Any, path: str) -> bytes:
+        if stop is None and url.startswith("hf://"):
+            return files.cat_file(path)
         if stop is None:
             return files.cat_file(path, timeout=10 * _SECONDS)
         if stop <= start:
             return b""
-        if not url.startswith("https://"):
+        if not url.startswith(("https://", "hf://")):
             data = files.cat_file(path, start=start, end=stop, timeout=10 * _SECONDS)
         else:  # a server may answer with all of a file: this stops reading
             with files.open(path, size=stop, cache_type="none") as file:
@@ -270,6 +275,17 @@ def _read(url: str, start: int, stop: int | None) -> bytes:
         return data
 
     return _ask(url, bytes_of)
+
+
+def upload(path: Path, url: str) -> None:
+    """Write a file to a URL, whole or not at all.
+
+    Raises:
+        StorageError: it cannot be written there.
+    """
+    if url.startswith("https://"):
+        raise StorageError(url, "a web server takes no files; give s3://, gs:// or hf://")
+    _ask(url, lambda files, place: files.put_file(str(path), place))
 
 
 _begun: dict[tuple[str, int, int | None], Future[bytes]] = {}
@@ -372,6 +388,8 @@ def _files(url: str) -> Any:
     protocol = url.partition("://")[0]
     location(url)  # a record may be anybody's
     fsspec = require("fsspec", f"{protocol}://")
+    if protocol == "hf":
+        return fsspec.filesystem("hf", use_listings_cache=False)
     return fsspec.filesystem(protocol, use_listings_cache=False, **_options(protocol))
 
 
@@ -406,7 +424,7 @@ def _path_of(url: str) -> str:
 
 
 def _found(about: dict[str, Any]) -> Found:
-    names = ("ETag", "etag", "generation", "Last-Modified", "LastModified")
+    names = ("ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified")
     mark = next((about[name] for name in names if about.get(name)), None)
     size = int(about["size"])
     return Found(size, "" if mark is None else f"{size} {mark}")
@@ -419,7 +437,8 @@ def _fault(url: str, error: BaseException) -> StorageError:
     protocol = url.partition("://")[0]
     if protocol == "https" and isinstance(error, FileNotFoundError) and error.__cause__:
         error = error.__cause__  # whatever it was
-    status = getattr(error, "status", None)
+    response = getattr(error, "response", None)  # of the hub
+    status = getattr(error, "status", None) or getattr(response, "status_code", None)
     if status == 404 or isinstance(error, FileNotFoundError):
         return MissingFile(url, "no such file")
     denied = isinstance(error, PermissionError) or _is(error, "NoCredentials")

@@ -275,3 +275,50 @@ def read_only(folder: Path) -> Iterator[str]:
 
     with serving(answer) as address:
         yield f"http://{address}"
+
+
+@contextmanager
+def hub(folder: Path, name: str, revision: str) -> Iterator[tuple[str, list[str]]]:
+    """The address of a hub with the files in ``folder`` as a data set, and the paths asked for."""
+    asked: list[str] = []
+
+    def about(path: Path) -> dict[str, object]:
+        data = path.read_bytes() if path.is_file() else b""
+        kind = "file" if path.is_file() else "directory"
+        mark = hashlib.sha1(data).hexdigest()
+        return {
+            "type": kind,
+            "path": path.relative_to(folder).as_posix(),
+            "size": len(data),
+            "oid": mark,
+        }
+
+    def answer(environ: Any, start_response: Any) -> list[bytes]:
+        path, span = unquote(environ["PATH_INFO"]), environ.get("HTTP_RANGE", "")
+        asked.append(path)
+        api, files = f"/api/datasets/{name}", f"/datasets/{name}/resolve/{revision}/"
+        status, headers, data = 200, [("Content-Type", "application/json")], b""
+        if path == f"{api}/revision/{revision}":
+            data = json.dumps({"_id": "1", "id": name, "sha": "1" * 40, "siblings": []}).encode()
+        elif path.startswith(f"{api}/tree/{revision}"):
+            below = folder / path.removeprefix(f"{api}/tree/{revision}").lstrip("/")
+            data = json.dumps([about(each) for each in sorted(below.iterdir())]).encode()
+        elif path == f"{api}/paths-info/{revision}":
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)).decode()
+            paths = parse_qs(body).get("paths", []) or json.loads(body)["paths"]
+            found = [folder / each for each in paths if (folder / each).exists()]
+            data = json.dumps([about(each) for each in found]).encode()
+        elif path.startswith(files) and (folder / path.removeprefix(files)).is_file():
+            data = (folder / path.removeprefix(files)).read_bytes()
+            headers = [("X-Repo-Commit", "1" * 40), ("ETag", '"1"')]
+            if span:
+                first, last = span[6:].split("-")
+                status, data = 206, data[int(first) : int(last or len(data)) + 1]
+        else:
+            code = "RevisionNotFound" if "/revision/" in path else "EntryNotFound"
+            status, headers = 404, [("X-Error-Code", code)]
+        start_response(f"{status} Answer", [*headers, ("Content-Length", str(len(data)))])
+        return [data]
+
+    with serving(answer) as address:
+        yield f"http://{address}", asked

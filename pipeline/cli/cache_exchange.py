@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
 import typer
 
 from pipeline.cli.model_options import takes
-from pipeline.cli.options import JSON, OUT, print_json
+from pipeline.cli.options import JSON, OUT, place, print_json
 from pipeline.interchange.foreign import ImportOptions
+from sightline.storage import is_url, shown
 from sightline.wording import counted, in_bytes
 
 SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]
@@ -49,7 +50,13 @@ def export_set(
     path: SET,
     out: Annotated[
         Path,
-        typer.Option("--out", help="File (tar) or folder to write.", show_default=False),
+        typer.Option(
+            "--out",
+            help="File (tar) or its URL, or folder to write.",
+            show_default=False,
+            parser=place,
+            metavar="<path>",
+        ),
     ],
     form: Annotated[
         Literal["tar", "parquet", "npy"],
@@ -81,8 +88,9 @@ def export_set(
     if form == "tar":
         from sightline.cache.archive import export_set as export
 
-        print(f"{out}: {in_bytes(export(path, out))}")
+        print(f"{shown(out)}: {in_bytes(export(path, out))}")
     else:
+        _require_here(out, "--out")
         from pipeline.interchange.export import export_features
         from pipeline.provenance import about, described
 
@@ -105,7 +113,11 @@ def export_set(
 def import_set(
     source: Annotated[
         Path,
-        typer.Argument(help="A tar, a folder or a file; see below.", show_default=False),
+        typer.Argument(
+            help="A tar or its URL, a folder or a file; see below.",
+            show_default=False,
+            parser=place,
+        ),
     ],
     out: OUT,
     form: Annotated[
@@ -133,8 +145,11 @@ def import_set(
     """
     from pipeline.interchange.columns import kind_of_rows
 
-    content = kind_of_rows(source) if source.is_file() else None
-    archive = content == "tar" or (content is None and source.suffix.lower() == ".tar")
+    content = kind_of_rows(source) if not is_url(source) and source.is_file() else None
+    suffix = PurePath(shown(source)).suffix.lower()
+    archive = content == "tar" or (content is None and suffix == ".tar")
+    if not archive:
+        _require_here(source, "SOURCE")
     layout = form or (_TAR if archive else _TOOLS)
     data, note = options.data, options.source
     values = {f"--{name.replace('_', '-')}": value for name, value in options}
@@ -169,6 +184,12 @@ def import_set(
 
         print("\n".join(import_rows(source, out, options).lines(out)))
         print(f"check it: sightline extract … --out {out} --check 20")
+
+
+def _require_here(path: Path | str, hint: str) -> None:
+    if is_url(path):
+        fault = f"{shown(path)}: a URL, which only the tar of a set may have"
+        raise typer.BadParameter(f"{fault}; give a path", param_hint=hint)
 
 
 def _only(layout: str, takes: tuple[str, ...], options: Mapping[str, object]) -> None:

@@ -26,14 +26,15 @@ from sightline.cache.record import (
 from sightline.cache.verify import verify
 from sightline.errors import CacheError, SightlineError
 from sightline.output import replacing_file
+from sightline.storage import here, look, opened, shown, upload
 
 SUMS = "SHA256SUMS"
 ANOTHER_PLACE = "name another output, or delete that export first"
 _FIRST_NAME = FILE_NAME.encode() + b"\0"  # every such tar starts with this
 
 
-def export_set(folder: Path, archive: Path) -> int:
-    """Write the set in ``folder`` to the tar ``archive``; returns its size in bytes.
+def export_set(folder: Path, archive: Path | str) -> int:
+    """Write the set in ``folder`` to the tar ``archive``, a file or its URL; returns its bytes.
 
     Verifies it first, so that no damaged set is exported.
 
@@ -45,20 +46,35 @@ def export_set(folder: Path, archive: Path) -> int:
     if faults := verify(folder):
         raise CacheError(faults[0])
     record = read_record(folder)
+    if isinstance(archive, str):
+        with TemporaryDirectory() as scratch:
+            _refuse_another(archive, folder, record)
+            _write(folder, record, part := Path(scratch, "set.tar"))
+            upload(part, archive)
+            return part.stat().st_size
     with replacing_file(archive, _FIRST_NAME, [folder]) as part:
-        if archive.exists() and archive.stat().st_size:
-            spec, keys = _held(archive)
-            refuse_another(archive, spec, keys, record.spec, read_index(folder, record)[0].keys)
-        with tarfile.open(part, "x", format=tarfile.USTAR_FORMAT) as tar:
-            _add(tar, FILE_NAME, to_bytes(record))
-            for file in record.files:
-                with (folder / file.name).open("rb") as source:
-                    tar.addfile(_header(file.name, file.bytes), source)
-            _add(tar, SUMS, _sums(folder, record))
+        _refuse_another(archive, folder, record)
+        _write(folder, record, part)
     return archive.stat().st_size
 
 
-def refuse_another(out: Path, old: Spec, old_keys: Keys, spec: Spec, keys: Keys) -> None:
+def _write(folder: Path, record: SetRecord, archive: Path) -> None:
+    with tarfile.open(archive, "x", format=tarfile.USTAR_FORMAT) as tar:
+        _add(tar, FILE_NAME, to_bytes(record))
+        for file in record.files:
+            with (folder / file.name).open("rb") as source:
+                tar.addfile(_header(file.name, file.bytes), source)
+        _add(tar, SUMS, _sums(folder, record))
+
+
+def _refuse_another(archive: Path | str, folder: Path, record: SetRecord) -> None:
+    found = look(archive)
+    if found is not None and found.size:
+        spec, keys = _held(archive)
+        refuse_another(archive, spec, keys, record.spec, read_index(folder, record)[0].keys)
+
+
+def refuse_another(out: Path | str, old: Spec, old_keys: Keys, spec: Spec, keys: Keys) -> None:
     """Refuse to replace the export of another set: of other rows, or with most of its keys gone.
 
     Args:
@@ -74,25 +90,30 @@ def refuse_another(out: Path, old: Spec, old_keys: Keys, spec: Spec, keys: Keys)
     elif 2 * kept >= len(old_keys):
         return
     if len(old_keys):
-        raise SightlineError(f"{out}: holds the export of another set ({fault}); {ANOTHER_PLACE}")
+        where = shown(out)
+        raise SightlineError(f"{where}: holds the export of another set ({fault}); {ANOTHER_PLACE}")
 
 
-def _held(archive: Path) -> tuple[Spec, Keys]:
+def _held(archive: Path | str) -> tuple[Spec, Keys]:
     """What the rows in a tar of `export_set` are, and their keys."""
     try:
-        with TemporaryDirectory() as part, tarfile.open(archive, "r:") as tar:
+        with (
+            TemporaryDirectory() as part,
+            opened(str(archive)) as file,
+            tarfile.open(fileobj=file, mode="r:") as tar,
+        ):
             tar.extract(FILE_NAME, part, set_attrs=False, filter="data")
             record = read_record(Path(part))
             tar.extract(record.index.name, part, set_attrs=False, filter="data")
             return record.spec, read_index(Path(part), record)[0].keys
     except (tarfile.TarError, KeyError, CacheError) as error:
         raise SightlineError(
-            f"{archive}: holds an export that cannot be read ({error}); {ANOTHER_PLACE}"
+            f"{shown(archive)}: holds an export that cannot be read ({error}); {ANOTHER_PLACE}"
         ) from error
 
 
-def import_set(archive: Path, folder: Path) -> SetRecord:
-    """Unpack the tar ``archive`` of `export_set` into the new set ``folder``.
+def import_set(archive: Path | str, folder: Path) -> SetRecord:
+    """Unpack the tar ``archive`` of `export_set`, a file or its URL, into the new set ``folder``.
 
     Takes only the plain files that the archive's `set.json` lists, and verifies them as a set;
     `set.json` is written last, once all others are in place.
@@ -101,25 +122,26 @@ def import_set(archive: Path, folder: Path) -> SetRecord:
         BusyError: a run is writing there.
         CacheError: ``folder`` is occupied, or the archive does not hold a sound set.
     """
-    if not archive.is_file():
-        state = "is a folder" if archive.is_dir() else "no such file"
-        raise CacheError(f"{archive}: {state}; expected a tar from `sightline cache export`")
+    where = shown(archive)
+    if look(archive) is None:
+        state = "is a folder" if Path(archive).is_dir() else "no such file"
+        raise CacheError(f"{where}: {state}; expected a tar from `sightline cache export`")
     if (folder / FILE_NAME).exists():
         raise CacheError(f"{folder}: already holds a set; import elsewhere, or move it away")
-    with set_output(folder, [archive]) as output, output.scratch() as part:
+    with set_output(folder, here(archive)) as output, output.scratch() as part:
         try:
-            with tarfile.open(archive, "r:") as tar:
+            with opened(str(archive)) as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 tar.extract(FILE_NAME, part, set_attrs=False, filter="data")
                 record = read_record(part)
                 for file in record.files:
                     tar.extract(file.name, part, set_attrs=False, filter="data")
         except (tarfile.TarError, KeyError, CacheError) as error:
             raise CacheError(
-                f"{archive}: truncated, or not made by `sightline cache export` ({error}); "
+                f"{where}: truncated, or not made by `sightline cache export` ({error}); "
                 "nothing was imported"
             ) from error
         if faults := verify(part):
-            raise CacheError(f"{archive}: damaged: {faults[0]}; nothing was imported")
+            raise CacheError(f"{where}: damaged: {faults[0]}; nothing was imported")
         (part / FILE_NAME).unlink()
         output.move_in(part)
         write_record(output, record)

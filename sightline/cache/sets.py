@@ -35,6 +35,7 @@ from sightline.cache.record import (
     read_record,
     set_output,
 )
+from sightline.cache.remote_sets import local_set
 from sightline.cache.rows import Rows, rows_of_no_file
 from sightline.cache.tables import PHRASE_TOKENS, TOKENS
 from sightline.errors import CacheError
@@ -67,14 +68,15 @@ class FeatureSet:
         folder until a file changes.
 
         Args:
-            path: folder that holds ``set.json``.
+            path: folder that holds ``set.json``, or its URL: ``s3://``, ``gs://``, ``https://`` or
+                ``hf://datasets/OWNER/NAME@REVISION/…``; see `sightline.cache.remote_sets`.
             fingerprint: reject a set with a different fingerprint.
 
         Raises:
             CacheError: no such set, a different schema version, a damaged or missing file, an
                 invalid layout, or a fingerprint other than the one requested.
         """
-        path = Path(path)
+        path = local_set(path)
         record = read_record(path, "features")
         if fingerprint is not None and record.fingerprint != fingerprint:
             raise CacheError(
@@ -233,12 +235,12 @@ class TokenSet:
 
     @classmethod
     def open(cls, path: Path | str) -> TokenSet:
-        """Open the token set in folder ``path``.
+        """Open the token set in folder ``path``, or at its URL.
 
         Raises:
             CacheError: it is missing, damaged, or not a token set.
         """
-        path = Path(path)
+        path = local_set(path)
         record, rows, _ = open_tables(path, "tokens")
         header = _header(path, record, TokenHeader, "sightline tokens")
         lists, offsets = _lists(rows, "input_ids")
@@ -344,12 +346,12 @@ class PhraseTokens:
 
     @classmethod
     def open(cls, path: Path | str) -> PhraseTokens:
-        """Open the phrase tokens in folder ``path``.
+        """Open the phrase tokens in folder ``path``, or at its URL.
 
         Raises:
             CacheError: they are missing, damaged, or not phrase tokens.
         """
-        path = Path(path)
+        path = local_set(path)
         record, rows, _ = open_tables(path, "phrase-tokens")
         header = _header(path, record, PhraseTokenHeader, "sightline tokens --phrases")
         lists, offsets = _lists(rows, "phrases")
