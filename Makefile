@@ -11,7 +11,7 @@ export SAM2_BUILD_CUDA := 0
 # every stage is a separate process, and importing torch without bytecode takes 15 seconds longer
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo study flickr docs test test-slow test-lowest lint bench bench-gpu setup lock clean
+.PHONY: help demo study flickr docs test test-slow test-lowest release lint bench bench-gpu setup lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -89,6 +89,17 @@ test-lowest: ENV = $(LOWEST)
 test-lowest: export PATH := $(CURDIR)/$(LOWEST)/bin:$(PATH)
 test-lowest: $(LOWEST)/.ready ## Run the tests with the oldest supported versions
 	$(PYTEST) -m "not slow"
+
+# the wheel is built from the sdist, and installed with the extras of the demo alone
+release: $(READY) ## Build wheel and sdist in dist/, check them, run the demo from the wheel; upload nothing
+	rm -rf dist
+	$(BIN)/uv build --quiet --out-dir dist
+	$(BIN)/uvx --quiet twine check --strict dist/*.whl dist/*.tar.gz
+	$(PYTEST) tests/test_package.py tests/pipeline/test_init.py
+	$(BIN)/uv venv --quiet --python $(PYTHON) dist/venv
+	VIRTUAL_ENV=$(CURDIR)/dist/venv $(BIN)/uv pip install --quiet --constraint requirements.lock "$$(ls dist/*.whl)[extract,report,dvc]"
+	cd dist && . venv/bin/activate && sightline init "a demo" scenes && cd "a demo" && sightline repro report
+	@cat "dist/a demo/report/report.txt"
 
 lint: $(READY) ## Run ruff, pyright and import-linter
 	$(BIN)/ruff check .
