@@ -404,3 +404,29 @@ def test_features_of_a_folder_elsewhere(shelf, photographs, tmp_path):
     assert sightline(*words, "--data", "file:///etc", "--out", out) == 2
     with pytest.raises(SightlineError, match="made of files on this machine"):
         inputs_of("text", photographs)
+
+
+def test_parts_encoded_without_a_shared_disk_become_one_set(tars, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    encoder = ["--encoder", "resnet18", "--weights", "random:0", "--workers", 0]
+
+    def encoded(name: str, shards: str, *more: str) -> dict[str, int]:
+        given = ["--images", shelf.url, "--shards", shards, "--out", f"data/{name}"]
+        assert sightline("prepare", "webdataset", *given) == 0
+        capsys.readouterr()
+        words = ["--data", f"data/{name}", "--out", f"features/{name}", "--json", *more]
+        assert sightline("extract", "image", *encoder, *words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    with s3_shelf(tars, monkeypatch) as shelf:
+        for part, shards in enumerate(("{00000..00000}.tar", "{00001..00002}.tar")):
+            encoded(f"part-{part}", shards)
+            url = f"s3://cache/parts/{part}.tar"
+            assert sightline("cache", "export", f"features/part-{part}", "--out", url) == 0
+            assert sightline("cache", "import", url, "--out", f"parts/{part}") == 0
+        summary = encoded("all", "*.tar", "--copy-from", "parts")
+    assert (summary["computed"], summary["copied"]) == (0, 6)
+    whole = FeatureSet.open("features/all")
+    for part in ("part-0", "part-1"):
+        mine = FeatureSet.open(f"features/{part}")
+        assert (whole.take(mine.keys) == mine.take(mine.keys)).all()
