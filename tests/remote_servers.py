@@ -119,13 +119,19 @@ def https(
                 return
             status = fault if isinstance(fault, int) else 200 if file.is_file() else 404
             status = 403 if secret and query != secret else status
-            data = file.read_bytes() if status == 200 else b"no"
-            mark = hashlib.sha256(data).hexdigest()[:16]
-            if span and status == 200 and ranges:
-                first, last = (int(number) for number in span[6:].split("-"))
-                status, data = (206, data[first : last + 1]) if first < len(data) else (416, b"")
+            data, mark, size = b"no", "", 2
+            if status == 200:
+                size, mark = file.stat().st_size, str(file.stat().st_mtime_ns)
+                first, last = 0, size - 1
+                if span and ranges:
+                    first, last = (int(number) for number in span[6:].split("-"))
+                    status = 206 if first < size else 416
+                    size = max(0, min(last + 1, size) - first)
+                with file.open("rb") as opened:
+                    opened.seek(first)
+                    data = opened.read(size) if self.command == "GET" else b""
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Content-Length", str(size))
             self.send_header("ETag", f'"{mark}"')
             self.end_headers()
             if self.command == "GET":
