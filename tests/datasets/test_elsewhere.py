@@ -430,3 +430,15 @@ def test_parts_encoded_without_a_shared_disk_become_one_set(tars, monkeypatch, t
     for part in ("part-0", "part-1"):
         mine = FeatureSet.open(f"features/{part}")
         assert (whole.take(mine.keys) == mine.take(mine.keys)).all()
+
+
+def test_the_lines_of_a_list_name_the_tars(tars, monkeypatch, make_file, out):
+    listed = make_file("web.txt", "00000.tar\n{00001..00002}.tar\n")
+    with web_shelf(tars, monkeypatch) as shelf:
+        prepare_dataset("webdataset", out, source=listed, images=shelf.url)
+        assert len(column(out, "path")) == 6
+        listed.write_text("../secret.tar\n")
+        with pytest.raises(
+            DatasetError, match=r"web.txt: found '../secret.tar', expected a pattern"
+        ):
+            prepare_dataset("webdataset", out, source=listed, images=shelf.url)
