@@ -4,8 +4,8 @@
     python bench/elsewhere.py --only https --images 4000
 
 The servers (S3 of moto, HTTPS of the standard library) are Python in a process of their own on the
-same machine, and share its cores with the reader. There is no network between: what a real one's latency
-and bandwidth cost is not in these ratios, and what the servers compute is.
+same machine, and share its cores with the reader. There is no network between: the ratios
+hold what the servers compute, and not the latency and bandwidth of a real one.
 """
 
 from __future__ import annotations
