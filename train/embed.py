@@ -148,6 +148,7 @@ class Embedder:
         sentences: Sequence[str],
         *,
         batch_size: int | None = None,
+        normalize: bool | None = None,
         advance: Callable[[int], None] = lambda _: None,
     ) -> np.ndarray:
         """Embeddings of `sentences`, float32 [n, d], in their order.
@@ -161,6 +162,7 @@ class Embedder:
             batch_size: sentences of 32 tokens per batch; shorter ones share a batch in larger
                 numbers, longer ones in smaller (never fewer than one). None: 64 on a CPU, 1,024
                 elsewhere.
+            normalize: overrides the embedder's own setting.
             advance: called with how many more distinct sentences are encoded.
         """
         if isinstance(sentences, str):
@@ -183,7 +185,7 @@ class Embedder:
                         continue
                     batches.go_on()
                     advance(len(rows))
-        if self.normalize:
+        if self.normalize if normalize is None else normalize:
             norms = np.linalg.norm(distinct, axis=1, keepdims=True)
             distinct /= np.maximum(norms, 1e-12)
         if len(row_of) == len(sentences):

@@ -87,7 +87,7 @@ class Student(nn.Module):
                 raise wrong(self.objective, f"forward, {name}", term, expected)
         if not terms:
             raise wrong(self.objective, "forward", terms, f"terms of a batch of {batch.stream}")
-        total: Any = sum((weights[name] * term for name, term in terms.items()))
+        total: Any = sum(weights[name] * term for name, term in terms.items())
         return {**terms, TOTAL: total}
 
     def begin(self) -> None:
