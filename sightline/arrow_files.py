@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from sightline.errors import SightlineError, first_lines
 from sightline.file_kinds import file_kind, unexpected
-from sightline.storage import is_url, opened, shown
+from sightline.places import is_url, shown
+from sightline.storage import opened
 
 _BUFFER = 1 << 20  # bytes; without it, a column of a whole row group is read at once
 

@@ -32,7 +32,7 @@ from sightline.outside_columns import (
     known_name,
     refused,
 )
-from sightline.storage import is_url, shown
+from sightline.places import is_url, shown
 from sightline.user_files import OBJECT, read_json, read_lines, read_text, short
 
 COMMAS, TABS = (".csv",), (".tsv", ".tab")

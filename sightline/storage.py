@@ -1,12 +1,11 @@
 """Files in object storage and on web servers: is it there, what lies below, these bytes of it.
 
-A place is a path here or a URL: ``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME@REVISION/…``, or
-``https://``, which is never listed, as a web page does not say what lies below it. URLs come from
-settings alone, and fsspec is imported for them alone. Nothing is stored here: bytes are read by
-ranges, several ahead, each with a time limit, and again after a fault that may pass.
+A place (`sightline.places`) is a path here or a URL: ``s3://``, ``gs://``,
+``hf://datasets/OWNER/NAME@REVISION/…``, or ``https://``, which is never listed, as a web page does
+not say what lies below it. fsspec is imported for URLs alone. Nothing is stored here: bytes are
+read by ranges, several ahead, each with a time limit, and again after a fault that may pass.
 
-A URL's user, password and query (a signature) stay out of every message and record: text is made
-by `shown`. A recorded URL gets its query back from the environment variable
+A recorded URL gets its query back from the environment variable
 SIGHTLINE_SIGNED_URLS, signed URLs of files or folders with spaces between them.
 """
 
@@ -24,19 +23,15 @@ from functools import cache
 from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
-from urllib.parse import quote
 
 from sightline.errors import SightlineError, first_lines
 from sightline.optional_imports import require
+from sightline.places import is_url, location, shown
 
 T = TypeVar("T")
 
-PROTOCOLS = ("s3", "gs", "https", "hf")
 SIGNED_URLS = "SIGHTLINE_SIGNED_URLS"
-_URL = re.compile(r"(?P<protocol>[\w.+:-]*)://(?:[^/?#]*@)?(?P<place>[^?#]*)(?P<query>\?.*)?")
 _ANY_URL = re.compile(r"(https?|s3|gs)://[^\s'\"()<>,]+")
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MOST_FILES = 1_000_000
 _PAUSES = (0.5, 2.0, 8.0)  # seconds before a read is tried again
 _SETTLED = 2_000_000_000  # ns: two writes within them may leave the same time
 _SECONDS = 60.0  # without a byte, after which an answer is not waited for; in all, ten times that
@@ -85,91 +80,6 @@ class Found(NamedTuple):
 
     size: int
     state: str
-
-
-def is_url(place: Path | str) -> bool:
-    """Whether a place is a URL."""
-    return isinstance(place, str) and _URL.match(place) is not None
-
-
-def here(*places: Path | str | None) -> list[Path]:
-    """Those of the places that are paths on this machine."""
-    return [place for place in places if isinstance(place, Path)]
-
-
-def location(value: Any) -> Any:
-    """What a setting says: a URL, checked, or a path on this machine.
-
-    Raises:
-        ValueError: a URL that is not read: of another protocol, in a chain (``::``), or without a
-            host or bucket.
-    """
-    if not is_url(value):
-        return Path(value) if isinstance(value, str) else value
-    match = cast("re.Match[str]", _URL.fullmatch(value) or _URL.match(value))
-    protocol, place = match["protocol"], match["place"]
-    if protocol not in PROTOCOLS or "::" in value:
-        known = ", ".join(f"{name}://" for name in PROTOCOLS)
-        raise ValueError(
-            f"found a URL of {protocol!r}, expected {known}; fetch the files, and give their folder"
-        )
-    whole = match.end() == len(value) and place[:1] not in ("", "/")
-    whole &= not match["query"] or protocol == "https"
-    whole &= protocol != "hf" or re.match(r"datasets/[^/]+/[^/]", place) is not None
-    if not whole or re.search(r"[\x00-\x1f\x7f]", value):
-        name = "datasets/OWNER/NAME@REVISION" if protocol == "hf" else "NAME"
-        raise ValueError(f"found {shown(value)}, expected {protocol}://{name}/PATH")
-    return value if match["query"] else value.rstrip("/")
-
-
-def required_location(value: str) -> Path | str:
-    """`location`, with an error of ours.
-
-    Raises:
-        SightlineError: a URL that is not read.
-    """
-    try:
-        return location(value)
-    except ValueError as error:
-        raise SightlineError(str(error)) from None
-
-
-def shown(place: Path | str) -> str:
-    """A place as text, without a user, a password and a query."""
-    match = _URL.match(place) if isinstance(place, str) else None
-    return f"{match['protocol']}://{match['place']}" if match else str(place)
-
-
-def joined(root: Path | str, name: str) -> str:
-    """The place of the file ``name``, with ``/`` between its parts, below a folder."""
-    if not is_url(root):
-        return str(Path(root, name))
-    if {"", ".", ".."}.intersection(name.split("/")):
-        raise StorageError(str(root), f"found the name {name!r}, expected one that stays below it")
-    folder, mark, query = str(root).partition("?")
-    name = quote(name) if folder.startswith("https://") else name
-    return f"{folder}/{name}{mark}{query}"
-
-
-def base_of(place: Path | str) -> Path | str:
-    """A folder, or that of the files which braces in a URL name, as ``{00..41}.jpg``."""
-    folder, mark, query = str(place).partition("?")
-    if not is_url(place) or "{" not in folder:
-        return place
-    return folder[: folder.index("{")].rpartition("/")[0] + mark + query
-
-
-def expanded(pattern: str) -> list[str]:
-    """``{00..02}.tar`` → 00.tar, 01.tar, 02.tar; WebDataset's notation."""
-    match = _RANGE.search(pattern)
-    if match is None:
-        return [pattern]
-    first, last = int(match[1]), int(match[2])
-    if not first <= last < first + _MOST_FILES:
-        raise SightlineError(f"found {match[0]}, expected a range that counts up")
-    before, after, width = pattern[: match.start()], pattern[match.end() :], len(match[1])
-    numbers = range(first, last + 1)
-    return [name for n in numbers for name in expanded(f"{before}{n:0{width}}{after}")]
 
 
 def look(place: Path | str) -> Found | None:

@@ -12,19 +12,16 @@ import pytest
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from sightline import storage
+from sightline.places import base_of, joined, location, shown
 from sightline.storage import (
     Found,
     MissingFile,
     StorageError,
-    base_of,
     files_below,
-    joined,
-    location,
     look,
     opened,
     read,
     reading_ahead,
-    shown,
 )
 
 DATA = bytes(range(251)) * 1000

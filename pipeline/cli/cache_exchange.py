@@ -12,7 +12,7 @@ import typer
 from pipeline.cli.model_options import takes
 from pipeline.cli.options import JSON, OUT, place, print_json
 from pipeline.interchange.foreign import ImportOptions
-from sightline.storage import is_url, shown
+from sightline.places import is_url, shown
 from sightline.wording import counted, in_bytes
 
 SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]

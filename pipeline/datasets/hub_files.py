@@ -24,8 +24,8 @@ from pipeline.datasets.images import files_below, named_files
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
 from sightline.optional_imports import require
+from sightline.places import base_of, shown
 from sightline.pretrained import from_hub, quiet
-from sightline.storage import base_of, shown
 from sightline.storage import files_below as files_elsewhere
 from sightline.user_files import read_json
 

@@ -41,7 +41,7 @@ from sightline.arrow_files import readable, schema_of
 from sightline.cache.prepared import HUB_DATASET
 from sightline.outside_columns import OutsideTable, as_columns
 from sightline.outside_tables import open_table
-from sightline.storage import is_url, joined
+from sightline.places import is_url, joined
 
 _COMMIT = "commit"
 

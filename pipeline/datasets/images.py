@@ -27,19 +27,8 @@ from sightline.cache.manifest import IMAGES, key_array, key_column, whole_files
 from sightline.digest import digest
 from sightline.file_kinds import file_kind, unexpected
 from sightline.optional_imports import require
-from sightline.storage import (
-    Found,
-    StorageError,
-    base_of,
-    expanded,
-    is_url,
-    joined,
-    look,
-    look_at_all,
-    opened,
-    reading,
-    shown,
-)
+from sightline.places import base_of, expanded, is_url, joined, shown
+from sightline.storage import Found, StorageError, look, look_at_all, opened, reading
 from sightline.user_files import control_fault
 
 HIDDEN_FOLDERS = "hidden folders"

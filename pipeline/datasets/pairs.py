@@ -27,7 +27,7 @@ from pipeline.datasets.source import (
     split_name,
 )
 from sightline.outside_columns import as_columns
-from sightline.storage import base_of, is_url, shown
+from sightline.places import base_of, is_url, shown
 from sightline.user_files import read_lines
 
 

@@ -21,9 +21,9 @@ from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest,
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
 from sightline.errors import CacheError
 from sightline.output import Output, json_record
+from sightline.places import here, is_url, shown
 from sightline.plugins import wrong
 from sightline.settings import explain
-from sightline.storage import here, is_url, shown
 
 _SCHEMAS = dict(zip(MANIFESTS, (IMAGES, CAPTIONS, SENTENCES), strict=True))
 _IDENTITY = {"images.parquet": (IMAGES, "key"), "sentences.parquet": (SENTENCES, "text")}

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from pipeline.datasets.images import files_below, named_files, suffix_of
 from pipeline.datasets.source import DatasetError, PrepareReport
 from sightline import storage
-from sightline.storage import Found, expanded, is_url, look, shown
+from sightline.places import expanded, is_url, shown
+from sightline.storage import Found, look
 
 EVERY = "*.tar"
 """The pattern of a data set without one."""

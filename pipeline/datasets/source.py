@@ -16,8 +16,8 @@ from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
 from sightline.errors import SightlineError
 from sightline.image_names import SPLITS
 from sightline.outside_columns import FETCH
+from sightline.places import base_of, is_url, joined, location
 from sightline.settings import FamilySettings, Registry
-from sightline.storage import base_of, is_url, joined, location
 from sightline.user_files import short
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")

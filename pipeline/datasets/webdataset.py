@@ -45,7 +45,8 @@ from pipeline.datasets.source import (
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.keys import key_of_bytes
 from sightline.digest import digest
-from sightline.storage import StorageError, is_url, joined, look, opened, reading, shown
+from sightline.places import is_url, joined, shown
+from sightline.storage import StorageError, look, opened, reading
 from sightline.user_files import OBJECT, read_lines
 
 _MOST_IMAGE = 1 << 30  # bytes

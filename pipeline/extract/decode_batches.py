@@ -35,7 +35,8 @@ from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.objects import ObjectReader
 from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
-from sightline.storage import is_url, reading_ahead
+from sightline.places import is_url
+from sightline.storage import reading_ahead
 from sightline.wording import in_bytes
 
 if TYPE_CHECKING:

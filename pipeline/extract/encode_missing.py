@@ -28,8 +28,8 @@ from sightline.cache.record import set_output
 from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
+from sightline.places import required_location
 from sightline.plugins import expect, expect_valid, wrong
-from sightline.storage import required_location
 from sightline.user_files import short
 from sightline.wording import counted
 

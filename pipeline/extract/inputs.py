@@ -27,8 +27,8 @@ from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import read_sentence_lines
+from sightline.places import base_of, here, joined, shown
 from sightline.plugins import expect
-from sightline.storage import base_of, here, joined, shown
 from sightline.wording import counted
 
 if TYPE_CHECKING:

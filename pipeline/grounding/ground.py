@@ -28,9 +28,9 @@ from sightline.cache.record import TableSpec, set_output
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
+from sightline.places import here
 from sightline.plugins import expect_fields, expect_json
 from sightline.settings import explain
-from sightline.storage import here
 from sightline.wording import counted
 
 _FORMAT = "grounding/1"

@@ -15,7 +15,7 @@ from sightline.cache import IMAGES, places_of, read_manifest
 from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
 from sightline.optional_imports import require
-from sightline.storage import here
+from sightline.places import here
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -26,7 +26,8 @@ from sightline.cache.record import (
 from sightline.cache.verify import verify
 from sightline.errors import CacheError, SightlineError
 from sightline.output import replacing_file
-from sightline.storage import here, look, opened, shown, upload
+from sightline.places import here, shown
+from sightline.storage import look, opened, upload
 
 SUMS = "SHA256SUMS"
 ANOTHER_PLACE = "name another output, or delete that export first"

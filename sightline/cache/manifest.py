@@ -20,7 +20,7 @@ from sightline.atomic_files import replacing
 from sightline.cache.chunks import chunk_rows
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError
-from sightline.storage import joined, shown
+from sightline.places import joined, shown
 
 KEY = pa.binary(KEY_BYTES)
 """Type of a column of keys."""

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
 from sightline.errors import SightlineError
-from sightline.storage import is_url, required_location
+from sightline.places import is_url, required_location
 from sightline.user_files import read_json
 
 RECORD = "dataset.json"

@@ -13,8 +13,9 @@ from sightline.digest import digest
 from sightline.errors import CacheError
 from sightline.lock import WriterLock
 from sightline.output import run_folder_of
-from sightline.storage import Found, MissingFile, is_url, joined, opened, read, required_location
-from sightline.storage import shown as without_secrets
+from sightline.places import is_url, joined, required_location
+from sightline.places import shown as without_secrets
+from sightline.storage import Found, MissingFile, opened, read
 from sightline.wording import counted, in_bytes
 
 FETCHED = "SIGHTLINE_CACHE"

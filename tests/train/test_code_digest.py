@@ -109,7 +109,12 @@ EXEMPT = {
                 "sightline.hardware",
             ),
             *("sightline.lazy_names", "sightline.pretrained", "sightline.lock", "sightline.output"),
-            *("sightline.user_files", "sightline.file_kinds", "sightline.storage"),
+            *(
+                "sightline.user_files",
+                "sightline.file_kinds",
+                "sightline.places",
+                "sightline.storage",
+            ),
             *("sightline.outside_tables", "sightline.outside_columns"),
             "sightline.arrow_files",
             *("sightline.progress", "sightline.wording"),

@@ -18,7 +18,7 @@ from sightline.cache.rle import MaskCode, decode_mask
 from sightline.errors import SightlineError
 from sightline.html_pages import html_templates, source_digest
 from sightline.output import check_output_file, replacing_file
-from sightline.storage import here
+from sightline.places import here
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
 """The start of a page, which marks it as replaceable by another."""
