@@ -12,6 +12,7 @@ import pytest
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from sightline import storage
+from sightline.errors import SightlineError
 from sightline.places import base_of, joined, location, shown
 from sightline.storage import (
     Found,
@@ -92,7 +93,7 @@ def test_a_secret_is_in_no_text():
 
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "", "a//b", "./a"])
 def test_a_name_stays_below_its_folder(name):
-    with pytest.raises(StorageError, match="stays below"):
+    with pytest.raises(SightlineError, match="stays below"):
         joined("https://host/folder", name)
 
 

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sightline.arrow_files import text_array
+
 FILE_NAME = "remembered.parquet"
 """In the run folder of an output."""
-_SCHEMA = pa.schema([("name", pa.string()), ("state", pa.string()), ("value", pa.binary())])
+_SCHEMA = pa.schema([("file", pa.string()), ("value", pa.binary())])
 
 
 class FileMemory:
@@ -32,10 +34,11 @@ class FileMemory:
 
     def __init__(self, path: Path | None = None, *, again: bool = False) -> None:
         self._path = path
-        self._known = _SCHEMA.empty_table()
+        self._known = pa.Table.from_batches([], _SCHEMA)
         if path is not None and not again:
             with suppress(Exception):  # of a damaged file nothing; the library may raise anything
-                known = pq.read_table(path.absolute(), schema=_SCHEMA)
+                # read_table would take half a second to import pandas, as other conversions
+                known = pq.ParquetFile(path.absolute()).read().cast(_SCHEMA)
                 known.validate(full=True)
                 self._known = known
         self._kept: list[pa.Table] = []
@@ -46,26 +49,23 @@ class FileMemory:
 
     def recall(self, names: Sequence[str], states: Sequence[str]) -> pa.ChunkedArray:
         """The value of each file, binary [n]; null where it was not read in this state."""
-        files = pa.table({"name": names, "state": states}, pa.schema([*_SCHEMA][:2]))
-        rows = pc.index_in(_identities(files), value_set=_identities(self._known))
-        values = self._known["value"].take(rows)
-        self.keep(names, states, values)
+        files = _files(names, states)
+        values = self._known["value"].take(pc.index_in(files, value_set=self._known["file"]))
+        self._keep(files, values)
         return values
 
     def keep(
-        self,
-        names: Sequence[str],
-        states: Sequence[str],
-        values: Sequence[bytes | None] | pa.ChunkedArray,
+        self, names: Sequence[str], states: Sequence[str], values: Sequence[bytes | None]
     ) -> None:
         """Remember values, except None, of files whose state can be told; from any thread."""
-        table = pa.table({"name": names, "state": states, "value": values}, _SCHEMA)
-        told = pc.and_(pc.not_equal(table["state"], ""), table["value"].is_valid())
-        self._kept.append(table.filter(told))
+        self._keep(_files(names, states), text_array(values, pa.binary()))
+
+    def _keep(self, files: pa.Array, values: pa.Array | pa.ChunkedArray) -> None:
+        self._kept.append(pa.table([files, values], schema=_SCHEMA).drop_null())
 
     def save(self) -> None:
         """Remember what was recalled or kept, and nothing else, where that can be written."""
-        table = pa.concat_tables([_SCHEMA.empty_table(), *self._kept])
+        table = pa.concat_tables([pa.Table.from_batches([], _SCHEMA), *self._kept])
         if self._path is None or not len(table) or self._path.is_symlink():
             return
         data = io.BytesIO()
@@ -75,5 +75,7 @@ class FileMemory:
             self._path.write_bytes(data.getbuffer())
 
 
-def _identities(files: pa.Table) -> pa.ChunkedArray:
-    return pc.binary_join_element_wise(files["name"], files["state"], "\0")
+def _files(names: Sequence[str], states: Sequence[str]) -> pa.Array:
+    """Which file each is, in its state; null where that cannot be told."""
+    both = zip(names, states, strict=True)
+    return text_array([f"{name}\0{state}" if state else None for name, state in both], pa.string())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
-from numpy.typing import NDArray
 
+from sightline.arrow_files import number_array, text_array
 from sightline.cache.keys import KEY_BYTES, as_keys, increasing, picked, sort_order
 from sightline.cache.manifest import KEY, key_array, key_column, read_batches, read_schema
 from sightline.cache.record import FileRecord, SetRecord, check_file
@@ -80,20 +79,11 @@ def _table(rows: Rows, failed: Mapping[bytes, str]) -> pa.Table:
         order = sort_order(columns[0])
         columns = [column[order] for column in columns]
         status = np.concatenate([status, numbers])[order]
-    texts = [code.encode() for code in codes]
-    ends = _array(np.cumsum([0, *map(len, texts)], dtype=np.int32)).buffers()[1]
-    buffers = [None, ends, pa.py_buffer(b"".join(texts))]
-    names = pa.Array.from_buffers(pa.string(), len(texts), buffers)
-    coded = pa.DictionaryArray.from_arrays(_array(status), names)
+    names = text_array(codes, pa.string())
+    coded = pa.DictionaryArray.from_arrays(number_array(status), names)
     keys, shards, numbers, digests = columns
-    arrays = [key_array(keys), _array(shards), _array(numbers), key_array(digests), coded]
-    return pa.table(arrays, schema=_SCHEMA)
-
-
-def _array(values: NDArray[Any]) -> pa.Array:
-    """Numbers for Arrow, whose own conversion takes half a second to import pandas."""
-    data = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, data])
+    places = [number_array(shards), number_array(numbers)]
+    return pa.table([key_array(keys), *places, key_array(digests), coded], schema=_SCHEMA)
 
 
 def read_index(

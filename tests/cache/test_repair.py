@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -214,6 +216,13 @@ def checked(monkeypatch):
     return names
 
 
+def test_opening_a_set_imports_no_pandas(pulled):
+    opened = "import sys; from sightline.cache import FeatureSet; FeatureSet.open(sys.argv[1]); "
+    for _ in range(2):  # the second time from what is remembered
+        program = [sys.executable, "-c", opened + "sys.exit('pandas' in sys.modules)", pulled]
+        assert subprocess.run(program, check=False).returncode == 0
+
+
 def test_a_sound_file_is_read_once_unless_it_changes(pulled, checked):
     every = sorted(file.name for file in read_record(pulled).files)
     for read_now in (every, []):
@@ -221,7 +230,7 @@ def test_a_sound_file_is_read_once_unless_it_changes(pulled, checked):
         assert sorted(checked) == read_now
         checked.clear()
     known = pq.read_table(run_folder_of(pulled) / "remembered.parquet")
-    assert sorted(known["name"].to_pylist()) == every
+    assert sorted(file.partition("\0")[0] for file in known["file"].to_pylist()) == every
     name = read_record(pulled).shards[1].name
     os.utime(pulled / name, ns=(1, 1))
     FeatureSet.open(pulled)
