@@ -19,7 +19,8 @@ def accept(
 
     Example: sightline accept mcse-clip
     """
-    from pipeline import stages
+    from pipeline.accepted_code import accept_code
+    from pipeline.stages import load_here
 
-    for line in stages.accept_code(stages.load_here(), runs or []):
+    for line in accept_code(load_here(), runs or []):
         print(line)
