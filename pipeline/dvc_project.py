@@ -153,12 +153,12 @@ class Project:
         """
         if self._options.pull or self._options.allow_missing:
             return
-        made = [out.fs_path for stage in self._repo.index.stages for out in stage.outs]
+        outputs = [out.fs_path for stage in self._repo.index.stages for out in stage.outs]
         missing: dict[str, list[str]] = {}
         for name, stage in self.stages.items():
             for dep in stage.deps:
                 place, within = dep.fs_path, dep.fs.isin_or_eq
-                is_made = any(within(place, out) or within(out, place) for out in made)
+                is_made = any(within(place, out) or within(out, place) for out in outputs)
                 if not is_made and not dep.exists:
                     missing.setdefault(str(dep), []).append(name)
         if missing:
@@ -205,8 +205,8 @@ class Project:
 
 def _some(stages: Sequence[str]) -> str:
     """Stages that need something, the first by name."""
-    more = f" and {len(stages) - 1} more need it" if len(stages) > 1 else " needs it"
-    return stages[0] + more
+    verb = f" and {len(stages) - 1} more need it" if len(stages) > 1 else " needs it"
+    return stages[0] + verb
 
 
 def _beside(graph: DiGraph, stage: Stage) -> list[str]:

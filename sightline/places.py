@@ -41,9 +41,10 @@ def location(value: Any) -> Any:
     match = cast("re.Match[str]", _URL.fullmatch(value) or _URL.match(value))
     protocol, place = match["protocol"], match["place"]
     if protocol not in PROTOCOLS or "::" in value:
-        known = ", ".join(f"{name}://" for name in PROTOCOLS)
+        protocols = ", ".join(f"{name}://" for name in PROTOCOLS)
         raise ValueError(
-            f"found a URL of {protocol!r}, expected {known}; fetch the files, and give their folder"
+            f"found a URL of {protocol!r}, expected {protocols}; fetch the files, and give "
+            "their folder"
         )
     whole = match.end() == len(value) and place[:1] not in ("", "/")
     whole &= not match["query"] or protocol == "https"

@@ -350,5 +350,5 @@ def _spans(spans: TokenSpans, rows: int, numbers: list[int]) -> tuple[TokenSpans
     place[numbers] = torch.arange(len(numbers), device=place.device)
     owners = place[spans.owners]
     inside = torch.nonzero(owners >= 0).ravel()
-    found = (owners[inside], spans.starts[inside], spans.ends[inside])
-    return TokenSpans(*found, spans.counts[numbers], spans.of), inside
+    kept = (owners[inside], spans.starts[inside], spans.ends[inside])
+    return TokenSpans(*kept, spans.counts[numbers], spans.of), inside

@@ -108,13 +108,13 @@ def _command(name: str) -> Callable[..., None]:
     ) -> None:
         _check_pairs(data)
         chosen, sets = _objective(objective, words, set_, features)
-        made = tokens or _tokens_beside(data, text, student)
+        token_folder = tokens or _tokens_beside(data, text, student)
         spec = run_spec(
             objective=name,
             parameters=chosen.describe(),
             student=student,
             train=settings,
-            tokens=made,
+            tokens=token_folder,
             pairs=data,
             sentences=text,
             phrases=phrases,
@@ -124,7 +124,7 @@ def _command(name: str) -> Callable[..., None]:
             device=device,
             out=out,
         )
-        _run(spec, None if tokens else made, machine.track, dry_run, as_json)
+        _run(spec, None if tokens else token_folder, machine.track, dry_run, as_json)
 
     kinds = [kind for kind in KINDS if kind in objective.model_fields]
     sets = "".join(f" --features features/{kind}" for kind in kinds)
@@ -204,13 +204,13 @@ def _need_of(chosen: ObjectiveParams, folder: Path, kind: str, sets: Mapping[str
     fitting = [need.name for need in chosen.features if need.kind == kind and need.name not in sets]
     if len(fitting) == 1:
         return fitting[0]
-    found = f"{folder} holds {kind} features"
+    content = f"{folder} holds {kind} features"
     if fitting:
-        fault = f"{found}, which {' and '.join(fitting)} need; write {fitting[0]}={folder}"
+        fault = f"{content}, which {' and '.join(fitting)} need; write {fitting[0]}={folder}"
     elif kind in chosen.model_fields and any(need.kind == kind for need in chosen.features):
-        fault = f"{found}, of which another set is given already"
+        fault = f"{content}, of which another set is given already"
     else:
-        fault = f"{found}; {chosen.name} needs {', '.join(names) or 'no features'}"
+        fault = f"{content}; {chosen.name} needs {', '.join(names) or 'no features'}"
     raise typer.BadParameter(fault, param_hint="--features")
 
 

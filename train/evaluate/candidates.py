@@ -170,18 +170,18 @@ def open_below(
         SightlineError: no such set, or another fingerprint (says how to make it).
     """
     of_graph = folder / kind / encoder
-    there = [path for path in (of_graph, folder / encoder, folder) if (path / FILE_NAME).is_file()]
+    places = [path for path in (of_graph, folder / encoder, folder) if (path / FILE_NAME).is_file()]
     try:
-        features = FeatureSet.open(next(iter(there), of_graph), fingerprint)
+        features = FeatureSet.open(next(iter(places), of_graph), fingerprint)
     except CacheError as error:
         raise SightlineError(
             f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
             f"(or `sightline extract {kind}`) makes it."
         ) from error
-    if (found := features.record.spec.kind) != kind:
+    if (its_kind := features.record.spec.kind) != kind:
         raise SightlineError(
-            f"{features.path}: holds {found} features, but {of_whom} needs those of {encoder} for "
-            f"the {kind}s of {dataset}; name their folder with `features`"
+            f"{features.path}: holds {its_kind} features, but {of_whom} needs those of {encoder} "
+            f"for the {kind}s of {dataset}; name their folder with `features`"
         )
     return features
 
