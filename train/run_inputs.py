@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned, digest
@@ -18,9 +18,12 @@ from train.code_digest import code_of, objectives_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
-from train.objectives import Objective, ObjectiveParams, make_objective
+from train.objectives import ObjectiveParams, make_objective
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainedPooling
 from train.schedule import micro_batches, optimizer_steps, steps_on_pairs
+
+if TYPE_CHECKING:
+    from train.objectives import Objective
 
 _LOOKED_AT = 100  # micro-batches, for what is said before a run
 
