@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 ENV = $(VENV)
-PARTS := .[extract,report,dvc,lora,dev]
+PARTS := .[extract,report,dvc,lora,storage,dev]
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export SAM2_BUILD_CUDA := 0
 # every stage is a separate process, and importing torch without bytecode takes 15 seconds longer
