@@ -33,7 +33,7 @@ from sightline.devices import (
     using_threads,
 )
 from sightline.errors import BusyError, SightlineError, Transient
-from sightline.hardware import cpu_warning
+from sightline.hardware import cpu_warning, versions
 from sightline.out_of_memory import HalvingCalls
 from sightline.progress import progress, to_stderr
 from sightline.signals import Stopped
@@ -369,9 +369,9 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
 
 def code_version() -> str:
     """Code versions; workers with different ones do not fill one set."""
-    from importlib.metadata import version
-
-    return f"sightline {version('sightline')}, torch {version('torch')}"
+    installed = versions()  # a clone may run without an installation
+    packages = ("sightline", "torch")
+    return ", ".join(f"{package} {installed.get(package, 'not installed')}" for package in packages)
 
 
 def described(device: str) -> dict[str, str | int]:

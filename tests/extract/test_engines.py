@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import signal
@@ -225,6 +226,16 @@ def test_a_signal_ends_all_children_and_keeps_their_work(tmp_path, log, number):
     assert 0 < StubWork(work.out, batch=16)().computed < 240
     StubWork(tmp_path / "clean", batch=16)()
     assert files(work.out) == files(tmp_path / "clean")
+
+
+def test_a_clone_that_is_not_installed_computes_and_says_so(monkeypatch):
+    def absent(package):
+        if package == "sightline":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return "9"
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert runner.code_version() == "sightline not installed, torch 9"
 
 
 def test_workers_of_another_encoder_plan_or_code_are_refused(tmp_path, log, monkeypatch, expected):
