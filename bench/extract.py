@@ -205,7 +205,7 @@ class Sides:
         self.plain()
         features = FeatureSet.open(self.sightline())
         keys = {entry.place.path: entry.key for part in self._parts for entry in part}
-        ours = np.asarray(features.take([keys[path] for path in self._paths]), np.float32)
+        ours = np.asarray(features.take([keys[str(path)] for path in self._paths]), np.float32)
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(self.rows, axis=1)
         cosine = ((ours * self.rows).sum(axis=1) / norms).min()
         assert cosine > 0.999, f"the sides differ: cosine {cosine:.5f}"

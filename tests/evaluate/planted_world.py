@@ -86,7 +86,7 @@ class Model:
     """A model whose embeddings and heads are planted; its objective is of another package."""
 
     name, folder, pooling, pinned = "planted", None, None, None
-    embedder = SimpleNamespace(count_cut=lambda sentences: 0)
+    embedder = SimpleNamespace(count_cut=lambda sentences: 0, precision="fp32")
 
     def __init__(self, embeddings: dict[str, np.ndarray], fingerprint: str = "") -> None:
         self.embeddings = embeddings
