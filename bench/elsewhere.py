@@ -31,7 +31,7 @@ TARS, BATCH = 8, 64
 
 
 def serve(name: str, folder: Path, answers: multiprocessing.SimpleQueue) -> None:
-    """Serve a folder for ever, and say under which URL and environment."""
+    """Serve a folder until killed; print its URL and the environment that reads it."""
     import os
     import threading
 

@@ -1,16 +1,13 @@
-"""Parquet and Arrow files that others wrote, their rows a few at a time; and arrays for Arrow."""
+"""Parquet and Arrow files that others wrote: their columns, and their rows a few at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from sightline.errors import SightlineError, first_lines
 from sightline.file_kinds import file_kind, unexpected
@@ -105,18 +102,3 @@ def cut(
     for batch in batches:
         chosen = batch.select(columns)
         yield from (chosen.slice(start, rows) for start in range(0, len(chosen), rows))
-
-
-def number_array(values: NDArray[Any]) -> pa.Array:
-    """Numbers for Arrow, whose own conversion takes half a second to import pandas."""
-    data = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, data])
-
-
-def text_array(texts: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Array:
-    """Strings or binaries of up to 2 GiB for Arrow, as `number_array`; None is null."""
-    data = [text.encode() if isinstance(text, str) else text or b"" for text in texts]
-    there = np.packbits([text is not None for text in texts], bitorder="little")
-    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
-    buffers = [pa.py_buffer(part) for part in (there, ends, b"".join(data))]
-    return pa.Array.from_buffers(kind, len(texts), buffers)

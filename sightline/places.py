@@ -55,7 +55,7 @@ def location(value: Any) -> Any:
     return value if match["query"] else value.rstrip("/")
 
 
-def required_location(value: str) -> Path | str:
+def required_location(value: Path | str) -> Path | str:
     """`location`, with an error of ours.
 
     Raises:

@@ -289,3 +289,14 @@ class FamilySettings(Settings):
         Raises:
             SightlineError: one is missing.
         """
+
+
+def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested parameters as {"train.learning_rate": 3e-5, …}."""
+    flat: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -172,18 +172,22 @@ class Embedder:
         if row_of:
             tokens, starts = self._tokens(list(row_of))
             size = batch_size or (64 if self.model.device.type == "cpu" else 1024)
-            batches = _Batches(np.diff(starts), budget=size * 32)
+            lengths, budget = np.diff(starts), size * 32
+            # longest first: the batch that needs the most memory fails at once or not at all
+            left = np.argsort(-lengths, kind="stable")
             with self._evaluating():
-                while len(rows := batches.rows):
+                while len(left):
+                    longest = max(1, int(lengths[left[0]]))
+                    rows = left[: max(1, budget // longest)]
                     batch = [tokens[starts[row] : starts[row + 1]] for row in rows]
                     try:
                         distinct[rows] = self._embed(batch).float().cpu().numpy()
                     except (RuntimeError, MemoryError) as error:
                         if len(rows) == 1 or not is_out_of_memory(error):
                             raise
-                        batches.halve()
+                        budget = len(rows) // 2 * longest
                         continue
-                    batches.go_on()
+                    left = left[len(rows) :]
                     advance(len(rows))
         if self.normalize if normalize is None else normalize:
             norms = np.linalg.norm(distinct, axis=1, keepdims=True)
@@ -242,28 +246,3 @@ class Embedder:
             # Module by module: a part that was already in eval mode stays in it.
             for module in training:
                 module.training = True
-
-
-class _Batches:
-    """Row numbers in batches of similar length, longest first; at most `budget` padded tokens each.
-
-    Longest first, so that the batch that needs the most memory fails at once or not at all.
-    """
-
-    def __init__(self, lengths: NDArray[np.int64], budget: int) -> None:
-        self._left = np.argsort(-lengths, kind="stable")
-        self._lengths, self._budget = lengths, budget
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """The batch that is next; empty: there is none."""
-        longest = int(self._lengths[self._left[:1]].sum())
-        return self._left[: max(1, self._budget // max(1, longest))]
-
-    def go_on(self) -> None:
-        """The batch is done."""
-        self._left = self._left[len(self.rows) :]
-
-    def halve(self) -> None:
-        """Make this batch and those after it half as large."""
-        self._budget = len(self.rows) // 2 * int(self._lengths[self._left[0]])

@@ -24,11 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline.errors import SightlineError
 from sightline.progress import Say
-from sightline.settings import Registry
+from sightline.settings import Registry, flatten
 from train.loop import Callback
 from train.model import Student
 from train.records import RunState
-from train.report.table import flatten
 from train.run_inputs import RunInputs
 
 TRACKERS = Registry(

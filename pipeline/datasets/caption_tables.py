@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, note_quoted, read_token
-from pipeline.datasets.images import files_below, image_files, suffix_of
+from pipeline.datasets.images import files_below, found_images, suffix_of
 from pipeline.datasets.source import DatasetError, split_name
 from sightline.file_kinds import file_kind
 from sightline.outside_columns import (
@@ -122,7 +122,7 @@ def captions_beside(root: Path, beside: Beside, columns: CaptionColumns) -> Capt
         SightlineError: no such folder, no such files, or a file that cannot be read.
     """
     kind = f".{beside}"
-    images, _ = image_files(root, root)
+    images, _ = found_images(root, root)
     images_of: dict[str, list[str]] = defaultdict(list)
     for path in sorted(images):
         images_of[_stem(path)].append(path)

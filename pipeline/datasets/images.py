@@ -137,12 +137,6 @@ def refuse_failed(
         )
 
 
-def image_files(folder: Path, root: Path) -> tuple[list[str], Counter[str]]:
-    """The names of `found_images`."""
-    images, ignored = found_images(folder, root)
-    return [*images], ignored
-
-
 def found_images(folder: Path | str, root: Path | str) -> tuple[dict[str, Found], Counter[str]]:
     """The image files below ``folder``, by their paths from ``root``; others counted by suffix.
 

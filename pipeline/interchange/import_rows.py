@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from pipeline.datasets.images import image_files
+from pipeline.datasets.images import found_images
 from pipeline.datasets.manifests import cleaned
 from pipeline.interchange.columns import ARRAYS
 from pipeline.interchange.foreign import ImportOptions, Part, find
@@ -208,7 +208,7 @@ class _ImageKeys:
             self._paths = table["image_id"].to_pylist()
             self._keys = dict(enumerate(table["key"].to_pylist()))
         elif data.is_dir():
-            self._paths = sorted(image_files(data, data)[0])
+            self._paths = sorted(found_images(data, data)[0])
         else:
             raise SightlineError(f"{data}: expected a folder of images, or a prepared data set")
         images = ImageNames(self._paths, data)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sightline.arrow_files import text_array
+from sightline.arrow_arrays import text_array
 
 FILE_NAME = "remembered.parquet"
 """In the run folder of an output."""

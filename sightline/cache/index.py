@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from sightline.arrow_files import number_array, text_array
+from sightline.arrow_arrays import number_array, text_array
 from sightline.cache.keys import KEY_BYTES, as_keys, increasing, picked, sort_order
 from sightline.cache.manifest import KEY, key_array, key_column, read_batches, read_schema
 from sightline.cache.record import FileRecord, SetRecord, check_file

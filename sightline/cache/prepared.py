@@ -93,7 +93,7 @@ class PreparedDataset:
         folder = Path(folder)
         _read_record(folder)  # it is there, and sound
         root = cls(folder)._recorded_root() if images is None else images
-        root = required_location(root) if isinstance(root, str) else root
+        root = required_location(root)
         there = is_url(root) or Path(root).is_dir()
         if images is not None and not there:
             raise SightlineError(f"{images}: no such image folder; check the path")

@@ -15,6 +15,7 @@ from sightline.digest import digest
 from sightline.dvc_cache import leads_into_dvc_cache
 from sightline.errors import CacheError, SightlineError
 from sightline.output import Output
+from sightline.settings import flatten
 
 SCHEMA = "sightline.set/3"
 FILE_NAME = "set.json"
@@ -77,7 +78,7 @@ class EncoderRecord(_Strict):
 class _Spec(_Strict):
     def differences(self, other: _Spec) -> list[str]:
         """Differences between two specs, one ``name: other → self`` line each."""
-        after, before = _flat(self.model_dump()), _flat(other.model_dump())
+        after, before = flatten(self.model_dump()), flatten(other.model_dump())
         return [
             f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
             for name in sorted(after.keys() | before.keys())
@@ -281,16 +282,6 @@ class TableSetRecord(SetRecord):
     """The commit point of any other set."""
 
     spec: TableSpec
-
-
-def _flat(value: object, prefix: str = "") -> dict[str, object]:
-    if isinstance(value, dict):
-        return {
-            name: leaf
-            for key, part in value.items()
-            for name, leaf in _flat(part, f"{prefix}{key}.").items()
-        }
-    return {prefix.rstrip("."): value}
 
 
 def set_output(

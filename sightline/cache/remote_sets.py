@@ -35,7 +35,7 @@ def local_set(place: Path | str) -> Path:
         SightlineError: a URL that is not read, no set there, a server fails, or bytes arrive that
             are not those of the record.
     """
-    place = required_location(place) if isinstance(place, str) else place
+    place = required_location(place)
     if not is_url(place):
         return Path(place)
     url = str(place)

@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.ExifTags import Base
 
 from pipeline.datasets.image_formats import formats, image_suffixes
-from pipeline.datasets.images import any_pixel_count, image_files, upright_size
+from pipeline.datasets.images import any_pixel_count, found_images, upright_size
 from pipeline.extract.decode import decode_image
 
 WRITTEN = sorted(image_suffixes() - {".heic", ".heif", ".jxl"})
@@ -22,7 +22,7 @@ def test_an_image_of_every_suffix_is_found_measured_and_decoded(tmp_path, suffix
     form = "JPEG" if suffix == ".jfif" else None
     mode = {".pgm": "L", ".pbm": "1"}.get(suffix, "RGB")
     Image.new(mode, (40, 30), 1 if mode == "1" else 99).save(path, form)
-    assert image_files(tmp_path, tmp_path)[0] == [path.name]
+    assert [*found_images(tmp_path, tmp_path)[0]] == [path.name]
     with path.open("rb") as file, any_pixel_count():
         assert upright_size(file) == (40, 30)
     assert decode_image(path.read_bytes()).shape == (3, 30, 40)
@@ -41,8 +41,8 @@ def test_an_avif_is_turned_by_its_exif(tmp_path):
 def test_what_is_not_searched_is_counted_by_its_suffix(tmp_path):
     for name in ("0.png", "1.heic", "2.jxl", "3.eps"):
         (tmp_path / name).write_bytes(b"")
-    found, ignored = image_files(tmp_path, tmp_path)
-    assert found == ["0.png"]
+    found, ignored = found_images(tmp_path, tmp_path)
+    assert [*found] == ["0.png"]
     assert ignored == {".heic": 1, ".jxl": 1, ".eps": 1}
 
 
@@ -63,10 +63,11 @@ def register_heif_opener():
 USE = """
 import sys
 from pathlib import Path
-from pipeline.datasets.images import image_files
+from pipeline.datasets.images import found_images
 from pipeline.extract.decode import decode_image
 folder = Path(sys.argv[1])
-print(image_files(folder, folder)[0], tuple(decode_image((folder / "0.heic").read_bytes()).shape))
+images, _ = found_images(folder, folder)
+print([*images], tuple(decode_image((folder / "0.heic").read_bytes()).shape))
 """
 
 

@@ -116,7 +116,7 @@ EXEMPT = {
                 "sightline.storage",
             ),
             *("sightline.outside_tables", "sightline.outside_columns"),
-            "sightline.arrow_files",
+            *("sightline.arrow_arrays", "sightline.arrow_files"),
             *("sightline.progress", "sightline.wording"),
             *("sightline.removed", "sightline.out_of_memory", "sightline.plugins"),
             "sightline.optional_imports",

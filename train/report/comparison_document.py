@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sightline.settings import flatten
 from train.evaluate.results import RunResult
 from train.evaluate.sts import SUBSETS
 from train.records import FeatureUse
@@ -27,7 +28,7 @@ from train.report.grid import (
     printable,
     text_cell,
 )
-from train.report.table import Table, by_run, flatten
+from train.report.table import Table, by_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

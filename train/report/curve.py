@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from sightline.errors import SightlineError
-from sightline.settings import unknown
+from sightline.settings import flatten, unknown
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE
 from train.report.comparison import FoundRun, check_comparable
-from train.report.table import Row, Table, differing, flatten, make_table
+from train.report.table import Row, Table, differing, make_table
 
 RUN = "run"
 """In place of a parameter: every run is a value of its own, such as a term that was left out."""

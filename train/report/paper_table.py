@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from sightline.settings import flatten
 from sightline.wording import counted
 from train.evaluate.geometry import GEOMETRY
 from train.evaluate.results import RunResult, TaskResult
@@ -30,7 +31,7 @@ from train.report.grid import (
 )
 from train.report.mteb_results import places_of_results
 from train.report.published import BEST_DEV, MINUTES, Column, Entry, PaperRow
-from train.report.table import TRAINING, Cell, Row, flatten, make_table, numbers_of
+from train.report.table import TRAINING, Cell, Row, make_table, numbers_of
 from train.run_spec import OF_THE_MACHINE
 
 SCHEMA = "sightline.paper/2"

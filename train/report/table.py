@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from sightline.errors import SightlineError
+from sightline.settings import flatten
 from train.evaluate.results import RunResult
 from train.records import RunSummary
 
@@ -210,17 +211,6 @@ def cell_of(values: Sequence[float]) -> Cell:
     """Mean and sample standard deviation of one value per seed."""
     sd = statistics.stdev(values) if len(values) > 1 else None
     return Cell(statistics.fmean(values), sd, tuple(values))
-
-
-def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested parameters as {"train.learning_rate": 3e-5, …}."""
-    flat: dict[str, Any] = {}
-    for name, value in parameters.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
