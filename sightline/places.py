@@ -15,6 +15,7 @@ from sightline.errors import SightlineError
 
 PROTOCOLS = ("s3", "gs", "https", "hf")
 _URL = re.compile(r"(?P<protocol>[\w.+:-]*)://(?:[^/?#]*@)?(?P<place>[^?#]*)(?P<query>\?.*)?")
+_PATH_OF_URL = re.compile(r"^([\w.+-]{2,}:)/")  # as `Path` writes s3://bucket
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 1_000_000
 
@@ -22,6 +23,17 @@ _MOST_FILES = 1_000_000
 def is_url(place: Path | str) -> bool:
     """Whether a place is a URL."""
     return isinstance(place, str) and _URL.match(place) is not None
+
+
+def why_no_path(place: Path | str) -> str:
+    """What is wrong with a URL where a path on this machine is read; empty: it is no URL."""
+    text = _PATH_OF_URL.sub(r"\1//", place.as_posix()) if isinstance(place, Path) else place
+    if not is_url(text):
+        return ""
+    return (
+        f"found {shown(text)}, expected a path on this machine (`sightline cache export` and "
+        "`sightline cache import` copy sets to and from URLs)"
+    )
 
 
 def here(*places: Path | str | None) -> list[Path]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
@@ -18,6 +18,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sightline.atomic_files import HOME_REMEDY, names_home
 from sightline.errors import SightlineError
+from sightline.places import why_no_path
 from sightline.removed import removed
 from sightline.user_files import short
 
@@ -79,17 +80,25 @@ class Settings(BaseModel):
     @classmethod
     def _in_our_words(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         for place, text in _texts(values):
-            if names_home(text):
-                ours = PydanticCustomError(
-                    "value_error", "{message}", {"message": f"found {short(text)}; {HOME_REMEDY}"}
-                )
-                fault = InitErrorDetails(type=ours, loc=place, input=text)
-                raise ValidationError.from_exception_data(cls.__name__, [fault])
+            if fault := cls._fault_of_path(place, text):
+                ours = PydanticCustomError("value_error", "{message}", {"message": fault})
+                details = InitErrorDetails(type=ours, loc=place, input=text)
+                raise ValidationError.from_exception_data(cls.__name__, [details])
         try:
             return handler(values)
         except ValidationError as error:
             mistakes = [cls._mistake(dict(fault)) for fault in error.errors()]
             raise ValidationError.from_exception_data(cls.__name__, mistakes) from error
+
+    @classmethod
+    def _fault_of_path(cls, place: tuple[Any, ...], text: str) -> str:
+        """Why no path is read there; empty if one is, or none is asked for."""
+        if names_home(text):
+            return f"found {short(text)}; {HOME_REMEDY}"
+        field = cls.model_fields.get(place[0]) if place else None
+        if field is not None and _takes_paths(field.annotation):
+            return why_no_path(text)
+        return ""
 
     @classmethod
     def _mistake(cls, error: dict[str, Any]) -> InitErrorDetails:
@@ -103,6 +112,14 @@ class Settings(BaseModel):
             message = f"{message[0].lower()}{message[1:]}; found {short(error['input'])}"
         ours = PydanticCustomError("value_error", "{message}", {"message": message})
         return InitErrorDetails(type=ours, loc=tuple(place), input=error["input"])
+
+
+def _takes_paths(annotation: Any) -> bool:
+    """Whether a field's text can only be a path on this machine."""
+    types = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return _takes_paths(types[1])
+    return annotation is Path or (Path in types and str not in types)
 
 
 def _texts(

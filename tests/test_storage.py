@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import sightline, unboxed
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from sightline import storage
+from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 from sightline.places import base_of, joined, location, shown
 from sightline.storage import (
@@ -95,6 +98,34 @@ def test_a_secret_is_in_no_text():
 def test_a_name_stays_below_its_folder(name):
     with pytest.raises(SightlineError, match="stays below"):
         joined("https://host/folder", name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train simcse --data s3://me:secret@bucket/data --student bert --out run",
+        "tokens --data gs://bucket/data --student bert --out tokens",
+        "cache verify s3://bucket/sets",
+        "prepare sentences --path https://host/a.txt?signature=secret --out data",
+        "prepare coco --captions train=s3://bucket/a.json --images train=photos --out data",
+        "cache export image --out set.tar --data hf://datasets/a/b",
+    ],
+)
+def test_where_a_path_is_read_a_url_is_said_to_be_one(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert sightline(*words.split()) == 2
+    said = unboxed(capsys.readouterr().err)
+    found = re.search(r"found (\S+), expected a path on this machine", said)
+    assert found is not None, said
+    assert found[1] in words.replace("me:secret@", "").replace("?signature=secret", "")
+    assert "secret" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_prepared_data_set_is_read_from_a_folder():
+    for place in ("s3://bucket/data", Path("s3://bucket/data")):
+        with pytest.raises(SightlineError, match="found s3://bucket/data, expected a path"):
+            PreparedDataset.open(place)
 
 
 # --- what is there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -59,7 +60,18 @@ class _PlainFlags:
 
 
 class Command(_PlainFlags, TyperCommand):
-    """A command of Sightline."""
+    """A command of Sightline; a URL is not taken for a path, a folder called ``s3:``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from sightline.places import why_no_path
+
+        params: list[Any] = [*self.params]
+        for param in params:
+            value = ctx.params.get(param.name)
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, Path) and (fault := why_no_path(path)):
+                    raise typer.BadParameter(fault, ctx=ctx, param=param)
+        return super().invoke(ctx)
 
 
 class Group(_PlainFlags, TyperGroup):

@@ -66,7 +66,8 @@ def _command(name: str) -> Callable[..., None]:
             list[str],
             option(
                 "Data",
-                "A feature set that it needs; KIND-ENCODER=FOLDER where several fit; repeatable.",
+                "A feature set that it needs, or its URL; KIND-ENCODER=FOLDER where several fit; "
+                "repeatable.",
                 "--features",
                 metavar="FOLDER",
             ),
@@ -155,6 +156,8 @@ def _objective(
 ) -> tuple[ObjectiveParams, dict[str, Path]]:
     """The objective and its feature sets by name; encoders are called as their folders are."""
     from sightline.cache import FeatureSet
+    from sightline.cache.remote_sets import local_set
+    from sightline.places import is_url
 
     given = set_values(objective, set_)
     for name in given:
@@ -162,24 +165,24 @@ def _objective(
             flag = name.replace("_", "-")
             raise typer.BadParameter(f"{name} is an option: give --{flag}", param_hint="--set")
     named = pairs_of([word for word in features if not _is_folder(word)], "--features")
-    alone = {
-        Path(word): FeatureSet.open(word).record.spec.kind for word in features if _is_folder(word)
-    }
+    words_alone = [word for word in features if _is_folder(word)]
+    alone = {word: FeatureSet.open(word).record.spec.kind for word in words_alone}
     for kind, encoder in map(_kind_and_encoder, named):
         if kind in objective.model_fields:
             given.setdefault(kind, encoder)
-    for folder, kind in alone.items():
+    for word, kind in alone.items():
         if kind in objective.model_fields:
-            given.setdefault(kind, folder.resolve().name.removeprefix(f"{kind}-"))
+            folder = word if is_url(word) else Path(word).resolve().as_posix()
+            given.setdefault(kind, folder.rpartition("/")[2].removeprefix(f"{kind}-"))
     try:
         chosen = from_words(objective, words, given=given)
     except typer.BadParameter as error:
         if kinds := [kind for kind in objective.model_fields.keys() & KINDS if kind not in given]:
             error.message += f" (--features FOLDER, a set of {' or '.join(kinds)} features)"
         raise
-    sets = {name: Path(folder) for name, folder in named.items()}
-    for folder, kind in alone.items():
-        sets[_need_of(chosen, folder, kind, sets)] = folder
+    sets = {name: local_set(folder) for name, folder in named.items()}
+    for word, kind in alone.items():
+        sets[_need_of(chosen, word, kind, sets)] = local_set(word)
     return chosen, sets
 
 
@@ -198,7 +201,7 @@ def _is_folder(word: str) -> bool:
     return "=" not in word or Path(word).is_dir()
 
 
-def _need_of(chosen: ObjectiveParams, folder: Path, kind: str, sets: Mapping[str, Path]) -> str:
+def _need_of(chosen: ObjectiveParams, folder: str, kind: str, sets: Mapping[str, Path]) -> str:
     """The one need that a set given without a name fits."""
     names = [need.name for need in chosen.features]
     fitting = [need.name for need in chosen.features if need.kind == kind and need.name not in sets]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
 from sightline.errors import SightlineError
-from sightline.places import is_url, required_location
+from sightline.places import is_url, required_location, why_no_path
 from sightline.user_files import read_json
 
 RECORD = "dataset.json"
@@ -90,6 +90,8 @@ class PreparedDataset:
         Raises:
             SightlineError: no data set was prepared there, or there is no such image folder.
         """
+        if fault := why_no_path(folder):
+            raise SightlineError(fault)
         folder = Path(folder)
         _read_record(folder)  # it is there, and sound
         root = cls(folder)._recorded_root() if images is None else images

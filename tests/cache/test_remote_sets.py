@@ -14,11 +14,13 @@ from command_line import sightline, unboxed
 from remote_servers import hub
 from shelves import SHELVES, Shelf, s3_shelf
 
+from pipeline.cli.train import _objective
 from sightline import storage
 from sightline.cache import FeatureSet, PhraseTokens, TokenSet
 from sightline.cache.archive import export_set
 from sightline.errors import CacheError, SightlineError
 from sightline.storage import StorageError
+from train.objectives import objective_class
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +101,14 @@ def test_other_bytes_are_refused_and_a_changed_set_is_fetched_again(shelf, world
     bytes_read(shelf)
     assert len(FeatureSet.open(f"{shelf.url}/image")) == len(there)
     assert bytes_read(shelf) == shard.bytes
+
+
+def test_a_training_names_features_by_their_url(shelf, world):
+    (_, sets) = _objective(objective_class("mcse"), {}, [], [f"{shelf.url}/image"])
+    assert list(sets) == ["image-image"]
+    assert len(FeatureSet.open(sets["image-image"])) == len(FeatureSet.open(world / "image"))
+    (_, named) = _objective(objective_class("mcse"), {}, [], [f"image-image={shelf.url}/image"])
+    assert named == sets
 
 
 def test_a_tar_is_exported_to_a_url_and_imported_from_it(world, monkeypatch, tmp_path, capsys):
