@@ -88,6 +88,11 @@ class RunInputs:
         )
 
     @property
+    def files(self) -> list[Path]:
+        """Files and folders that the run reads."""
+        return [*self.spec.inputs, *self.objective.files.values()]
+
+    @property
     def steps(self) -> int:
         """Optimiser steps of the whole run."""
         return optimizer_steps(self.spec.train, self.data.schedule)

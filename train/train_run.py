@@ -73,10 +73,10 @@ def train_run(
     with joined(spec.device) as processes, ExitStack() as stack:
         main = processes.main
         tell = (say or to_stderr) if main else _nobody
-        folder = RunFolder(spec.out, spec.inputs)
 
         # open the inputs
         inputs = RunInputs.open(spec, processes.count)
+        folder = RunFolder(spec.out, inputs.files)
         shown: list[Callback] = []
         if folder.outdated(inputs.digest, inputs.code):
             training_device(spec, processes)  # a finished run needs none, nor PyTorch's import
@@ -248,7 +248,7 @@ def steps_to_do(spec: RunSpec) -> StepsToDo:
         SightlineError: as `train_run` before it trains.
     """
     inputs = RunInputs.open(spec)
-    folder = RunFolder(spec.out, spec.inputs)
+    folder = RunFolder(spec.out, inputs.files)
     folder.output.check_place()
     finished = folder.finished(inputs.digest, inputs.code)
     if finished is not None:

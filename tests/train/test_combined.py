@@ -64,6 +64,10 @@ def test_heads_are_shared_where_they_project_the_same(features):
             "objective": "mcse",
             "parameters": {**CLIP, "text_weight": 0, "projection_dim": 32},
         },
+        "slim": {
+            "objective": "mcse",
+            "parameters": {**CLIP, "text_weight": 0, "projection_dim": 32},
+        },
     }
     model, _ = combined(features, parts).build()
     objective, heads = model.objective, model.objective.heads
@@ -75,14 +79,14 @@ def test_heads_are_shared_where_they_project_the_same(features):
     one_width = {need.name: 5 for need in objective.params.features}
     assert set(objective.params.build(8, one_width).heads) == set(heads)
     # each part has them by its own names
-    dalr, mcseo, kdmcse, resnet, narrow = (part.heads for part in objective.parts.values())
+    dalr, mcseo, kdmcse, resnet, narrow, slim = (part.heads for part in objective.parts.values())
     assert dalr["image"] is mcseo["image"] is kdmcse["image"] is heads["dalr-image"]
     for part in (dalr, mcseo, kdmcse, resnet):
         assert part["grounding"] is heads["dalr-grounding"]
     assert kdmcse["teacher_text"] is heads["kdmcse-teacher_text"]
     assert resnet["image"] is heads["resnet-image"]
-    assert narrow["image"] is heads["narrow-image"]
-    assert narrow["grounding"] is heads["narrow-grounding"]
+    assert narrow["image"] is slim["image"] is heads["narrow-image"]
+    assert narrow["grounding"] is slim["grounding"] is heads["narrow-grounding"]
     # a checkpoint has each once, and all are trained
     kept = [name for name in model.kept() if name.startswith("objective.")]
     assert {name.split(".")[2] for name in kept} == set(heads)

@@ -50,6 +50,9 @@ class Brings(MCSE):
     def after_step(self, student):
         self.params.act.get("after_step", lambda *_: None)(self, student)
 
+    def statistics(self, batch):
+        return self.params.act.get("statistics", lambda _: {})(batch)
+
 
 @pytest.fixture
 def brings(features, monkeypatch) -> Iterator[Callable[..., Case]]:
@@ -167,6 +170,14 @@ COPIES = r"start: [\s\S]*copy.deepcopy"
         ),
         ({"order": lambda rows, *_: np.zeros(len(rows), np.int64)}, "order: .*each of 0 … .* once"),
         ({"order": lambda rows, *_: np.arange(3)}, r"order: found .*expected int64 \["),
+        # the log has these names for something else: a `dev` would choose the weights
+        *(
+            (
+                {"statistics": lambda _, name=name: {name: torch.zeros(())}},
+                f"statistics: .*'{name}'",
+            )
+            for name in ("dev", "loss", "loss_text", "step")
+        ),
         (
             {"start": lambda self, student: setattr(self, "kept", student)},
             r"start: [\s\S]*deepcopy",
@@ -180,6 +191,14 @@ COPIES = r"start: [\s\S]*copy.deepcopy"
 def test_what_does_not_fit_is_one_error(brings, tmp_path, act, message):
     with pytest.raises(SightlineError, match=message):
         train_run(brings(**act).spec(tmp_path / "run", max_steps=2), say=silent)
+
+
+def test_what_an_objective_reads_is_no_place_for_its_run(brings, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "words.txt").write_text("one")
+    with pytest.raises(SightlineError, match=r"words\.txt"):
+        train_run(brings({"path": str(out / "words.txt")}).spec(out, max_steps=2), say=silent)
 
 
 def test_features_that_a_stream_has_not_are_named(brings):

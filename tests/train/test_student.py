@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from conftest import silent
 from huggingface_hub import ModelCard
+from pydantic import ValidationError
 
 from sightline.errors import SightlineError
 from sightline.sentence_transformers_folder import pin
@@ -46,6 +47,15 @@ def test_a_name_may_have_its_revision(tmp_path):
     (tmp_path / "a@b").mkdir()
     config = StudentConfig.model_validate({"model": str(tmp_path / "a@b")})
     assert (config.source, config.revision) == (str(tmp_path / "a@b"), "")
+
+
+def test_a_revision_in_the_name_is_never_overruled():
+    model = f"papers/student@{COMMIT}"
+    for revision in ("", COMMIT):
+        config = StudentConfig.model_validate({"model": model, "revision": revision})
+        assert config.source == model
+    with pytest.raises(ValidationError, match=f"revision is main, but model names {COMMIT}"):
+        StudentConfig.model_validate({"model": model, "revision": "main"})
 
 
 def test_a_run_records_the_files_of_its_student_wherever_they_came_from(world, tmp_path, on_hub):

@@ -39,14 +39,13 @@ class Combined(Objective[CombinedParams]):
         """
         super().__init__(params)
         self.parts: dict[str, Objective[Any]] = {}
-        first: dict[tuple[str, str | None], nn.Module] = {}  # of a name and encoder
+        first: dict[object, nn.Module] = {}  # of a name, encoder and shape
         for name, part in params.objectives.items():
             built = part.build(hidden, {need.name: dims[need.name] for need in part.features})
             self.parts[name] = expect(built, Objective, part, "build")
             for head, module in built.heads.items():
-                shared = first.setdefault((head, _encoder(part, head)), module)
-                if _shapes(shared) != _shapes(module):
-                    shared = module
+                shapes = (*(weight.shape for weight in module.parameters()),)
+                shared = first.setdefault((head, _encoder(part, head), shapes), module)
                 if shared is module:
                     self.heads[f"{name}-{head}"] = module
                 built.heads[head] = shared
@@ -89,7 +88,3 @@ class Combined(Objective[CombinedParams]):
 def _encoder(part: ObjectiveParams, head: str) -> str | None:
     """The encoder whose features a head projects; None: it projects sentences."""
     return next((need.encoder for need in part.features if need.head == head), None)
-
-
-def _shapes(module: nn.Module) -> list[tuple[int, ...]]:
-    return [tuple(weight.shape) for weight in module.parameters()]

@@ -96,12 +96,17 @@ class Objective(nn.Module, ABC, Generic[P]):
         return []
 
 
+_LOGGED = {"step", "loss", "dev", "learning_rate", "grad_norm", "sentences_per_second"}
+
+
 def statistics_of(objective: Objective[Any], batch: Batch) -> dict[str, Tensor]:
     """Its `statistics`; SightlineError if they are something else than scalars by name."""
     figures = expect(objective.statistics(batch), dict, objective, "statistics")
     for name, figure in figures.items():
         if not isinstance(name, str) or getattr(figure, "shape", None) != ():
             raise wrong(objective, f"statistics, {name}", figure, "a tensor of shape [] by name")
+        if name in _LOGGED or name.startswith("loss_"):
+            raise wrong(objective, "statistics", name, "a name that the log has for nothing else")
     return figures
 
 
