@@ -35,7 +35,6 @@ CORE = (
     "train.rows",
     "train.run_spec",
     "train.schedule",
-    "train.streams",
     "train.student",
     "sightline.pooling",
     "sightline.cache.caption_choice",

@@ -38,10 +38,9 @@ from train.pairs import (
     read_phrases,
     with_next_objects,
 )
-from train.rows import StreamRows, order_of, second_texts_of
+from train.rows import Lookup, StreamRows, Texts, TrainedStream, order_of, second_texts_of
 from train.run_spec import PairSource, RunSpec, StudentConfig
 from train.schedule import Draw, Schedule, Stream
-from train.streams import Lookup, Texts, TrainedStream, texts_of
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +94,7 @@ class TrainingData:
             texts = read_manifest(spec.text.sentences, SENTENCES).column("text").to_pylist()
             tokens = open_tokens(spec.text.tokens, spec.student)
             rows = StreamRows("text", texts, keys_of_texts(texts))
-            self._add("text", rows, tokens, objective, features={})
+            self._add(rows, tokens, objective, features={})
         sizes = {name: len(stream.rows) for name, stream in self._streams.items()}
         self.schedule = Schedule(
             sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed, paced_by
@@ -160,52 +159,56 @@ class TrainingData:
 
     def _add(
         self,
-        stream: Stream,
         rows: StreamRows,
         tokens: TokenSet,
         objective: ObjectiveParams,
-        *,
         features: Mapping[str, Lookup],
-        **of_pairs: Any,
+        phrases: RaggedPhrases | None = None,
+        of_objects: frozenset[str] = frozenset(),
     ) -> None:
-        """Add a stream; ``of_pairs`` are `phrases` and `of_objects` of one of pairs."""
         if len(rows) < 2:
             raise SightlineError(
-                f"{self.source[stream]}: too few rows to train on ({len(rows)}); a contrastive "
-                "loss needs at least two"
+                f"{self.source[rows.stream]}: too few rows to train on ({len(rows)}); a "
+                "contrastive loss needs at least two"
             )
-        texts = texts_of(tokens, rows.keys, features)
-        seconds = self._seconds(rows, tokens, objective)
-        order = lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed))
-        self._streams[stream] = TrainedStream(rows, tokens, texts, seconds, order, **of_pairs)
+        own = Texts.of(tokens, rows.keys)
+        texts, of_seconds = self._seconds(rows, tokens, objective)
+        self._streams[rows.stream] = TrainedStream(
+            rows,
+            tokens,
+            {"sentences": own, **texts},
+            {**features, **of_seconds},
+            lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed)),
+            phrases,
+            of_objects,
+        )
         # some texts, spread over the stream, with the ids that the token set has for them
         chosen = np.unique(np.linspace(0, len(rows) - 1, min(16, len(rows))).astype(int))
-        flat, sizes = tokens.gather(texts.ids.at[chosen])
+        flat, sizes = tokens.gather(own.ids.at[chosen])
         parts = np.split(flat, np.cumsum(sizes)[:-1])
         samples = zip(chosen, parts, strict=True)
-        self.samples[stream] = [(rows.texts[int(row)], part.tolist()) for row, part in samples]
+        self.samples[rows.stream] = [(rows.texts[int(row)], part.tolist()) for row, part in samples]
 
     def _seconds(
         self, rows: StreamRows, tokens: TokenSet, objective: ObjectiveParams
-    ) -> dict[str, Texts]:
-        """The second texts that the objective brings, by block, resolved; and their digests."""
-        seconds: dict[str, Texts] = {}
+    ) -> tuple[dict[str, Texts], dict[str, Lookup]]:
+        """The second texts that the objective brings, by block, and their features."""
+        texts, features = dict[str, Texts](), dict[str, Lookup]()
         needs = {need.name: need for need in objective.features}
         for block, second in second_texts_of(objective, rows).items():
             keys: dict[RowOf, Any] = {"image": second.images, "caption": second.keys}
-            looked_up = {
-                name: self._lookup(needs[name], keys[needs[name].row_of])
-                for name in second.features
-            }
+            for name in second.features:
+                lookup = self._lookup(needs[name], keys[needs[name].row_of])
+                features[f"{block}/{name}"] = lookup
             try:
-                seconds[block] = texts_of(tokens, second.keys, looked_up)
+                texts[block] = Texts.of(tokens, second.keys)
             except MissingKeys as error:
                 raise MissingKeys(
                     f"{error}\n  They are the second texts `{block}` of objective "
                     f"{objective.name}; make the tokens of their data set too: `sightline tokens`."
                 ) from error
             self.second_digests[f"{rows.stream}/{block}"] = second.digest
-        return seconds
+        return texts, features
 
     def _add_pairs(
         self, spec: RunSpec, source: PairSource, objective: ObjectiveParams
@@ -213,12 +216,13 @@ class TrainingData:
         """Add the stream of pairs; returns how many pairs pace the schedule, if not these."""
         needs = objective.features
         pairs = read_pairs(source.captions, source.images, objective.caption, objective.data_seed)
+        count = len(pairs)
         pairs = pairs.without_images(self._failed("image", needs))
-        self.dropped_pairs = pairs.dropped
+        self.dropped_pairs = count - len(pairs)
         self.source["pairs"] = describe_source(source)
         if not len(pairs):
             raise SightlineError(
-                f"{self.source['pairs']}: the images of all {pairs.dropped} pairs could not be "
+                f"{self.source['pairs']}: the images of all {count} pairs could not be "
                 "extracted; see the failures file beside the feature set"
             )
         paced_by = None
@@ -245,8 +249,7 @@ class TrainingData:
         features = {need.name: self._lookup(need, keys[need.row_of]) for need in needs}
         of_rows = {name: lookup for name, lookup in features.items() if name not in of_objects}
         rows = StreamRows("pairs", pairs.texts, pairs.caption_keys, pairs.image_keys, of_rows)
-        of_pairs = {"features": features, "phrases": phrases, "of_objects": of_objects}
-        self._add("pairs", rows, tokens, objective, **of_pairs)
+        self._add(rows, tokens, objective, features, phrases, of_objects)
         return paced_by
 
     def _failed(self, row_of: RowOf, needs: Sequence[FeatureNeed]) -> set[bytes]:

@@ -33,22 +33,19 @@ class Pairs:
     Attributes:
         texts: the captions.
         caption_keys, image_keys: uint8 [n, 32].
-        dropped: pairs left out because their image could not be extracted.
     """
 
     texts: list[str]
     caption_keys: NDArray[np.uint8]
     image_keys: NDArray[np.uint8]
-    dropped: int = 0
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def without_images(self, failed: set[bytes]) -> Pairs:
-        """The pairs whose image key is not among ``failed``; `dropped` counts the others."""
+        """The pairs whose image key is not among ``failed``."""
         keep = _others(self.image_keys, failed)
-        kept = self if keep.all() else self._only(np.flatnonzero(keep))
-        return replace(kept, dropped=self.dropped + int((~keep).sum()))
+        return self if keep.all() else self._only(np.flatnonzero(keep))
 
     def sample(self, count: int, seed: int) -> Pairs:
         """``count`` pairs drawn by ``seed``, in order; a larger draw contains every smaller one.
@@ -65,12 +62,8 @@ class Pairs:
         return self._only(np.sort(order[:count]))
 
     def _only(self, rows: NDArray[np.int64]) -> Pairs:
-        return replace(
-            self,
-            texts=[self.texts[i] for i in rows],
-            caption_keys=self.caption_keys[rows],
-            image_keys=self.image_keys[rows],
-        )
+        texts = [self.texts[i] for i in rows]
+        return Pairs(texts, self.caption_keys[rows], self.image_keys[rows])
 
     def with_random_images(self, seed: int) -> Pairs:
         """Every caption with an image drawn at random with replacement, once for the whole run.

@@ -1,22 +1,75 @@
-"""The rows of a stream as an objective sees them before a run, and second texts that it brings."""
+"""The rows of a stream: as an objective sees them, what it brings, and what a batch has of them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.cache import RaggedPhrases, TokenSet
+from sightline.devices import to_device
 from sightline.errors import SightlineError
 from sightline.plugins import expect, expect_array, wrong
+from train.batch import Block, TokenRows
+from train.pairs import take_phrases
 from train.schedule import Stream
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from train.objectives import ObjectiveParams
-    from train.streams import Lookup
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Cached rows of a stream, read on the host or looked up on a device.
+
+    A run reads the same rows in every epoch. On a GPU they are moved there once if they fit, and a
+    batch is then a lookup on the device; the values are the same.
+
+    Attributes:
+        read: rows of the set → [n, width], on the host.
+        at: int64 [n], row of the set, or of ``table``, for each row of the stream.
+        table: the distinct rows that are needed, on a device: [distinct, width].
+    """
+
+    read: Callable[[NDArray[np.int64]], NDArray[Any]]
+    at: NDArray[np.int64]
+    table: Tensor | None = None
+
+    def take(self, rows: NDArray[np.int64]) -> Tensor:
+        """What is cached for ``rows`` of the stream, in the type of the cache: [n, width]."""
+        import torch
+
+        at = self.at[rows]
+        if self.table is None:
+            return torch.from_numpy(self.read(at))
+        return self.table[to_device(torch.from_numpy(at), self.table.device)]
+
+    @property
+    def nbytes(self) -> int:
+        """What the distinct rows take on a device."""
+        if self.table is not None:
+            return self.table.nbytes
+        return len(np.unique(self.at)) * self.read(self.at[:1]).nbytes
+
+    def moved(self, device: torch.device) -> Lookup:
+        """The same rows on ``device``, each distinct one once."""
+        import torch
+
+        distinct, places = np.unique(self.at, return_inverse=True)
+        row = torch.from_numpy(self.read(distinct[:1]))
+        table = row.new_empty(len(distinct), row.shape[1], device=device)
+        chunk = 1 << 15  # the host may not have the memory for all
+        for start in range(0, len(distinct), chunk):
+            part = self.read(distinct[start : start + chunk])
+            table[start : start + len(part)] = torch.from_numpy(part).to(device)
+        return replace(self, at=places.astype(np.int64), table=table)
 
 
 @dataclass(frozen=True)
@@ -122,3 +175,89 @@ def order_of(
         if not np.array_equal(np.sort(order), np.arange(len(rows))):
             raise wrong(objective, "order", order, f"each of 0 … {len(rows) - 1} once")
     return order
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A text for each row of a stream.
+
+    Attributes:
+        lengths: int64 [n], tokens of each text.
+        ids: its token ids, padded to the longest.
+    """
+
+    lengths: NDArray[np.int64]
+    ids: Lookup
+
+    @classmethod
+    def of(cls, tokens: TokenSet, keys: NDArray[np.uint8]) -> Texts:
+        """The texts of ``keys`` in a token set.
+
+        Raises:
+            MissingKeys: it lacks some of them.
+        """
+        at = tokens.rows(keys)
+        lengths = tokens.lengths[at].astype(np.int64)
+        longest = int(lengths.max())
+
+        def padded(rows: NDArray[np.int64]) -> NDArray[np.int32]:
+            flat, sizes = tokens.gather(rows)
+            ids = np.full((len(rows), longest), tokens.header.pad_token_id, dtype=np.int32)
+            ids[np.arange(longest) < sizes[:, None]] = flat
+            return ids
+
+        return cls(lengths, Lookup(padded, at))
+
+    def take(self, rows: NDArray[np.int64]) -> TokenRows:
+        """The texts of ``rows``, as a block of the batch."""
+        lengths = self.lengths[rows]
+        return TokenRows(self.ids.take(rows)[:, : int(lengths.max())].long(), lengths)
+
+
+@dataclass(frozen=True)
+class TrainedStream:
+    """One stream, with all that a batch of it may have.
+
+    Attributes:
+        rows: as the objective sees them.
+        tokens: the token set.
+        texts: by the name of their block: the rows' own, ``sentences``, and second texts.
+        features: by the name that a batch has for them.
+        order: pass → order of the rows; None for the shuffled one.
+        phrases: of the rows, if the objective reads objects.
+        of_objects: names of the features that are of the phrases' objects.
+    """
+
+    rows: StreamRows
+    tokens: TokenSet
+    texts: Mapping[str, Texts]
+    features: Mapping[str, Lookup]
+    order: Callable[[int], NDArray[np.int64] | None]
+    phrases: RaggedPhrases | None = None
+    of_objects: frozenset[str] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        """What the token ids and features of its rows take on a device."""
+        lookups = (*(texts.ids for texts in self.texts.values()), *self.features.values())
+        return sum(lookup.nbytes for lookup in lookups)
+
+    def moved(self, device: torch.device) -> TrainedStream:
+        """The same on ``device``."""
+        texts = {k: replace(each, ids=each.ids.moved(device)) for k, each in self.texts.items()}
+        features = {name: lookup.moved(device) for name, lookup in self.features.items()}
+        return replace(self, texts=texts, features=features)
+
+    def blocks_and_features(
+        self, rows: NDArray[np.int64]
+    ) -> tuple[dict[str, Block], dict[str, Tensor]]:
+        """What a batch of ``rows`` holds."""
+        blocks: dict[str, Block] = {name: texts.take(rows) for name, texts in self.texts.items()}
+        numbers = rows
+        if self.phrases is not None:
+            blocks["phrases"], numbers = take_phrases(self.phrases, rows)
+        features = {
+            name: lookup.take(numbers if name in self.of_objects else rows).float()
+            for name, lookup in self.features.items()
+        }
+        return blocks, features

@@ -94,7 +94,7 @@ def test_second_texts_are_blocks_with_features_of_their_own(brings, features: Fe
     first = next(data[k] for k in range(12) if data[k].stream == "pairs")
     number = int(np.flatnonzero((stream.keys == first.keys[0]).all(axis=1))[0])
     other = (number + 1) % len(stream.keys)
-    ids = data._streams["pairs"].texts.take(np.array([other])).input_ids[0]
+    ids = data._streams["pairs"].texts["sentences"].take(np.array([other])).input_ids[0]
     length = int(first.blocks["next"].lengths[0])
     assert torch.equal(first.blocks["next"].input_ids[0, :length], ids[:length])
 

@@ -85,9 +85,9 @@ def find_pairs(
         SightlineError: a manifest is missing or of another kind, or the sets hold no row of any of
             its pairs.
     """
-    pairs = read_pairs(captions, images, policy, data_seed)
+    pairs = every = read_pairs(captions, images, policy, data_seed)
     if image_set is not None:
-        pairs = pairs.without_images(set(image_set.features.failed))
+        pairs = every.without_images(set(image_set.features.failed))
     text_rows = _rows_of(pairs.caption_keys, text_set, f"training captions of {captions}")
     image_rows, lost_image = None, np.zeros(len(pairs), dtype=bool)
     if image_set is not None:
@@ -97,7 +97,7 @@ def find_pairs(
     lost_text = text_rows < 0
     _, pictures = np.unique(pairs.image_keys, axis=0, return_inverse=True)
     lost = {
-        "failed": pairs.dropped,
+        "failed": len(every) - len(pairs),
         "without_image": int(lost_image.sum()),
         "without_text": int((lost_text & ~lost_image).sum()),
     }

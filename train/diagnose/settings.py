@@ -61,7 +61,7 @@ def kdmcse_settings(params: KDMCSEParams | None = None) -> DiagnosisSettings:
 
     Thresholds of `variant: released` are of products, which have a scale of their own: none.
     """
-    from train.objectives.kdmcse import KDMCSEParams  # imports torch
+    from train.objectives.kdmcse import KDMCSEParams
 
     params = params or KDMCSEParams(weight=0)  # reads no encoder, so that none has to be named
     terms = {"image": params.image_threshold, "teacher_text": params.teacher_text_threshold}
@@ -87,7 +87,7 @@ def settings_of_runs(
     Returns:
         None if no run does.
     """
-    from train.objectives.kdmcse import KDMCSEParams  # imports torch
+    from train.objectives.kdmcse import KDMCSEParams
 
     folders = {path.resolve() for path in sets}
     for run in (name for name, objective in objectives.items() if objective == "kdmcse"):
