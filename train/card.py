@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import StrictUndefined, Template
 
 from sightline.cache import key_of_file
 from sightline.errors import SightlineError
@@ -22,21 +23,6 @@ FOLDER = "path/to/this/folder"
 """Stands for the model folder, or its name on a hub, in the card's examples."""
 
 _TAGS = ("sentence-transformers", "feature-extraction", "sentence-similarity", "sightline")
-_SENTENCE_TRANSFORMERS = f"""\
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{FOLDER}")
-embeddings = model.encode(["A dog runs on the beach."])"""
-_TRANSFORMERS = f"""\
-import torch
-from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{FOLDER}")
-model = AutoModel.from_pretrained("{FOLDER}")
-batch = tokenizer([TEXT], padding=True, truncation=True, return_tensors="pt")
-with torch.inference_mode():
-    hidden = model(**batch).last_hidden_state  # [n, tokens, d]
-"""
 _POOLED = {
     "cls": "embeddings = hidden[:, 0]",
     "mean": 'mask = batch["attention_mask"][..., None]\n'
@@ -44,10 +30,6 @@ _POOLED = {
     "lasttoken": 'last = batch["attention_mask"].sum(dim=1) - 1\n'
     "embeddings = hidden[torch.arange(len(hidden)), last]",
 }
-_UNTRAINED = (
-    "**Untrained weights**: at least one feature set comes from an encoder with random weights. "
-    "Scores of this model say nothing about the value of grounding."
-)
 
 
 def model_card(
@@ -61,59 +43,34 @@ def model_card(
         result: scores of this model; None: only the dev score is known.
     """
     metrics = card_metrics(summary, result)
-    untrained = any(used.untrained for used in summary.features.values())
-    parts = [
-        f"---\n{front_matter(summary, metrics)}\n---\n\n# {_title(summary)}",
-        f"A sentence encoder: `{_student(summary)}`{_pinned(summary)} fine-tuned with the "
-        f"objective `{summary.objective}` — {source}. An embedding is the `{pooling}` vector of "
-        f"the last layer; similarity is the cosine.{_how_trained(summary)}",
-        *([_UNTRAINED] if untrained else []),
-        *(
-            f"**Imported features**: `{name}` is {used.provenance}."
-            for name, used in summary.features.items()
-            if used.provenance != "computed here"
-        ),
-        f"## Use\n\n```python\n{_SENTENCE_TRANSFORMERS}\n```",
-        f"Without sentence-transformers:\n\n```python\n{_without(summary, pooling)}\n```",
-        "## Data\n\n"
-        + "\n".join(f"- {name}: `{data}`" for name, data in summary.data_sets.items()),
-    ]
-    if summary.dropped_pairs:
-        parts.append(
-            f"{summary.dropped_pairs} pairs were left out: their image could not be extracted."
-        )
-    if summary.dropped_phrases:
-        parts.append(
-            f"{summary.dropped_phrases} phrases were left out: their object could not be extracted."
-        )
-    if summary.features:
-        parts.append(_features(summary))
-    parts += ["## Scores", *_scores(summary, metrics)]
+    # no path of this machine
+    student = summary.base_model or Path(str(summary.student["model"])).name
+    text = str(summary.student.get("prompt", "")) + "A dog runs on the beach."
     parameters = {
         "objective": {"name": summary.objective, **summary.parameters},
-        "student": {**summary.student, "model": _student(summary)},
+        "student": {**summary.student, "model": student},
         "train": summary.train,
         "seed": summary.seed,
     }
-    text = json.dumps(parameters, indent=2, ensure_ascii=False)
-    parts.append(f"## Parameters\n\n```json\n{text}\n```")
-    return "\n\n".join(parts) + "\n"
-
-
-def _without(summary: RunSummary, pooling: str) -> str:
-    """The lines that use the model by transformers alone."""
-    text = str(summary.student.get("prompt", "")) + "A dog runs on the beach."
-    return _TRANSFORMERS.replace("TEXT", json.dumps(text, ensure_ascii=False)) + _POOLED[pooling]
-
-
-def _how_trained(summary: RunSummary) -> str:
-    """Sentences on the prompt and the adapters, where there are any."""
-    student, words = summary.student, ""
-    if student.get("prompt"):
-        words += f" Every text follows the prompt {student['prompt']!r}."
-    if student.get("lora_rank"):
-        words += f" Adapters (LoRA) of rank {student['lora_rank']} were trained, and are merged."
-    return words
+    template = Template(
+        (Path(__file__).parent / "card.md.j2").read_text(encoding="utf-8"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return template.render(
+        front_matter=front_matter(summary, metrics),
+        title=_title(summary),
+        run=summary,
+        student=student,
+        source=source,
+        pooling=pooling,
+        folder=FOLDER,
+        text=json.dumps(text, ensure_ascii=False),
+        pooled=_POOLED[pooling],
+        metrics=metrics,
+        parameters=json.dumps(parameters, indent=2, ensure_ascii=False),
+    )
 
 
 def card_with_scores(folder: Path, results: Path) -> str:
@@ -190,20 +147,6 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
     return data.to_yaml()
 
 
-def _student(summary: RunSummary) -> str:
-    """Its name on the hub, or that of its folder; a card holds no path of this machine."""
-    return summary.base_model or Path(str(summary.student["model"])).name
-
-
-def _pinned(summary: RunSummary) -> str:
-    """Which student that was, such as `` (commit 86b5e09…, weights SHA-256 1234567890ab)``."""
-    pinned = summary.pinned
-    commit = [f"commit {pinned.revision}"] if pinned.revision else []
-    sha256 = [f"weights SHA-256 `{pinned.weights_sha256[:12]}`"] if pinned.weights_sha256 else []
-    words = ", ".join([*commit, *sha256])
-    return f" ({words})" if words else ""
-
-
 def _slug(name: str) -> str:
     """``name`` as an identifier: `Spearman × 100` → ``spearman-100``."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed"
@@ -211,37 +154,3 @@ def _slug(name: str) -> str:
 
 def _title(summary: RunSummary) -> str:
     return f"{summary.run}, seed {summary.seed}"
-
-
-def _features(summary: RunSummary) -> str:
-    lines = ["## Cached features", "", "| name | set | encoder | weights | rows | fingerprint |"]
-    lines += ["|---|---|---|---|---|---|"]
-    for name, used in summary.features.items():
-        weights = "**untrained**" if used.untrained else used.source
-        doubt = f" ({used.doubt})" if used.doubt else ""
-        lines.append(
-            f"| {name} | {used.name} | {used.encoder} | {weights}{doubt} | {used.rows:,} "
-            f"| `{used.fingerprint}` |"
-        )
-    return "\n".join(lines)
-
-
-def _scores(summary: RunSummary, metrics: Sequence[EvalResult]) -> list[str]:
-    if summary.best_step is None:
-        paragraphs = [f"Trained for {summary.steps} steps without a dev set; the last weights."]
-    else:
-        paragraphs = [
-            f"Dev (`{summary.dev}`): Spearman × 100 = {summary.best_dev:.2f} at step "
-            f"{summary.best_step} of {summary.steps}; these are the weights of that step, chosen "
-            "by this score."
-        ]
-    if metrics:
-        lines = ["| metric | score | data | SHA-256 of the data |", "|---|---:|---|---|"]
-        for metric in metrics:
-            score, args = metric.metric_value, metric.dataset_args or {}
-            shown = "not defined" if score is None else f"{score:.2f}"
-            split = f" ({metric.dataset_split})" if metric.dataset_split else ""
-            data = f"{metric.dataset_name}{split} | `{args.get('sha256', '')}`"
-            lines.append(f"| {metric.metric_name} | {shown} | {data} |")
-        paragraphs.append("\n".join(lines))
-    return paragraphs
