@@ -74,12 +74,7 @@ def model_card(
 
 
 def card_with_scores(folder: Path, results: Path) -> str:
-    """The card of the finished run in ``folder``, with the scores in the file ``results``.
-
-    Raises:
-        SightlineError: the run is not finished, there are no results, or they are of another
-            training.
-    """
+    """The card of the finished run in ``folder``, with the scores in the file ``results``."""
     from train.evaluate.results import load_result
     from train.objectives import make_objective
 

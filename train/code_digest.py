@@ -69,9 +69,6 @@ def code_of(objectives: Iterable[str]) -> dict[str, str]:
 
     Of another package's objective that is its whole package, what of Sightline this imports, and
     every package that it imports, unless that is installed.
-
-    Raises:
-        SightlineError: an objective is unknown, or its source is missing or not valid Python.
     """
     places = (OBJECTIVES.place(name).partition(":")[0] for name in objectives)
     modules = {*CORE, *(module for place in places for module in _with_its_package(place))}
@@ -100,9 +97,6 @@ def code_of_task(name: str) -> str:
 
     It covers `SCORING`, the task's module (of another package, all of it), and the modules of
     `train.evaluate` that these import.
-
-    Raises:
-        SightlineError: the task is unknown, or its source is missing or not valid Python.
     """
     from train.evaluate.task import TASKS  # it needs pyarrow
 

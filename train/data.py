@@ -72,12 +72,7 @@ class TrainingData:
     """
 
     def __init__(self, spec: RunSpec, objective: ObjectiveParams) -> None:
-        """Open and check every input of ``spec``.
-
-        Raises:
-            SightlineError: an input is missing, damaged, or does not match the objective or the
-                other inputs: a feature set not given, keys missing from a set, too few rows.
-        """
+        """Open and check every input of ``spec``."""
         _check(spec, objective)
         self.seed = spec.seed
         self.feature_sets = {need.name: _open(spec, need) for need in objective.features}

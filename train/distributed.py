@@ -59,12 +59,7 @@ class Processes:
         return self.rank == 0
 
     def device(self, name: str) -> torch.device:
-        """The device called ``name``; each of several processes on a machine has its own GPU.
-
-        Raises:
-            SightlineError: no such device here, fewer GPUs than processes, or one that several
-                processes cannot train on.
-        """
+        """The device called ``name``; each of several processes on a machine has its own GPU."""
         if self.count == 1:
             return use_device(name)
         import torch

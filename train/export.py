@@ -116,9 +116,6 @@ def check_export(folder: Path, trained: Embedder) -> None:
 
     By sentence-transformers where it is installed, else by transformers and modules.json; on the
     CPU in float32.
-
-    Raises:
-        SightlineError: a sentence's embedding differs by more than 1e-5 of its norm.
     """
     import torch
 

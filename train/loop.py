@@ -323,11 +323,7 @@ class Loop:
             torch.save(of_the_loop, tensors / LOOP_FILE)
 
     def load(self, tensors: Path) -> None:
-        """Take the tensors of the checkpoint that `state` is from.
-
-        Raises:
-            SightlineError: this process cannot see them.
-        """
+        """Take the tensors of the checkpoint that `state` is from."""
         if not (tensors / MODEL_FILE).is_file():
             raise SightlineError(
                 f"{tensors}: process 0 resumes from this checkpoint, but this process cannot see "

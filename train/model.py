@@ -91,11 +91,7 @@ class Student(nn.Module):
         return {**terms, TOTAL: total}
 
     def begin(self) -> None:
-        """Let the objective prepare for the first step of this process (`Objective.start`).
-
-        Raises:
-            SightlineError: it took over the student itself.
-        """
+        """Let the objective prepare for the first step of this process (`Objective.start`)."""
         self.objective.start(self)
         trained = {id(weight) for weight in self.encoder.parameters()}
         if any(id(weight) in trained for weight in self.objective.parameters()):
@@ -118,11 +114,7 @@ class Student(nn.Module):
         return {name: value.detach() for name, value in kept.values()}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from what `kept` was.
-
-        Raises:
-            SightlineError: the objective has other parameters or buffers than it had then.
-        """
+        """Continue from what `kept` was."""
         own = self.kept()
         there, here = (
             {name: tuple(v.shape) for name, v in each.items()} for each in (tensors, own)
@@ -259,11 +251,7 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _compiled(function: Forward) -> Forward:
-    """``function`` by `torch.compile`, once for all shapes.
-
-    Raises:
-        SightlineError: when it is called, if it cannot be compiled on this machine.
-    """
+    """``function`` by `torch.compile`, once for all shapes."""
     from torch._dynamo import exc  # takes seconds
 
     compiled = torch.compile(function, dynamic=True)

@@ -48,11 +48,7 @@ class Pairs:
         return self if keep.all() else self._only(np.flatnonzero(keep))
 
     def sample(self, count: int, seed: int) -> Pairs:
-        """``count`` pairs drawn by ``seed``, in order; a larger draw contains every smaller one.
-
-        Raises:
-            SightlineError: there are fewer.
-        """
+        """``count`` pairs drawn by ``seed``, in order; a larger draw contains every smaller one."""
         if count > len(self):
             raise SightlineError(
                 f"pairs is {count:,}, but there are {len(self):,} to draw from; lower it or remove "
@@ -69,9 +65,6 @@ class Pairs:
         """Every caption with an image drawn at random with replacement, once for the whole run.
 
         Unlike with `with_shuffled_images`, captions of one image no longer share an image either.
-
-        Raises:
-            SightlineError: there is only one image.
         """
         distinct = np.unique(self.image_keys, axis=0)
         _need_two(len(distinct), "random_images", "images")
@@ -83,9 +76,6 @@ class Pairs:
 
         One fixed permutation for the whole run. It is a single cycle through all distinct images
         (by content), so no caption keeps its own image.
-
-        Raises:
-            SightlineError: there is only one image.
         """
         return replace(self, image_keys=_exchanged(self.image_keys, seed, "shuffle_images"))
 
@@ -93,9 +83,6 @@ class Pairs:
         """For every pair the key of another caption, uint8 [n, 32], to shuffle teacher rows by.
 
         One fixed permutation of the distinct captions, a single cycle.
-
-        Raises:
-            SightlineError: there is only one caption.
         """
         return _exchanged(self.caption_keys, seed, "shuffle_teachers")
 
@@ -108,9 +95,6 @@ def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, se
             image id, so the choice depends on neither the order of the manifest nor other images;
             `longest` takes the one with the most words (then most characters, then the first);
             `all` takes every caption.
-
-    Raises:
-        SightlineError: no caption is in the training split, or an image is not in its manifest.
     """
     captions = read_manifest(captions_file, CAPTIONS)
     splits = captions.column("split").to_pylist()
@@ -196,12 +180,7 @@ def take_phrases(
 
 
 def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[RaggedPhrases, str]:
-    """The phrases of ``pairs``, and the content digest of the phrase tokens.
-
-    Raises:
-        SightlineError: the phrase tokens are missing, damaged or from another tokenizer, or no
-            pair has a phrase.
-    """
+    """The phrases of ``pairs``, and the content digest of the phrase tokens."""
     phrases = PhraseTokens.open(path)
     header = phrases.header
     if (header.tokenizer_sha256, header.max_length, header.prompt) != (

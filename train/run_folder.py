@@ -135,11 +135,7 @@ class RunFolder:
         self.output.remove(of_checkpoints - self._listed - {STATE_FILE})
 
     def state(self) -> RunState | None:
-        """The state of an unfinished run, without a checkpoint at step 0; None if there is none.
-
-        Raises:
-            SightlineError: it is damaged.
-        """
+        """The state of an unfinished run, without a checkpoint at step 0; None if there is none."""
         path = self.path / STATE_FILE
         tensors = (self.path / CHECKPOINTS / part / name for part in "ab" for name in TENSORS)
         if not path.is_file() and not any(file.is_file() for file in tensors):
@@ -150,11 +146,7 @@ class RunFolder:
             raise self._damaged(path) from error
 
     def check(self, state: RunState) -> None:
-        """Refuse a checkpoint whose tensors, the best weights among them, are not as written.
-
-        Raises:
-            SightlineError: a file of it is missing or damaged.
-        """
+        """Refuse a checkpoint whose tensors, the best weights among them, are not as written."""
         self._listed = _files_of(state)
         for name, digest_then in {**state.tensors, **state.best_tensors}.items():
             file = self.path / name

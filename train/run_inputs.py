@@ -54,11 +54,7 @@ class RunInputs:
 
     @classmethod
     def open(cls, spec: RunSpec, processes: int = 1) -> RunInputs:
-        """Open and check all of them.
-
-        Raises:
-            SightlineError: one is missing, damaged, or does not match the others.
-        """
+        """Open and check all of them."""
         size = spec.train.batch_size
         if size % processes:
             raise SightlineError(
@@ -143,9 +139,6 @@ class RunInputs:
 
 def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
     """How a run pools, and how the student's folder does; None if it does not say, or unlike ours.
-
-    Raises:
-        SightlineError: neither says it in a way that can be trained.
     """
     try:
         own = read_recipe(config.source).pooling

@@ -241,9 +241,6 @@ def run_spec(
         sentences: folder of a prepared data set whose sentences are trained on.
         phrases: phrase tokens of the captions, for an objective that reads objects.
         fields: further fields of `RunSpec`.
-
-    Raises:
-        SightlineError: an unknown or invalid parameter.
     """
     body: dict[str, Any] = {"run": Path(out).name, "out": out, **fields}
     if pairs is not None:

@@ -27,10 +27,6 @@ def load_student(config: StudentConfig) -> tuple[Embedder, nn.Module | None]:
     Returns:
         It, and its pooler, if it has one: that is set aside for the export, as it would not be
         trained.
-
-    Raises:
-        SightlineError: no such folder or hub model, an incomplete or unsafe folder, fewer layers
-            than asked for, or pooling that reads what a decoder's first token has not seen.
     """
     from train.embed import Embedder
 
@@ -65,11 +61,7 @@ def _keep_first_layers(encoder: PreTrainedModel, config: StudentConfig, count: i
 
 
 def add_adapters(encoder: PreTrainedModel, config: StudentConfig) -> None:
-    """Freeze ``encoder``, and give its linear layers adapters as ``config`` says.
-
-    Raises:
-        SightlineError: peft is not installed, or no layer has a name that is given.
-    """
+    """Freeze ``encoder``, and give its linear layers adapters as ``config`` says."""
     require("peft", "lora_rank")
     from peft import LoraConfig, inject_adapter_in_model
     from torch import nn
@@ -117,12 +109,7 @@ def check_tokenizer(
     max_length: int,
     vocabulary_size: int,
 ) -> None:
-    """Refuse token sets made with another tokenizer, by tokenising a few of their texts again.
-
-    Raises:
-        SightlineError: ids differ, or the token sets hold ids that the encoder has no embedding
-            for, or rows longer than its number of positions.
-    """
+    """Refuse token sets made with another tokenizer, by tokenising a few of their texts again."""
     limit = positions(student.model.config)
     if limit is not None and max_length > limit:
         raise SightlineError(

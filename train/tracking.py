@@ -82,9 +82,6 @@ class Tracking(Callback):
         names: of trackers.
         folder: beside the run, for what they write and what they were told.
         say: takes warnings, and where a tracker writes.
-
-    Raises:
-        SightlineError: there is no such tracker, or its package is not installed or not usable.
     """
 
     def __init__(self, names: Sequence[str], inputs: RunInputs, folder: Path, say: Say) -> None:
@@ -190,11 +187,7 @@ class Tracking(Callback):
 
 
 def tracker_class(name: str) -> type[GeneralTracker]:
-    """The tracker called ``name``.
-
-    Raises:
-        SightlineError: there is none, or its package is not installed or not usable.
-    """
+    """The tracker called ``name``."""
     kind = TRACKERS.subclass(name, GeneralTracker)
     if name in TRACKERS.own and name not in map(str, get_available_trackers()):
         raise SightlineError(

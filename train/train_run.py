@@ -242,11 +242,7 @@ class StepsToDo:
 
 
 def steps_to_do(spec: RunSpec) -> StepsToDo:
-    """What `train_run` would do, once its inputs are checked; nothing is written.
-
-    Raises:
-        SightlineError: as `train_run` before it trains.
-    """
+    """What `train_run` would do, once its inputs are checked; nothing is written."""
     inputs = RunInputs.open(spec)
     folder = RunFolder(spec.out, inputs.files)
     folder.output.check_place()
@@ -259,11 +255,7 @@ def steps_to_do(spec: RunSpec) -> StepsToDo:
 
 
 def training_device(spec: RunSpec, processes: Processes) -> torch.device:
-    """Where this process trains.
-
-    Raises:
-        SightlineError: it is not available, or has not the precision.
-    """
+    """Where this process trains."""
     device = processes.device(spec.device)
     if spec.train.precision == "fp16" and device.type == "cpu":
         raise SightlineError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
@@ -282,11 +274,7 @@ def new_state(inputs: RunInputs) -> RunState:
 
 
 def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | None:
-    """The state of the checkpoint to resume from, or None if there is none of these inputs.
-
-    Raises:
-        SightlineError: it is damaged, was made by another optimiser, or lacks the best weights.
-    """
+    """The state of the checkpoint to resume from, or None if there is none of these inputs."""
     state, new, run = folder.state(), new_state(inputs), inputs.spec.run
     if state is None or not state.step:
         return None
@@ -307,9 +295,6 @@ def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | Non
 
 def build_model(inputs: RunInputs) -> tuple[Student, Embedder, nn.Module | None]:
     """The student with its heads, drawn from the run's seed; its encoder, and the pooler set aside.
-
-    Raises:
-        SightlineError: the student cannot be loaded, or the token ids are not its tokenizer's.
     """
     import torch
 
@@ -368,11 +353,7 @@ def _export(
     pooler: nn.Module | None,
     device: torch.device,
 ) -> RunSummary:
-    """Write the best weights, the heads and the record of the run.
-
-    Raises:
-        SightlineError: the exported folder does not embed as the model that was trained.
-    """
+    """Write the best weights, the heads and the record of the run."""
     from safetensors.torch import load_file
 
     from sightline.pretrained import quiet

@@ -65,11 +65,7 @@ __getattr__ = lazy_names(
 
 
 def objective_class(name: str) -> type[ObjectiveParams]:
-    """The parameters of the objective called ``name``.
-
-    Raises:
-        SightlineError: there is none (lists the available ones), or another package's is unusable.
-    """
+    """The parameters of the objective called ``name``."""
     from train.objectives.parameters import ObjectiveParams
 
     return OBJECTIVES.subclass(name, ObjectiveParams)

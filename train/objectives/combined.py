@@ -77,12 +77,7 @@ class CombinedParams(ObjectiveParams):
 
     @cached_property
     def objectives(self) -> dict[str, ObjectiveParams]:
-        """Name → objective, of the parts whose weight is above 0.
-
-        Raises:
-            SightlineError: a part has parameters that its objective does not have or allow, or
-                those that belong to the combination.
-        """
+        """Name → objective, of the parts whose weight is above 0."""
         from train.objectives import make_objective
 
         common = {name: getattr(self, name) for name in _SHARED}
