@@ -66,6 +66,7 @@ class TrainingData:
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
         second_digests: stream and block → digest of the second texts that the objective brings.
+        token_sets: stream → its token set.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
         samples: stream → a few texts with their token ids, to check the student's tokenizer.
@@ -82,6 +83,7 @@ class TrainingData:
         self.source: dict[str, str] = {}
         self.samples: dict[str, list[tuple[str, list[int]]]] = {}
         self.second_digests: dict[str, str] = {}
+        self.token_sets: dict[Stream, TokenSet] = {}
         self._streams: dict[Stream, TrainedStream] = {}
         paced_by = None if spec.pairs is None else self._add_pairs(spec, spec.pairs, objective)
         if spec.text is not None:
@@ -94,7 +96,7 @@ class TrainingData:
         self.schedule = Schedule(
             sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed, paced_by
         )
-        sets = [stream.tokens for stream in self._streams.values()]
+        sets = self.token_sets.values()
         if len({tokens.header.tokenizer_sha256 for tokens in sets}) > 1:
             raise SightlineError(
                 f"{', '.join(str(tokens.path) for tokens in sets)}: made with different "
@@ -107,15 +109,9 @@ class TrainingData:
         return {name: features.dim for name, features in self.feature_sets.items()}
 
     @property
-    def token_digests(self) -> dict[str, str]:
-        """Stream → content digest of its token set."""
-        streams = self._streams.items()
-        return {name: stream.tokens.record.content_digest for name, stream in streams}
-
-    @property
     def vocabulary_size(self) -> int:
         """Size of the vocabulary that the token ids are from."""
-        return max(stream.tokens.header.vocabulary_size for stream in self._streams.values())
+        return max(tokens.header.vocabulary_size for tokens in self.token_sets.values())
 
     @property
     def nbytes(self) -> int:
@@ -167,10 +163,10 @@ class TrainingData:
                 "contrastive loss needs at least two"
             )
         own = Texts.of(tokens, rows.keys)
+        self.token_sets[rows.stream] = tokens
         texts, of_seconds = self._seconds(rows, tokens, objective)
         self._streams[rows.stream] = TrainedStream(
             rows,
-            tokens,
             {"sentences": own, **texts},
             {**features, **of_seconds},
             lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed)),
@@ -360,8 +356,7 @@ def _open(spec: RunSpec, need: FeatureNeed) -> FeatureSet:
 
 def open_tokens(path: Path, student: StudentConfig) -> TokenSet:
     """The token set in ``path``; refused if its length or prompt is not the student's."""
-    tokens, max_length = TokenSet.open(path), student.max_length
-    prompt = student.prompt
+    tokens, max_length, prompt = TokenSet.open(path), student.max_length, student.prompt
     if tokens.header.prompt != prompt:
         raise SightlineError(
             f"{tokens.path}: made with the prompt {tokens.header.prompt!r}, but the student's is "
@@ -377,12 +372,8 @@ def open_tokens(path: Path, student: StudentConfig) -> TokenSet:
     return tokens
 
 
-Feed = Callable[[int], Batch]
-"""Micro-batch k, on the device."""
-
-
-def make_feed(data: TrainingData, device: torch.device, share: float) -> Feed:
-    """The micro-batches of ``data``, on ``device``.
+def make_feed(data: TrainingData, device: torch.device, share: float) -> Callable[[int], Batch]:
+    """Micro-batch k of ``data``, on ``device``.
 
     Token ids and features move to a GPU if they take at most ``share`` of its memory; otherwise a
     thread reads the next batch while a step runs. A CPU reads the cache as it is.

@@ -289,7 +289,8 @@ class Loop:
             )
         if state.best is None or score > state.best:
             state.best, state.best_step = score, state.step
-            self._keep(self._save_best)
+            kept = self._model.kept()
+            self._keep(lambda: self._folder.keep_best(state, save(on_the_host(kept))))
         self._log({DEV: score})
         patience = self._config.early_stopping_patience
         scores = [entry[DEV] for entry in state.log if DEV in entry]
@@ -303,9 +304,6 @@ class Loop:
         began = time.monotonic()
         self._processes.on_main(save)
         self.state.saving_seconds += time.monotonic() - began
-
-    def _save_best(self) -> None:
-        self._folder.keep_best(self.state, save(on_the_host(self._model.kept())))
 
     def _save(self) -> None:
         """Write the checkpoint of this step."""

@@ -171,13 +171,18 @@ class Student(nn.Module):
             nothing = next(self.encoder.parameters()).new_zeros(2, 0, self.width)
             return nothing, dict.fromkeys(spans, nothing)
         groups = length_groups(rows.lengths.tolist(), self._overhead(device))
-        weights = self._rounded_weights(encoder)
+        weights = None  # the encoder's own; else rounded ones, with a graph to these
+        if self.precision == "bf16":
+            weights = {name: w.to(torch.bfloat16) for name, w in encoder.named_parameters()}
         pooled: list[Tensor] = []
         means: dict[str, list[Tensor]] = {name: [] for name in spans}
         places: dict[str, list[Tensor]] = {name: [] for name in spans}
         for numbers in groups:
-            ids, mask = _padded(rows if len(groups) == 1 else _rows(rows, numbers))
-            with self._autocast(device):
+            of_group = rows
+            if len(groups) > 1:
+                of_group = TokenRows(rows.input_ids[numbers], rows.lengths[numbers])
+            ids, mask = _padded(of_group)
+            with torch.autocast(device.type, torch.float16, enabled=self.precision == "fp16"):
                 vectors, states = self._forward(
                     encoder, torch.cat([ids, ids]), torch.cat([mask, mask]), weights
                 )
@@ -199,34 +204,24 @@ class Student(nn.Module):
     def _overhead(self, device: torch.device) -> int | None:
         """Cost of one more length group, in tokens; None makes one group.
 
-        On a CPU time is proportional to the number of tokens, so several groups pay off; the
-        overhead of a group, for launching its kernels and reading all weights once more, grows more
-        slowly with the width than the time of a token. A GPU that waits for kernel launches is
-        fastest with one group.
+        On a CPU, time is proportional to the number of tokens; the overhead of a group grows more
+        slowly with the width. A GPU that waits for kernel launches is fastest with one group.
         """
-        if device.type != "cpu":
-            return None
-        return round(_TOKENS_A_GROUP * _WIDTH / self.width)
-
-    def _rounded_weights(self, encoder: nn.Module) -> dict[str, Tensor] | None:
-        """The encoder's weights in bfloat16, with a graph to its own; None to use these."""
-        if self.precision != "bf16":
-            return None
-        return {name: weight.to(torch.bfloat16) for name, weight in encoder.named_parameters()}
-
-    def _autocast(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, torch.float16, enabled=self.precision == "fp16")
+        return round(_TOKENS_A_GROUP * _WIDTH / self.width) if device.type == "cpu" else None
 
     def _attention_mask(self, mask: Tensor) -> Tensor:
-        """``mask`` as the encoder takes it: [n, L], or [n, 1, L, L].
+        """``mask`` as the encoder takes it: [n, L], or what is added for every query, [n, 1, L, L].
 
         From [n, L] transformers reads back whether anything is masked, which on a GPU would wait
         for all that came before. It takes [n, 1, L, L] as it is.
         """
-        if devices.runs_ahead(mask.device) and self.encoder.config.model_type in _TAKE_4D:
-            low = {"bf16": torch.bfloat16, "fp16": torch.float16}
-            return _additive(mask, low.get(self.precision, self.encoder.dtype))
-        return mask.to(torch.int64)
+        if not devices.runs_ahead(mask.device) or self.encoder.config.model_type not in _TAKE_4D:
+            return mask.to(torch.int64)
+        low = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        dtype = low.get(self.precision, self.encoder.dtype)
+        added = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        added = added.masked_fill(~mask, torch.finfo(dtype).min)
+        return added[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
     def _encoded(
         self, encoder: nn.Module, ids: Tensor, mask: Tensor, weights: dict[str, Tensor] | None
@@ -241,13 +236,6 @@ class Student(nn.Module):
             encoder(**inputs) if weights is None else functional_call(encoder, weights, (), inputs)
         )
         return pool(output, mask, self.pooling), output.last_hidden_state
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 at tokens, the lowest number elsewhere: [n, 1, L, L], for every query."""
-    lowest = torch.finfo(dtype).min
-    added = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
-    return added[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
 
 def _compiled(function: Forward) -> Forward:
@@ -325,11 +313,6 @@ def _padded(rows: TokenRows) -> tuple[Tensor, Tensor]:
     ids = rows.input_ids[:, :longest]
     inside = np.arange(longest) < rows.lengths[:, None]
     return ids, to_device(torch.from_numpy(inside), ids.device)
-
-
-def _rows(rows: TokenRows, numbers: list[int]) -> TokenRows:
-    """The rows of these ``numbers``, in their order."""
-    return TokenRows(rows.input_ids[numbers], rows.lengths[numbers])
 
 
 def _spans(spans: TokenSpans, rows: int, numbers: list[int]) -> tuple[TokenSpans, Tensor]:

@@ -56,12 +56,7 @@ class ProgressReport(Callback):
             self._tell(line)
 
     def log(self, state: RunState, entry: dict[str, float]) -> None:
-        if DEV in entry:
-            note = f"dev {entry[DEV]:.2f}"
-        elif "loss" in entry:
-            note = f"loss {entry['loss']:.4f}"
-        else:
-            return
+        note = f"dev {entry[DEV]:.2f}" if DEV in entry else f"loss {entry['loss']:.4f}"
         rate = entry.get("sentences_per_second")
         speed = "" if rate is None else f"{rate:.0f} sentences/s"
         if self._bar is not None:
@@ -70,7 +65,9 @@ class ProgressReport(Callback):
             return
         parts = [f"{self.label}: step {state.step}/{state.steps}", note, speed]
         if "loss" in entry:
-            parts.append(f"{self._time_left(state)} left")
+            done, left = state.step - self._first_step, state.steps - state.step
+            seconds = (time.monotonic() - self._started) / done * left
+            parts.append(f"{timedelta(seconds=round(seconds))} left")
         self._tell("  ".join(part for part in parts if part))
 
     def end(self, state: RunState) -> None:
@@ -87,13 +84,6 @@ class ProgressReport(Callback):
             self._bar.console.print(line, markup=False, highlight=False)
         else:
             (self._say or to_stderr)(line)
-
-    def _time_left(self, state: RunState) -> timedelta | str:
-        done = state.step - self._first_step
-        if done <= 0:
-            return "?"
-        seconds = (time.monotonic() - self._started) / done * (state.steps - state.step)
-        return timedelta(seconds=round(seconds))
 
 
 class StopAtStep(Callback):

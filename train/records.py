@@ -120,7 +120,7 @@ class RunState(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """One finished run.
+    """One finished run. What `RunState` has too, means the same.
 
     Attributes:
         spec_digest: SHA-256 over the specification and the content of every input.
@@ -129,26 +129,18 @@ class RunSummary(BaseModel):
         accepted_code: digests of later states of that code, accepted as not changing the results
             (`sightline accept`).
         data: stream → where it was read from.
-        dropped_pairs: pairs left out because their image could not be extracted.
-        dropped_phrases: phrases left out because their object could not be extracted.
+        dropped_pairs, dropped_phrases: left out, as their image or object could not be extracted.
         base_model: name of the student on the hub; empty for a folder.
         licence: of the student, as its model card says; empty: not known.
         pinned: commit of the student on the hub, and digests of its files.
         hub_datasets: names on the hub of the data that it was trained on, where they are known.
         dev: name of the dev set, or None.
         dev_sha256: digest of its pairs.
-        log: entries of the training loop, each with its ``step``: means since the last one, or the
-            dev score.
+        log: entries of the training loop: means since the last one, or the dev score.
         best_step: step whose weights were exported; None without a dev set (the last ones).
         steps: optimiser steps done; fewer than planned after an early stop.
         steps_on_pairs: those of them that had a batch of pairs; the others had sentences alone.
-        sentences, seconds: rows trained on, and the time of the training steps alone.
-        saving_seconds: that of writing checkpoints and best weights.
-        sentences_per_second: their ratio.
-        peak_memory: peak bytes, by ``host`` and ``device``.
         trained_parameters: of encoder and heads.
-        processes: how many processes trained it; several numbers if it was resumed with a
-            different number of them.
         device, precision: used for training.
         versions: package → version that trained it.
         processor: model of the CPU, where it was the device.

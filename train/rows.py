@@ -220,7 +220,6 @@ class TrainedStream:
 
     Attributes:
         rows: as the objective sees them.
-        tokens: the token set.
         texts: by the name of their block: the rows' own, ``sentences``, and second texts.
         features: by the name that a batch has for them.
         order: pass → order of the rows; None for the shuffled one.
@@ -229,7 +228,6 @@ class TrainedStream:
     """
 
     rows: StreamRows
-    tokens: TokenSet
     texts: Mapping[str, Texts]
     features: Mapping[str, Lookup]
     order: Callable[[int], NDArray[np.int64] | None]

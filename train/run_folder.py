@@ -40,7 +40,7 @@ class RunFolder:
     def __init__(self, path: Path, inputs: Iterable[Path] = ()) -> None:
         self.path = path
         self.scratch = path
-        self._listed = frozenset[str]()  # files of the checkpoint that is on disk
+        self._listed = set[str]()  # files of the checkpoint that is on disk
         self.output = Output(path, FILE_NAME, json_record(SCHEMA), inputs)
 
     @contextmanager
@@ -147,7 +147,7 @@ class RunFolder:
 
     def check(self, state: RunState) -> None:
         """Refuse a checkpoint whose tensors, the best weights among them, are not as written."""
-        self._listed = _files_of(state)
+        self._listed = {*state.tensors, *state.best_tensors}
         for name, digest_then in {**state.tensors, **state.best_tensors}.items():
             file = self.path / name
             if not file.is_file() or blake3_of_file(file) != digest_then:
@@ -171,13 +171,9 @@ class RunFolder:
         self.output.remove_unlisted()
         return summary
 
-    def tidy(self) -> None:
-        """Remove what a run that was killed while it finished left beside its results."""
-        self.output.remove_unlisted()
-
     def _write(self, state: RunState) -> None:
         self.output.write(STATE_FILE, state.model_dump_json(indent=1, by_alias=True).encode())
-        self._listed = _files_of(state)
+        self._listed = {*state.tensors, *state.best_tensors}
 
     def _damaged(self, file: Path) -> SightlineError:
         return SightlineError(
@@ -193,7 +189,3 @@ class RunFolder:
                 f"{self.path}: contains {', '.join(present)}, which no training run of Sightline "
                 "left and this one would overwrite; name another folder, or move them away"
             )
-
-
-def _files_of(state: RunState) -> frozenset[str]:
-    return frozenset([*state.tensors, *state.best_tensors])

@@ -138,8 +138,7 @@ class RunInputs:
 
 
 def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
-    """How a run pools, and how the student's folder does; None if it does not say, or unlike ours.
-    """
+    """How a run pools, and how the student's folder does; None if it does not say that."""
     try:
         own = read_recipe(config.source).pooling
     except SightlineError:
@@ -188,7 +187,9 @@ def _content(
         if not path.is_file():
             raise SightlineError(f"objective {spec.objective}: {name}: {path}: no such file")
         files[f"parameter {name}"] = path
-    tokens = {f"of {name}": content for name, content in data.token_digests.items()}
+    tokens = {
+        f"of {name}": opened.record.content_digest for name, opened in data.token_sets.items()
+    }
     if data.phrases_digest is not None:
         tokens["of phrases"] = data.phrases_digest
     second = {"second texts": data.second_digests} if data.second_digests else {}

@@ -72,7 +72,7 @@ def train_run(
     """
     with joined(spec.device) as processes, ExitStack() as stack:
         main = processes.main
-        tell = (say or to_stderr) if main else _nobody
+        tell: Say = (say or to_stderr) if main else lambda line: None
 
         # open the inputs
         inputs = RunInputs.open(spec, processes.count)
@@ -85,13 +85,19 @@ def train_run(
 
                 tracking = Tracking(track, inputs, folder.output.run_folder, tell)
                 shown.append(stack.enter_context(closing(tracking)))
-        _require_equal(processes.gather_objects((inputs.digest, inputs.code)))
+        starts = processes.gather_objects((inputs.digest, inputs.code))
+        for rank, start in enumerate(starts):
+            if start != starts[0]:
+                raise SightlineError(
+                    f"process {rank} was started with different parameters or inputs than process "
+                    "0; start all with the same command, where they see the same files"
+                )
 
         def claim() -> RunSummary | None:
             stack.enter_context(folder.claimed())
             finished = folder.finished(inputs.digest, inputs.code)
             if finished is not None:
-                folder.tidy()
+                folder.output.remove_unlisted()  # if it was killed while it finished
             return finished
 
         finished = processes.on_main(claim)
@@ -100,7 +106,11 @@ def train_run(
             return finished
 
         # resume
-        state = processes.on_main(lambda: to_resume(inputs, folder, tell)) or new_state(inputs)
+        state = processes.on_main(lambda: to_resume(inputs, folder, tell)) or RunState(
+            spec_digest=inputs.digest,
+            code=digest(inputs.code),
+            optimizer=spec.train.optimizer,
+        )
         if state.processes[-1:] != [processes.count]:
             state.processes.append(processes.count)
         device = training_device(spec, processes)
@@ -267,35 +277,28 @@ def training_device(spec: RunSpec, processes: Processes) -> torch.device:
     return device
 
 
-def new_state(inputs: RunInputs) -> RunState:
-    """That of a run which has not begun."""
-    optimizer = inputs.spec.train.optimizer
-    return RunState(spec_digest=inputs.digest, code=digest(inputs.code), optimizer=optimizer)
-
-
 def to_resume(inputs: RunInputs, folder: RunFolder, tell: Say) -> RunState | None:
     """The state of the checkpoint to resume from, or None if there is none of these inputs."""
-    state, new, run = folder.state(), new_state(inputs), inputs.spec.run
+    state, run, optimizer = folder.state(), inputs.spec.run, inputs.spec.train.optimizer
     if state is None or not state.step:
         return None
-    if (state.spec_digest, state.code) == (new.spec_digest, new.code):
+    if (state.spec_digest, state.code) == (inputs.digest, digest(inputs.code)):
         folder.check(state)
         tell(f"{run}: resuming after step {state.step:,}")
         return state
-    if state.optimizer != new.optimizer:
+    if state.optimizer != optimizer:
         raise SightlineError(
             f"{folder.path}: its checkpoint was made with train.optimizer {state.optimizer}, but "
-            f"this run has {new.optimizer}; set {state.optimizer} to resume, or delete "
+            f"this run has {optimizer}; set {state.optimizer} to resume, or delete "
             f"{folder.path / CHECKPOINTS} to start over"
         )
-    changed = "code" if state.spec_digest == new.spec_digest else "parameters or inputs"
+    changed = "code" if state.spec_digest == inputs.digest else "parameters or inputs"
     tell(f"{run}: the {changed} changed since the checkpoint of step {state.step:,}; starting over")
     return None
 
 
 def build_model(inputs: RunInputs) -> tuple[Student, Embedder, nn.Module | None]:
-    """The student with its heads, drawn from the run's seed; its encoder, and the pooler set aside.
-    """
+    """The student with its heads, drawn from the seed; its encoder, and the pooler set aside."""
     import torch
 
     from train.model import Student
@@ -320,20 +323,6 @@ def dev_score(embedder: Embedder, pairs: GradedPairs, batch_size: int) -> float:
     """Spearman × 100 of ``pairs``, which picks the best weights; NaN if it is not defined."""
     result = evaluate_pairs(lambda texts: embedder.encode(texts, batch_size=batch_size), pairs)
     return math.nan if result.spearman is None else result.spearman
-
-
-def _nobody(line: str) -> None:
-    """Discards progress lines, in every process but 0."""
-
-
-def _require_equal(starts: Sequence[object]) -> None:
-    """Refuse processes with different parameters, inputs or code."""
-    for rank, start in enumerate(starts):
-        if start != starts[0]:
-            raise SightlineError(
-                f"process {rank} was started with different parameters or inputs than process 0; "
-                "start all with the same command, where they see the same files"
-            )
 
 
 def _kept(inputs: RunInputs, folder: RunFolder) -> str:
@@ -383,12 +372,9 @@ def _summary(
     manifests = [] if spec.pairs is None else [spec.pairs.captions]
     manifests += [] if spec.text is None else [spec.text.sentences]
     return RunSummary(
-        run=spec.run,
-        objective=spec.objective,
-        seed=spec.seed,
+        **spec.model_dump(mode="json", include={"run", "objective", "seed", "train"}),
         parameters=inputs.objective.describe(),
         student={**spec.student.model_dump(mode="json"), "pooling": inputs.pooling},
-        train=spec.train.model_dump(mode="json"),
         data=data.source,
         dropped_pairs=data.dropped_pairs,
         dropped_phrases=data.dropped_phrases,
