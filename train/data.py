@@ -9,6 +9,7 @@ import itertools
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,15 @@ from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.batch import Batch
 from train.pairs import (
-    Pairs,
     describe_source,
+    drawn_at_random,
+    exchanged,
     phrases_without,
     read_pairs,
     read_phrases,
+    sample,
     with_next_objects,
+    without_images,
 )
 from train.rows import Lookup, StreamRows, Texts, TrainedStream, order_of, second_texts_of
 from train.run_spec import PairSource, RunSpec, StudentConfig
@@ -208,7 +212,7 @@ class TrainingData:
         needs = objective.features
         pairs = read_pairs(source.captions, source.images, objective.caption, objective.data_seed)
         count = len(pairs)
-        pairs = pairs.without_images(self._failed("image", needs))
+        pairs = without_images(pairs, self._failed("image", needs))
         self.dropped_pairs = count - len(pairs)
         self.source["pairs"] = describe_source(source)
         if not len(pairs):
@@ -219,7 +223,7 @@ class TrainingData:
         paced_by = None
         if objective.pairs is not None:
             paced_by = len(pairs)
-            pairs = pairs.sample(objective.pairs, objective.data_seed)
+            pairs = sample(pairs, objective.pairs, objective.data_seed)
         tokens = open_tokens(source.tokens, spec.student)
         of_objects = frozenset(need.name for need in needs if need.row_of == "object")
         phrases = None
@@ -227,19 +231,20 @@ class TrainingData:
             phrases = self._read_phrases(spec, source, needs, pairs, tokens)
             if objective.shuffle_objects:
                 phrases = with_next_objects(phrases)
+        images, of_captions, seed = pairs.images, pairs.keys, objective.data_seed
+        assert images is not None
         if objective.shuffle_images:
-            pairs = pairs.with_shuffled_images(objective.data_seed)
+            images = exchanged(images, seed, "shuffle_images")
         if objective.random_images:
-            pairs = pairs.with_random_images(objective.data_seed)
-        of_captions = pairs.caption_keys
+            images = drawn_at_random(images, seed)
         if objective.shuffle_teachers:
-            of_captions = pairs.shuffled_captions(objective.data_seed)
-        keys: dict[RowOf, NDArray[np.uint8]] = {"image": pairs.image_keys, "caption": of_captions}
+            of_captions = exchanged(of_captions, seed, "shuffle_teachers")
+        keys: dict[RowOf, NDArray[np.uint8]] = {"image": images, "caption": of_captions}
         if phrases is not None:
             keys["object"] = phrases.cutouts
         features = {need.name: self._lookup(need, keys[need.row_of]) for need in needs}
         of_rows = {name: lookup for name, lookup in features.items() if name not in of_objects}
-        rows = StreamRows("pairs", pairs.texts, pairs.caption_keys, pairs.image_keys, of_rows)
+        rows = replace(pairs, images=images, lookups=of_rows)
         self._add(rows, tokens, objective, features, phrases, of_objects)
         return paced_by
 
@@ -253,7 +258,7 @@ class TrainingData:
         spec: RunSpec,
         source: PairSource,
         needs: Sequence[FeatureNeed],
-        pairs: Pairs,
+        pairs: StreamRows,
         tokens: TokenSet,
     ) -> RaggedPhrases:
         """The phrases of ``pairs``, without those whose object could not be extracted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,77 +17,17 @@ from sightline.cache import (
     TokenSet,
     key_column,
     keys_of_texts,
-    ranges,
     read_manifest,
 )
 from sightline.cache.caption_choice import CaptionPolicy, choose_captions
 from sightline.errors import SightlineError
-from train.batch import TokenSpans
+from train.rows import StreamRows
 from train.run_spec import PairSource
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Image–caption pairs to train on, one per row.
-
-    Attributes:
-        texts: the captions.
-        caption_keys, image_keys: uint8 [n, 32].
-    """
-
-    texts: list[str]
-    caption_keys: NDArray[np.uint8]
-    image_keys: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def without_images(self, failed: set[bytes]) -> Pairs:
-        """The pairs whose image key is not among ``failed``."""
-        keep = _others(self.image_keys, failed)
-        return self if keep.all() else self._only(np.flatnonzero(keep))
-
-    def sample(self, count: int, seed: int) -> Pairs:
-        """``count`` pairs drawn by ``seed``, in order; a larger draw contains every smaller one."""
-        if count > len(self):
-            raise SightlineError(
-                f"pairs is {count:,}, but there are {len(self):,} to draw from; lower it or remove "
-                "it"
-            )
-        order = np.random.default_rng([seed, len(self)]).permutation(len(self))
-        return self._only(np.sort(order[:count]))
-
-    def _only(self, rows: NDArray[np.int64]) -> Pairs:
-        texts = [self.texts[i] for i in rows]
-        return Pairs(texts, self.caption_keys[rows], self.image_keys[rows])
-
-    def with_random_images(self, seed: int) -> Pairs:
-        """Every caption with an image drawn at random with replacement, once for the whole run.
-
-        Unlike with `with_shuffled_images`, captions of one image no longer share an image either.
-        """
-        distinct = np.unique(self.image_keys, axis=0)
-        _need_two(len(distinct), "random_images", "images")
-        rows = np.random.default_rng([seed, len(distinct)]).integers(len(distinct), size=len(self))
-        return replace(self, image_keys=distinct[rows])
-
-    def with_shuffled_images(self, seed: int) -> Pairs:
-        """The captions of each image with another image: the control of MCSE's table 2.
-
-        One fixed permutation for the whole run. It is a single cycle through all distinct images
-        (by content), so no caption keeps its own image.
-        """
-        return replace(self, image_keys=_exchanged(self.image_keys, seed, "shuffle_images"))
-
-    def shuffled_captions(self, seed: int) -> NDArray[np.uint8]:
-        """For every pair the key of another caption, uint8 [n, 32], to shuffle teacher rows by.
-
-        One fixed permutation of the distinct captions, a single cycle.
-        """
-        return _exchanged(self.caption_keys, seed, "shuffle_teachers")
-
-
-def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, seed: int) -> Pairs:
+def read_pairs(
+    captions_file: Path, images_file: Path, policy: CaptionPolicy, seed: int
+) -> StreamRows:
     """The training pairs of two manifests: rows whose split is `train` or empty.
 
     Args:
@@ -119,11 +59,45 @@ def read_pairs(captions_file: Path, images_file: Path, policy: CaptionPolicy, se
             f"{absent[0]!r}; the two manifests must come from one `sightline prepare`"
         )
     image_rows = np.array([row_of[image_ids[i]] for i in chosen], dtype=np.int64)
-    return Pairs(texts, keys_of_texts(texts), keys[image_rows])
+    return StreamRows("pairs", texts, keys_of_texts(texts), keys[image_rows])
 
 
-def _exchanged(keys: NDArray[np.uint8], seed: int, control: str) -> NDArray[np.uint8]:
-    """``keys`` with every distinct key replaced by the next in a seeded cycle through all."""
+def without_images(pairs: StreamRows, failed: set[bytes]) -> StreamRows:
+    """The pairs whose image is not among ``failed``."""
+    assert pairs.images is not None
+    return pairs.only(np.flatnonzero(_others(pairs.images, failed)))
+
+
+def sample(pairs: StreamRows, count: int, seed: int) -> StreamRows:
+    """``count`` pairs drawn by ``seed``, in order; a larger draw contains every smaller one."""
+    if count > len(pairs):
+        raise SightlineError(
+            f"pairs is {count:,}, but there are {len(pairs):,} to draw from; lower it or remove it"
+        )
+    order = np.random.default_rng([seed, len(pairs)]).permutation(len(pairs))
+    return pairs.only(np.sort(order[:count]))
+
+
+def drawn_at_random(images: NDArray[np.uint8], seed: int) -> NDArray[np.uint8]:
+    """For every pair an image drawn with replacement, once for the whole run: uint8 [n, 32].
+
+    Unlike with `exchanged`, captions of one image no longer share an image either.
+    """
+    distinct = np.unique(images, axis=0)
+    _need_two(len(distinct), "random_images", "images")
+    rows = np.random.default_rng([seed, len(distinct)]).integers(len(distinct), size=len(images))
+    return distinct[rows]
+
+
+def exchanged(keys: NDArray[np.uint8], seed: int, control: str) -> NDArray[np.uint8]:
+    """``keys`` with every distinct key replaced by another: the control of MCSE's table 2.
+
+    One fixed permutation for the whole run. It is a single cycle through all distinct keys, so none
+    stays, and the captions of one image still share an image.
+
+    Args:
+        control: the parameter that asks for it.
+    """
     distinct, which = np.unique(keys, axis=0, return_inverse=True)
     _need_two(len(distinct), control, "rows")
     cycle = np.random.default_rng([seed, len(distinct)]).permutation(len(distinct))
@@ -164,22 +138,7 @@ def with_next_objects(phrases: RaggedPhrases) -> RaggedPhrases:
     return replace(phrases, cutouts=phrases.cutouts[next_])
 
 
-def take_phrases(
-    phrases: RaggedPhrases, pairs: NDArray[np.int64]
-) -> tuple[TokenSpans, NDArray[np.int64]]:
-    """The phrases of ``pairs``, and their numbers among all, int64 [P]."""
-    import torch
-
-    begin = phrases.offsets[pairs]
-    counts = phrases.offsets[pairs + 1] - begin
-    numbers = ranges(begin, counts)
-    owners = np.repeat(np.arange(len(pairs)), counts)
-    spans = phrases.starts[numbers], phrases.ends[numbers]
-    owners, starts, ends = (torch.from_numpy(each.astype(np.int64)) for each in (owners, *spans))
-    return TokenSpans(owners, starts, ends, counts), numbers
-
-
-def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[RaggedPhrases, str]:
+def read_phrases(path: Path, pairs: StreamRows, tokens: TokenSet) -> tuple[RaggedPhrases, str]:
     """The phrases of ``pairs``, and the content digest of the phrase tokens."""
     phrases = PhraseTokens.open(path)
     header = phrases.header
@@ -194,7 +153,8 @@ def read_phrases(path: Path, pairs: Pairs, tokens: TokenSet) -> tuple[RaggedPhra
             f"{tokens.header.student}, {tokens.header.max_length} tokens); run `sightline tokens "
             "--phrases` with this run's student"
         )
-    rows = phrases.of_pairs(pairs.image_keys, pairs.caption_keys)
+    assert pairs.images is not None
+    rows = phrases.of_pairs(pairs.images, pairs.keys)
     if not len(rows.starts):
         raise SightlineError(
             f"{phrases.path}: has {len(phrases):,} phrases, but none for the {len(pairs):,} pairs "

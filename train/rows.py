@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache import RaggedPhrases, TokenSet
+from sightline.cache import RaggedPhrases, TokenSet, ranges
 from sightline.devices import to_device
 from sightline.errors import SightlineError
 from sightline.plugins import expect, expect_array, wrong
-from train.batch import Block, TokenRows
-from train.pairs import take_phrases
+from train.batch import Block, TokenRows, TokenSpans
 from train.schedule import Stream
 
 if TYPE_CHECKING:
@@ -92,6 +91,12 @@ class StreamRows:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def only(self, rows: NDArray[np.int64]) -> StreamRows:
+        """Some of the rows, without features."""
+        images = None if self.images is None else self.images[rows]
+        texts = [self.texts[int(row)] for row in rows]
+        return StreamRows(self.stream, texts, self.keys[rows], images)
 
     def features(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """What a feature set has for these ``rows``: [len(rows), width].
@@ -259,3 +264,18 @@ class TrainedStream:
             for name, lookup in self.features.items()
         }
         return blocks, features
+
+
+def take_phrases(
+    phrases: RaggedPhrases, pairs: NDArray[np.int64]
+) -> tuple[TokenSpans, NDArray[np.int64]]:
+    """The phrases of ``pairs``, and their numbers among all, int64 [P]."""
+    import torch
+
+    begin = phrases.offsets[pairs]
+    counts = phrases.offsets[pairs + 1] - begin
+    numbers = ranges(begin, counts)
+    owners = np.repeat(np.arange(len(pairs)), counts)
+    spans = phrases.starts[numbers], phrases.ends[numbers]
+    owners, starts, ends = (torch.from_numpy(each.astype(np.int64)) for each in (owners, *spans))
+    return TokenSpans(owners, starts, ends, counts), numbers

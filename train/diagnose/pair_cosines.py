@@ -16,7 +16,7 @@ from sightline.errors import SightlineError
 from train.diagnose.checks import Scan
 from train.diagnose.settings import DiagnosisSettings, Tell
 from train.evaluate.cosines import cosines
-from train.pairs import read_pairs
+from train.pairs import read_pairs, without_images
 
 RECALLED = (1, 5, 10, 100, 200)
 """Ranks within which a share is given; KDMCSE's text names the last two for its figure 5."""
@@ -85,17 +85,17 @@ def find_pairs(
         SightlineError: a manifest is missing or of another kind, or the sets hold no row of any of
             its pairs.
     """
-    pairs = every = read_pairs(captions, images, policy, data_seed)
-    if image_set is not None:
-        pairs = every.without_images(set(image_set.features.failed))
-    text_rows = _rows_of(pairs.caption_keys, text_set, f"training captions of {captions}")
+    every = read_pairs(captions, images, policy, data_seed)
+    pairs = without_images(every, set(image_set.features.failed if image_set else ()))
+    assert pairs.images is not None
+    text_rows = _rows_of(pairs.keys, text_set, f"training captions of {captions}")
     image_rows, lost_image = None, np.zeros(len(pairs), dtype=bool)
     if image_set is not None:
         subject = f"images of the training captions of {captions} in {images}"
-        image_rows = _rows_of(pairs.image_keys, image_set, subject)
+        image_rows = _rows_of(pairs.images, image_set, subject)
         lost_image = image_rows < 0
     lost_text = text_rows < 0
-    _, pictures = np.unique(pairs.image_keys, axis=0, return_inverse=True)
+    _, pictures = np.unique(pairs.images, axis=0, return_inverse=True)
     lost = {
         "failed": len(every) - len(pairs),
         "without_image": int(lost_image.sum()),
