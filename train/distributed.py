@@ -169,8 +169,13 @@ class Processes:
                 parameter.grad.zero_()
         with _waiting(), torch.no_grad():
             dist.all_reduce(reached, dist.ReduceOp.MAX)
-            pairs = zip(parameters, reached.tolist(), strict=True)
-            with _packed([_gradient(each) for each, is_reached in pairs if is_reached]) as packed:
+            gradients = list[Tensor]()
+            for parameter, is_reached in zip(parameters, reached.tolist(), strict=True):
+                if is_reached:
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    gradients.append(parameter.grad)
+            with _packed(gradients) as packed:
                 for pending in [dist.all_reduce(part, async_op=True) for part in packed]:
                     pending.wait()
 
@@ -284,12 +289,3 @@ def _waiting() -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """PyTorch's message, without the place in its source and its advice."""
     return re.sub(r"^\[\S+:\d+\] ", "", str(error).strip()).split("\n")[0].split(". ")[0]
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient of ``parameter``, zeros if it has none."""
-    import torch
-
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad

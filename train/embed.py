@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.devices import (
-    AUTOCAST,
-    Precision,
-    check_precision,
-    float32_products,
-    use_device,
-)
+from sightline.devices import AUTOCAST, Precision, check_precision, float32_products, use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import is_out_of_memory
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool

@@ -100,7 +100,4 @@ def _groups(model: nn.Module, weight_decay: float) -> Iterator[dict[str, Any]]:
             if parameter.requires_grad and (name not in fixed) == decays
         ]
         if chosen:
-            yield {
-                "params": chosen,
-                "weight_decay": weight_decay if decays else 0.0,
-            }
+            yield {"params": chosen, "weight_decay": weight_decay if decays else 0.0}

@@ -10,13 +10,8 @@ from torch import Tensor, nn
 from sightline.plugins import expect
 from train.batch import Batch
 from train.objectives.combined import CombinedParams
-from train.objectives.modules.objective import (
-    Embeddings,
-    Objective,
-    statistics_of,
-    warnings_of,
-)
-from train.objectives.parameters import FeatureNeed, ObjectiveParams
+from train.objectives.modules.objective import Embeddings, Objective, statistics_of, warnings_of
+from train.objectives.parameters import FeatureNeed
 
 if TYPE_CHECKING:
     from train.model import Student
@@ -45,7 +40,9 @@ class Combined(Objective[CombinedParams]):
             self.parts[name] = expect(built, Objective, part, "build")
             for head, module in built.heads.items():
                 shapes = (*(weight.shape for weight in module.parameters()),)
-                shared = first.setdefault((head, _encoder(part, head), shapes), module)
+                # of the features that it projects; None: it projects sentences
+                encoder = next((n.encoder for n in part.features if n.head == head), None)
+                shared = first.setdefault((head, encoder, shapes), module)
                 if shared is module:
                     self.heads[f"{name}-{head}"] = module
                 built.heads[head] = shared
@@ -83,8 +80,3 @@ class Combined(Objective[CombinedParams]):
             for name, part in self.parts.items()
             for line in warnings_of(part, every)
         ]
-
-
-def _encoder(part: ObjectiveParams, head: str) -> str | None:
-    """The encoder whose features a head projects; None: it projects sentences."""
-    return next((need.encoder for need in part.features if need.head == head), None)

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from sightline.cache.record import Kind
 from train.batch import Batch
-from train.losses import (
-    adaptive_margin_nce,
-    cosine_matrix,
-    diagonal,
-    removed_share,
-)
+from train.losses import adaptive_margin_nce, cosine_matrix, diagonal, removed_share
 from train.objectives.kdmcse import KDMCSEParams, TeacherTerm
 from train.objectives.modules.objective import Embeddings, GroundedObjective
 
