@@ -169,7 +169,7 @@ class Processes:
                 parameter.grad.zero_()
         with _waiting(), torch.no_grad():
             dist.all_reduce(reached, dist.ReduceOp.MAX)
-            gradients = list[Tensor]()
+            gradients: list[Tensor] = []
             for parameter, is_reached in zip(parameters, reached.tolist(), strict=True):
                 if is_reached:
                     if parameter.grad is None:
