@@ -52,7 +52,10 @@ def result(run, seed):
         run,
         seed,
         tasks={"own": own, "retrieval": retrieval},
-        parameters={"objective": {"weight": 1.0} if recall else {}, "train": {"batch_size": 64}},
+        parameters={
+            "objective": {"weight": 1.0} if recall else {},
+            "train": {"batch_size": 64, "schedule": "w" * 90},
+        },
         features=(TRAINED,) if recall else (),
         training={"best_step": 40, "log": log},
     )
@@ -215,13 +218,22 @@ def test_figures_and_text_are_light_in_the_dark(page):
     }
 
 
-def test_a_narrow_window_scrolls_tables_and_not_the_page(page):
-    page.resize(400, 1000)
+def test_a_narrow_window_scrolls_tables_and_figures_and_not_the_page(page):
+    page.resize(390, 1000)
     page.settle()
-    assert page.run("document.documentElement.scrollWidth") <= 400
-    reached = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth)"
-    assert page.run(f"{reached}.length") > 1
-    assert page.run(f"{reached}.every(e => e.tabIndex === 0)")
+    assert page.run("document.documentElement.scrollWidth") <= 390
+    scrolled = "[...document.querySelectorAll('main *')].filter(e => e.scrollWidth > e.clientWidth"
+    scrolled += " && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX))"
+    assert {"DIV", "FIGURE"} == set(page.run(f"{scrolled}.map(e => e.tagName)"))
+    assert page.run(f"{scrolled}.every(e => e.tabIndex === 0)")
+    page.run("document.querySelectorAll('details').forEach(e => (e.open = true))")
+    page.settle()
+    assert page.run(f"{scrolled}.some(e => e.closest('details'))")
+    assert page.run(f"{scrolled}.every(e => e.tabIndex === 0)")
+    page.resize(1300, 1000)
+    page.settle()
+    still = page.run(f"{scrolled}.length")
+    assert page.run("document.querySelectorAll('main [tabindex]').length") == still < 3
 
 
 def test_print_leaves_out_what_only_a_screen_needs(page):

@@ -76,10 +76,9 @@ if (form) {
   });
 }
 
-// A table wider than the window scrolls, so the keyboard must reach it.
-const reach = () => all(".scroll").forEach((each) => {
+// What is wider than the window scrolls, so the keyboard must reach it.
+const reach = new ResizeObserver(() => all(".scroll").forEach((each) => {
   if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
   else each.removeAttribute("tabindex");
-});
-addEventListener("resize", reach);
-reach();
+}));
+all(".scroll, .scroll > *").forEach((each) => reach.observe(each));
