@@ -105,7 +105,7 @@ class Model:
 
     @property
     def summary(self) -> Any:
-        use = SimpleNamespace(fingerprint=self.fingerprint)
+        use = SimpleNamespace(name="its-own-name", fingerprint=self.fingerprint)
         return SimpleNamespace(
             objective="foreign", features={need.name: use for need in self.needs}
         )

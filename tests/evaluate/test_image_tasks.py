@@ -178,6 +178,10 @@ def test_features_are_found_below_the_folder_by_name_and_as_the_folder_itself(wo
     shutil.copytree(of_graph / "image/cnn", tmp_path / "beside/cnn")
     assert world.scores(features=tmp_path / "beside") == found
     assert world.scores(features=tmp_path / "beside/cnn") == found
+    (tmp_path / "beside/cnn").rename(tmp_path / "beside/its-own-name")
+    assert world.scores(features=tmp_path / "beside") == found
+    neighbours = world.scores("neighbours", features=of_graph)
+    assert world.scores("neighbours", features=tmp_path / "beside") == neighbours
     folder = world.folder.root / "features/text/cnn"
     by_key = {Folder.key(name): row for name, row in world.pixels.items()}
     world.folder.write("text", "cnn", by_key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,9 @@ from pipeline.configure import configuration
 from pipeline.params import Params, validate_params
 from sightline.cache import FeatureSet, key_of_text
 from sightline.errors import SightlineError
+from train.evaluate.candidates import open_features
 from train.evaluate.evaluation import Evaluation
-from train.evaluate.models import EvaluatedModel, image_space, open_features
+from train.evaluate.models import EvaluatedModel, image_space
 from train.evaluate.models import project as projected
 from train.evaluate.results import load_result
 from train.evaluate.retrieval import CHANCE, METRICS, evaluate_retrieval
@@ -309,18 +309,18 @@ def test_runs_have_no_results_until_they_are_scored(project, said):
 
 def test_features_are_found_by_name_and_checked(project, features, tmp_path):
     model = EvaluatedModel.load("runs/mcse-clip/seed-0", device="cpu")
-    space = image_space(model)
-    name = model.summary.features["image-clip"].name
-    below = tmp_path / name
+    use = image_space(model).features
+    below = tmp_path / use.name
     below.parent.mkdir(parents=True)
     below.symlink_to(features.root / "image/clip")
-    for place in (below, tmp_path):
-        assert open_features(space, model, place).fingerprint == space.fingerprint
-    with pytest.raises(SightlineError, match=re.escape(str(tmp_path / "no" / name))):
-        open_features(space, model, tmp_path / "no")
-    other = replace(space, fingerprint="0" * 64)
+    looked_for = ("image", "clip", "mcse-clip", "scenes")
+    for place in (below, tmp_path, below.parents[1]):
+        assert open_features(place, *looked_for, use).fingerprint == use.fingerprint
+    with pytest.raises(SightlineError, match=re.escape(str(tmp_path / "no/image/clip"))):
+        open_features(tmp_path / "no", *looked_for, use)
+    other = use.model_copy(update={"fingerprint": "0" * 64})
     with pytest.raises(SightlineError, match="expected 0000"):
-        open_features(other, model, features.root / "image/clip")
+        open_features(features.root / "image/clip", *looked_for, other)
 
 
 TO_IMAGES = (
@@ -348,6 +348,8 @@ def test_the_command_finds_images(world, project, said):
     cosines = grounded @ text / np.linalg.norm(grounded, axis=1) / np.linalg.norm(text)
     expected = np.sort(cosines)[::-1].tolist()
     assert [each["cosine"] for each in images] == pytest.approx(expected, abs=1e-5)
+    by_default = [word for word in TO_IMAGES if not word.startswith("--features")]
+    assert json.loads(said(*by_default, *models, "--json", "--k=20")[1]) == shown
 
 
 def test_a_run_of_an_older_version_is_one_clear_error(project, tmp_path, said):

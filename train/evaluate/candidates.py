@@ -15,6 +15,7 @@ from sightline.cache.manifest import read_split
 from sightline.cache.record import FILE_NAME, Kind
 from sightline.errors import SightlineError
 from sightline.outside_tables import read_sentence_lines
+from train.records import FeatureUse
 
 
 @dataclass(frozen=True)
@@ -153,26 +154,29 @@ def read_images(manifest: Path, split: str | None = None) -> ImagePool:
     return ImagePool.of(read_split(manifest, IMAGES, split))
 
 
-def open_below(
+def open_features(
     folder: Path,
     kind: Kind,
     encoder: str,
     of_whom: str,
     dataset: str,
-    fingerprint: str | None = None,
+    use: FeatureUse | None = None,
 ) -> FeatureSet:
     """The features of an encoder: ``KIND/ENCODER`` or ``ENCODER`` below ``folder``, or itself.
 
     Args:
         of_whom: the model that needs it, for the error.
+        use: what it learned from, which may have another name below ``folder``, and must have the
+            same fingerprint; None: any.
 
     Raises:
         SightlineError: no such set, or another fingerprint (says how to make it).
     """
-    of_graph = folder / kind / encoder
-    places = [path for path in (of_graph, folder / encoder, folder) if (path / FILE_NAME).is_file()]
+    names = (f"{kind}/{encoder}", encoder, *([use.name] if use else []), "")
+    places = [folder / name for name in names if (folder / name / FILE_NAME).is_file()]
+    fingerprint = None if use is None else use.fingerprint
     try:
-        features = FeatureSet.open(next(iter(places), of_graph), fingerprint)
+        features = FeatureSet.open(places[0] if places else folder / names[0], fingerprint)
     except CacheError as error:
         raise SightlineError(
             f"{error}\n  {of_whom} needs it: `sightline stage {kind}-features {dataset} {encoder}` "
@@ -186,9 +190,8 @@ def open_below(
     return features
 
 
-def note_of_failed(
-    effect: str, images: int, kept: int, data: Path, features: FeatureSet
-) -> list[str]:
-    """What a task leaves out because only ``kept`` of the ``images`` of ``data`` have features."""
-    failed = f"{effect} {images - kept:,} of {images:,} images of {data}"
-    return [f"{failed}: {features.path} has only an error for them"] if kept < images else []
+def note_of_failed(effect: str, pool: ImagePool, data: Path, features: FeatureSet) -> list[str]:
+    """What a task leaves out because some images of ``data`` have no features."""
+    failed, images = sum(key in features.failed for key in pool.keys), len(pool.ids)
+    note = f"{effect} {failed:,} of {images:,} images of {data}: {features.path} has only an error"
+    return [f"{note} for them"] if failed else []

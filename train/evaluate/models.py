@@ -23,7 +23,7 @@ from train.embed import Embedder
 from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import Objective, make_objective
-from train.records import FILE_NAME, RunSummary
+from train.records import FILE_NAME, FeatureUse, RunSummary
 from train.run_folder import STATE_FILE
 
 if TYPE_CHECKING:
@@ -218,13 +218,13 @@ class ImageSpace:
         sentences: projects embeddings: [n, hidden] → [n, d].
         images: projects image features: [n, dim] → [n, d].
         encoder: the encoder of those features, as in the run's parameters.
-        fingerprint: of the feature set that the run learned from.
+        features: those that the run learned from.
     """
 
     sentences: nn.Module
     images: nn.Module
     encoder: str
-    fingerprint: str
+    features: FeatureUse
 
 
 def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace:
@@ -244,8 +244,8 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
     assert summary is not None  # it has heads
     spaces: dict[str, ImageSpace] = {}
     for need, sentences, images in objective.image_heads():
-        fingerprint = summary.features[need.name].fingerprint
-        space = ImageSpace(sentences, images, need.encoder, fingerprint)
+        use = summary.features[need.name]
+        space = ImageSpace(sentences, images, need.encoder, use)
         spaces.setdefault(need.encoder, space)
     if not spaces:
         raise NotDefinedError(
@@ -261,24 +261,6 @@ def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace
         f"it has heads for images of {', '.join(spaces)}"
         + (hint if encoder is None else f", not of {encoder}")
     )
-
-
-def open_features(space: ImageSpace, model: EvaluatedModel, place: Path) -> FeatureSet:
-    """Features that the head of images understands.
-
-    Args:
-        model: the run that ``space`` belongs to.
-        place: a feature set, of any images, or the folder below which the run's own lies.
-
-    Raises:
-        CacheError: no such set, or one of another encoder, preprocessing or precision.
-    """
-    folder = place
-    if not (place / "set.json").is_file() and model.summary is not None:
-        uses = model.summary.features.values()
-        names = [use.name for use in uses if use.fingerprint == space.fingerprint]
-        folder = place / names[0]
-    return FeatureSet.open(folder, space.fingerprint)
 
 
 def rows_of_images(features: FeatureSet, keys: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ from train.evaluate.candidates import (
     CaptionPool,
     ImagePool,
     note_of_failed,
-    open_below,
+    open_features,
     read_images,
     read_pool,
     read_queries,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sightline.cache import FeatureSet
-    from train.evaluate.models import EvaluatedModel, ImageSpace
+    from train.evaluate.models import EvaluatedModel
 
 METRIC = "T2T R@1"
 """Text to text: from a caption to another one of its image."""
@@ -59,34 +59,41 @@ def find_captions(
 def find_images(
     model: EvaluatedModel,
     queries: Sequence[str],
-    images_of: Sequence[tuple[str, ...]],
+    own_images: Sequence[tuple[str, ...]],
     pool: ImagePool,
-    features: Callable[[ImageSpace], FeatureSet],
+    features: Path,
+    data: Path,
     k: int,
+    *,
     encoder: str | None = None,
     captions: Mapping[str, str] | None = None,
-) -> Found:
-    """The ``k`` nearest images in the grounded space; a model without heads says why it has none.
+) -> tuple[Found, list[str]]:
+    """The ``k`` nearest images in the space of a run's heads, and what they leave out.
+
+    A model that cannot find any, as without heads, says why.
 
     Args:
         own_images: of each query, the images that it is a caption of.
-        features: opens those that the run's head understands.
+        features: the folder of the image features, see `open_features`.
+        data: the folder of the data set.
         encoder: which image features, for a run with heads for several.
         captions: image id → the caption to show with it; None shows none.
 
     Raises:
-        NotDefinedError: an embedding is zero or not finite, or all images failed when they were
-            extracted.
         SightlineError: the features are missing, or are others than the run learned from.
     """
     from train.evaluate.models import image_space, project
 
     try:
         space = image_space(model, encoder)
+        opened = open_features(
+            features, "image", space.encoder, model.name, data.name, space.features
+        )
+        rows = project(space.sentences, model.encode(queries))
+        found = find_images_by_rows(rows, own_images, pool, opened, k, captions, space.images)
     except NotDefinedError as error:
-        return Found(reason=str(error))
-    rows, opened = project(space.sentences, model.encode(queries)), features(space)
-    return find_images_by_rows(rows, images_of, pool, opened, k, captions, space.images)
+        return Found(reason=str(error)), []
+    return found, note_of_failed("neighbours leave out", pool, data, opened)
 
 
 def find_images_by_rows(
@@ -107,7 +114,8 @@ def find_images_by_rows(
         head: projects them to d dimensions; None: they have that width, as by CLIP's image tower.
 
     Raises:
-        As `find_images`.
+        NotDefinedError: an embedding is zero or not finite, or all images failed when they were
+            extracted.
     """
     from train.evaluate.models import project, rows_of_images
 
@@ -243,7 +251,10 @@ class NeighboursTask(Task[NeighboursSettings]):
             captions = find_captions(model, self.queries, self.pool, settings.k)
         except NotDefinedError as error:
             captions = Found(reason=str(error))
-        pictures, notes = self._pictures(model, own_images) if settings.features else (None, [])
+        pictures, notes = None, list[str]()
+        if settings.features is not None:
+            images = self.queries, own_images, self.images, settings.features, settings.data
+            pictures, notes = find_images(model, *images, settings.k, encoder=settings.encoder)
         of_split = f"{settings.data.name}, split {settings.split!r}"
         within = f"{len(self.pool):,} distinct captions of {of_split}"
         answer = ModelNeighbours(self.queries, own_images, within, settings.k, captions, pictures)
@@ -255,31 +266,6 @@ class NeighboursTask(Task[NeighboursSettings]):
             notes=tuple(notes),
             neighbours=replace(answer, keys=keys),
         )
-
-    def _pictures(
-        self, model: EvaluatedModel, own_images: Sequence[tuple[str, ...]]
-    ) -> tuple[Found, list[str]]:
-        """The nearest images, and what to know about them."""
-        given, notes = self.settings, []
-
-        def opened(space: ImageSpace) -> FeatureSet:
-            assert given.features is not None
-            dataset, fingerprint = given.data.name, space.fingerprint
-            features = open_below(
-                given.features, "image", space.encoder, model.name, dataset, fingerprint
-            )
-            kept = sum(key not in features.failed for key in self.images.keys)
-            images = len(self.images.keys)
-            notes.extend(note_of_failed("neighbours leave out", images, kept, given.data, features))
-            return features
-
-        try:
-            nearest = find_images(
-                model, self.queries, own_images, self.images, opened, given.k, given.encoder
-            )
-        except NotDefinedError as error:
-            nearest = Found(reason=str(error))
-        return nearest, notes
 
     def settings_of_result(self) -> dict[str, object]:
         """Settings, and a digest of the images, which the neighbours depend on."""

@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from sightline.cache import CAPTIONS, IMAGES, FeatureSet, keys_of_texts, read_ma
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.evaluate.candidates import ImagePool, note_of_failed, open_below
+from train.evaluate.candidates import ImagePool, note_of_failed, open_features
 from train.evaluate.cosines import NotDefinedError, ranks_of_matches
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings
@@ -106,82 +105,6 @@ def chance(image_of: np.ndarray, ks: Sequence[int] = KS) -> Recall:
     return dict(zip(names, (*to_text, *to_image), strict=True))
 
 
-@dataclass(frozen=True)
-class RetrievalData:
-    """A split of a data set.
-
-    Attributes:
-        images: those with a caption.
-        captions: [m], in the order of their manifest.
-        image_of: int64 [m], the row of each caption's image.
-        warnings: what was left out of the split, and what cannot be told apart.
-        notes: those of them that results keep.
-    """
-
-    images: ImagePool
-    captions: tuple[str, ...]
-    image_of: NDArray[np.int64]
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 (hex) of the keys of images and captions, and of who belongs to whom."""
-        keys, pairs = keys_of_texts(self.captions).tobytes(), self.image_of.astype("<i8").tobytes()
-        parts = (b"".join(self.images.keys), keys, pairs)
-        digests = b"".join(hashlib.sha256(part).digest() for part in parts)
-        return hashlib.sha256(digests).hexdigest()
-
-
-def load_retrieval(folder: Path, split: str, captions_per_image: int) -> RetrievalData:
-    """Read the split of a data set that `sightline prepare` wrote.
-
-    Args:
-        folder: contains images.parquet and captions.parquet.
-        split: as the captions have it; "" for a data set without splits.
-        captions_per_image: the first so many of each image are read.
-
-    Raises:
-        SightlineError: a manifest is missing or damaged, the split has no captions, or the two
-            manifests do not belong together.
-    """
-    captions = read_split(folder / "captions.parquet", CAPTIONS, split)
-    texts, owners = (captions[name].to_pylist() for name in ("text", "image_id"))
-    table = read_manifest(folder / "images.parquet", IMAGES)
-    images = ImagePool.of(table).described(owners, folder / "images.parquet")
-    row_of = {image: row for row, image in enumerate(images.ids)}
-    taken_of: Counter[str] = Counter()
-    kept: list[int] = []
-    for row, owner in enumerate(owners):
-        taken_of[owner] += 1
-        if taken_of[owner] <= captions_per_image:
-            kept.append(row)
-    where, warnings = f"{folder}, split {split!r}", []
-    if (without := table["split"].to_pylist().count(split) - len(images.ids)) > 0:
-        warnings.append(f"{where}: {without:,} images without captions are left out of retrieval")
-    if surplus := len(owners) - len(kept):
-        warnings.append(
-            f"{where}: {surplus:,} captions beyond the first `captions` of their images are left "
-            "out of retrieval"
-        )
-    owners_of: dict[str, set[str]] = {}
-    for row in kept:
-        owners_of.setdefault(texts[row], set()).add(owners[row])
-    notes = []
-    if shared := set[str]().union(*(named for named in owners_of.values() if len(named) > 1)):
-        notes.append(
-            f"{where}: {len(shared):,} images share a caption with another image, word for word; "
-            "of two equal captions each counts as a miss for the other's image"
-        )
-    return RetrievalData(
-        images,
-        tuple(texts[row] for row in kept),
-        np.array([row_of[owners[row]] for row in kept], dtype=np.int64),
-        (*warnings, *images.twins(folder, split), *notes),
-        tuple(notes),
-    )
-
-
 class RetrievalSettings(TaskSettings):
     """
     Attributes:
@@ -219,22 +142,38 @@ class RetrievalTask(Task[RetrievalSettings]):
 
     def __init__(self, settings: RetrievalSettings) -> None:
         self.settings = settings
-        self.data = load_retrieval(settings.data, settings.split, settings.captions)
-        self.warnings = self.data.warnings
-        images = len(self.data.images.ids)
+        captions = read_split(settings.data / "captions.parquet", CAPTIONS, settings.split)
+        texts, owners = (captions[name].to_pylist() for name in ("text", "image_id"))
+        manifest = settings.data / "images.parquet"
+        table = read_manifest(manifest, IMAGES)
+        self.images = ImagePool.of(table).described(owners, manifest)
+        taken: Counter[str] = Counter()
+        kept: list[int] = []
+        for row, owner in enumerate(owners):
+            taken[owner] += 1
+            if taken[owner] <= settings.captions:
+                kept.append(row)
+        row_of = {image: row for row, image in enumerate(self.images.ids)}
+        self.captions = tuple(texts[row] for row in kept)
+        self.image_of = np.array([row_of[owners[row]] for row in kept], dtype=np.int64)
+        images = len(self.images.ids)
         if settings.folds > images:
             raise SightlineError(
                 f"retrieval: folds is {settings.folds}, but the split {settings.split!r} of "
                 f"{settings.data} has {images} images; use fewer folds"
             )
+        self.notes = self._shared_captions()
+        without = table["split"].to_pylist().count(settings.split) - images
+        twins = self.images.twins(settings.data, settings.split)
+        self.warnings = (*self._left_out(without, len(owners) - len(kept)), *twins, *self.notes)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        data = EvaluationSet.of(len(self.data.captions), self.data.sha256)
+        data = EvaluationSet.of(len(self.captions), self._sha256)
         return tuple(Metric(name, data) for name in METRICS)
 
     def sentences(self) -> Iterable[str]:
-        return self.data.captions
+        return self.captions
 
     def score(self, model: EvaluatedModel) -> TaskResult:
         # checking the data needs no torch
@@ -242,18 +181,18 @@ class RetrievalTask(Task[RetrievalSettings]):
 
         references, notes = self._frozen
         scores, reasons = dict.fromkeys(METRICS), {}
-        kept = np.arange(len(self.data.images.ids))
+        kept = np.arange(len(self.images.ids))
         try:
             space = image_space(model, self.settings.encoder)
-            features = self._open("image", space.encoder, model.name, space.fingerprint)
-            rows, present = rows_of_images(features, self.data.images.keys)
-            sentences = project(space.sentences, model.encode(self.data.captions))
+            features = self._open("image", space.encoder, model.name, space.features)
+            rows, present = rows_of_images(features, self.images.keys)
+            sentences = project(space.sentences, model.encode(self.captions))
             scores = self._recall(project(space.images, rows), present, sentences)
         except NotDefinedError as error:
             reasons = dict.fromkeys(METRICS, str(error))
         else:
-            kept, notes = present, (*self._left_out(features, present), *notes)
-        notes = (*self.data.notes, *notes)
+            kept, notes = present, (*self._failed(features), *notes)
+        notes = (*self.notes, *notes)
         by_chance = _mean([chance(image_of) for *_, image_of in self._folds(kept)])
         return TaskResult(
             scores=scores,
@@ -275,22 +214,57 @@ class RetrievalTask(Task[RetrievalSettings]):
             return {}, ()
         images, texts = (self._open(kind, name, f"frozen {name}") for kind in ("image", "text"))
         _require_one_space(images, texts)
-        rows, kept = rows_of_images(images, self.data.images.keys)
-        recall = self._recall(rows, kept, texts.take(keys_of_texts(self.data.captions)))
+        rows, kept = rows_of_images(images, self.images.keys)
+        recall = self._recall(rows, kept, texts.take(keys_of_texts(self.captions)))
         doubts = dict.fromkeys(FeatureUse.of_set(features).doubt for features in (images, texts))
         untrained = ["untrained weights"] if images.record.spec.encoder.untrained else []
         marks = ", ".join(["frozen", *untrained, *filter(None, doubts)])
-        return {f"{name} ({marks})": recall}, self._left_out(images, kept)
+        return {f"{name} ({marks})": recall}, self._failed(images)
+
+    @property
+    def _sha256(self) -> str:
+        """SHA-256 (hex) of the keys of images and captions, and of who belongs to whom."""
+        keys, pairs = keys_of_texts(self.captions).tobytes(), self.image_of.astype("<i8").tobytes()
+        parts = (b"".join(self.images.keys), keys, pairs)
+        digests = b"".join(hashlib.sha256(part).digest() for part in parts)
+        return hashlib.sha256(digests).hexdigest()
+
+    @property
+    def _where(self) -> str:
+        return f"{self.settings.data}, split {self.settings.split!r}"
+
+    def _left_out(self, images: int, captions: int) -> list[str]:
+        """What the data set has and retrieval does not read."""
+        told = []
+        if images > 0:
+            told.append(f"{images:,} images without captions are left out of retrieval")
+        if captions:
+            told.append(
+                f"{captions:,} captions beyond the first `captions` of their images are left out "
+                "of retrieval"
+            )
+        return [f"{self._where}: {text}" for text in told]
+
+    def _shared_captions(self) -> tuple[str, ...]:
+        """What results note about captions that cannot be told apart."""
+        images_of: dict[str, set[int]] = {}
+        for text, image in zip(self.captions, self.image_of.tolist(), strict=True):
+            images_of.setdefault(text, set()).add(image)
+        shared = set[int]().union(*(images for images in images_of.values() if len(images) > 1))
+        note = (
+            f"{self._where}: {len(shared):,} images share a caption with another image, word for "
+            "word; of two equal captions each counts as a miss for the other's image"
+        )
+        return (note,) if shared else ()
 
     def _open(
-        self, kind: Kind, encoder: str, of_whom: str, fingerprint: str | None = None
+        self, kind: Kind, encoder: str, of_whom: str, use: FeatureUse | None = None
     ) -> FeatureSet:
         chosen = self.settings
-        return open_below(chosen.features, kind, encoder, of_whom, chosen.data.name, fingerprint)
+        return open_features(chosen.features, kind, encoder, of_whom, chosen.data.name, use)
 
-    def _left_out(self, features: FeatureSet, kept: NDArray[np.int64]) -> list[str]:
-        images, data = len(self.data.images.ids), self.settings.data
-        return note_of_failed("retrieval leaves out", images, len(kept), data, features)
+    def _failed(self, features: FeatureSet) -> list[str]:
+        return note_of_failed("retrieval leaves out", self.images, self.settings.data, features)
 
     def _recall(self, images: NDArray, kept: NDArray[np.int64], captions: NDArray) -> Recall:
         """The mean over the folds.
@@ -320,8 +294,8 @@ class RetrievalTask(Task[RetrievalSettings]):
         Raises:
             NotDefinedError: no image of a fold is kept.
         """
-        image_of = self.data.image_of
-        for fold in np.array_split(np.arange(len(self.data.images.ids)), self.settings.folds):
+        image_of = self.image_of
+        for fold in np.array_split(np.arange(len(self.images.ids)), self.settings.folds):
             rows = np.flatnonzero(np.isin(kept, fold))
             if not len(rows):
                 raise NotDefinedError("no image of a fold has features")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +56,7 @@ def neighbours(
         Path | None,
         typer.Option(
             help="Image features: one set, or the folder that holds those of each run; default: "
-            "data/features.",
+            "those of --data in data/features.",
             show_default=False,
         ),
     ] = None,
@@ -89,6 +88,7 @@ def neighbours(
         raise typer.BadParameter("needs --features SET and --weights", param_hint="--encoder")
     if not sentences and queries is None and not sample:
         raise typer.BadParameter("give a sentence, --queries FILE or --sample N")
+    from pipeline import graph
     from pipeline.grounding.page_pictures import thumbnails
     from sightline.cache.prepared import PreparedDataset
     from sightline.output import check_output_file, write_file
@@ -112,7 +112,8 @@ def neighbours(
     if encoder is None:
         question = ModelNeighbours(starts, own, f"{len(pool):,} distinct captions of {where}", k)
         images = read_images(manifest, split) if to_images else None
-        answers = _of_runs(runs, question, pool, images, features, pooling, device)
+        place = features or graph.FEATURES / dataset.folder.name
+        answers = _of_runs(runs, question, pool, images, place, dataset.folder, pooling, device)
     else:
         assert features is not None  # checked above
         assert weights is not None
@@ -134,14 +135,14 @@ def _of_runs(
     question: ModelNeighbours,
     pool: CaptionPool,
     images: ImagePool | None,
-    features: Path | None,
+    features: Path,
+    data: Path,
     pooling: str | None,
     device: str,
 ) -> dict[str, ModelNeighbours]:
     """The nearest captions by each model, and the nearest ``images`` by its heads."""
-    from pipeline import graph
     from sightline.progress import progress
-    from train.evaluate.models import EvaluatedModel, open_features
+    from train.evaluate.models import EvaluatedModel
     from train.evaluate.neighbours import find_captions, find_images
 
     answers_of: dict[str, ModelNeighbours] = {}
@@ -153,15 +154,18 @@ def _of_runs(
                 question, captions=find_captions(model, question.queries, pool, question.k)
             )
             if images is not None:
-                pictures = find_images(
+                pictures, notes = find_images(
                     model,
                     question.queries,
                     question.images,
                     images,
-                    partial(open_features, model=model, place=features or graph.FEATURES),
+                    features,
+                    data,
                     question.k,
                     captions=pool.captions_of_images(),
                 )
+                for note in notes:
+                    print(f"{names.name}: {note}", file=sys.stderr)
                 reasons += [f"{names.name}: {pictures.reason}"] if pictures.reason else []
                 answers = replace(answers, pictures=pictures)
             answers_of[names.name] = answers
