@@ -86,6 +86,7 @@ def test_pairs_stand_in_any_order_and_format(tmp_path, name, write, notes):
     ("values", "message"),
     [
         ({"score": [None]}, "row 1: score: found None"),
+        ({"score": [np.nan]}, "row 1: score nan is not a number.* remove the row"),
         ({"sentence2": [3]}, "row 1: sentence2: found 3, expected"),
         ({"sentence_b": ["b"]}, ""),
     ],
@@ -138,7 +139,9 @@ SICK, SICK_HEADER = "SICK/SICK_test_annotated.txt", "A\tsentence_A\tsentence_B\t
         (TABLE, f"{HEADER}1\ta\tb\n2\tonly one\n", "line 3: found 2 columns, expected 3"),
         (TABLE, f"{HEADER}1\ta\tb\nvery\ta\tb\n", "line 3: score 'very' is not a number"),
         (TABLE, f"{HEADER}inf\ta\tb\n", "line 2: score 'inf' is not a number"),
-        (TABLE, HEADER, "a header and no pairs"),
+        (TABLE, HEADER, "no pairs"),
+        (BENCHMARK, "", "no pairs"),
+        (SICK, SICK_HEADER, "no pairs"),
         (TABLE, None, "no such file; expected a table with the columns score, sentence1"),
         (GOLD, "4\n1\n\nhigh\n", "line 4: score 'high'"),
         (GOLD, "4\n1\n", "2 lines, but STS.input.MSRpar.txt has 4"),

@@ -50,22 +50,29 @@ class GradedPairs:
 
     @classmethod
     def of(
-        cls, name: str, file: Path, rows: Iterable[tuple[int | str, Sequence[Any]]]
+        cls,
+        name: str,
+        file: Path,
+        rows: Iterable[tuple[int | str, Sequence[Any]]],
+        unit: str = "line",
     ) -> GradedPairs:
         """The pairs of a file.
 
         Args:
-            rows: number of the line; gold score and the two sentences, which are split on
-                whitespace and joined with single spaces, as SentEval's are.
+            rows: number; gold score and the two sentences, which are split on whitespace and
+                joined with single spaces, as SentEval's are.
+            unit: what a row is called in errors.
 
         Raises:
-            SightlineError: a score that is not a finite number (names ``file`` and the line).
+            SightlineError: no pair, or a score that is not a finite number (names the row).
         """
         first, second, gold = [], [], []
         for number, (score, left, right) in rows:
-            gold.append(_parse_score(score, file, number))
+            gold.append(_parse_score(score, file, number, unit))
             first.append(squeeze(left))
             second.append(squeeze(right))
+        if not gold:
+            raise SightlineError(f"{file}: no pairs; expected one {unit} for each")
         return cls(name, tuple(first), tuple(second), np.array(gold, dtype=np.float64))
 
     def __len__(self) -> int:
@@ -106,9 +113,8 @@ def load_pairs(path: str | Path) -> GradedPairs:
         chosen = choose(table, {name: Wanted(setting=None) for name in HEADER})
     except SightlineError as error:
         raise SightlineError(f"{error}. {_OF_SENTEVAL}") from None
-    pairs = GradedPairs.of(file.stem, file, _rows_of_pairs(table, [chosen[n][0] for n in HEADER]))
-    if not len(pairs):
-        raise SightlineError(f"{file}: a header and no pairs; expected one per line after it")
+    rows = _rows_of_pairs(table, [chosen[name][0] for name in HEADER])
+    pairs = GradedPairs.of(file.stem, file, rows, table.unit)
     return replace(pairs, notes=tuple(table.notes))
 
 
@@ -181,14 +187,14 @@ def squeeze(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
-def _parse_score(text: str | float, file: Path, number: int | str) -> float:
+def _parse_score(text: str | float, file: Path, number: int | str, unit: str) -> float:
     try:
         score = float(text)
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
         raise SightlineError(
-            f"{file}, line {number}: score {short(text)} is not a number; "
-            "expected one such as 3.5; fix or remove the line"
+            f"{file}, {unit} {number}: score {short(text)} is not a number; "
+            f"expected one such as 3.5; fix or remove the {unit}"
         )
     return score
