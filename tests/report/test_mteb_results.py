@@ -123,6 +123,17 @@ def test_a_score_that_is_not_a_number_has_a_reason_and_other_versions_are_noted(
     assert cells["MTEB SciDocsRR"].mean == pytest.approx(50)
 
 
+def test_a_task_without_any_score_is_left_out_with_a_note_and_alone_is_an_error(tmp_path):
+    nothing = written(tmp_path, "without", STS12=("a1", {"test": {}}))
+    found = compared(tmp_path, written(tmp_path), nothing)
+    assert "MTEB STS12" not in found.table.tasks
+    assert "only tasks, splits and languages that all of MTEB's results have count" in found.notes
+    for name in ("STS17", "SciDocsRR"):
+        (nothing / f"{name}.json").unlink()
+    with pytest.raises(SightlineError, match="have no task in common"):
+        compared(tmp_path, nothing)
+
+
 def test_other_revisions_of_the_data_are_refused(tmp_path):
     changed = written(tmp_path, "changed", STS12=("a0", {"test": {"default": 0.71}}))
     with pytest.raises(SightlineError, match=r"STS12.json: evaluated on revision a0.* on a1"):

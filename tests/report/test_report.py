@@ -237,6 +237,10 @@ def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
         "sts: objects (untrained weights) +70.00 over text.",
     )
     assert lead_of(table, ()) == ()
+    unscored = make_table([*runs, made_result("new", scores={"other": 1.0})])
+    assert lead_of(unscored, compute_gains(unscored, comparisons)) == lead_of(
+        table, compute_gains(table, comparisons)
+    )
 
 
 CEILING = {"clip (frozen)": {"STS12": 99.0}, "chance": {"STS12": 1.0, "unknown": 2.0}}
@@ -289,7 +293,11 @@ def test_results_that_disagree_on_a_reference_are_noted_once():
     table = make_table(results)
     disagree, *notes_of_results = table.notes
     assert "disagree on clip (frozen), STS12 (99.00 and 90.00)" in disagree
-    assert notes_of_results == ["simcse: 3 images left out", "mcse: 3 images left out"]
+    assert notes_of_results == ["all runs: 3 images left out"]  # said once
+    (told,) = make_table(results[:2] + [with_task(each, notes=()) for each in results[2:]]).notes[
+        1:
+    ]
+    assert told == "simcse: 3 images left out"
     assert table.rows[2].cells["STS12"].mean == 99.0
 
 

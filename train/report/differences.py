@@ -184,8 +184,8 @@ def lead_of(table: Table, gains: Sequence[Gain]) -> tuple[str, ...]:
 
 def _best(table: Table, gain: Gain) -> str:
     """The best measured run on a gain's task beside the gain's baseline; empty without a score."""
-    means = {name: row.cells[gain.task].mean for name, row in table.measured.items()}
-    scores = {name: mean for name, mean in means.items() if mean is not None}
+    cells = {name: row.cells.get(gain.task) for name, row in table.measured.items()}
+    scores = {name: cell.mean for name, cell in cells.items() if cell and cell.mean is not None}
     if not scores:
         return ""
     name = max(scores, key=lambda name: scores[name])

@@ -146,9 +146,10 @@ class MtebFolder:
         for name, counted in tasks.items():
             parts, metric = self.files[name].parts, metric_of(name)
             scores[metric] = mean([parts[part] for part in counted])
-            if undefined := [part for part in counted if parts[part] is None]:
+            if scores[metric] is None:
+                undefined = ", ".join(part for part in counted if parts[part] is None)
                 file = self.path / f"{name}.json"
-                reasons[metric] = f"{file} has no score of {', '.join(undefined)}"
+                reasons[metric] = f"{file} has no score of {undefined or 'any split'}"
         means = {f"{AVERAGE} {kind}": names for kind, names in TYPES.items()}
         for average, names in {**means, AVERAGE: tuple(tasks)}.items():
             if tasks.keys() >= set(names):

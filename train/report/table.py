@@ -149,6 +149,7 @@ def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> T
     runs = by_run(results)
     rows = [_row(name, members, tasks) for name, members in runs.items()]
     references, notes = _references(results, tasks)
+    notes += _notes_of_tasks(runs)
     notes += [note for name, members in runs.items() for note in _doubts(name, members)]
     # runs of different precisions differ in more than what they were meant to compare
     if precisions := _runs_with(results, lambda training: training.precision):
@@ -315,14 +316,21 @@ def _runs_with(results: Sequence[RunResult], value: Callable[[RunSummary], str |
     return "; ".join(texts) if len(runs) > 1 else ""
 
 
+def _notes_of_tasks(runs: Mapping[str, Sequence[RunResult]]) -> list[str]:
+    """The notes of results, each once, with the runs that it is about."""
+    runs_of: dict[str, dict[str, None]] = {}
+    for name, members in runs.items():
+        for note in (n for each in members for task in each.tasks.values() for n in task.notes):
+            runs_of.setdefault(note, {})[name] = None
+    return [
+        f"{'all runs' if len(names) == len(runs) > 1 else ', '.join(names)}: {note}"
+        for note, names in runs_of.items()
+    ]
+
+
 def _doubts(name: str, members: list[RunResult]) -> list[str]:
     """A mean over seeds is meaningful only if nothing but the seed differs."""
-    notes = [
-        f"{name}: {note}"
-        for note in dict.fromkeys(
-            note for result in members for task in result.tasks.values() for note in task.notes
-        )
-    ]
+    notes = []
     names = differing(flatten(result.parameters) for result in members)
     if names := sorted(key for key in names if key.rsplit(".", 1)[-1] != "seed"):
         notes.append(f"the seeds of {name} differ in parameters: {', '.join(names)}")
