@@ -11,6 +11,7 @@ sorted by length. Model, weights, precision and threads are the same; the scores
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -82,13 +83,17 @@ def main() -> None:
         report.add(side=side, **{task: "none" if s is None else s for task, s in found.items()})
     pairs = [[np.nan if s is None else s for s in found.values()] for found in scores.values()]
     np.testing.assert_allclose(*pairs, rtol=0, atol=0.01)
-    for clock, ours_s, plain_s in zip(Cost._fields, costs["ours"], costs["plain"], strict=True):
-        what, seconds = (
-            f"all tasks / the plain loop, {clock}",
-            {"ours_s": ours_s, "plain_s": plain_s},
-        )
-        report.ratio(what, ours_s / plain_s, at_most=TARGET, **seconds)
+    both_clocks(report, "all tasks / the plain loop", costs, "plain", TARGET)
     beside_the_library(options, data, report)
+
+
+def both_clocks(
+    report: Report, what: str, costs: Mapping[str, Cost], other: str, at_most: float
+) -> None:
+    """Report a ratio of each clock, ours to the ``other`` side's."""
+    for clock, ours_s, theirs in zip(Cost._fields, costs["ours"], costs[other], strict=True):
+        seconds = {"ours_s": ours_s, f"{other}_s": theirs}
+        report.ratio(f"{what}, {clock}", ours_s / theirs, at_most=at_most, **seconds)
 
 
 def beside_the_library(options: argparse.Namespace, data: TestSets, report: Report) -> None:
@@ -108,9 +113,8 @@ def beside_the_library(options: argparse.Namespace, data: TestSets, report: Repo
         options.rounds,
     )
     np.testing.assert_allclose(rows["ours"], rows["theirs"], rtol=0, atol=1e-4)
-    for clock, ours_s, theirs_s in zip(Cost._fields, costs["ours"], costs["theirs"], strict=True):
-        what = f"{len(sentences):,} sentences / sentence-transformers, {clock}"
-        report.ratio(what, ours_s / theirs_s, at_most=THEIRS, ours_s=ours_s, theirs_s=theirs_s)
+    what = f"{len(sentences):,} sentences / sentence-transformers"
+    both_clocks(report, what, costs, "theirs", THEIRS)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, verify
 from sightline.cache.compact import collect, compact
 from sightline.cache.keys import Keys
-from sightline.cache.manifest import IMAGES, key_array, read_manifest
+from sightline.cache.manifest import IMAGES, key_array
 from sightline.cache.set_plan import plan_set
 
 if TYPE_CHECKING:
@@ -116,28 +116,13 @@ def publishing(folder: Path, keys: Keys) -> str:
         return bytes_a_row(writer.publish, len(keys))
 
 
-class Images:
-    """A prepared data set, as far as image extraction reads it."""
-
-    def __init__(self, manifest: Path) -> None:
-        self.images_manifest = manifest
-
-    @property
-    def images(self) -> pa.Table:
-        """The manifest."""
-        return read_manifest(self.images_manifest, IMAGES)
-
-    def require_images(self) -> Path:
-        """The folder of images."""
-        return self.images_manifest.parent
-
-
 def images(folder: Path, keys: Keys) -> str:
     """The plan of image extraction, from a manifest of as many images."""
     import torch
 
     from pipeline.encoders.config import named_encoder
     from pipeline.extract.inputs import FeatureInputs, image_entries_of
+    from sightline.cache.prepared import PreparedDataset
 
     manifest = folder.parent / "images.parquet"
     with pq.ParquetWriter(manifest, IMAGES) as writer:
@@ -152,7 +137,7 @@ def images(folder: Path, keys: Keys) -> str:
     encoder = named_encoder("resnet18", "random:0").build_image(torch.device("cpu"), "fp32")
 
     def work() -> None:
-        data: Any = Images(manifest)
+        data = PreparedDataset(manifest.parent, manifest.parent)
         planned(FeatureInputs("image", image_entries_of(data)), encoder, folder)
 
     return bytes_a_row(work, len(keys))

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from harness import OutOfTime, Report, add_device, device_of, options_of, take_turns
 from torch import Tensor, nn
-from training_data import FEATURES, LONGEST, World
+from training_data import FEATURES, LONGEST, SYSTEMS, World
 from transformers import BertConfig, BertModel
 
 from sightline.cache import keys_of_texts
@@ -52,7 +52,6 @@ from train.schedule import Stream
 from train.train_run import train_run
 
 PLAIN, ONLINE = "plain", "dalr, teachers online"
-SYSTEMS = ("simcse", "mcse", "kdmcse", "dalr", "mcseo")
 SHARE_OF_PAIRS = {"captions": 1.0, "wiki + flickr": 1 / 33}
 RATIOS = {"captions": {"fp32": 1.4, "bf16": 4.0}, "wiki + flickr": {"fp32": 1.15, "bf16": 3.0}}
 """Targets: how many times as fast as the plain loop."""
