@@ -132,15 +132,11 @@ def compare(
 def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:
     """The figure of --plot."""
     from sightline.errors import SightlineError
-    from train.report.charts import curve_chart, to_png, to_svg
+    from train.report.charts import curve_chart, subset_chart, to_png, to_svg
     from train.report.comparison import RunComparison
-    from train.report.comparison_document import chart_of_subsets
 
-    if not isinstance(shown, RunComparison):
-        figure = curve_chart(shown)
-    elif shown.subset_differences:
-        figure = chart_of_subsets(shown)
-    else:
+    figure = subset_chart(shown) if isinstance(shown, RunComparison) else curve_chart(shown)
+    if figure is None:
         raise SightlineError(
             "no differences on subsets to plot: expected two runs with scores of STS12-16's "
             "subsets; evaluate the runs on the STS sets, or remove --plot"

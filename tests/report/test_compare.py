@@ -13,7 +13,7 @@ from invented_runs import SCORES, SUBSETS, invented, write_invented
 from train.evaluate.results import EvaluationSet, save_result
 from train.report.charts import subset_chart
 from train.report.comparison import compare_results, find_run, find_runs
-from train.report.comparison_document import chart_of_subsets, charts_of, document_of
+from train.report.comparison_document import charts_of, document_of
 from train.report.differences import differences_from, p_text, t_test
 from train.report.published import published_rows, select_published
 from train.report.render import escape_latex, terminal_text
@@ -331,15 +331,14 @@ def test_control_characters_of_a_name_do_not_reach_the_terminal():
 
 def test_the_figure_has_a_dot_per_run_and_subset():
     comparison = compared("simcse", "mcse", "mcse-untrained")
-    labels = {run: f"{run}!" for run in SCORES}
-    figure = subset_chart("simcse", comparison.subset_differences, labels, "")
+    figure = subset_chart(comparison)
     axis = figure.axes[0]
     dots = [line for line in axis.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     assert len(dots) == 16
     filled = [dot for dot in dots if dot.get_markerfacecolor() != "white"]
     assert len(filled) == sum(each.significant for each in comparison.subset_differences) == 6
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["mcse!", "mcse-untrained!"]
+    assert names == ["mcse", "mcse-untrained (untrained weights)"]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +347,7 @@ def test_the_figure_has_a_dot_per_run_and_subset():
 def test_the_figure_names_the_unit_of_sts_and_no_other(task, unit):
     parts = {"scores": {task: 1.0}, "subsets": {task: {"a": 1.0, "b": 2.0}}}
     runs = [invented(run, seed, (1.0, 2.0), **parts) for run in "xy" for seed in (0, 1)]
-    label = chart_of_subsets(compare_results(runs)).axes[0].get_xlabel()
+    label = subset_chart(compare_results(runs)).axes[0].get_xlabel()
     assert label == f"difference from x{unit} (filled: p < 0.05)"
 
 

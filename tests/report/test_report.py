@@ -17,8 +17,8 @@ from made_results import made_result, with_task
 from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
 from train.evaluate.results import RunResult, load_result, save_result
-from train.records import FeatureUse
-from train.report.charts import PUBLISHED, dev_chart, score_chart
+from train.records import DEV, FeatureUse
+from train.report.charts import PUBLISHED, score_chart, training_chart
 from train.report.comparison import FoundRun, compare_results
 from train.report.comparison_document import charts_of, document_of, feature_uses, parameter_rows
 from train.report.curve import RUN, curve_of
@@ -370,9 +370,9 @@ def test_charts_have_a_panel_per_task_and_a_line_per_seed(results):
     figure = score_chart(table)
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["scenes"]
     assert len(figure.axes[0].patches) == len(table.rows)
-    lines = dev_chart(results).axes[0].lines
+    lines = training_chart(results, DEV).axes[0].lines
     assert len([line for line in lines if len(line.get_xydata()) == 2]) == 12
-    assert dev_chart([made_result("a")]) is None
+    assert training_chart([made_result("a")], DEV) is None
 
 
 def test_parameters_that_differ_come_first_and_features_once(results):

@@ -19,6 +19,8 @@ FILE_NAME = "result.json"
 SCHEMA = "sightline.result/1"
 NOT_TRAINED = "not trained by Sightline"
 """The objective of a model that is not a training run."""
+UNTRAINED = "untrained weights"
+"""The mark of a run that learned from features of random weights."""
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -261,7 +263,7 @@ class RunResult(BaseModel):
         doubts = dict.fromkeys(use.doubt for use in self.features if use.doubt)
         accepted = self.training is not None and self.training.accepted_code
         return (
-            *(["untrained weights"] if self.untrained else []),
+            *([UNTRAINED] if self.untrained else []),
             *(f"features {doubt}" for doubt in doubts),
             *(["code edited since, accepted"] if accepted else []),
             *([f"scored in {self.precision}"] if self.precision else []),

@@ -24,7 +24,7 @@ from sightline.cache.record import Kind
 from sightline.errors import SightlineError
 from train.evaluate.candidates import ImagePool, note_of_failed, open_features
 from train.evaluate.cosines import NotDefinedError, ranks_of_matches
-from train.evaluate.results import EvaluationSet, TaskResult
+from train.evaluate.results import UNTRAINED, EvaluationSet, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings
 from train.records import FeatureUse
 
@@ -217,7 +217,7 @@ class RetrievalTask(Task[RetrievalSettings]):
         rows, kept = rows_of_images(images, self.images.keys)
         recall = self._recall(rows, kept, texts.take(keys_of_texts(self.captions)))
         doubts = dict.fromkeys(FeatureUse.of_set(features).doubt for features in (images, texts))
-        untrained = ["untrained weights"] if images.record.spec.encoder.untrained else []
+        untrained = [UNTRAINED] if images.record.spec.encoder.untrained else []
         marks = ", ".join(["frozen", *untrained, *filter(None, doubts)])
         return {f"{name} ({marks})": recall}, self._failed(images)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,10 +22,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from train.evaluate.results import RunResult
-from train.evaluate.sts import AVERAGE
+from train.evaluate.sts import AVERAGE, SUBSETS
 from train.records import DEV
+from train.report.comparison import RunComparison
 from train.report.curve import Curve, Point, value_text
-from train.report.differences import ALPHA, Difference
+from train.report.differences import ALPHA
 from train.report.grid import number, printable
 from train.report.table import DECIMALS, Row, Table
 
@@ -126,34 +127,52 @@ def score_chart(table: Table) -> Figure | None:
     return figure
 
 
-def dev_chart(results: Sequence[RunResult]) -> Figure | None:
-    """Dev score against step: one line per seed, one colour per run, best checkpoints marked.
+def training_chart(results: Sequence[RunResult], entry: str) -> Figure | None:
+    """An entry of the training logs against step: one line per seed, one colour per run.
 
-    None if no run has a dev curve.
+    Runs are named at the end of their lines; of dev scores, the best checkpoints are marked. None
+    if no run logged one.
     """
-    trainings = [result.training for result in results if result.training]
-    metrics = {training.dev for training in trainings if training.dev_history} - {None}
-    label = metrics.pop() if len(metrics) == 1 else None
-    return _training_curves(results, DEV, label or "dev score")
+    trainings = {(each.run, each.seed): each.training for each in results if each.training}
+    points_of = {seed: points for seed, run in trainings.items() if (points := run.curve(entry))}
+    if not points_of:
+        return None
+    dev_sets = {run.dev for run in trainings.values() if run.dev_history and run.dev}
+    of_dev = dev_sets.pop() if len(dev_sets) == 1 else "dev score"
+    runs = list(dict.fromkeys(result.run for result in results))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+        axis = figure.subplots()
+        ends: dict[str, tuple[float, list[float]]] = {}
+        for (run, seed), points in points_of.items():
+            steps, scores = [step for step, _ in points], [score for _, score in points]
+            colour = colour_of(runs.index(run))
+            axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
+            best = trainings[run, seed].best_step
+            if kept := [point for point in points if point[0] == best and entry == DEV]:
+                axis.plot(*zip(*kept, strict=True), "o", color=colour, ms=4.5)
+            last, values = ends.get(run, (0.0, []))
+            ends[run] = (max(last, steps[-1]), [*values, scores[-1]])
+        _label_ends(axis, ends, runs)
+        axis.set_xlabel("step")
+        axis.set_ylabel(of_dev if entry == DEV else entry)
+        axis.margins(x=0.02)
+        clean(axis, lines="y")
+    return figure
 
 
-def loss_chart(results: Sequence[RunResult]) -> Figure | None:
-    """The loss that was minimised against step, as `dev_chart`. None if no run logged one."""
-    return _training_curves(results, "loss", "loss")
-
-
-def subset_chart(
-    baseline: str, differences: Sequence[Difference], labels: Mapping[str, str], unit: str
-) -> Figure:
-    """Each run's difference from `baseline` on each subset, as in MCSE's figure 4.
+def subset_chart(comparison: RunComparison) -> Figure | None:
+    """Each run's difference from the baseline on each subset, as in MCSE's figure 4.
 
     One line per subset and one dot per run, filled where the difference is significant; both in
-    the order of `differences`. A rule separates the years.
-
-    Args:
-        labels: run → its name with its marks.
-        unit: of the scores; empty if they have several.
+    the order of the differences. A rule separates the years. None without a difference.
     """
+    differences = comparison.subset_differences
+    if comparison.subsets is None or not differences:
+        return None
+    labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
+    tasks = {task for result in comparison.results for task in result.subsets}
+    unit = ["Spearman × 100"] if tasks <= SUBSETS.keys() else []
     subsets = list(dict.fromkeys(change.task for change in differences))
     runs = list(dict.fromkeys(change.run for change in differences))
     lane = 0.6 / len(runs)
@@ -179,7 +198,7 @@ def subset_chart(
         axis.set_yticks(range(len(subsets)), subsets)
         axis.set_ylim(len(subsets) - 0.4, -0.6)
         axis.tick_params(axis="y", length=0)
-        label = [f"difference from {labels[baseline]}", *([unit] if unit else [])]
+        label = [f"difference from {labels[comparison.baseline]}", *unit]
         axis.set_xlabel(f"{', '.join(label)} (filled: p < {ALPHA:g})")
         clean(axis, keep=("bottom",), lines="x")
         legend_above(figure, columns, handletextpad=0.2)
@@ -310,37 +329,6 @@ def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
     axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
     axis.set_xticks([])
     clean(axis, keep=("left",))
-
-
-def _training_curves(results: Sequence[RunResult], key: str, label: str) -> Figure | None:
-    """An entry of the training logs against step, with runs named at the end of their lines."""
-    points_of = {
-        (result.run, result.seed): result.training.curve(key)
-        for result in results
-        if result.training and result.training.curve(key)
-    }
-    if not points_of:
-        return None
-    best = {(each.run, each.seed): each.training.best_step for each in results if each.training}
-    runs = list(dict.fromkeys(result.run for result in results))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-        axis = figure.subplots()
-        ends: dict[str, tuple[float, list[float]]] = {}
-        for (run, seed), points in points_of.items():
-            steps, scores = [step for step, _ in points], [score for _, score in points]
-            colour = colour_of(runs.index(run))
-            axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
-            kept = [point for point in points if point[0] == best[run, seed] and key == DEV]
-            axis.plot(*zip(*kept, strict=True), "o", color=colour, ms=4.5) if kept else None
-            last, values = ends.get(run, (0.0, []))
-            ends[run] = (max(last, steps[-1]), [*values, scores[-1]])
-        _label_ends(axis, ends, runs)
-        axis.set_xlabel("step")
-        axis.set_ylabel(label)
-        axis.margins(x=0.02)
-        clean(axis, lines="y")
-    return figure
 
 
 def _label_ends(

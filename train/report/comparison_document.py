@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sightline.settings import flatten
-from train.evaluate.results import RunResult
-from train.evaluate.sts import SUBSETS
-from train.records import FeatureUse
+from train.evaluate.results import UNTRAINED, RunResult
+from train.records import DEV, FeatureUse
 from train.report.comparison import RunComparison
 from train.report.curve import RUN, Curve, value_text
 from train.report.differences import ALPHA, Difference, Gain, lead_of, p_text
@@ -109,22 +108,11 @@ def charts_of(comparison: RunComparison) -> dict[str, Figure]:
     figures = {
         "scores": charts.score_chart(table),
         "plane": charts.plane_of_runs(table),
-        "dev": charts.dev_chart(results),
-        "loss": charts.loss_chart(results),
-        "subsets": chart_of_subsets(comparison) if comparison.subset_differences else None,
+        "dev": charts.training_chart(results, DEV),
+        "loss": charts.training_chart(results, "loss"),
+        "subsets": charts.subset_chart(comparison),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def chart_of_subsets(comparison: RunComparison) -> Figure:
-    """The differences on subsets, of which there must be some."""
-    from train.report.charts import subset_chart
-
-    assert comparison.subsets is not None
-    labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
-    tasks = {task for result in comparison.results for task in result.subsets}
-    unit = "Spearman × 100" if tasks <= SUBSETS.keys() else ""
-    return subset_chart(comparison.baseline, comparison.subset_differences, labels, unit)
 
 
 def scores_of(comparison: RunComparison) -> tuple[Grid, ...]:
@@ -315,7 +303,7 @@ def _change_cell(change: float | None, p_value: float | None) -> GridCell:
 def _features(uses: Sequence[tuple[FeatureUse, list[str]]]) -> Grid:
     rows = []
     for feature, runs in uses:
-        marks = ["untrained weights"] if feature.untrained else []
+        marks = [UNTRAINED] if feature.untrained else []
         marks += [feature.provenance] if feature.provenance != "computed here" else []
         revision = f", revision {feature.revision}" if feature.revision else ""
         digests = (feature.weights_sha256, feature.fingerprint, feature.content_digest)

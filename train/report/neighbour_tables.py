@@ -42,8 +42,8 @@ def section_of(
     """
     classes: dict[str, str] = {}
     style: list[str] = []
-    for image in shown_images(models) if thumbnails is not None else ():
-        assert thumbnails is not None
+    thumbnails = thumbnails or {}
+    for image in shown_images(models) if thumbnails else ():
         uri = thumbnails[image].uri
         # the same in every section of a page
         classes[image] = hashlib.sha256(uri.encode()).hexdigest()[:16]
@@ -53,7 +53,7 @@ def section_of(
     template = html_templates(Path(__file__).parent).get_template("neighbours.html.j2")
     first = next(iter(models.values()))
     body = template.render(
-        models=models, first=first, own=OWN, classes=classes, thumbnails=thumbnails or {}
+        models=models, first=first, own=OWN, classes=classes, thumbnails=thumbnails
     )
     grids = tuple(
         grid
