@@ -61,9 +61,6 @@ def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
 
     Args:
         split: those of one split only; None for all.
-
-    Raises:
-        SightlineError: no such manifest or a malformed one, no caption, or an unknown split.
     """
     table = read_split(manifest, CAPTIONS, split)
     columns = (table[name].to_pylist() for name in ("caption_id", "image_id", "text"))
@@ -79,11 +76,7 @@ def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:
 
 
 def read_queries(sentences: Sequence[str], file: Path | None) -> list[str]:
-    """Distinct queries: those given, then the lines of a UTF-8 file; empty lines are skipped.
-
-    Raises:
-        SightlineError: a given one is empty, the file is missing or not UTF-8, or has no sentence.
-    """
+    """Distinct queries: those given, then the lines of a UTF-8 file; empty lines are skipped."""
     queries = [sentence.strip() for sentence in sentences]
     if not all(queries):
         raise SightlineError("a query is empty; give a sentence")
@@ -117,9 +110,6 @@ class ImagePool:
 
         Args:
             manifest: where these images are from, for the error.
-
-        Raises:
-            SightlineError: there is no image of some id.
         """
         if absent := sorted(set(ids) - set(self.ids)):
             raise SightlineError(
@@ -147,9 +137,6 @@ def read_images(manifest: Path, split: str | None = None) -> ImagePool:
 
     Args:
         split: those of one split only; None for all.
-
-    Raises:
-        SightlineError: no such manifest or a malformed one, or no image of the split.
     """
     return ImagePool.of(read_split(manifest, IMAGES, split))
 
@@ -168,9 +155,6 @@ def open_features(
         of_whom: the model that needs it, for the error.
         use: what it learned from, which may have another name below ``folder``, and must have the
             same fingerprint; None: any.
-
-    Raises:
-        SightlineError: no such set, or another fingerprint (says how to make it).
     """
     names = (f"{kind}/{encoder}", encoder, *([use.name] if use else []), "")
     places = [folder / name for name in names if (folder / name / FILE_NAME).is_file()]

@@ -47,9 +47,6 @@ def selections(task: TransferTask, count: int, seed: int) -> list[Selection]:
 
     Args:
         count: number of outer and of inner folds.
-
-    Raises:
-        SightlineError: a class has too few examples for that many folds.
     """
     _check_classes(task, count)
     labels, ends = task.labels, np.cumsum([len(split) for split in task.splits.values()])

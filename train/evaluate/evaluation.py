@@ -272,11 +272,7 @@ def _measured(name: str, task: Task[Any]) -> TaskResult:
 
 
 def _scored(name: str, task: Task[Any], result: TaskResult) -> dict[str, Any]:
-    """What a task filled in, under the names that its metrics have in a result.
-
-    Raises:
-        SightlineError: it has other metrics than it says, as a task of another package might.
-    """
+    """What a task filled in, under the names that its metrics have in a result."""
     expect(result, TaskResult, task, "score")
     expected = [metric.name for metric in task.metrics]
     if list(result.scores) != expected:

@@ -181,9 +181,6 @@ def name_models(words: Sequence[str]) -> list[NamedModel]:
 
     Args:
         words: folders or names on the hub; a prefix `NAME=` renames the model.
-
-    Raises:
-        SightlineError: an empty name, a run that is not finished, or two models of one name.
     """
     labelled: list[tuple[str, str, int | None]] = []
     for word in words:

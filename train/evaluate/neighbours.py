@@ -78,9 +78,6 @@ def find_images(
         data: the folder of the data set.
         encoder: which image features, for a run with heads for several.
         captions: image id → the caption to show with it; None shows none.
-
-    Raises:
-        SightlineError: the features are missing, or are others than the run learned from.
     """
     from train.evaluate.models import image_space, project
 

@@ -309,11 +309,7 @@ def _mean(folds: Sequence[Recall]) -> Recall:
 
 
 def _require_one_space(images: FeatureSet, texts: FeatureSet) -> None:
-    """Refuse image and text features that were not made by one model.
-
-    Raises:
-        SightlineError: their widths or weights differ.
-    """
+    """Refuse image and text features that were not made by one model."""
     left, right = images.record.spec, texts.record.spec
     if (left.dim, left.encoder.weights_sha256) != (right.dim, right.encoder.weights_sha256):
         raise SightlineError(

@@ -76,12 +76,7 @@ TestSets = Mapping[str, tuple[GradedPairs, ...]]
 
 
 def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> TestSets:
-    """The test sets of `tasks` from SentEval's `downstream` folder.
-
-    Raises:
-        SightlineError: an unknown task; a missing file (named, with the layout expected); an input
-            and a gold file of different lengths; a bad line (named).
-    """
+    """The test sets of `tasks` from SentEval's `downstream` folder."""
     root = Path(folder)
     tests: dict[str, tuple[GradedPairs, ...]] = {}
     for task in tasks:
@@ -117,9 +112,6 @@ def load_graded_pairs(path: Path, split: str = "dev") -> GradedPairs:
 
     Args:
         split: of STS-B: `train`, `dev` or `test`; `all` joins them.
-
-    Raises:
-        SightlineError: neither exists.
     """
     if path.is_file():
         return load_pairs(path)

@@ -159,12 +159,7 @@ def unlike_published(
 
 
 def task_class(name: str) -> type[Task[Any]]:
-    """The task of that name.
-
-    Raises:
-        SightlineError: there is none (suggests the nearest), or that of another package cannot be
-            used.
-    """
+    """The task of that name."""
     kind = TASKS.subclass(name, Task)
     expect_class(getattr(kind, "Settings", None), TaskSettings, kind, "Settings")
     return kind

@@ -111,11 +111,7 @@ class TransferTask:
 
 
 def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> dict[str, TransferTask]:
-    """The transfer tasks from SentEval's `downstream` folder, in the order of ``tasks``.
-
-    Raises:
-        SightlineError: an unknown task; a missing, empty or unreadable file; a bad line (named).
-    """
+    """The transfer tasks from SentEval's `downstream` folder, in the order of ``tasks``."""
     root, loaded = Path(folder), {}
     for name in tasks:
         if name not in TASKS:
@@ -150,9 +146,6 @@ def evaluate_transfer(
         folds: number of outer and of inner folds.
         recipe: None uses that of SimCSE's evaluation.
         advance: called, by any thread, with how many more of `folds_of` the tasks are done.
-
-    Raises:
-        SightlineError: an unknown device; a class with fewer examples than folds need.
     """
     texts = [list(task.sentences) for task in tasks.values()]
     embeddings = np.asarray(encode([text for part in texts for text in part]), dtype=np.float32)

@@ -70,10 +70,6 @@ def find_run(word: str, root: Path) -> FoundRun:
         word: a run's name, a folder of result files, one result file, or a folder of results that
             MTEB wrote; a prefix `NAME=` renames the run.
         root: folder of the runs' results, one folder each.
-
-    Raises:
-        SightlineError: no such run (names the nearest), no result file, a damaged one, or results
-            of more than one run in a folder.
     """
     label, source = "", word
     if "=" in word and not _place(word, root).exists():
@@ -105,9 +101,6 @@ def find_runs(
     Args:
         baseline: one of the runs, by its name or as it was given; any other run is found like
             these and put before them. None: the first.
-
-    Raises:
-        SightlineError: see `find_run`.
     """
     runs = [find_run(each, root) for each in words]
     if not runs:
@@ -161,10 +154,6 @@ def compare_runs(
     """Compare `runs` with the one named `baseline`.
 
     Published rows are shown beside them but not tested, because their scores per seed are unknown.
-
-    Raises:
-        SightlineError: a run and seed given twice, different tasks or test sets, a published row
-            that shares no task with these runs, or see `on_shared_tasks`.
     """
     runs, reduced = on_shared_tasks(runs)
     check_comparable(runs)
@@ -185,10 +174,6 @@ def compare_results(
         baseline: None: the first run.
         comparisons: gains to compute, each by the names of its runs.
         notes: to put first.
-
-    Raises:
-        SightlineError: no result, one seed of a run twice, a name without a result, or a published
-            row that shares no task with the results.
     """
     tasks = tuple(dict.fromkeys(task for result in results for task in result.scores))
     table = make_table(results, [_fitted(row, tasks) for row in published])

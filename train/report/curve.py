@@ -81,11 +81,6 @@ def curve_of(
         metric: name of a score; None takes the average over tasks if there is one, otherwise the
             first score.
         baseline: name of the run among ``runs`` that is no point but a reference.
-
-    Raises:
-        SightlineError: the runs are not comparable (`check_comparable`); no such metric; no such
-            parameter, several, or the same value in all runs; a run without it; two runs with the
-            same value on one line; or no two runs that differ in it alone.
     """
     check_comparable(runs)
     table = make_table([result for run in runs for result in run.results])

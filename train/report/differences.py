@@ -142,11 +142,7 @@ def differences_from(baseline: str, table: Table) -> tuple[Difference, ...]:
 
 
 def compute_gains(table: Table, comparisons: Sequence[Comparison]) -> tuple[Gain, ...]:
-    """Every comparison on every task that its baseline and treatment have.
-
-    Raises:
-        SightlineError: a comparison names a run that the table does not have.
-    """
+    """Every comparison on every task that its baseline and treatment have."""
     rows = table.measured
     for comparison in comparisons:
         for name in (comparison.baseline, comparison.treatment, comparison.control):

@@ -106,9 +106,6 @@ class MtebFolder:
 
         Returns:
             None if MTEB wrote nothing there.
-
-        Raises:
-            SightlineError: several revisions, or a file that is not one of MTEB's results.
         """
         places = places_of_results(path)
         if not places:
@@ -172,10 +169,6 @@ def on_shared_tasks(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]
     Returns:
         The runs in their order, and notes on what was left out. Runs without any result of MTEB
         are returned as they are.
-
-    Raises:
-        SightlineError: a run has other scores than MTEB's, results have no task in common, or a
-            task was evaluated on different revisions of its data.
     """
     folders = [run.mteb for run in runs if run.mteb is not None]
     if not folders:

@@ -106,9 +106,6 @@ def compare_entry(
         roots: folders of results, each with one folder per run. A row takes its run from the one
             where it is its training or comes nearest.
         expected: (configuration, run) → what it trains.
-
-    Raises:
-        SightlineError: a result file is damaged, or its seeds were scored on different tests.
     """
     rows = []
     for row in entry.rows:

@@ -200,11 +200,7 @@ def every_row() -> Iterator[PaperRow]:
 
 
 def find_entries(name: str) -> list[Entry]:
-    """The entries that a user means: `mcse:table-1`, `mcse:1` for a table, `mcse` for a paper.
-
-    Raises:
-        SightlineError: there is none (names the nearest).
-    """
+    """The entries that a user means: `mcse:table-1`, `mcse:1` for a table, `mcse` for a paper."""
     name_of = name.strip().lower()
     if name_of in load_papers():
         return list(load_papers()[name_of].entries)
@@ -239,11 +235,7 @@ def _published(row: PaperRow, source: str) -> Row:
 
 
 def select_published(names: Sequence[str]) -> list[Row]:
-    """The published rows named `SYSTEM` (in every setting) or `SYSTEM:SETTING`, in that order.
-
-    Raises:
-        SightlineError: no row has the name; lists the available ones.
-    """
+    """The published rows named `SYSTEM` (in every setting) or `SYSTEM:SETTING`, in that order."""
     rows = published_rows()
     chosen: dict[str, Row] = {}
     for name in names:

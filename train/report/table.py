@@ -133,11 +133,7 @@ class Table:
 
 
 def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> Table:
-    """The table of `results`: runs, then references, then published rows.
-
-    Raises:
-        SightlineError: no result, or one seed of a run twice.
-    """
+    """The table of `results`: runs, then references, then published rows."""
     if not results:
         raise SightlineError("no results to report; run the train and evaluate stages first")
     every = dict.fromkeys(task for result in results for task in result.scores)
