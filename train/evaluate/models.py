@@ -29,6 +29,8 @@ from train.run_folder import STATE_FILE
 if TYPE_CHECKING:
     from torch import nn
 
+_BATCH = 4096  # rows that a head projects at once
+
 
 class EvaluatedModel:
     """An encoder that embeds the distinct sentences of all tasks once, in one call.
@@ -146,14 +148,14 @@ class EvaluatedModel:
         return objective.eval()
 
 
-def project(head: nn.Module, rows: np.ndarray, batch: int = 4096) -> np.ndarray:
+def project(head: nn.Module, rows: np.ndarray) -> np.ndarray:
     """``head`` applied to float [n, d], in batches: float32 [n, d']."""
     import torch
 
     with torch.inference_mode():
         parts = [
-            head(torch.from_numpy(rows[start : start + batch].astype(np.float32))).numpy()
-            for start in range(0, len(rows), batch)
+            head(torch.from_numpy(rows[start : start + _BATCH].astype(np.float32))).numpy()
+            for start in range(0, len(rows), _BATCH)
         ]
     return np.concatenate(parts)
 

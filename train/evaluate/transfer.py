@@ -118,7 +118,7 @@ def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> dict[str,
             raise SightlineError(f"unknown transfer task {name!r}; choose from {', '.join(TASKS)}")
         protocol, classes, files, read = _FORMATS[name]
         splits = {
-            split: _examples([row for file in names for row in read(root / file)])
+            split: _examples([row for file in names for row in _rows(root / file, read)])
             for split, names in files.items()
         }
         loaded[name] = TransferTask(name, protocol, classes, splits)
@@ -271,25 +271,22 @@ Row = tuple[int, str, str | None]
 """Label, sentence, and the second one of a pair."""
 
 
-def _polarity(file: Path) -> list[Row]:
+def _polarity(file: Path) -> Iterator[Row]:
     # SUBJ's positive sentences are the objective ones. `splitlines` also ends a line at U+0085, a
     # byte that UTF-8 text read as Latin-1 may have.
     label = int(file.suffix in (".pos", ".objective"))
-    return _some(file, [(label, squeeze(line), None) for line in _latin1(file).splitlines()])
+    yield from ((label, squeeze(line), None) for line in _latin1(file).splitlines())
 
 
-def _sst(file: Path) -> list[Row]:
-    rows: list[Row] = []
+def _sst(file: Path) -> Iterator[Row]:
     for number, line in enumerate(read_lines(file, SOURCE), start=1):
         columns = line.strip().split("\t")
         if len(columns) < 2 or columns[1] not in ("0", "1"):
             raise _bad_line(file, number, line, "sentence<TAB>0 or sentence<TAB>1")
-        rows.append((int(columns[1]), squeeze(columns[0]), None))
-    return _some(file, rows)
+        yield int(columns[1]), squeeze(columns[0]), None
 
 
-def _trec(file: Path) -> list[Row]:
-    rows: list[Row] = []
+def _trec(file: Path) -> Iterator[Row]:
     lines = _latin1(file).removesuffix("\n").split("\n")
     for number, line in enumerate(lines if lines != [""] else [], start=1):
         label, _, question = line.strip().partition(":")
@@ -298,22 +295,19 @@ def _trec(file: Path) -> list[Row]:
             raise _bad_line(
                 file, number, line, f"TYPE:subtype question, TYPE of {', '.join(LABELS)}"
             )
-        rows.append((LABELS[label], squeeze(words), None))
-    return _some(file, rows)
+        yield LABELS[label], squeeze(words), None
 
 
-def _mrpc(file: Path) -> list[Row]:
-    rows: list[Row] = []
+def _mrpc(file: Path) -> Iterator[Row]:
     # The first line names the columns.
     for number, line in enumerate(read_lines(file, SOURCE)[1:], start=2):
         columns = line.strip().split("\t")
         if len(columns) < 5 or columns[0] not in ("0", "1"):
             raise _bad_line(file, number, line, "0 or 1, two numbers, two sentences (5 columns)")
-        rows.append((int(columns[0]), squeeze(columns[3]), squeeze(columns[4])))
-    return _some(file, rows)
+        yield int(columns[0]), squeeze(columns[3]), squeeze(columns[4])
 
 
-_Format = tuple[Protocol, int, dict[str, tuple[str, ...]], Callable[[Path], list[Row]]]
+_Format = tuple[Protocol, int, dict[str, tuple[str, ...]], Callable[[Path], Iterator[Row]]]
 _FORMATS: dict[str, _Format] = {
     "MR": ("nested", 2, {"train": ("MR/rt-polarity.pos", "MR/rt-polarity.neg")}, _polarity),
     "CR": ("nested", 2, {"train": ("CR/custrev.pos", "CR/custrev.neg")}, _polarity),
@@ -341,8 +335,8 @@ _FORMATS: dict[str, _Format] = {
 """Task → protocol, number of classes, files of each split, and what reads one."""
 
 
-def _some(file: Path, rows: list[Row]) -> list[Row]:
-    if not rows:
+def _rows(file: Path, read: Callable[[Path], Iterator[Row]]) -> list[Row]:
+    if not (rows := list(read(file))):
         raise SightlineError(f"{file}: no examples; expected {SOURCE}")
     return rows
 
