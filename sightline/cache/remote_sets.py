@@ -52,7 +52,8 @@ def local_set(place: Path | str) -> Path:
         record = read_record(incoming)
         faults = remembered_faults(folder, record.files)
         _fetch(url, [file for file in record.files if file.name in faults], folder, incoming)
-        for old in {path.name for path in folder.iterdir()} - {file.name for file in record.files}:
+        names = {FILE_NAME, *(file.name for file in record.files)}
+        for old in {path.name for path in folder.iterdir()} - names:
             (folder / old).unlink()
         (incoming / FILE_NAME).replace(folder / FILE_NAME)
         return folder

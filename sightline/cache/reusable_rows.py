@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.atomic_files import folders_below
-from sightline.cache.file_checks import file_fault, remembered_faults
+from sightline.cache.file_checks import file_fault, file_faults, remembered_faults
 from sightline.cache.keys import Keys, as_keys, find_keys, selected
 from sightline.cache.record import DAMAGED, FILE_NAME, SetRecord, Spec, read_record
 from sightline.cache.rows import Rows, rows_in
@@ -77,7 +77,7 @@ class ReusableRows:
             the rows, and which of the wanted keys they are of: bool [n].
         """
         left, copies = missing.copy(), []
-        for rows in self._on_disk(root):
+        for rows in self._on_disk(root, check):
             if not left.any():
                 break
             places = find_keys(keys, rows.keys)
@@ -92,7 +92,7 @@ class ReusableRows:
                 left[find_keys(keys, mine.keys)] = False
         return copies, missing & ~left
 
-    def _on_disk(self, root: Path | None) -> Iterator[Rows]:
+    def _on_disk(self, root: Path | None, check: bool) -> Iterator[Rows]:
         """Dropped rows of this set, and the rows of other sets with its fingerprint, by path.
 
         Skips sets that cannot be read, which do not concern this run, and imported ones: their
@@ -106,7 +106,8 @@ class ReusableRows:
             try:
                 record = read_record(folder)
                 if record.fingerprint == self.spec.fingerprint and not record.provenance.imported:
-                    yield sound_part(folder, record, {}).rows
+                    faults = file_faults(folder, [record.index]) if check else {}
+                    yield sound_part(folder, record, faults).rows
             except CacheError:
                 continue
 

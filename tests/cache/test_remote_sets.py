@@ -111,6 +111,17 @@ def test_a_training_names_features_by_their_url(shelf, world):
     assert named == sets
 
 
+def test_a_set_that_was_fetched_is_whole_while_it_is_looked_at_again(world, monkeypatch):
+    with s3_shelf(world, monkeypatch) as shelf:
+        there = FeatureSet.open(f"{shelf.url}/image")
+
+        def replace(source: Path, target: Path) -> None:
+            assert len(FeatureSet.open(there.path)) == len(there)  # as another process does
+
+        monkeypatch.setattr(Path, "replace", replace)
+        FeatureSet.open(f"{shelf.url}/image")
+
+
 def test_a_tar_is_exported_to_a_url_and_imported_from_it(world, monkeypatch, tmp_path, capsys):
     with s3_shelf(tmp_path / "empty", monkeypatch) as shelf:
         url = f"{shelf.url}/image.tar"

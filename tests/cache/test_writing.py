@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from contextlib import suppress
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -40,6 +41,7 @@ from sightline.cache import (
     writer,
 )
 from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
 from sightline.cache.parts import part_names, read_failures
 from sightline.cache.plan import WorkerNumber
@@ -281,6 +283,23 @@ def test_neither_a_damaged_shard_nor_another_fingerprint_is_copied(tmp_path, cle
     flip(tmp_path / "a" / "set" / shard.name, -3)
     _, computed = fill(tmp_path / "b" / "set", copy_from=tmp_path)
     assert computed == shard.rows
+    assert files(tmp_path / "b" / "set") == files(clean)
+
+
+def test_rows_are_not_copied_by_a_damaged_index(tmp_path, clean):
+    donor, _ = fill(tmp_path / "a" / "set")
+    index = tmp_path / "a" / "set" / donor.index.name
+    intact, sound = index.read_bytes(), read_index(index.parent, donor)[0].numbers
+    for at in range(KEYS.nbytes, len(intact)):  # what follows the keys
+        index.write_bytes(intact)
+        flip(index, at)
+        with suppress(CacheError, KeyError):
+            if not np.array_equal(read_index(index.parent, donor)[0].numbers, sound):
+                break  # readable, but keys have the rows of others
+    else:
+        raise AssertionError("every flip was noticed")
+    _, computed = fill(tmp_path / "b" / "set", copy_from=tmp_path)
+    assert computed == 0  # the shards say which rows they have
     assert files(tmp_path / "b" / "set") == files(clean)
 
 
