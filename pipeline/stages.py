@@ -22,7 +22,7 @@ from sightline.cache.record import Kind, read_record
 from sightline.devices import compute_with
 from sightline.errors import SightlineError
 from sightline.output import write_file
-from sightline.progress import PhaseProgress
+from sightline.progress import phase_progress
 from sightline.settings import unknown
 from sightline.wording import counted
 
@@ -77,7 +77,8 @@ def prepare(params: Params, dataset: str) -> str:
     else:
         source = params.dataset(dataset)
     out = graph.dataset_folder(dataset)
-    return prepare_source(source, out, PhaseProgress()).summary()
+    with phase_progress() as tell:
+        return prepare_source(source, out, tell).summary()
 
 
 def features(

@@ -146,21 +146,23 @@ def _rate(per_second: float, unit: str) -> str:
     return f"{per_second:,.{digits}f} {unit}/s"
 
 
-class PhaseProgress:
+@contextmanager
+def phase_progress() -> Iterator[Callable[[str, int, int, str], None]]:
     """`progress` for code that reports ``(what, done, total, unit)``: a bar for each ``what``."""
+    what, before = "", 0
+    advance: Callable[[int], None]
+    with ExitStack() as bar:
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._what = ""
-        self._done = 0
+        def tell(phase: str, done: int, total: int, unit: str) -> None:
+            nonlocal what, before, advance
+            if phase != what:
+                bar.close()
+                what, before = phase, 0
+                advance = bar.enter_context(progress(phase, total, unit))
+            advance(done - before)
+            before = done
+            if done >= total:
+                bar.close()
+                what = ""
 
-    def __call__(self, phase: str, done: int, total: int, unit: str) -> None:
-        if phase != self._what:
-            self._stack.close()
-            self._what, self._done = phase, 0
-            self._advance = self._stack.enter_context(progress(phase, total, unit))
-        self._advance(done - self._done)
-        self._done = done
-        if done >= total:
-            self._stack.close()
-            self._what = ""
+        yield tell

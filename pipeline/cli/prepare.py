@@ -31,9 +31,10 @@ def _command(kind: str) -> Callable[..., None]:
 
 def _prepare(source: Source, out: Path, verify: bool, as_json: bool) -> None:
     from pipeline.datasets.prepared_output import prepare
-    from sightline.progress import PhaseProgress
+    from sightline.progress import phase_progress
 
-    report = prepare(source, out, PhaseProgress(), verify=verify)
+    with phase_progress() as tell:
+        report = prepare(source, out, tell, verify=verify)
     if as_json:
         counts = {"counts": report.counts, "problem_counts": report.problem_counts}
         print_json({**counts, "shards": report.shards} if report.shards else counts)

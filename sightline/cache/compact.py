@@ -105,7 +105,7 @@ def _strange_parts(folder: Path) -> dict[str, Path]:
     """``parts/NAME`` → finished parts beside the set of another fingerprint than the plan there."""
     run_folder = run_folder_of(folder)
     plan, names = StoredPlan.load(run_folder), part_names(run_folder)
-    mine = {name.plan for name in names if plan and name.file in {*plan.parts}}
+    mine = {name.plan for name in names if plan and name.file in plan.parts}
     mine |= {plan.name} if plan else set()
     strange: dict[str, Path] = {}
     for name in names:

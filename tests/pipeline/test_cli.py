@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pipeline.cli import main
 from sightline import progress as module
 from sightline.atomic_files import names_home
 from sightline.cache.feature_kind import KINDS
-from sightline.progress import PhaseProgress, progress
+from sightline.progress import phase_progress, progress
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]
@@ -185,12 +186,24 @@ def test_a_log_gets_plain_lines_with_rate_and_time(clock, capsys, total, given, 
 
 
 def test_each_phase_has_a_separate_count(clock, capsys):
-    tell = PhaseProgress()
-    for what, done in [("drawing", 5), ("drawing", 10), ("training", 3)]:
-        clock[0] += 11
-        tell(what, done, 10, "scenes")
+    with phase_progress() as tell:
+        for what, done in [("drawing", 5), ("drawing", 10), ("training", 3)]:
+            clock[0] += 11
+            tell(what, done, 10, "scenes")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("drawing: 10 of 10 scenes,")
+
+
+def test_a_phase_that_fails_leaves_no_bar(monkeypatch):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with suppress(ValueError), phase_progress() as tell:
+        tell("drawing", 5, 10, "scenes")
+        raise ValueError
+    shows_the_cursor, hides_it = "\x1b[?25h", "\x1b[?25l"
+    assert screen.getvalue().rindex(shows_the_cursor) > screen.getvalue().rindex(hides_it)
 
 
 def test_a_terminal_gets_the_first_line_above_a_bar_with_rate_and_time_left(monkeypatch, clock):

@@ -60,7 +60,7 @@ def features(
     """
     from sightline.cache.prepared import PreparedDataset
     from sightline.output import check_output_file
-    from sightline.progress import PhaseProgress
+    from sightline.progress import phase_progress
     from train.diagnose.diagnosis import SCHEMA, diagnose
     from train.diagnose.diagnosis_document import document_of
     from train.report.render import show
@@ -75,7 +75,8 @@ def features(
     inputs = [*sets, *(path for path in (captions, images) if path is not None)]
     if out is not None:
         check_output_file(out, SCHEMA.encode(), inputs)
-    diagnosis = diagnose(sets, captions, images, settings, PhaseProgress())
+    with phase_progress() as tell:
+        diagnosis = diagnose(sets, captions, images, settings, tell)
     document = document_of(diagnosis)
     show(document, "json" if as_json else "terminal")
     if out is not None:
