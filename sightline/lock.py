@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -13,11 +14,6 @@ from typing import Any
 
 from sightline.atomic_files import options_of
 from sightline.errors import BusyError, SightlineError
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}
 """Options of nfs(5) with which other machines do not see the locks of this one."""
@@ -64,12 +60,10 @@ class WriterLock:
         self.token = ""
         self._worker, self._join = worker, join
         self._patience = patience
-        self._handle: int | None = None
+        self._handle = -1
         self._identity = (0, 0)
 
     def __enter__(self) -> WriterLock:
-        if fcntl is None:
-            raise SightlineError(f"{self.path}: this system has no file locks; use Linux or macOS")
         handle = self._opened_and_locked()
         content = os.pread(handle, 1 << 16, 0)
         if not _ours(content):
@@ -91,30 +85,22 @@ class WriterLock:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._handle is None:
-            return
         _held.discard(self._identity)
         os.close(self._handle)  # which releases it
-        self._handle = None
         self.alone = False
 
     def share(self) -> None:
         """Let other workers in, and keep out runs that write alone."""
-        assert fcntl is not None
-        assert self._handle is not None
         fcntl.lockf(self._handle, fcntl.LOCK_SH, 1)
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 0, 1)
         self.alone = False
 
     def claim(self, block: int) -> bool:
         """Take a block for this worker; False if another one is computing it."""
-        assert self._handle is not None
         return _locked(self._handle, exclusive=True, length=1, start=1 + block)
 
     def release(self, block: int) -> None:
         """Release a claimed block."""
-        assert fcntl is not None
-        assert self._handle is not None
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, 1 + block)
 
     def _opened_and_locked(self) -> int:
@@ -178,7 +164,6 @@ def _locked(handle: int, *, exclusive: bool, length: int = 0, start: int = 0) ->
     Raises:
         OSError: the file system has no locks.
     """
-    assert fcntl is not None
     how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
         fcntl.lockf(handle, how | fcntl.LOCK_NB, length, start)

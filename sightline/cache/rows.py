@@ -15,12 +15,9 @@ from sightline.cache.keys import KEY_BYTES, Keys, at, find_keys, picked, unique_
 from sightline.cache.record import ShardRecord, Spec
 from sightline.cache.shards import (
     Computed,
-    DecodedTable,
     Digests,
-    MappedNumbers,
     Numbers,
     OpenShard,
-    by_shard,
     format_of,
     keys_in,
     open_shard,
@@ -80,11 +77,11 @@ class Rows:
             CacheError: a shard is missing, of another size, or not one.
         """
         shards, numbers = self.shards[rows], self.numbers[rows]
-        order, bounds = by_shard(shards)
-        numbers, spans = numbers[order], [*pairwise(bounds)]
-        of = shards[order[bounds[:-1]]].tolist()
-        parts = (self.shard(n).take(numbers[i:j]) for n, (i, j) in zip(of, spans, strict=True))
-        return self.format.gathered(parts, [order[i:j] for i, j in spans])
+        order = np.argsort(shards, kind="stable")
+        bounds = np.flatnonzero(np.diff(shards[order], prepend=-1, append=-1)).tolist()
+        places = [order[start:stop] for start, stop in pairwise(bounds)]
+        parts = (self.shard(int(shards[of[0]])).take(numbers[of]) for of in places)
+        return self.format.gathered(parts, places)
 
     def shard(self, number: int) -> OpenShard:
         """A whole shard; raises as `gather`."""
@@ -131,8 +128,7 @@ def rows_of_no_file(spec: Spec, keys: Keys, values: Any) -> Rows:
         values: n rows, as the set's format has them.
     """
     rows = Rows(spec, (), keys, np.zeros(len(keys), np.int32), np.arange(len(keys), dtype=np.int32))
-    mapped = isinstance(rows.format, Numbers)
-    rows._opened[0] = (MappedNumbers if mapped else DecodedTable)(keys, values)
+    rows._opened[0] = OpenShard(keys, values)
     return rows
 
 

@@ -171,40 +171,26 @@ def format_of(spec: Spec) -> Format:
 
 
 @dataclass(frozen=True, eq=False)
-class MappedNumbers:
-    """A shard of numbers: read-only memory maps, which keep no file open.
+class OpenShard:
+    """A shard whose rows can be taken, however they are encoded.
 
     Attributes:
         keys: uint8 [n, 32].
-        rows: [n, dim].
+        rows: a read-only memory map [n, dim], which keeps no file open, or a table in memory.
     """
 
     keys: Keys
-    rows: NDArray
+    rows: NDArray | pa.Table
 
-    is_mapped = True
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its rows take no memory."""
+        return isinstance(self.rows, np.ndarray)
 
-    def take(self, numbers: NDArray) -> NDArray:
-        """Some rows, in the order of ``numbers``: [len(numbers), dim], a copy."""
-        return self.rows[numbers]
-
-
-@dataclass(frozen=True, eq=False)
-class DecodedTable:
-    """A shard of a table, in memory; attributes as `MappedNumbers`."""
-
-    keys: Keys
-    rows: pa.Table
-
-    is_mapped = False
-
-    def take(self, numbers: NDArray) -> pa.Table:
-        """Some rows, in the order of ``numbers``."""
-        return taken(self.rows, numbers)
-
-
-OpenShard = MappedNumbers | DecodedTable
-"""A shard whose rows can be taken, however they are encoded."""
+    def take(self, numbers: NDArray) -> NDArray | pa.Table:
+        """Some rows, in the order of ``numbers``; a copy."""
+        rows = self.rows
+        return rows[numbers] if isinstance(rows, np.ndarray) else taken(rows, numbers)
 
 
 def open_shard(folder: Path, record: ShardRecord, spec: Spec) -> OpenShard:
@@ -230,14 +216,14 @@ def keys_in(folder: Path, record: ShardRecord, spec: Spec) -> Keys:
     return open_shard(folder, record, spec).keys
 
 
-def _open_table(path: Path, record: ShardRecord, spec: TableSpec) -> DecodedTable:
+def _open_table(path: Path, record: ShardRecord, spec: TableSpec) -> OpenShard:
     table = read_manifest(path, _with_key(ROWS_OF[spec.kind]))
     if table.num_rows != record.rows:
         raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {record.rows:,}")
-    return DecodedTable(key_column(table.column("key")), table.drop_columns("key"))
+    return OpenShard(key_column(table.column("key")), table.drop_columns("key"))
 
 
-def _open_numbers(path: Path, record: ShardRecord, spec: FeatureSpec) -> MappedNumbers:
+def _open_numbers(path: Path, record: ShardRecord, spec: FeatureSpec) -> OpenShard:
     values = np.dtype(spec.dtype).newbyteorder("<")
     expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (spec.dim, values)}
     offsets: dict[str, int] = {}
@@ -268,7 +254,7 @@ def _open_numbers(path: Path, record: ShardRecord, spec: FeatureSpec) -> MappedN
             raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
         values = np.frombuffer(whole, kind, record.rows * width, offset)
         maps.append(values.reshape(record.rows, width))
-    return MappedNumbers(maps[0], maps[1])
+    return OpenShard(maps[0], maps[1])
 
 
 @lru_cache(maxsize=16)
@@ -320,13 +306,6 @@ def note_in(path: Path) -> bytes:
 
 def _with_key(rows: pa.Schema) -> pa.Schema:
     return rows.insert(0, pa.field("key", KEY))
-
-
-def by_shard(numbers: NDArray[np.int32]) -> tuple[NDArray[np.int64], list[int]]:
-    """The order that groups ``numbers`` of shards, and the bounds of the groups in it."""
-    order = np.argsort(numbers, kind="stable")
-    edges = np.flatnonzero(np.diff(numbers[order])) + 1
-    return order, [0, *edges.tolist(), len(order)] if len(order) else [0]
 
 
 def _hex(value: bytes) -> str:
