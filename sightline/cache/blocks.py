@@ -132,7 +132,7 @@ class Blocks:
     @property
     def left(self) -> list[Batch]:
         """The batches of the blocks that are not known to be done."""
-        return [batch for batch in self.plan.order.batches if batch.block not in self._done]
+        return [batch for batch in self.plan.batches if batch.block not in self._done]
 
     @property
     def rows_left(self) -> int:
@@ -209,45 +209,32 @@ class Blocks:
         block.failed |= failed
         block.rows += len(batch.keys)
         if block.rows >= self._sizes[batch.block]:
-            values = self._format.joined(block.values)
-            self._write(batch.block, np.concatenate(block.keys), values, block.failed, computed)
-            del self._open[batch.block]
+            self._write(batch.block, self._open.pop(batch.block), computed)
 
-    def write(
-        self,
-        number: int,
-        keys: Keys,
-        rows: Any,
-        failed: Mapping[bytes, Failure] | None = None,
-        computed: Mapping[str, Any] | None = None,
-    ) -> None:
+    def write(self, number: int, keys: Keys, rows: Any, computed: Mapping[str, Any]) -> None:
         """Write a whole block, whose rows may be any of the plan; arguments as `add`."""
-        failed = dict(failed or {})
+        block = _Block()
         if isinstance(self._format, Numbers):
-            keys, rows = self._finite(self._format, keys, rows, failed)
-        self._write(number, keys, rows, failed, computed)
+            keys, rows = self._finite(self._format, keys, rows, block.failed)
+        block.keys.append(keys)
+        block.values.append(rows)
+        self._write(number, block, computed)
 
-    def _write(
-        self,
-        number: int,
-        keys: Keys,
-        rows: Any,
-        failed: Mapping[bytes, Failure],
-        computed: Mapping[str, Any] | None,
-    ) -> None:
+    def _write(self, number: int, block: _Block, computed: Mapping[str, Any] | None) -> None:
+        keys, values = np.concatenate(block.keys), self._format.joined(block.values)
         part = write_part(
             self._run_folder,
             self.plan.spec,
             (self.plan.name, number),
             keys,
-            rows,
-            failed,
+            values,
+            block.failed,
             dict(computed or {}),
             self._unfinished,
         )
         self.written.append(part)
         self._done.add(number)
-        self.durable_rows += len(keys) + len(failed)
+        self.durable_rows += len(keys) + len(block.failed)
 
     def _look(self) -> None:
         """See which blocks others have finished, unless that was seen just now and takes long."""

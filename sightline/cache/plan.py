@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.atomic_files import write_bytes
-from sightline.cache.keys import Keys, sort_order
+from sightline.cache.keys import Keys, at, sort_order
 from sightline.devices import rank_and_count
 from sightline.errors import SightlineError
 
@@ -112,57 +112,38 @@ class StoredPlan:
         return lines or ["the same number of rows, but different ones"]
 
 
-@dataclass(frozen=True, eq=False)
-class Order:
-    """The order in which rows are computed, and their batches.
+def ordered(
+    fingerprint: str,
+    keys: Keys,
+    lengths: NDArray[np.int32] | None,
+    shape: Shape,
+    groups: Keys | None = None,
+) -> tuple[list[Batch], str]:
+    """The batches of distinct ``keys`` (uint8 [n, 32]) in the order in which they are computed.
 
-    A row's value may depend on the shape of its batch, so the shape is part of the plan: every
-    batch is padded to ``batch_size`` rows and holds rows of only one ``length``.
+    That is by length, then by group if there are groups, then by key. A row's value may depend on
+    the shape of its batch, so the shape is part of the plan: every batch is padded to
+    ``batch_size`` rows and holds rows of only one ``length``.
 
-    Attributes:
-        keys: uint8 [n, 32], sorted by length, then by group if there are groups, then by key.
-        batches: in that order.
-        digest: SHA-256 (hex) of rows, lengths, fingerprint and shape.
+    Args:
+        lengths: int32 [n], padded length of each row; None: all are of one shape.
+        groups: uint8 [n, 32]; rows of one group (the objects of one image) are consecutive.
+
+    Returns:
+        the batches, and the SHA-256 (hex) of rows, lengths, fingerprint and shape.
     """
-
-    keys: Keys
-    batches: Sequence[Batch]
-    digest: str
-
-    @classmethod
-    def of(
-        cls,
-        fingerprint: str,
-        keys: Keys,
-        lengths: NDArray[np.int32] | None,
-        shape: Shape,
-        groups: Keys | None = None,
-    ) -> Order:
-        """The canonical order of distinct ``keys`` (uint8 [n, 32]).
-
-        Args:
-            lengths: int32 [n], padded length of each row; None: all are of one shape.
-            groups: uint8 [n, 32]; rows of one group (the objects of one image) are consecutive.
-        """
-        by_key = sort_order(keys)
-        if groups is not None:
-            by_key = by_key[sort_order(groups[by_key])]
-        if lengths is None:
-            lengths = np.zeros(len(keys), dtype=np.int32)
-        order = by_key[np.argsort(lengths[by_key], kind="stable")]
-        if not (order[1:] > order[:-1]).all():  # else already in order: avoid a copy
-            keys, lengths = keys[order], lengths[order]
-        head = {"fingerprint": fingerprint, "rows": len(keys), **asdict(shape)}
-        digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-        digest.update(np.ascontiguousarray(keys).data)
-        digest.update(lengths.astype("<i4", copy=False).data)
-        return cls(keys, _batches(keys, lengths, shape), digest.hexdigest())
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Rows of each block."""
-        counts = groupby(self.batches, key=lambda batch: batch.block)
-        return tuple(sum(len(batch.keys) for batch in batches) for _, batches in counts)
+    by_key = sort_order(keys)
+    if groups is not None:
+        by_key = by_key[sort_order(groups[by_key])]
+    if lengths is None:
+        lengths = np.zeros(len(keys), dtype=np.int32)
+    order = by_key[np.argsort(lengths[by_key], kind="stable")]
+    keys, lengths = at(keys, order), at(lengths, order)
+    head = {"fingerprint": fingerprint, "rows": len(keys), **asdict(shape)}
+    digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    digest.update(np.ascontiguousarray(keys).data)
+    digest.update(lengths.astype("<i4", copy=False).data)
+    return _batches(keys, lengths, shape), digest.hexdigest()
 
 
 def _batches(keys: Keys, lengths: NDArray[np.int32], shape: Shape) -> list[Batch]:

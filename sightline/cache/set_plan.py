@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.parts import Failure, Part, PartName, part_names, sound_parts
-from sightline.cache.plan import Order, Shape, StoredPlan
+from sightline.cache.plan import Batch, Shape, StoredPlan, ordered
 from sightline.cache.record import FeatureSpec, Spec
 from sightline.cache.reusable_rows import ReusableRows
 from sightline.cache.rows import Rows, rows_in
@@ -49,7 +50,7 @@ class Plan:
         resumed: which of them are in parts of other plans: bool [n].
         sources: the rows that are copied or resumed.
         failed: rows of these parts that failed, with code, path and reason.
-        order: the rows that it computes, in batches.
+        batches: the rows that it computes, in their order.
         stored: what the plan's file says of it.
         damaged: parts of other plans that cannot be read.
     """
@@ -63,7 +64,7 @@ class Plan:
     resumed: NDArray[np.bool_]
     sources: tuple[Rows, ...]
     failed: dict[bytes, Failure]
-    order: Order = field(repr=False)
+    batches: Sequence[Batch] = field(repr=False)
     stored: StoredPlan
     damaged: tuple[PartName, ...] = ()
 
@@ -187,24 +188,25 @@ def plan_set(
         if not retry_failed:
             failed = _failures(wanted, rows, parts)
             rows[find_keys(wanted, as_keys(sorted(failed)))] = False
-        order = Order.of(
+        batches, digest = ordered(
             spec.fingerprint,
             picked(wanted, rows),
             None if lengths is None else lengths[first][rows],
             shape,
             None if groups is None else groups[first][rows],
         )
+        blocks = groupby(batches, key=lambda batch: batch.block)
         file = StoredPlan(
             spec.fingerprint,
-            len(order.keys),
+            int(rows.sum()),
             shape,
             asked,
             frozenset(part.name.file for part in parts),
-            order.blocks,
-            order.digest,
+            tuple(sum(len(batch.keys) for batch in block) for _, block in blocks),
+            digest,
         )
         return Plan(
-            *(folder, spec, found, wanted, rows, copied, resumed, sources, failed, order, file),
+            *(folder, spec, found, wanted, rows, copied, resumed, sources, failed, batches, file),
             damaged=tuple(name for name, part in read if part is None),
         )
 
