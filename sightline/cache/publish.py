@@ -52,7 +52,7 @@ def publish(
     if found.record is not None and is_whole and cut == before:
         keep_reasons(codes)
         return found.record
-    output.remove(shard.name for shard in found.sound.dropped)
+    output.remove(found.sound.dropped)
     owned = len(kept) or any(found.owns(rows) for rows in plan.sources)
     if provenance is None and owned and found.record is not None:
         provenance = found.record.provenance

@@ -86,37 +86,25 @@ def bytes_to_verify(record: SetRecord, *, rows: bool = False) -> int:
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """A shard that cannot be used: its name, its rows that were in use, and what is wrong."""
-
-    name: str
-    rows: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.reason}; removed, its {self.rows:,} rows will be recomputed"
-
-
-@dataclass(frozen=True)
 class UsableRows:
     """What can be used of a set.
 
     Attributes:
         rows: rows in sound shards, with their digests.
         failed: key → code; `DAMAGED` for rows in damaged shards.
-        dropped: the damaged shards.
+        dropped: the damaged shards: name → what is wrong with it, and what comes of it.
         index_fault: what was wrong with the index, which was then rebuilt from the keys in the
             shards; empty if it is intact.
     """
 
     rows: Rows
     failed: dict[bytes, str] = field(default_factory=dict)
-    dropped: tuple[Dropped, ...] = ()
+    dropped: dict[str, str] = field(default_factory=dict)
     index_fault: str = ""
 
     def lines(self) -> list[str]:
         """What is wrong, one sentence per fault."""
-        lines = [str(fault) for fault in self.dropped]
+        lines = [*self.dropped.values()]
         if self.index_fault:
             lines.append(f"{self.index_fault}; rebuilt from the keys in the shards")
         return lines
@@ -147,11 +135,11 @@ def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Usab
             stays = good[rows.shards]
             failed |= dict.fromkeys((key.tobytes() for key in rows.keys[~stays]), DAMAGED)
             rows = rows.only(stays)
-    dropped = tuple(
-        Dropped(shard.name, int(in_use[i]), damaged[shard.name])
-        for i, shard in enumerate(record.shards)
-        if not good[i]
-    )
+    dropped = {
+        name: f"{damaged[name]}; removed, its {rows:,} rows will be recomputed"
+        for name, rows in zip((shard.name for shard in record.shards), in_use, strict=True)
+        if name in damaged
+    }
     return UsableRows(rows, failed, dropped, fault)
 
 
@@ -187,7 +175,7 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
         if not usable.lines() and not verify(folder):
             return usable
         commit(output, [usable.rows], usable.failed, record.provenance, record.cut)
-        output.remove(dropped.name for dropped in usable.dropped)
+        output.remove(usable.dropped)
         return usable
 
 

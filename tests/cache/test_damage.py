@@ -164,7 +164,7 @@ def test_a_shard_on_a_failing_disk_is_named_and_not_mapped(world, monkeypatch):
     assert f"{shard}: cannot be read (Input/output error)" in fault
     with pytest.raises(CacheError, match="cannot be read"):
         FeatureSet.open(world / "image")
-    assert [dropped.name for dropped in repair(world / "image").dropped] == [shard.name]
+    assert [*repair(world / "image").dropped] == [shard.name]
 
 
 # --- sets that are not sound although their digests fit
