@@ -74,9 +74,6 @@ def replacing(path: Path, via: Path | None = None) -> Iterator[Path]:
     Args:
         via: folder on the same file system to make the file in, such as `Output.unfinished`; a
             kill leaves it there. None: beside ``path``.
-
-    Raises:
-        SightlineError: the file system cannot replace a file by renaming.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = (via or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"

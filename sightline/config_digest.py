@@ -43,9 +43,6 @@ def config_sha256(source: Pretrained, *, generates: bool = False) -> str:
 
     Args:
         generates: the model writes text, so its generation_config.json counts too.
-
-    Raises:
-        SightlineError: see `Pretrained`.
     """
     content = with_effect(source.json("config.json"))
     if generates:

@@ -28,9 +28,6 @@ def rank_and_count(
 
     Args:
         rank, count: the variables in which a launcher tells them.
-
-    Raises:
-        SightlineError: they are not the number of a process and a number of processes.
     """
     told = environment.get(rank, ""), environment.get(count, "")
     if told == ("", ""):

@@ -25,13 +25,10 @@ _EXTRA = {
 
 
 def require(module: str, user: str) -> ModuleType:
-    """Import `module`.
+    """Import `module`, or name the extra that installs it.
 
     Args:
         user: needs it, as the subject of a sentence, such as ``this encoder``.
-
-    Raises:
-        SightlineError: it is not installed; the message names the extra that installs it.
     """
     try:
         return importlib.import_module(module)

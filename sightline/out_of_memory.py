@@ -68,9 +68,6 @@ class HalvingCalls:
 
         Args:
             call: computes items ``start`` to ``stop - 1``; there may be fewer.
-
-        Raises:
-            SightlineError: the device has no room for a single item.
         """
         while True:
             try:

@@ -68,11 +68,7 @@ def location(value: Any) -> Any:
 
 
 def required_location(value: Path | str) -> Path | str:
-    """`location`, with an error of ours.
-
-    Raises:
-        SightlineError: a URL that is not read.
-    """
+    """`location`, with an error of ours."""
     try:
         return location(value)
     except ValueError as error:

@@ -1,4 +1,7 @@
-"""Code of other packages: whose it is, and what Sightline expects of it where it enters."""
+"""Code of other packages: whose it is, and what Sightline expects of it where it enters.
+
+What is not as a function here expects raises the error of `wrong`.
+"""
 
 from __future__ import annotations
 
@@ -41,32 +44,20 @@ def wrong(code: object, what: str, found: object, expected: str) -> SightlineErr
 
 
 def expect(value: Any, kind: type[T], code: object, what: str) -> T:
-    """``value``, if it is a ``kind``.
-
-    Raises:
-        SightlineError: it is not; see `wrong`.
-    """
+    """``value``, if it is a ``kind``."""
     if not isinstance(value, kind):
         raise wrong(code, what, value, f"a {kind.__module__}.{kind.__name__}")
     return value
 
 
 def expect_class(found: object, base: type, code: object, what: str) -> None:
-    """Check that an attribute is a subclass of ``base``.
-
-    Raises:
-        SightlineError: it is not; see `wrong`.
-    """
+    """Check that an attribute is a subclass of ``base``."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise wrong(code, what, found, f"a subclass of {base.__module__}.{base.__name__}")
 
 
 def expect_all(values: Any, kind: type[T], code: object, what: str) -> Sequence[T]:
-    """``values``, if they are a list or tuple of ``kind``.
-
-    Raises:
-        SightlineError: they are not; see `wrong`.
-    """
+    """``values``, if they are a list or tuple of ``kind``."""
     if not isinstance(values, list | tuple):
         raise wrong(code, what, values, f"a list of {kind.__name__}")
     for value in values:
@@ -75,11 +66,7 @@ def expect_all(values: Any, kind: type[T], code: object, what: str) -> Sequence[
 
 
 def expect_fields(value: object, code: object, kinds: Mapping[str, Any]) -> None:
-    """Check attributes of an object: name → its class, or ``callable``.
-
-    Raises:
-        SightlineError: one is missing or something else; see `wrong`.
-    """
+    """Check attributes of an object: name → its class, or ``callable``."""
     for name, kind in kinds.items():
         found = getattr(value, name, None)
         if not (callable(found) if kind is callable else isinstance(found, kind)):
@@ -91,9 +78,6 @@ def expect_valid(value: Any, kind: Any, code: object, what: str) -> None:
 
     Args:
         kind: any annotation, such as ``dict[str, float]``.
-
-    Raises:
-        SightlineError: it is something else; see `wrong`.
     """
     try:
         _adapter(kind).validate_python([value])
@@ -110,22 +94,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def expect_array(value: Any, dtype: str, shape: tuple[int, ...], code: object, what: str) -> None:
-    """Check the dtype and shape of an array or tensor.
-
-    Raises:
-        SightlineError: it has others, or is none; see `wrong`.
-    """
+    """Check the dtype and shape of an array or tensor."""
     found = str(getattr(value, "dtype", "")).removeprefix("torch."), getattr(value, "shape", ())
     if found[0] != dtype or tuple(found[1]) != shape:
         raise wrong(code, what, found if found[0] else value, f"{dtype} {list(shape)}")
 
 
 def expect_json(values: Any, code: object, what: str) -> Any:
-    """``values``, if they are a mapping of JSON values.
-
-    Raises:
-        SightlineError: they are not; see `wrong`.
-    """
+    """``values``, if they are a mapping of JSON values."""
     try:
         json.dumps(values, allow_nan=False)
     except (TypeError, ValueError) as error:

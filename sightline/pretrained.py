@@ -133,9 +133,6 @@ class Pretrained:
         name: of the folder or the hub model; ``NAME@REVISION`` gives both.
         revision: of a hub model; empty for its main branch.
         subfolder: of the folder or hub model that holds the files.
-
-    Raises:
-        SightlineError: neither a folder nor a valid hub name, or a folder with a revision.
     """
 
     name: str

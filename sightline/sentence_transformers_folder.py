@@ -63,11 +63,7 @@ class Recipe:
     pools_prompt: bool = True
 
     def check_prompt(self, source: str | Path, prompt: str) -> None:
-        """Refuse a ``prompt`` whose tokens would be pooled, against the folder.
-
-        Raises:
-            SightlineError: its pooling leaves them out.
-        """
+        """Refuse a ``prompt`` whose tokens would be pooled, against the folder."""
         if prompt and not self.pools_prompt:
             raise SightlineError(
                 f"{source}: its Pooling module leaves the tokens of a prompt out (include_prompt), "
@@ -166,11 +162,7 @@ def _read_pooling(folder: Pretrained, file: str) -> tuple[Pooling, bool]:
 
 
 def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
-    """The encoder in float32 on the CPU, in eval mode.
-
-    Raises:
-        SightlineError: `source` cannot be loaded safely and in full (`Pretrained`).
-    """
+    """The encoder in float32 on the CPU, in eval mode."""
     from transformers import AutoModel
 
     folder = Pretrained(str(source), subfolder=recipe.subfolder)
@@ -180,11 +172,7 @@ def load_model(source: str | Path, recipe: Recipe) -> PreTrainedModel:
 
 
 def check_encoder(name: str, config: PretrainedConfig) -> None:
-    """Refuse what has no hidden states of its input alone.
-
-    Raises:
-        SightlineError: an encoder–decoder, or a model that takes no text.
-    """
+    """Refuse what has no hidden states of its input alone."""
     takes_text = hasattr(config, "hidden_size") and hasattr(config, "vocab_size")
     if getattr(config, "is_encoder_decoder", False) or not takes_text:
         raise SightlineError(
@@ -194,11 +182,7 @@ def check_encoder(name: str, config: PretrainedConfig) -> None:
 
 
 def check_first_token(name: str, model: PreTrainedModel, pooling: Pooling | None) -> None:
-    """Refuse the first token of a decoder, which has seen none of the others.
-
-    Raises:
-        SightlineError: ``pooling`` reads the first token, and it does not depend on the last.
-    """
+    """Refuse the first token of a decoder, which has seen none of the others."""
     import torch
 
     if pooling not in ("cls", "pooler"):
@@ -214,11 +198,7 @@ def check_first_token(name: str, model: PreTrainedModel, pooling: Pooling | None
 
 
 def check_vocabulary(name: str, tokenizer: Any, config: PretrainedConfig) -> None:
-    """Refuse a tokenizer with tokens that the model has no embedding for.
-
-    Raises:
-        SightlineError: names both numbers and the first such token.
-    """
+    """Refuse a tokenizer with tokens that the model has no embedding for."""
     rows = int(config.vocab_size)
     beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows}
     if beyond:
@@ -231,11 +211,7 @@ def check_vocabulary(name: str, tokenizer: Any, config: PretrainedConfig) -> Non
 
 
 def load_tokenizer(source: str | Path, recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The tokenizer, lower-casing where the folder's sentence_bert_config.json asks for it.
-
-    Raises:
-        SightlineError: `source` cannot be loaded, or its tokenizer has no vocabulary.
-    """
+    """The tokenizer, lower-casing where the folder's sentence_bert_config.json asks for it."""
     folder = Pretrained(str(source), subfolder=recipe.subfolder)
     tokenizer = folder.tokenizer()
     check_vocabulary(folder.name, tokenizer, folder.config())
@@ -293,11 +269,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def fit_pooler(model: Any, name: str | Path, pooling: Pooling) -> None:
-    """Drop a pooler that `pooling` does not use: it would never be trained, and it costs time.
-
-    Raises:
-        SightlineError: the pooling is `pooler`, and the model `name` has none.
-    """
+    """Drop a pooler that `pooling` does not use: it would never be trained, and it costs time."""
     has_one = getattr(model, "pooler", None) is not None
     if pooling != "pooler" and has_one:
         model.pooler = None

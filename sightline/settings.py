@@ -179,11 +179,7 @@ class Registry:
 
     @cached_property
     def places(self) -> dict[str, str]:
-        """Name → ``module:attribute``, Sightline's own first.
-
-        Raises:
-            SightlineError: a package registers a name that is taken.
-        """
+        """Name → ``module:attribute``, Sightline's own first."""
         places = dict(self.own)
         owners = dict.fromkeys(places, "Sightline")
         for point in entry_points(group=self.group):
@@ -205,11 +201,7 @@ class Registry:
         return isinstance(name, str) and name in self.places
 
     def place(self, name: str) -> str:
-        """``module:attribute`` of ``name``.
-
-        Raises:
-            SightlineError: there is none; lists the available ones and suggests the nearest.
-        """
+        """``module:attribute`` of ``name``."""
         if name not in self.places:
             raise SightlineError(unknown(name, self.places, self.what))
         return self.places[name]
@@ -234,11 +226,7 @@ class Registry:
         return registered
 
     def instance(self, name: str, kind: type[T]) -> T:
-        """The object of class ``kind`` registered as ``name``.
-
-        Raises:
-            SightlineError: as `subclass`.
-        """
+        """The object of class ``kind`` registered as ``name``."""
         registered = self._load(name)
         if not isinstance(registered, kind):
             raise SightlineError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.filesize import decimal
+
 
 def counted(count: int, noun: str) -> str:
     """``1 file``, ``1,240 files``."""
@@ -10,8 +12,4 @@ def counted(count: int, noun: str) -> str:
 
 def in_bytes(count: float) -> str:
     """A number of bytes, such as ``1.2 GB``."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
+    return decimal(round(count))

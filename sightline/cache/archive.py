@@ -38,11 +38,6 @@ def export_set(folder: Path, archive: Path | str) -> int:
     """Write the set in ``folder`` to the tar ``archive``, a file or its URL; returns its bytes.
 
     Verifies it first, so that no damaged set is exported.
-
-    Raises:
-        CacheError: no set there, or a file that does not match its record.
-        SightlineError: ``archive`` is a folder, inside the set, a file not written by an export,
-            or the export of another set.
     """
     if faults := verify(folder):
         raise CacheError(faults[0])
@@ -80,9 +75,6 @@ def refuse_another(out: Path | str, old: Spec, old_keys: Keys, spec: Spec, keys:
 
     Args:
         out: where the export of ``old`` is, for the message.
-
-    Raises:
-        SightlineError: it is of another set.
     """
     kept = int((find_keys(keys, old_keys) >= 0).sum())
     fault = f"this one has {kept:,} of its {len(old_keys):,} rows"
@@ -118,10 +110,6 @@ def import_set(archive: Path | str, folder: Path) -> SetRecord:
 
     Takes only the plain files that the archive's `set.json` lists, and verifies them as a set;
     `set.json` is written last, once all others are in place.
-
-    Raises:
-        BusyError: a run is writing there.
-        CacheError: ``folder`` is occupied, or the archive does not hold a sound set.
     """
     where = shown(archive)
     if look(archive) is None:

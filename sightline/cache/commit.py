@@ -21,7 +21,6 @@ from sightline.cache.record import (
 )
 from sightline.cache.rows import Rows, Shard, joined
 from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, shard_name
-from sightline.errors import CacheError
 from sightline.output import Output
 
 
@@ -102,11 +101,7 @@ def commit(
     """
     spec = parts[0].spec
     rows = joined(spec, parts)
-    if len(rows) != sum(map(len, parts)):
-        raise CacheError(
-            f"{output.folder}: rows to write share a key, a mistake in the code that writes them; "
-            "the set is as it was"
-        )
+    assert len(rows) == sum(map(len, parts)), f"{output.folder}: rows to write share a key"
     names = sorted({file.record.name for file in rows.files})
     number = {name: i for i, name in enumerate(names)}
     records = {file.record.name: file.record for file in rows.files}

@@ -45,10 +45,6 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
 
     Args:
         shard_rows: rows per shard; default: as in a run.
-
-    Raises:
-        BusyError: a run is writing there.
-        CacheError: the set is damaged.
     """
     with set_output(folder) as output:
         record = read_record(folder)
@@ -59,11 +55,7 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
 
 
 def garbage(folder: Path) -> Garbage:
-    """The parts of a set's folder that no reader needs any more.
-
-    Raises:
-        CacheError: no set there, or a damaged one.
-    """
+    """The parts of a set's folder that no reader needs any more."""
     record = read_record(folder)
     listed = {file.name for file in record.files}
     ours = next_names(folder, FILE_NAME) - listed
@@ -80,10 +72,6 @@ def collect(folder: Path) -> Garbage:
     """Remove what a set no longer references from its folder: files, and rows inside shards.
 
     Rewrites shards with such rows. Leaves other files alone.
-
-    Raises:
-        BusyError: a run is writing there.
-        CacheError: the set is damaged.
     """
     with set_output(folder) as output:
         before = garbage(folder)

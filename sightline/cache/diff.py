@@ -59,9 +59,6 @@ def compare(a: Path, b: Path) -> Difference:
     """Compare the sets in folders ``a`` and ``b`` by the digests of their rows.
 
     Of features, the rows whose digests differ are read, a few thousand at a time.
-
-    Raises:
-        CacheError: one of them is not a set or is damaged, or their kinds or row lengths differ.
     """
     first, second = read_record(a), read_record(b)
     _require_comparable(a, first, b, second)

@@ -43,11 +43,7 @@ class FeatureKind:
     block_rows: int = 512
 
     def function(self, place: str) -> Any:
-        """The function at ``place``, one of `read` and `encode`.
-
-        Raises:
-            SightlineError: the kind's package does not have it.
-        """
+        """The function at ``place``, one of `read` and `encode`."""
         try:
             return resolve_name(place)
         except (ImportError, AttributeError, ValueError) as error:

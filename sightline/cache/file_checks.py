@@ -87,11 +87,7 @@ def remembered_faults(
 
 
 def require_sound(folder: Path, record: SetRecord) -> None:
-    """Refuse a set with a damaged file; what was sound is read once (`remembered_faults`).
-
-    Raises:
-        CacheError: it has one.
-    """
+    """Refuse a set with a damaged file; what was sound is read once (`remembered_faults`)."""
     faults = list(remembered_faults(folder, record.files).values())
     if faults:
         count = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

@@ -20,11 +20,7 @@ from sightline.cache.tables import DROPS
 
 
 def read_phrases(path: Path | str) -> pa.Table:
-    """The phrases of a grounding folder or a phrases manifest: `PHRASES`.
-
-    Raises:
-        CacheError: missing or damaged.
-    """
+    """The phrases of a grounding folder or a phrases manifest: `PHRASES`."""
     path = Path(path)
     return phrases_of(read_grounding(path)[0]) if path.is_dir() else read_manifest(path, PHRASES)
 
@@ -33,9 +29,6 @@ def read_grounding(folder: Path) -> tuple[pa.Table, dict[bytes, str]]:
     """The images of a grounding, in key order, and the codes of those that failed.
 
     Columns are those of `sightline.cache.tables.GROUNDED`.
-
-    Raises:
-        CacheError: missing or damaged.
     """
     _, rows, failed = open_tables(folder, "grounding")
     return rows.gather(np.arange(len(rows))), failed
@@ -58,11 +51,7 @@ def drops_of(images: pa.Table) -> pa.Table:
 
 
 def grounding_counts(folder: Path) -> dict[str, Any]:
-    """Images, captions and pairs of a grounding, failed images, and drops by reason.
-
-    Raises:
-        CacheError: missing or damaged.
-    """
+    """Images, captions and pairs of a grounding, failed images, and drops by reason."""
     images, captions, pairs = 0, 0, 0
     dropped: Counter[str] = Counter()
     tables, failed = groundings(folder)

@@ -79,11 +79,7 @@ _NOT_NEGATIVE = frozenset({"offset", "length", "width", "height", "char_start", 
 
 
 def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
-    """Write ``table`` as Parquet, atomically; the same rows give the same bytes.
-
-    Raises:
-        CacheError: the table's columns or types differ from ``schema``.
-    """
+    """Write ``table`` as Parquet, atomically; the same rows give the same bytes."""
     path = Path(path)
     _check(path, table.schema, schema)
     metadata = {**(table.schema.metadata or {}), **(schema.metadata or {})}
@@ -148,9 +144,6 @@ def check_values(path: Path, table: pa.Table) -> None:
     """Refuse nulls, also inside values, and negative counts and positions.
 
     Only `offset` and `length` of an image may be null.
-
-    Raises:
-        CacheError: with the row, the field and what was found.
     """
     for field, column in zip(table.schema, table.columns, strict=True):
         least = 0 if field.name in _NOT_NEGATIVE else None
@@ -318,9 +311,6 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
     Args:
         manifest: the file that ``images`` was read from, for messages.
         images: table of the schema `IMAGES`.
-
-    Raises:
-        CacheError: a row has an offset without a length, or the other way round.
     """
     columns = (images[name].to_pylist() for name in ("image_id", *Place._fields))
     places: list[Place] = []

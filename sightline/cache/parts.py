@@ -92,9 +92,6 @@ def write_part(
         failed: key → code, path and reason of failed rows.
         computed: device, library versions and sizes used to compute the block.
         unfinished: folder to make the file in (`Output.unfinished`).
-
-    Raises:
-        OSError: the disk is full or failing; earlier parts remain.
     """
     about = {
         "fingerprint": spec.fingerprint,
@@ -196,11 +193,7 @@ def _shard(
 
 
 def read_failures(run_folder: Path) -> dict[bytes, Failure]:
-    """Code, path and reason of failed rows, by key, as `write_failures` left them.
-
-    Raises:
-        CacheError: the file is not a list of failures.
-    """
+    """Code, path and reason of failed rows, by key, as `write_failures` left them."""
     path = run_folder / FAILURES
     if not path.is_file():
         return {}

@@ -188,11 +188,7 @@ class WorkerNumber:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> WorkerNumber:
-        """From the variables of `torchrun` (RANK, WORLD_SIZE) or `srun` (SLURM_PROCID, …).
-
-        Raises:
-            SightlineError: there are none, only half of them, or they make no worker.
-        """
+        """From the variables of `torchrun` (RANK, WORLD_SIZE) or `srun` (SLURM_PROCID, …)."""
         for number, count in _LAUNCHERS.items():
             if told := rank_and_count(environment, number, count):
                 return cls(*told)

@@ -149,11 +149,7 @@ class PreparedDataset:
         return key_column(self.images["key"])
 
     def require_images(self) -> Path | str:
-        """The image folder, or its URL.
-
-        Raises:
-            SightlineError: it is not there.
-        """
+        """The image folder, or its URL."""
         if self.image_root is None or not (
             is_url(self.image_root) or Path(self.image_root).is_dir()
         ):

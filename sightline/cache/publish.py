@@ -35,9 +35,6 @@ def publish(
             imported.
         cut: as in `SetRecord`; None: as before.
         keep_reasons: receives the keys of all failed rows before the commit.
-
-    Raises:
-        CacheError: rows of the plan were neither computed nor reported as failed.
     """
     found, wanted = plan.found, plan.wanted
     files = [part.shard for part in parts if part.shard is not None]
@@ -67,11 +64,7 @@ def publish(
 
 
 def _failed(plan: Plan, finished: Rows, parts: Sequence[Part]) -> dict[bytes, str]:
-    """Key → code of the rows of the plan without values.
-
-    Raises:
-        CacheError: some were neither computed nor reported as failed.
-    """
+    """Key → code of the rows of the plan without values."""
     reported = {key: why for part in parts for key, why in part.failed.items()}
     planned = plan.wanted[plan.to_compute]
     without = [key.tobytes() for key in planned[finished.find(planned) < 0]]

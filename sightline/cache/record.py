@@ -43,8 +43,11 @@ Kind = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")]
 TableKind = Literal["grounding", "cutouts", "tokens", "phrase-tokens"]
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
 
-_WORDS = {"grounding": "a grounding", "cutouts": "cut-outs"} | {
-    **{"tokens": "a token set", "phrase-tokens": "phrase tokens"},
+_WORDS = {
+    "grounding": "a grounding",
+    "cutouts": "cut-outs",
+    "tokens": "a token set",
+    "phrase-tokens": "phrase tokens",
 }
 
 

@@ -30,10 +30,6 @@ def local_set(place: Path | str) -> Path:
     Its record is read there each time; then only files that are missing here, or that differ from
     the record, are fetched, each from the byte where an earlier call was stopped. It says how much
     on the standard error output.
-
-    Raises:
-        SightlineError: a URL that is not read, no set there, a server fails, or bytes arrive that
-            are not those of the record.
     """
     place = required_location(place)
     if not is_url(place):

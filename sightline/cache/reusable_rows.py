@@ -27,9 +27,6 @@ class ReusableRows:
         record: that of the set; None if there is none that can be used.
         sound: what can be used of it.
         replaces: why a set that is there cannot be used; empty if it can.
-
-    Raises:
-        CacheError: a file of the set is a link.
     """
 
     def __init__(self, folder: Path, spec: Spec, *, remember: bool) -> None:

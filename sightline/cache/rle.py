@@ -89,12 +89,7 @@ def compress_counts(runs: list[int]) -> str:
 
 
 def expand_counts(counts: str) -> list[int]:
-    """Run lengths of COCO's string; the inverse of `compress_counts`.
-
-    Raises:
-        CacheError: an invalid character, a number larger than the pixels of any image, or a
-            string that ends inside a number.
-    """
+    """Run lengths of COCO's string; the inverse of `compress_counts`."""
     groups = np.frombuffer(counts.encode("utf-32-le"), dtype="<u4").astype(np.int64) - _OFFSET
     strange = np.flatnonzero((groups < 0) | (groups >= 2 * _MORE))
     if len(strange):

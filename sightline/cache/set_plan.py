@@ -160,9 +160,6 @@ def plan_set(
         check: read the files of others that rows are copied from, and use no damaged one. Of
             several workers only the one that publishes does.
         remember: keep what of the set is found sound (`remembered_faults`).
-
-    Raises:
-        CacheError: a file of the set is a link.
     """
     run_folder = run_folder_of(folder)
     rows = shard_rows or format_of(spec).shard_rows

@@ -178,10 +178,6 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
     Args:
         keys: uint8 [n, 32]; of equal keys the first counts.
         rows: n rows of the kind (`sightline.cache.tables`).
-
-    Raises:
-        CacheError: ``folder`` holds a set of a different kind.
-        SightlineError: as in `sightline.output.Output`.
     """
     first = unique_sorted(keys)
     every = rows_of_no_file(spec, keys[first], taken(rows, first))
@@ -235,11 +231,7 @@ class TokenSet:
 
     @classmethod
     def open(cls, path: Path | str) -> TokenSet:
-        """Open the token set in folder ``path``, or at its URL.
-
-        Raises:
-            CacheError: it is missing, damaged, or not a token set.
-        """
+        """Open the token set in folder ``path``, or at its URL."""
         path = local_set(path)
         record, rows, _ = open_tables(path, "tokens")
         header = _header(path, record, TokenHeader, "sightline tokens")
@@ -346,11 +338,7 @@ class PhraseTokens:
 
     @classmethod
     def open(cls, path: Path | str) -> PhraseTokens:
-        """Open the phrase tokens in folder ``path``, or at its URL.
-
-        Raises:
-            CacheError: they are missing, damaged, or not phrase tokens.
-        """
+        """Open the phrase tokens in folder ``path``, or at its URL."""
         path = local_set(path)
         record, rows, _ = open_tables(path, "phrase-tokens")
         header = _header(path, record, PhraseTokenHeader, "sightline tokens --phrases")

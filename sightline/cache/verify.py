@@ -144,11 +144,7 @@ def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Usab
 
 
 def all_sound(folder: Path, record: SetRecord) -> UsableRows:
-    """The rows of a set without damage.
-
-    Raises:
-        CacheError: something is damaged.
-    """
+    """The rows of a set without damage."""
     usable = sound_part(folder, record, file_faults(folder, record.files))
     if usable.lines():
         raise CacheError(f"{usable.lines()[0]}; run `sightline cache repair {folder}` first")
@@ -161,11 +157,6 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
     Their rows leave the index, to be computed by the next run, then their files are removed;
     everything else is unchanged. A damaged index is rebuilt; it was the only list of failed rows,
     so these will be retried.
-
-    Raises:
-        BusyError: a run is writing there.
-        CacheError: ``set.json`` itself is damaged, without which nothing can be checked, or a
-            file is not readable.
     """
     with set_output(folder) as output:
         record = read_record(folder)
