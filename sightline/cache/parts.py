@@ -81,7 +81,7 @@ def write_part(
     rows: Any,
     failed: Mapping[bytes, Failure],
     computed: Computed,
-    unfinished: Path | None = None,
+    unfinished: Path | None,
 ) -> Part:
     """Write one block durably; it is complete once this returns.
 
@@ -89,8 +89,7 @@ def write_part(
         block: the plan's name and the number of the block in it.
         keys: uint8 [n, 32] of the computed rows, in any order.
         rows: n rows, as the set's format has them.
-        failed: key → code, path and reason of failed rows.
-        computed: device, library versions and sizes used to compute the block.
+        failed, computed: as `Blocks.add` takes them.
         unfinished: folder to make the file in (`Output.unfinished`).
     """
     about = {

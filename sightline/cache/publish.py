@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,18 +23,17 @@ def publish(
     output: Output,
     plan: Plan,
     parts: Sequence[Part],
-    provenance: Provenance | None = None,
-    keep_reasons: Callable[[Iterable[bytes]], None] = lambda failed: None,
-    cut: int | None = None,
-) -> SetRecord:
+    provenance: Provenance | None,
+    cut: int | None,
+) -> tuple[SetRecord, dict[bytes, str]]:
     """Merge what a plan computed and what it takes from elsewhere into shards, and commit.
 
     Args:
         parts: those of the plan's blocks.
-        provenance: of imported rows; default: computed here. A set that keeps imported rows stays
-            imported.
-        cut: as in `SetRecord`; None: as before.
-        keep_reasons: receives the keys of all failed rows before the commit.
+        provenance, cut: as `SetWriter.publish` takes them.
+
+    Returns:
+        the record, and the code of every failed key.
     """
     found, wanted = plan.found, plan.wanted
     files = [part.shard for part in parts if part.shard is not None]
@@ -47,8 +46,7 @@ def publish(
     cut = before if cut is None else cut
     is_whole = found.is_complete(kept, kept_failed) and not again.any()
     if found.record is not None and is_whole and cut == before:
-        keep_reasons(codes)
-        return found.record
+        return found.record, codes
     output.remove(found.sound.dropped)
     owned = len(kept) or any(found.owns(rows) for rows in plan.sources)
     if provenance is None and owned and found.record is not None:
@@ -59,8 +57,7 @@ def publish(
     again[find_keys(wanted, small.keys)] = True
     new = write_shards(output, picked(wanted, again), plan.shape.shard_rows, sources)
     del sources, small
-    keep_reasons(codes)
-    return commit(output, [kept, new], codes, provenance or Provenance(), cut)
+    return commit(output, [kept, new], codes, provenance or Provenance(), cut), codes
 
 
 def _failed(plan: Plan, finished: Rows, parts: Sequence[Part]) -> dict[bytes, str]:

@@ -172,13 +172,10 @@ class SetWriter:
         known = {**self.failures, **blocks.plan.failed}
         for part in parts:
             known |= part.failed
-
-        def keep_reasons(failed: Iterable[bytes]) -> None:
-            # of the set that is there too: no kill leaves an error without its reason
-            write_failures(self.run_folder, known, self._output.unfinished)
-            self.failures = {key: known[key] for key in failed if key in known}
-
-        record = publish(self._output, blocks.plan, parts, provenance, keep_reasons, cut)
+        # of the set that is there too: no kill leaves an error without its reason
+        write_failures(self.run_folder, known, self._output.unfinished)
+        record, failed = publish(self._output, blocks.plan, parts, provenance, cut)
+        self.failures = {key: known[key] for key in failed if key in known}
         write_failures(self.run_folder, self.failures, self._output.unfinished)
         self._forget(blocks.plan, parts)
         return record
