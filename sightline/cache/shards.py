@@ -94,6 +94,40 @@ class Numbers:
             pieces.insert(2 * number + 1, np.ascontiguousarray(array).data)
         return b"".join(pieces)
 
+    def opened(self, path: Path, record: ShardRecord) -> OpenShard:
+        """The shard in a file of the recorded size; raises as `open_shard`."""
+        expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (self.dim, self.dtype)}
+        offsets: dict[str, int] = {}
+        try:
+            file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
+            for name, (width, kind) in expected.items():
+                data = _plain_numbers(file, name.encode())
+                if data is None:
+                    raise CacheError(
+                        f"{path}: /{name} is not one contiguous run of numbers in this file; "
+                        f"{REMEDY}"
+                    )
+                if (data.shape, data.dtype) != ((record.rows, width), kind):
+                    raise CacheError(
+                        f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
+                        f"{(record.rows, width)}; {REMEDY}"
+                    )
+                offsets[name] = data.get_offset() or 0
+        except CacheError:
+            raise
+        except Exception as error:  # on damaged files the library may raise anything
+            raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
+        with pa.memory_map(os.fsencode(path)) as opened:
+            whole = opened.read_buffer()  # which keeps no descriptor open, as `mmap` would
+        maps: list[NDArray] = []
+        for name, (width, kind) in expected.items():
+            offset, size = offsets[name], record.rows * width * kind.itemsize
+            if not offset or offset + size > record.bytes or offset % kind.itemsize:
+                raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
+            values = np.frombuffer(whole, kind, record.rows * width, offset)
+            maps.append(values.reshape(record.rows, width))
+        return OpenShard(maps[0], maps[1])
+
     def gathered(self, parts: Iterable[NDArray], places: Sequence[NDArray[np.int64]]) -> NDArray:
         """The rows of parts, of which each says at which places its rows belong: [n, dim]."""
         values = np.empty((sum(map(len, places)), self.dim), self.dtype)
@@ -139,6 +173,13 @@ class Tables:
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         return memoryview(sink.getvalue())
+
+    def opened(self, path: Path, record: ShardRecord) -> OpenShard:
+        """As that of `Numbers`."""
+        table = read_manifest(path, _with_key(self.schema))
+        if table.num_rows != record.rows:
+            raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {record.rows:,}")
+        return OpenShard(key_column(table.column("key")), table.drop_columns("key"))
 
     def gathered(self, parts: Iterable[pa.Table], places: Sequence[NDArray[np.int64]]) -> pa.Table:
         """As that of `Numbers`: a table of n rows."""
@@ -200,13 +241,10 @@ def open_shard(folder: Path, record: ShardRecord, spec: Spec) -> OpenShard:
         CacheError: the file is missing, of another size or encoding, or does not hold such rows; of
             numbers, its layout is anything but contiguous runs of plain numbers inside this file.
     """
-    path = check_file(folder, record)
-    match spec, path.suffix:
-        case FeatureSpec(), ".h5":
-            return _open_numbers(path, record, spec)
-        case TableSpec(), ".parquet":
-            return _open_table(path, record, spec)
-    raise CacheError(f"{path}: rows of kind {spec.kind} are not stored so; {REMEDY}")
+    path, kind = check_file(folder, record), format_of(spec)
+    if path.suffix != f".{kind.suffix}":
+        raise CacheError(f"{path}: rows of kind {spec.kind} are not stored so; {REMEDY}")
+    return kind.opened(path, record)
 
 
 def keys_in(folder: Path, record: ShardRecord, spec: Spec) -> Keys:
@@ -214,47 +252,6 @@ def keys_in(folder: Path, record: ShardRecord, spec: Spec) -> Keys:
     if isinstance(spec, TableSpec):
         return key_column(read_table(check_file(folder, record), ["key"]).column("key"))
     return open_shard(folder, record, spec).keys
-
-
-def _open_table(path: Path, record: ShardRecord, spec: TableSpec) -> OpenShard:
-    table = read_manifest(path, _with_key(ROWS_OF[spec.kind]))
-    if table.num_rows != record.rows:
-        raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {record.rows:,}")
-    return OpenShard(key_column(table.column("key")), table.drop_columns("key"))
-
-
-def _open_numbers(path: Path, record: ShardRecord, spec: FeatureSpec) -> OpenShard:
-    values = np.dtype(spec.dtype).newbyteorder("<")
-    expected = {KEYS: (KEY_BYTES, np.dtype(np.uint8)), FEATURES: (spec.dim, values)}
-    offsets: dict[str, int] = {}
-    try:
-        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY)
-        for name, (width, kind) in expected.items():
-            data = _plain_numbers(file, name.encode())
-            if data is None:
-                raise CacheError(
-                    f"{path}: /{name} is not one contiguous run of numbers in this file; {REMEDY}"
-                )
-            if (data.shape, data.dtype) != ((record.rows, width), kind):
-                raise CacheError(
-                    f"{path}: /{name} is {data.dtype} {data.shape}, expected {kind} "
-                    f"{(record.rows, width)}; {REMEDY}"
-                )
-            offsets[name] = data.get_offset() or 0
-    except CacheError:
-        raise
-    except Exception as error:  # on damaged files the library may raise anything
-        raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
-    with pa.memory_map(os.fsencode(path)) as opened:
-        whole = opened.read_buffer()  # which keeps no descriptor open, as `mmap` would
-    maps: list[NDArray] = []
-    for name, (width, kind) in expected.items():
-        offset, size = offsets[name], record.rows * width * kind.itemsize
-        if not offset or offset + size > record.bytes or offset % kind.itemsize:
-            raise CacheError(f"{path}: /{name} is outside the file (offset {offset}); {REMEDY}")
-        values = np.frombuffer(whole, kind, record.rows * width, offset)
-        maps.append(values.reshape(record.rows, width))
-    return OpenShard(maps[0], maps[1])
 
 
 @lru_cache(maxsize=16)
