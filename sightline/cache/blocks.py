@@ -144,7 +144,8 @@ class Blocks:
         index, count = (self._worker.index, self._worker.count) if self._worker else (0, 1)
         blocks = {b for b in self._done if (b - index) % count == 0} or self._done
         names = part_names(self._run_folder) if blocks else []
-        last = [n for n in names if n.plan == self.plan.name and n.block == max(blocks)]
+        latest = max(blocks, default=0), self.plan.stored.name
+        last = [name for name in names if (name.block, name.plan) == latest]
         try:
             return note_of(self._run_folder, last[0])["computed"] if last else None
         except (CacheError, OSError):  # the run that publishes reports the damage
@@ -225,7 +226,7 @@ class Blocks:
         part = write_part(
             self._run_folder,
             self.plan.spec,
-            (self.plan.name, number),
+            (self.plan.stored.name, number),
             keys,
             values,
             block.failed,

@@ -73,11 +73,6 @@ class Plan:
         """How rows are computed."""
         return self.stored.shape
 
-    @property
-    def name(self) -> str:
-        """How its parts are named."""
-        return self.stored.name
-
     def bytes_to_write(self, to_do: int) -> tuple[int, int] | None:
         """Bytes of parts for the rows still ``to_do``, and of the new shards and the index.
 
@@ -111,8 +106,8 @@ class Plan:
 
     def done(self, names: Iterable[PartName]) -> set[int]:
         """The blocks of which a part is among these."""
-        count = len(self.stored.blocks)
-        return {name.block for name in names if name.plan == self.name and name.block < count}
+        plan, count = self.stored.name, len(self.stored.blocks)
+        return {name.block for name in names if name.plan == plan and name.block < count}
 
 
 def repaired(name: PartName) -> str:

@@ -200,7 +200,7 @@ class SetWriter:
 
     def _publishable(self, plan: Plan) -> set[int]:
         """Read the plan's parts, remove those that are damaged, and return the finished blocks."""
-        mine = [name for name in part_names(self.run_folder) if name.plan == plan.name]
+        mine = [name for name in part_names(self.run_folder) if name.plan == plan.stored.name]
         known = {part.name: part for part in (self._blocks.written if self._blocks else ())}
         self._parts = [known[name] for name in mine if name in known]
         new = (name for name in mine if name not in known)
