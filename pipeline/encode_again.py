@@ -84,10 +84,10 @@ def check(
         BusyError: a run is writing there.
     """
     features = FeatureSet.open(folder)
-    rows = _drawn(folder, features, inputs.keys, count)
-    order = unique_sorted(inputs.keys)
-    chosen = order[find_keys(inputs.keys[order], as_keys(rows))]
-    by_key = dict(zip(rows, inputs.some(chosen), strict=True))
+    rows = _drawn(folder, features, inputs.entries.keys, count)
+    order = unique_sorted(inputs.entries.keys)
+    chosen = order[find_keys(inputs.entries.keys[order], as_keys(rows))]
+    by_key = dict(zip(rows, inputs.entries.take(chosen), strict=True))
     with tempfile.TemporaryDirectory() as scratch:
         sample = inputs.only(chosen)
         again = _encode(features, sample, config, Path(scratch) / "set", settings, machine)

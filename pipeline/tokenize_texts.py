@@ -27,7 +27,7 @@ _CHUNK = 10_000
 
 
 def texts_of(data: Iterable[Path]) -> pa.ChunkedArray:
-    """The training texts of data sets: captions and sentences; or of files, see `texts_in`."""
+    """The training texts of data sets: captions and sentences; or of files, see `text_array`."""
     chunks: list[pa.Array] = []
     for path in data:
         if (path / RECORD).is_file():

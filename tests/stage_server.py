@@ -202,10 +202,10 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline import cli
     from pipeline.cli import commands
     from pipeline.extract.encode_missing import feature_job
-    from pipeline.extract.inputs import FeatureInputs
+    from pipeline.extract.inputs import Entries, FeatureInputs
     from pipeline.extract.runner import run
     from pipeline.extract.settings import ExtractSettings, Machine
-    from sightline.cache import set_plan
+    from sightline.cache import keys_of_texts, set_plan
     from sightline.cache.plan import WorkerNumber
 
     without_torch()
@@ -222,10 +222,11 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     encoder = stub_encoder(counting)
     worker = WorkerNumber.parse(request.worker) if request.worker else None
     settings, machine = ExtractSettings(batch_size=request.batch), Machine(threads=request.threads)
-    texts = FeatureInputs("text", [f"text {i}" for i in range(request.texts)])
+    texts = [f"text {i}" for i in range(request.texts)]
+    inputs = FeatureInputs("text", Entries.of(keys_of_texts(texts), texts))
 
     def stage() -> None:
-        job = feature_job(texts, encoder, Path(request.out), settings)
+        job = feature_job(inputs, encoder, Path(request.out), settings)
         print(run(job, 0.2, machine, worker=worker, shard_rows=SHARD_ROWS))
 
     commands.app = stage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -59,6 +59,8 @@ class ImagePreprocessing:
         decoder: how the pixels were decoded.
     """
 
+    channels: ClassVar[int] = 3
+
     resize: tuple[_Side, _Side]
     crop: tuple[_Side, _Side]
     interpolation: Interpolation
@@ -67,6 +69,11 @@ class ImagePreprocessing:
     resize_mode: ResizeMode = "shortest"
     fill: Annotated[int, Field(ge=0, le=255)] = 0
     decoder: str = DECODER
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(h, w) of the input in pixels."""
+        return self.crop
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """(h, w) of an image of `height` × `width` after resizing, before cropping.

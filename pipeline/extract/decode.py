@@ -26,6 +26,7 @@ from sightline.storage import StorageError, read
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipeline.extract.inputs import ImageEntry
     from sightline.cache.parts import Failure
 
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
@@ -128,6 +129,11 @@ def load_image(place: Place, key: bytes) -> Tensor:
             file ends before the place does, ``changed`` if the digest differs.
     """
     return decode_image(load_bytes(place, key))
+
+
+def load_entry(entry: ImageEntry) -> Tensor:
+    """`load_image` of an entry."""
+    return load_image(entry.place, entry.key)
 
 
 def load_picture(place: Place, key: bytes) -> NDArray[np.uint8]:

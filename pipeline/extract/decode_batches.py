@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,56 +31,52 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import MAX_PIXELS, ImagePreprocessing
-from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.objects import ObjectReader
+from pipeline.extract.decode import ImageError
+from pipeline.extract.objects import CutoutPreprocessing
 from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
 from sightline.places import is_url
 from sightline.storage import reading_ahead
 from sightline.wording import in_bytes
 
-if TYPE_CHECKING:
-    from pipeline.extract.inputs import ImageEntry
-
 _AHEAD = 2  # batches of each decode process
 _SHARED = Path("/dev/shm")
 _LOST = ("DataLoader worker (pid", "Pin memory thread exited", "Too many open files")
 
 
-class ImageReader:
-    """Reads whole images from entries of place and key.
+class Reader:
+    """Turns an entry into the pixels of a model's input, by it alone. Picklable.
 
     Args:
-        preprocessing: the encoder's preprocessing.
+        load: an entry's picture: uint8 [channels, H, W].
+        preprocessing: of the encoder, for such pictures.
     """
 
-    channels = 3
+    def __init__(
+        self,
+        load: Callable[[Any], Tensor],
+        preprocessing: ImagePreprocessing | CutoutPreprocessing,
+    ) -> None:
+        self._load, self.preprocessing = load, preprocessing
+        self.channels, self.size = preprocessing.channels, preprocessing.size
 
-    def __init__(self, preprocessing: ImagePreprocessing) -> None:
-        self.preprocessing = preprocessing
-        self.size = preprocessing.crop
-
-    def __call__(self, entry: ImageEntry) -> Tensor:
-        """The pixels of an image's input: uint8 [3, h, w].
+    def __call__(self, entry: Any) -> Tensor:
+        """uint8 [channels, h, w] with (h, w) = `size`.
 
         Raises:
-            ImageError: the codes of `load_image`; ``too_many_pixels`` also once resized.
+            ImageError: those of ``load``; ``too_many_pixels`` also once resized or padded.
         """
-        image = load_image(entry.place, entry.key)
-        height, width = image.shape[1:]
-        resized = self.preprocessing.resized(height, width)
-        if resized[0] * resized[1] > MAX_PIXELS:
+        picture = self._load(entry)
+        height, width = picture.shape[1:]
+        larger = self.preprocessing.resized(height, width)
+        if larger[0] * larger[1] > MAX_PIXELS:
             # A one-pixel-wide strip grows to billions of pixels when its short side is scaled up.
             raise ImageError(
                 "too_many_pixels",
-                f"{width} × {height} pixels would be resized to {resized[1]} × {resized[0]}; at "
-                f"most {MAX_PIXELS:,} are allowed",
+                f"{width} × {height} pixels would become {larger[1]} × {larger[0]}; at most "
+                f"{MAX_PIXELS:,} are allowed",
             )
-        return self.preprocessing.fitted(image)
-
-
-Reader = ImageReader | ObjectReader
-"""Turns an entry into the pixels of a model's input: uint8 [channels, *size], by it alone."""
+        return self.preprocessing.fitted(picture)
 
 
 Decoded = tuple[Tensor, dict[bytes, Failure]]

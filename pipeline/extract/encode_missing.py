@@ -34,9 +34,13 @@ from sightline.user_files import short
 from sightline.wording import counted
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.encoder import ImageEncoder, TextEncoder
+    from pipeline.encoders.preprocessing import ImagePreprocessing
     from pipeline.extract.decode_batches import PendingFeatures, Reader
+    from pipeline.extract.objects import CutoutPreprocessing
     from sightline.cache.prepared import PreparedDataset
 
 _TOKENISED = 10_000  # texts at once; their token ids take many times the memory of the texts
@@ -163,7 +167,7 @@ class ToEncode:
 
     def entries(self, rows: NDArray[np.int64]) -> list[Any]:
         """The entries of some of the `keys`."""
-        return self.inputs.some(self.places[rows])
+        return self.inputs.entries.take(self.places[rows])
 
     def name_of(self, key: bytes) -> str:
         """The place of a key's entry; the beginning of a text."""
@@ -196,8 +200,8 @@ def feature_job(
     kind = feature_kind(inputs.kind)
     if not len(inputs.entries):
         raise SightlineError(f"{out}: there are no {kind.unit} to encode; check the manifest")
-    distinct = unique_sorted(inputs.keys)
-    keys, calls = at(inputs.keys, distinct), HalvingCalls(out.as_posix())
+    distinct = unique_sorted(inputs.entries.keys)
+    keys, calls = at(inputs.entries.keys, distinct), HalvingCalls(out.as_posix())
     at_once = getattr(encoder, "concurrency", None)
     service = Service(at_once) if at_once else None
     task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct, service)
@@ -265,7 +269,7 @@ def encode_texts(task: ToEncode) -> Encoding:
         lengths[rows] = encoder.lengths(texts)
         if count_cut is not None:
             cut += count_cut(texts)
-    compute = partial(_rows_of_texts, encoder, task.entries_of, task.calls)
+    compute = partial(_rows_of_texts, task)
     if task.service is not None:
         encode = task.service.patient(encoder.encode)
 
@@ -279,27 +283,23 @@ def encode_texts(task: ToEncode) -> Encoding:
 
 def encode_images(task: ToEncode) -> Encoding:
     """Rows of whole images."""
+    from pipeline.extract.decode import load_bytes, load_entry
+
     if isinstance(task.encoder, ImageFileEncoder):
-        from pipeline.extract.decode import load_bytes
-
         return _of_files(task, lambda: lambda entry: load_bytes(entry.place, entry.key))
-    from pipeline.extract.decode_batches import ImageReader
-
-    return _of_pictures(task, ImageReader(task.encoder.preprocessing))
+    return _of_pictures(task, load_entry, task.encoder.preprocessing)
 
 
 def encode_objects(task: ToEncode) -> Encoding:
     """Rows of cut-outs; those of one image are read one after the other."""
-    from pipeline.extract.objects import CutoutPreprocessing, ObjectReader, file_reader
+    from pipeline.extract.objects import CutoutPreprocessing, Cutter, file_reader
 
-    rules, stored = task.settings.cutouts, task.inputs.stored
-    groups = task.inputs.owners_of(task.places)
-    if stored is not None:  # what is stored is read shard by shard
-        groups = np.where(stored.holds(task.keys)[:, None], task.keys, groups)
+    groups = task.inputs.entries.groups
+    groups = None if groups is None else groups[task.places]
     if isinstance(task.encoder, ImageFileEncoder):
         return replace(_of_files(task, file_reader), groups=groups)
-    read = ObjectReader(CutoutPreprocessing(task.encoder.preprocessing, rules))
-    return replace(_of_pictures(task, read), groups=groups)
+    preprocessing = CutoutPreprocessing(task.encoder.preprocessing, task.settings.cutouts)
+    return replace(_of_pictures(task, Cutter(), preprocessing), groups=groups)
 
 
 def _of_files(task: ToEncode, reader: Callable[[], Callable[[Any], bytes]]) -> Encoding:
@@ -331,47 +331,43 @@ def _by(service: Service, task: ToEncode, answer: Callable[[Batch, Any], BatchRe
     return lambda batches, advance: service.results(batches, task.entries_of, answer, advance)
 
 
-def _of_pictures(task: ToEncode, read: Reader) -> Encoding:
-    preprocessing = {**read.preprocessing.describe(), **task.encoder.configuration}
-    given = task.encoder, read, task.entries_of, task.calls, task.workers
-    return Encoding(preprocessing, partial(_rows_of_pictures, *given))
+def _of_pictures(
+    task: ToEncode,
+    load: Callable[[Any], Tensor],
+    preprocessing: ImagePreprocessing | CutoutPreprocessing,
+) -> Encoding:
+    from pipeline.extract.decode_batches import Reader
+
+    description = {**preprocessing.describe(), **task.encoder.configuration}
+    return Encoding(description, partial(_rows_of_pictures, task, Reader(load, preprocessing)))
 
 
 def _rows_of_texts(
-    encoder: TextEncoder,
-    texts_of: Callable[[Batch], list[str]],
-    calls: HalvingCalls,
-    batches: Iterator[Batch],
-    advance: Advance,
+    task: ToEncode, batches: Iterator[Batch], advance: Advance
 ) -> Iterator[BatchResult]:
     """The features of each batch: float32 [n, dim]."""
     for batch in batches:
-        texts = texts_of(batch)
+        texts = task.entries_of(batch)
 
         def call(
             start: int, stop: int, texts: list[str] = texts, length: int = batch.length
         ) -> np.ndarray:
             part = texts[start:stop]
-            return encoder.encode(part + [""] * (stop - start - len(part)), length).cpu().numpy()
+            padded = part + [""] * (stop - start - len(part))
+            return task.encoder.encode(padded, length).cpu().numpy()
 
-        rows = np.concatenate(calls.run(len(texts), call))
+        rows = np.concatenate(task.calls.run(len(texts), call))
         yield BatchResult(batch, rows[: len(texts)], {})
         advance(len(texts))
 
 
 def _rows_of_pictures(
-    encoder: ImageEncoder,
-    read: Reader,
-    entries_of: Callable[[Batch], list[Any]],
-    calls: HalvingCalls,
-    workers: int,
-    batches: Iterator[Batch],
-    advance: Advance,
+    task: ToEncode, read: Reader, batches: Iterator[Batch], advance: Advance
 ) -> Iterator[BatchResult]:
     """The features of each batch, those that could be read: float32 [n, dim]."""
     from pipeline.extract.decode_batches import Feed, decoded_batches
 
-    feed = Feed(encoder, read)
+    feed, calls = Feed(task.encoder, read), task.calls
     launched: deque[tuple[Batch, list[PendingFeatures], dict[bytes, Failure]]] = deque()
 
     def finished() -> BatchResult:
@@ -382,8 +378,8 @@ def _rows_of_pictures(
         return BatchResult(batch, features[good_rows(batch, failed)], failed)
 
     batches, planned = tee(batches)
-    entries = map(entries_of, planned)
-    decoded = decoded_batches(entries, calls.begun_with, read, workers, pinned=feed.on_gpu)
+    entries = map(task.entries_of, planned)
+    decoded = decoded_batches(entries, calls.begun_with, read, task.workers, pinned=feed.on_gpu)
     for (inputs, failed), batch in zip(decoded, batches, strict=True):
         results = calls.run(len(batch.keys), partial(feed.launch, inputs))
         launched.append((batch, results, failed))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +20,7 @@ from sightline.cache import Place, key_column, keys_of_texts, places_of
 from sightline.cache.chunks import taken
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.groundings import read_phrases
-from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
+from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.errors import SightlineError
@@ -73,16 +72,22 @@ class Entries(Sequence[Any]):
     Args:
         keys: the key of each: uint8 [n, 32].
         build: makes the entries at some positions, in their order.
-        owners: of objects, the key of each one's image: uint8 [n, 32].
+        groups: equal for those that are read one after the other, such as the key of the image that
+            objects are cut out of: uint8 [n, 32].
     """
 
     def __init__(
         self,
         keys: Keys,
         build: Callable[[NDArray[np.int64]], list[Any]],
-        owners: Keys | None = None,
+        groups: Keys | None = None,
     ) -> None:
-        self.keys, self.owners, self._build = keys, owners, build
+        self.keys, self.groups, self._build = keys, groups, build
+
+    @classmethod
+    def of(cls, keys: Keys, entries: Sequence[Any], groups: Keys | None = None) -> Entries:
+        """Entries that are there already."""
+        return cls(keys, lambda rows: [entries[row] for row in rows], groups)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -104,46 +109,18 @@ class FeatureInputs:
         kind: kind of the feature set.
         entries: an `ImageEntry`, a `CutoutEntry`, a text, or what another kind has; those with one
             key count once.
-        stored: cut-outs that stand in for the images of their objects.
         paths: the files and folders that it is read from.
     """
 
     kind: str
-    entries: Sequence[Any]
-    stored: StoredCutouts | None = None
+    entries: Entries
     paths: tuple[Path, ...] = ()
-
-    @cached_property
-    def keys(self) -> Keys:
-        """The key of each entry: uint8 [n, 32]."""
-        if isinstance(self.entries, Entries):
-            return self.entries.keys
-        if feature_kind(self.kind).row_of == "caption":
-            return keys_of_texts(self.entries)
-        return as_keys([entry.key for entry in self.entries])
-
-    def owners_of(self, rows: NDArray[np.int64]) -> Keys:
-        """The keys of the images that these objects are in: uint8 [n, 32]."""
-        owners = self.entries.owners if isinstance(self.entries, Entries) else None
-        if owners is not None:
-            return owners[rows]
-        return as_keys([self.entries[row].image_key for row in rows])
-
-    def some(self, rows: NDArray[np.int64]) -> list[Any]:
-        """The entries at these positions, with the pictures of those that are stored."""
-        chosen = self._at(rows)
-        return chosen if self.stored is None else self.stored.filled(chosen)
 
     def only(self, rows: NDArray[np.int64]) -> FeatureInputs:
         """The same of the entries at these positions."""
-        chosen = self._at(rows)
-        owners = self.owners_of(rows) if feature_kind(self.kind).row_of == "object" else None
-        entries = Entries(self.keys[rows], lambda at: [chosen[row] for row in at], owners)
-        return replace(self, entries=entries)
-
-    def _at(self, rows: NDArray[np.int64]) -> list[Any]:
         entries = self.entries
-        return entries.take(rows) if isinstance(entries, Entries) else [entries[r] for r in rows]
+        groups = None if entries.groups is None else entries.groups[rows]
+        return replace(self, entries=Entries.of(entries.keys[rows], entries.take(rows), groups))
 
 
 def inputs_of(
@@ -153,7 +130,7 @@ def inputs_of(
 
     Args:
         data: a prepared data set or its folder; a folder of images or its URL; or, for texts, as
-            `texts_in`.
+            `text_array`.
         options: for kinds that take them. Of objects, ``phrases``: phrases manifest, or the records
             of a grounding; ``cutouts``: folder of stored cut-outs, which stand in for the
             photographs.
@@ -171,8 +148,12 @@ def inputs_of(
             "them, and give their folder"
         )
     read = chosen.function(chosen.read)
-    taken = signature(read).parameters
-    inputs = read(kind, data, **{name: options[name] for name in options if name in taken})
+    parameters = signature(read).parameters
+    if unused := [name for name in options if options[name] and name not in parameters]:
+        raise SightlineError(
+            f"features of kind {kind} take no {' and no '.join(unused)}; leave that out"
+        )
+    inputs = read(kind, data, **{name: options[name] for name in options if name in parameters})
     return expect(inputs, FeatureInputs, read, "it")
 
 
@@ -210,7 +191,7 @@ def read_objects(
     stored = None if cutouts is None else StoredCutouts(cutouts)
     entries = objects_of_phrases(phrases, data, stored)
     paths = (*_paths(data), phrases, *([cutouts] if cutouts else []))
-    return FeatureInputs(kind, entries, stored, paths)
+    return FeatureInputs(kind, entries, paths)
 
 
 def _paths(data: PreparedDataset | Path | str) -> tuple[Path, ...]:
@@ -264,7 +245,7 @@ def image_entries_of(data: PreparedDataset) -> Entries:
 def objects_of_phrases(
     phrases: Path, data: PreparedDataset, stored: StoredCutouts | None = None
 ) -> Entries:
-    """The distinct objects of a phrases manifest, each with the place of its picture.
+    """The distinct objects of a phrases manifest, each with its picture, or the place of its image.
 
     Args:
         phrases: phrases manifest, or the records of a grounding.
@@ -287,9 +268,11 @@ def objects_of_phrases(
         from_images = iter(images.take(image_rows[rows[~kept[rows]]]))
         kept_at = Place("" if stored is None else str(stored.folder))
         places = [kept_at if kept[row] else next(from_images).place for row in rows]
-        return cutout_entries(taken(table, rows), places)
+        entries = cutout_entries(taken(table, rows), places)
+        return entries if stored is None else stored.filled(entries)
 
-    return Entries(keys, build, owners)
+    # what is stored is read shard by shard
+    return Entries(keys, build, np.where(kept[:, None], keys, owners))
 
 
 def _images_of(
@@ -343,11 +326,6 @@ def cutout_entries(objects: pa.Table, places: Sequence[Place]) -> list[CutoutEnt
         CutoutEntry(place, key, image_key, tuple(mask["size"]), mask["counts"])
         for place, key, image_key, mask in zip(places, *columns, strict=True)
     ]
-
-
-def texts_in(path: Path) -> list[str]:
-    """The texts of a file, as `read_texts` has them."""
-    return text_array(path).to_pylist()
 
 
 def _has_texts(path: Path) -> bool:

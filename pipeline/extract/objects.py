@@ -6,13 +6,13 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.encoders.preprocessing import KERNEL, MAX_PIXELS, ImagePreprocessing, resize
+from pipeline.encoders.preprocessing import KERNEL, ImagePreprocessing, resize
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.inputs import CutoutEntry
 from pipeline.extract.settings import CutoutRules
@@ -75,7 +75,7 @@ def from_png(data: bytes) -> Tensor:
 
 
 class Cutter:
-    """Cuts objects out of their images.
+    """Cuts objects out of their images, but for those whose picture is stored.
 
     Keeps the last decoded image, or why it cannot be, so that an image with many objects is read
     once: a plan keeps them together.
@@ -93,6 +93,8 @@ class Cutter:
                 match this image, mask and crop rule; ``mask_size`` if the sizes of mask and image
                 differ, ``mask_damaged`` if it cannot be decoded, or ``mask_empty``.
         """
+        if entry.png is not None:
+            return from_png(entry.png)
         size, counts = list(entry.size), entry.counts
         if cutout_key(entry.image_key, size, counts, CROP_RULE) != entry.key:
             raise ImageError(
@@ -135,18 +137,21 @@ class CutoutPreprocessing:
             normalisation also apply here.
     """
 
+    channels: ClassVar[int] = 4
+
     image: ImagePreprocessing
     rules: CutoutRules
 
     @property
     def size(self) -> tuple[int, int]:
         """(h, w) of the input in pixels."""
-        return self.image.crop
+        return self.image.size
 
-    def edge(self, height: int, width: int) -> int:
-        """Edge in pixels of the square that a cut-out of `height` × `width` is padded to."""
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """(h, w) of the square that a cut-out of `height` × `width` is padded to, in pixels."""
         longer = max(height, width)
-        return longer + 2 * round(self.rules.margin * longer)
+        edge = longer + 2 * round(self.rules.margin * longer)
+        return edge, edge
 
     def __call__(self, cutout: Tensor) -> Tensor:
         """uint8 [4, H, W], straight → float32 [3, h, w]: `fitted`, then `normalised`."""
@@ -172,7 +177,7 @@ class CutoutPreprocessing:
             alpha = torch.full_like(alpha, _OPAQUE)
         cutout = torch.cat([colour * (alpha > 0), alpha])
         height, width = cutout.shape[-2:]
-        edge = self.edge(height, width)
+        edge, _ = self.resized(height, width)
         left, top = (edge - width) // 2, (edge - height) // 2
         square = functional.pad(cutout, [left, edge - width - left, top, edge - height - top])
         return resize(square, self.size, self.image.interpolation)
@@ -210,37 +215,6 @@ class CutoutPreprocessing:
             "mean": list(self.image.mean),
             "std": list(self.image.std),
         }
-
-
-class ObjectReader:
-    """Reads objects as encoder inputs: a stored cut-out where the entry has one, else its image.
-
-    Args:
-        preprocessing: preprocessing of cut-outs, for one encoder.
-    """
-
-    channels = 4
-
-    def __init__(self, preprocessing: CutoutPreprocessing) -> None:
-        self.preprocessing = preprocessing
-        self.size = preprocessing.size
-        self._cut = Cutter()
-
-    def __call__(self, entry: CutoutEntry) -> Tensor:
-        """The pixels of an object's input: uint8 [4, h, w], premultiplied.
-
-        Raises:
-            ImageError: as `Cutter`; ``too_many_pixels`` once padded.
-        """
-        cutout = self._cut(entry) if entry.png is None else from_png(entry.png)
-        edge = self.preprocessing.edge(*cutout.shape[1:])
-        if edge**2 > MAX_PIXELS:
-            raise ImageError(
-                "too_many_pixels",
-                f"an object of {cutout.shape[2]} × {cutout.shape[1]} pixels would be padded to "
-                f"{edge} × {edge}; at most {MAX_PIXELS:,} are allowed",
-            )
-        return self.preprocessing.fitted(cutout)
 
 
 def file_reader() -> Callable[[CutoutEntry], bytes]:

@@ -20,10 +20,11 @@ from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode
 from pipeline.extract.decode import MAX_PIXELS, ImageError, decode_image
 from pipeline.extract.encode_missing import feature_job
-from pipeline.extract.inputs import FeatureInputs, ImageEntry, images_below
+from pipeline.extract.inputs import Entries, FeatureInputs, ImageEntry, images_below
 from pipeline.extract.runner import run
 from pipeline.extract.settings import ExtractSettings
 from sightline.cache import EncoderRecord, FeatureSet, Place, key_of_file
+from sightline.cache.keys import as_keys
 
 PIXELS = ImagePreprocessing((8, 8), (8, 8), "bilinear", mean=(0.0,) * 3, std=(1.0,) * 3)
 EYE = ImageEncoder(
@@ -332,7 +333,8 @@ def features(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> FeatureS
     others = (folder / "gone.png", folder, folder / "plain.png", folder / "loop.png")
     entries += [ImageEntry(Place(path), bytes([n] * 32)) for n, path in enumerate(others, 1)]
     settings = ExtractSettings(dtype="float32")
-    run(feature_job(FeatureInputs("image", entries), EYE, out, settings), max_failed=1)
+    images = Entries.of(as_keys([entry.key for entry in entries]), entries)
+    run(feature_job(FeatureInputs("image", images), EYE, out, settings), max_failed=1)
     return FeatureSet.open(out)
 
 

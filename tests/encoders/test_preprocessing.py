@@ -115,7 +115,7 @@ def test_at_its_own_size_an_object_is_exactly_what_was_drawn(shape, background):
     pixels, mask = scene(shape)
     cutout = cut_out(tensor(pixels), mask)
     height, width = cutout.shape[1:]
-    edge = preprocessing(8).edge(height, width)
+    edge = preprocessing(8).resized(height, width)[0]
     found = colours(preprocessing(edge, background=background)(cutout))
 
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -174,7 +174,7 @@ def test_a_bright_rim_on_white_is_never_brighter_than_white():
 @pytest.mark.parametrize(("margin", "edge"), [(0.0, 40), (0.1, 48), (0.25, 60), (1.0, 120)])
 def test_margin_and_square(margin, edge):
     image, mask = rectangle(5, 7, 10, 40, (255, 255, 255), around=(9, 9, 9))
-    assert preprocessing(8, margin=margin).edge(10, 40) == edge
+    assert preprocessing(8, margin=margin).resized(10, 40) == (edge, edge)
     found = colours(preprocessing(edge, margin=margin, background="black")(cut_out(image, mask)))
     lit = found.min(axis=2) > 0.5
     rows, columns = np.flatnonzero(lit.any(1)), np.flatnonzero(lit.any(0))

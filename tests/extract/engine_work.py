@@ -22,10 +22,10 @@ from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 
 from pipeline.extract import runner, workers
 from pipeline.extract.encode_missing import feature_job
-from pipeline.extract.inputs import FeatureInputs
+from pipeline.extract.inputs import Entries, FeatureInputs
 from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import ExtractSettings, Machine
-from sightline.cache import set_plan
+from sightline.cache import keys_of_texts, set_plan
 from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 
@@ -78,7 +78,8 @@ class StubWork:
     def __call__(self, threads: int = 1, worker: WorkerNumber | None = None) -> SetSummary:
         set_plan.block_rows = lambda spec: BLOCK
         settings, machine = ExtractSettings(batch_size=self.batch), Machine(threads=threads)
-        texts = FeatureInputs("text", [f"text {i}" for i in range(self.texts)])
+        texts = [f"text {i}" for i in range(self.texts)]
+        inputs = FeatureInputs("text", Entries.of(keys_of_texts(texts), texts))
         broken = _Broken(self, worker)
         # without PyTorch, which takes seconds to import
         with patch.multiple(
@@ -88,7 +89,7 @@ class StubWork:
             described=lambda device: {"device": device},
             using_threads=broken.using_threads,
         ):
-            job = feature_job(texts, stub_encoder(broken, self.weights), self.out, settings)
+            job = feature_job(inputs, stub_encoder(broken, self.weights), self.out, settings)
             return runner.run(job, 0.2, machine, worker=worker)
 
 

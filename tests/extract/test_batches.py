@@ -21,9 +21,10 @@ from torch import nn
 from pipeline.encoders.config import named_encoder
 from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
-from pipeline.extract.decode_batches import Feed, ImageReader, decode_batch
+from pipeline.extract.decode import load_entry
+from pipeline.extract.decode_batches import Feed, Reader, decode_batch
 from pipeline.extract.encode_missing import feature_job
-from pipeline.extract.inputs import FeatureInputs, ImageEntry
+from pipeline.extract.inputs import Entries, FeatureInputs, ImageEntry, inputs_of
 from pipeline.extract.objects import CutoutPreprocessing
 from pipeline.extract.runner import run
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
@@ -36,6 +37,7 @@ from sightline.cache import (
     set_plan,
     verify,
 )
+from sightline.cache.keys import as_keys
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")
@@ -66,7 +68,8 @@ def encoder():
 def encode(entries, encoder, out, workers=0, device="cpu"):
     """Encode images with one thread."""
     settings = ExtractSettings(batch_size=4, dtype="float32")
-    job = feature_job(FeatureInputs("image", entries), encoder, out, settings, workers)
+    images = Entries.of(as_keys([entry.key for entry in entries]), entries)
+    job = feature_job(FeatureInputs("image", images), encoder, out, settings, workers)
     run(job, 0.5, Machine(threads=1, devices=device))
 
 
@@ -82,7 +85,7 @@ def test_normalising_a_batch_gives_the_bytes_of_one_image():
 
 
 def test_rows_do_not_depend_on_neighbours_or_the_part_of_a_batch(encoder, entries):
-    read = ImageReader(SMALL)
+    read = Reader(load_entry, SMALL)
     one = Feed(encoder, read)
     whole, _ = decode_batch(entries[:4], 4, read)
     turned, _ = decode_batch([entries[i] for i in (3, 1, 0, 2)], 4, read)
@@ -115,7 +118,7 @@ def test_options_are_part_of_plan_and_record(entries, tmp_path, monkeypatch):
 def test_a_gpu_gives_the_rows_of_the_cpu(encoder, entries, tmp_path, precision):
     device = torch.device("cuda", 0)
     there = named_encoder("resnet18", "random:0").build_image(device, precision)
-    assert Feed(there, ImageReader(there.preprocessing)).on_gpu
+    assert Feed(there, Reader(load_entry, there.preprocessing)).on_gpu
     encode(entries, encoder, tmp_path / "host")
     for workers in (0, 2):
         encode(entries, there, tmp_path / str(workers), workers, "cuda:0")
@@ -130,7 +133,7 @@ def test_a_gpu_gives_the_rows_of_the_cpu(encoder, entries, tmp_path, precision):
 @pytest.mark.gpu
 def test_a_compiled_model_on_a_gpu(encoder, entries):
     device = torch.device("cuda", 0)
-    read = ImageReader(encoder.preprocessing)
+    read = Reader(load_entry, encoder.preprocessing)
     inputs, _ = decode_batch(entries[:4], 4, read)
     rows = []
     for compiled in (False, True):
@@ -139,6 +142,12 @@ def test_a_compiled_model_on_a_gpu(encoder, entries):
         rows.append(torch.from_numpy(one.launch(inputs, 0, 4)()))
         assert np.array_equal(one.launch(inputs, 0, 4)(), rows[-1].numpy())
     assert torch.cosine_similarity(*rows).min() > SAME
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_what_a_kind_has_no_use_for_is_refused(kind, tmp_path):
+    with pytest.raises(SightlineError, match=rf"kind {kind} take no phrases and no cutouts; leave"):
+        inputs_of(kind, tmp_path, phrases=tmp_path / "phrases", cutouts=tmp_path / "cutouts")
 
 
 # --- out of memory
@@ -178,7 +187,8 @@ def encode_all(call, out):
     source = EncoderRecord(name="limited", source="random:0", weights_sha256="0" * 64)
     encoder = TextEncoder(source, 16, {}, lengths=lambda texts: [1] * len(texts), encode=call)
     settings = ExtractSettings(batch_size=8, dtype="float32")
-    run(feature_job(FeatureInputs("text", TEXTS), encoder, out, settings), settings.max_failed)
+    texts = FeatureInputs("text", Entries.of(keys_of_texts(TEXTS), TEXTS))
+    run(feature_job(texts, encoder, out, settings), settings.max_failed)
 
 
 def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path, capsys):
