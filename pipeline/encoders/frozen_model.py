@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.encoders.encoder import ImageEncoder
+from pipeline.encoders.encoder import ImageEncoder, TextEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from sightline.cache.record import EncoderRecord
 from sightline.devices import AUTOCAST, check_precision, computing
@@ -80,6 +80,35 @@ class FrozenModel:
             casts_weights=True,
             options=self.options,
             configuration=configuration or {},
+        )
+
+    def text_encoder(
+        self,
+        identity: EncoderRecord,
+        dim: int,
+        preprocessing: dict[str, object],
+        lengths: Callable[[Sequence[str]], list[int]],
+        inputs: Callable[[Sequence[str], int], Sequence[Tensor]],
+        count_cut: Callable[[Sequence[str]], int],
+    ) -> TextEncoder:
+        """The encoder of texts that runs this model; see `TextEncoder` for the other arguments.
+
+        Args:
+            inputs: what the model takes of n texts, padded to a length: [n, length] each.
+        """
+
+        def encode(texts: Sequence[str], length: int) -> Tensor:
+            return self(*inputs(texts, length)).cpu()
+
+        return TextEncoder(
+            identity,
+            dim,
+            preprocessing,
+            lengths,
+            encode,
+            casts_weights=True,
+            options=self.options,
+            count_cut=count_cut,
         )
 
     def input(self, tensor: Tensor) -> Tensor:

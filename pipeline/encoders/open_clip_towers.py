@@ -18,7 +18,13 @@ from pipeline.encoders.config import OPEN_CLIP_FILE, OpenClipConfig
 from pipeline.encoders.encoder import ImageEncoder, TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation, ResizeMode
-from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
+from pipeline.encoders.weights import (
+    identity_of,
+    load_exactly,
+    read_state_dict,
+    seeded,
+    unknown_tag,
+)
 from sightline.cache.record import EncoderRecord
 from sightline.config_digest import config_sha256
 from sightline.digest import digest
@@ -258,10 +264,7 @@ def _published(name: str, tag: str, architecture: Mapping[str, Any]) -> Mapping[
     """The library's record of published weights of the model `name`."""
     record = open_clip.get_pretrained_cfg(name, tag)
     if not record:
-        tags = open_clip.list_pretrained_tags_by_model(name)
-        published = ", ".join(tags) or "none; use file:PATH or random:SEED"
-        fault = f"has no weights {tag!r}" if tag else "needs the tag of its weights"
-        raise SightlineError(f"{name} {fault}; published tags: {published}")
+        raise unknown_tag(name, tag, open_clip.list_pretrained_tags_by_model(name))
     quick = bool(record.get("quick_gelu"))
     if quick != bool(architecture.get("quick_gelu")):
         # open_clip only warns and uses the wrong activation; the features would be wrong.
@@ -365,10 +368,10 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     def lengths(texts: Sequence[str]) -> list[int]:
         return [context_length] * len(texts)
 
-    def encode(texts: Sequence[str], length: int) -> Tensor:
+    def inputs(texts: Sequence[str], length: int) -> list[Tensor]:
         if length != context_length:
             raise ValueError(f"length is {length}; this tower takes {context_length} only")
-        return frozen(tokenizer(list(texts))).cpu()  # int64 [n, context length] → [n, dim]
+        return [tokenizer(list(texts))]  # int64 [n, context length]
 
     preprocessing: dict[str, object] = {
         "tokenizer": type(tokenizer).__name__,
@@ -379,16 +382,7 @@ def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> 
     }
     if text.hf_model_name:
         preprocessing["config_sha256"] = config_sha256(Pretrained(text.hf_model_name))
-    return TextEncoder(
-        identity,
-        dim,
-        preprocessing,
-        lengths,
-        encode,
-        casts_weights=True,
-        options=frozen.options,
-        count_cut=count_cut,
-    )
+    return frozen.text_encoder(identity, dim, preprocessing, lengths, inputs, count_cut)
 
 
 def _tokenizer(text: _TextConfig, model: str) -> Any:

@@ -100,15 +100,15 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     def lengths(texts: Sequence[str]) -> list[int]:
         return [bucket(len(row), max_length) for row in ids_of(texts)]
 
-    def encode(texts: Sequence[str], length: int) -> Tensor:
+    def inputs(texts: Sequence[str], length: int) -> tuple[Tensor, Tensor]:
         ids = ids_of(texts)
         longest = max((len(row) for row in ids), default=0)
         if longest > length:
             raise ValueError(f"a text has {longest} tokens and the batch only {length}")
-        inputs = tokenizer.pad(
+        batch = tokenizer.pad(
             {"input_ids": ids}, padding="max_length", max_length=length, return_tensors="pt"
         )
-        return frozen(inputs["input_ids"], inputs["attention_mask"]).cpu()
+        return batch["input_ids"], batch["attention_mask"]
 
     preprocessing: dict[str, object] = {
         "tokenizer": type(tokenizer).__name__,
@@ -120,16 +120,8 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     }
     if prompt:
         preprocessing["prompt"] = prompt
-    return TextEncoder(
-        identity,
-        int(settings.hidden_size),
-        preprocessing,
-        lengths,
-        encode,
-        casts_weights=True,
-        options=frozen.options,
-        count_cut=count_cut,
-    )
+    dim = int(settings.hidden_size)
+    return frozen.text_encoder(identity, dim, preprocessing, lengths, inputs, count_cut)
 
 
 def _settings_and_tokenizer(source: Pretrained) -> tuple[Any, Any]:

@@ -104,7 +104,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         if hasattr(model, part):
             delattr(model, part)
 
-    def tokens(texts: Sequence[str]) -> tuple[Tensor, ...]:
+    def inputs(texts: Sequence[str], length: int) -> tuple[Tensor, ...]:  # int64 [n, length] each
         batch = tokenizer(
             list(texts),
             padding="max_length",
@@ -128,13 +128,8 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     def lengths(texts: Sequence[str]) -> list[int]:
         return [length] * len(texts)
 
-    def encode(texts: Sequence[str], requested: int) -> Tensor:
-        if requested != length:
-            raise ValueError(f"length is {requested}; this tower takes {length} only")
-        return frozen(*tokens(texts)).cpu()  # [n, length] → [n, dim]
-
     with torch.no_grad():
-        dim = forward(*tokens([""])).shape[1]
+        dim = forward(*inputs([""], length)).shape[1]
     preprocessing: dict[str, object] = {
         "tokenizer": type(tokenizer).__name__,
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
@@ -143,16 +138,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         "pooling": "the model's own",
         "config_sha256": config_sha256(source),
     }
-    return TextEncoder(
-        identity,
-        dim,
-        preprocessing,
-        lengths,
-        encode,
-        casts_weights=True,
-        options=frozen.options,
-        count_cut=count_cut,
-    )
+    return frozen.text_encoder(identity, dim, preprocessing, lengths, inputs, count_cut)
 
 
 def _refuse(config: TransformersConfig, *names: str) -> None:

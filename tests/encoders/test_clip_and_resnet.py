@@ -166,7 +166,11 @@ def test_mistakes_of_a_clip_are_one_error_each(tmp_path, trained):
         (str(few_tokens), "random:0", "set text_cfg.vocab_size to 49408"),
         (str(foreign), "random:0", "tokenizer 'nobody/no-tokenizer' cannot be fetched"),
         ("ViT-B-32", "pretrained:openai", "use model 'ViT-B-32-quickgelu'"),
-        ("ViT-B-32", "pretrained", "needs the tag of its weights; published tags: .*laion2b"),
+        (
+            "ViT-B-32",
+            "pretrained",
+            "needs the tag of its weights; use pretrained: .*laion2b",
+        ),
         ("ViT-B-23", "random:0", "unknown open_clip model 'ViT-B-23'.*ViT-B-32"),
     ]
     for model, spec, words in cases:
