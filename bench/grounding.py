@@ -137,7 +137,7 @@ def main() -> None:
         loaded = model, processor, {"model": "bench"}
         grounder = Recorded(Florence2Grounder(settings, *loaded, device, precision))
         masker = segmenter(full, scratch, device, precision)
-        predictor = SAM2ImagePredictor(masker._backend._model)  # pyright: ignore
+        predictor = SAM2ImagePredictor(masker.model)
         edge = predictor.model.image_size  # the package assumes 1,024
         predictor._bb_feat_sizes = [(edge // n, edge // n) for n in (4, 8, 16)]
         recorded, outs, masks = Recorded(masker), list[Path](), list[int]()

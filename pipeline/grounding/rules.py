@@ -39,7 +39,9 @@ def select(
             dropped.append(Dropped(phrase.phrase, "no_box"))
             continue
         inside = clip_boxes_to_image(phrase.boxes.float(), (height, width))
-        problems = _problems(phrase, inside, rules, height, width)
+        areas = box_area(inside.double()).tolist()
+        parts = zip(phrase.boxes.tolist(), phrase.scores.tolist(), areas, strict=True)
+        problems = [_problem(*part, rules, height, width) for part in parts]
         dropped += [Dropped(phrase.phrase, *problem) for problem in problems if problem is not None]
         valid = [i for i, problem in enumerate(problems) if problem is None]
         if valid and rules.boxes == "best":
@@ -64,22 +66,10 @@ def hull(boxes: Tensor) -> Box:
     return min(left), min(top), max(right), max(bottom)
 
 
-def _problems(
-    phrase: Grounded, inside: Tensor, rules: Rules, height: int, width: int
-) -> list[tuple[Reason, str] | None]:
-    """Reason and detail for each box whose part inside the image breaks a rule."""
-    areas = box_area(inside.double()).tolist()
-    return [
-        _problem(box, score, area, rules, height, width)
-        for box, score, area in zip(
-            phrase.boxes.tolist(), phrase.scores.tolist(), areas, strict=True
-        )
-    ]
-
-
 def _problem(
     box: Box, score: float, area: float, rules: Rules, height: int, width: int
 ) -> tuple[Reason, str] | None:
+    """Reason and detail if a box, of which ``area`` is inside the image, breaks a rule."""
     left, top, right, bottom = box
     shown = f"[{', '.join(f'{edge:g}' for edge in box)}]"
     if not all(map(math.isfinite, box)) or not 0 <= score <= 1:

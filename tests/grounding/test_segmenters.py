@@ -146,7 +146,7 @@ def test_both_back_ends_give_the_same_masks_from_the_same_weights(sam2, sam2_hf,
 def test_masks_of_a_batch_are_those_of_metas_own_predictor_one_by_one(sam2, batch):
     from sam2.sam2_image_predictor import SAM2ImagePredictor
 
-    predictor = SAM2ImagePredictor(sam2._backend._model)
+    predictor = SAM2ImagePredictor(sam2.model)
     predictor._bb_feat_sizes = [(SIZE // n, SIZE // n) for n in (4, 8, 16)]  # fixed for 1,024 there
     (images, boxes), shares = batch, []
     for image, some, masks in zip(images, boxes, sam2.segment(images, boxes), strict=True):

@@ -9,8 +9,9 @@ and all their boxes the passes of the mask decoder.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,48 +32,45 @@ Features = list[Tensor]
 """Feature maps of images, [n, c, h, w] each, the coarsest last."""
 
 
-class Backend(Protocol):
-    """A SAM 2 on its device, in evaluation mode."""
-
-    @property
-    def image_size(self) -> int:
-        """Edge of the model's square input, in pixels."""
-        ...
-
-    def features(self, pixels: Tensor) -> Features:
-        """Feature maps of float32 [n, 3, s, s]."""
-        ...
-
-    def logits(self, features: Features, boxes: Tensor) -> Tensor:
-        """Logits [k, h, w] of one mask for each box.
-
-        Args:
-            features: features of each box's image, k rows.
-            boxes: float32 [k, 4], x0, y0, x1, y1 in pixels of the model's input.
-        """
-        ...
-
-
-class PromptedSegmenter:
-    """Masks of boxes by a SAM 2.
+class PromptedSegmenter(ABC):
+    """Masks of boxes by a SAM 2; a subclass runs the model of one library.
 
     Args:
+        model: in evaluation mode, on ``device``.
+        image_size: edge of its square input, in pixels.
         identity: what determines a mask, JSON values.
+
+    Attributes:
+        name: the family.
     """
+
+    name: str
 
     def __init__(
         self,
-        name: str,
-        backend: Backend,
+        model: Any,
+        image_size: int,
         identity: dict[str, object],
         device: torch.device,
         precision: str,
     ) -> None:
-        self.name = name
-        self._backend = backend
+        self.model, self.image_size = model, image_size
         self._identity = identity
         self._device = device
         self._precision = precision
+
+    @abstractmethod
+    def encode(self, pixels: Tensor) -> Features:
+        """Feature maps of float32 [n, 3, s, s]."""
+
+    @abstractmethod
+    def decode(self, features: Features, boxes: Tensor) -> Tensor:
+        """Logits [k, h, w] of one mask for each box.
+
+        Args:
+            features: of each box's image, k rows.
+            boxes: float32 [k, 4], x0, y0, x1, y1 in pixels of the model's input.
+        """
 
     def describe(self) -> dict[str, object]:
         return {"family": self.name, "rule": RULE, **self._identity, "precision": self._precision}
@@ -92,7 +90,7 @@ class PromptedSegmenter:
 
     def logits(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
         """Logits float32 [k, s/4, s/4] on the device, for each image that has a box."""
-        size = self._backend.image_size
+        size = self.image_size
         counts = [len(image_boxes) for image_boxes in boxes if len(image_boxes)]
         if not counts:
             return []
@@ -101,12 +99,12 @@ class PromptedSegmenter:
         with computing(self._device, self._precision):
             asked = [image for image, part in zip(images, boxes, strict=True) if len(part)]
             pixels = torch.stack([model_input(image.to(self._device), size) for image in asked])
-            features = self._backend.features(pixels)
+            features = self.encode(pixels)
             parts = []
             for rows, part in zip(owners.split(BOXES), prompts.split(BOXES), strict=True):
                 index = rows.to(self._device)
                 maps = [level[index] for level in features]
-                parts.append(self._backend.logits(maps, part.to(self._device)).float())
+                parts.append(self.decode(maps, part.to(self._device)).float())
         return list(torch.cat(parts).split(counts))
 
 

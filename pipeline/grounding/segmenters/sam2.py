@@ -79,33 +79,31 @@ def build(settings: Sam2Settings, device: torch.device, precision: str) -> Promp
         "configuration_sha256": key_of_file(path).hex(),
         **record.model_dump(exclude={"name", "revision"}),
     }
-    backend = Sam2Backend(model.eval().to(device))
-    return PromptedSegmenter("sam2", backend, identity, device, precision)
+    size = int(model.image_size)
+    return Sam2Segmenter(model.eval().to(device), size, identity, device, precision)
 
 
-class Sam2Backend:
-    """A `SAM2Base` of the sam2 package; see `Backend`."""
+class Sam2Segmenter(PromptedSegmenter):
+    """A `SAM2Base` of the sam2 package."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.image_size = int(model.image_size)
+    name = "sam2"
 
-    def features(self, pixels: Tensor) -> Features:
-        maps = self._model.forward_image(pixels)["backbone_fpn"]
-        maps = list(maps[-self._model.num_feature_levels :])
-        if self._model.directly_add_no_mem_embed:
-            maps[-1] = maps[-1] + self._model.no_mem_embed.reshape(1, -1, 1, 1)
+    def encode(self, pixels: Tensor) -> Features:
+        maps = self.model.forward_image(pixels)["backbone_fpn"]
+        maps = list(maps[-self.model.num_feature_levels :])
+        if self.model.directly_add_no_mem_embed:
+            maps[-1] = maps[-1] + self.model.no_mem_embed.reshape(1, -1, 1, 1)
         return maps
 
-    def logits(self, features: Features, boxes: Tensor) -> Tensor:
+    def decode(self, features: Features, boxes: Tensor) -> Tensor:
         corners = boxes.reshape(-1, 2, 2)
         labels = torch.tensor([[2, 3]], dtype=torch.int32, device=boxes.device)
-        sparse, dense = self._model.sam_prompt_encoder(
+        sparse, dense = self.model.sam_prompt_encoder(
             points=(corners, labels.expand(len(boxes), 2)), boxes=None, masks=None
         )
-        masks, *_ = self._model.sam_mask_decoder(
+        masks, *_ = self.model.sam_mask_decoder(
             image_embeddings=features[-1],
-            image_pe=self._model.sam_prompt_encoder.get_dense_pe(),
+            image_pe=self.model.sam_prompt_encoder.get_dense_pe(),
             sparse_prompt_embeddings=sparse,
             dense_prompt_embeddings=dense,
             multimask_output=False,
@@ -172,9 +170,10 @@ def _instantiate(path: Path) -> Any:
 def _try(model: Any) -> None:
     """A pass without numbers: parts that do not fit fail here, not at the first image."""
     with torch.no_grad():
-        backend = Sam2Backend(copy.deepcopy(model).eval().to("meta"))
-        pixels = torch.empty(1, 3, backend.image_size, backend.image_size, device="meta")
-        backend.logits(backend.features(pixels), torch.empty(1, 4, device="meta"))
+        size, device = int(model.image_size), torch.device("meta")
+        parts = Sam2Segmenter(copy.deepcopy(model).eval().to(device), size, {}, device, "fp32")
+        maps = parts.encode(torch.empty(1, 3, size, size, device=device))
+        parts.decode(maps, torch.empty(1, 4, device=device))
 
 
 def _built(value: Any, path: Path) -> Any:

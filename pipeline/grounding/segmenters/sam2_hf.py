@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import Sam2Config, Sam2Model
@@ -38,23 +36,20 @@ def build(settings: Sam2HfSettings, device: torch.device, precision: str) -> Pro
         )
     model = build_model(source, spec, Sam2Model, source.config(Sam2Config))
     identity = describe_weights(model, source, spec)
-    return PromptedSegmenter(
-        "sam2-hf", Sam2HfBackend(model.to(device)), identity, device, precision
-    )
+    size = int(model.config.prompt_encoder_config.image_size)
+    return Sam2HfSegmenter(model.to(device), size, identity, device, precision)
 
 
-class Sam2HfBackend:
-    """A `Sam2Model` of transformers; see `Backend`."""
+class Sam2HfSegmenter(PromptedSegmenter):
+    """A `Sam2Model` of transformers."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.image_size = int(model.config.prompt_encoder_config.image_size)
+    name = "sam2-hf"
 
-    def features(self, pixels: Tensor) -> Features:
-        return list(self._model.get_image_embeddings(pixels))
+    def encode(self, pixels: Tensor) -> Features:
+        return list(self.model.get_image_embeddings(pixels))
 
-    def logits(self, features: Features, boxes: Tensor) -> Tensor:
-        output = self._model(
+    def decode(self, features: Features, boxes: Tensor) -> Tensor:
+        output = self.model(
             image_embeddings=features, input_boxes=boxes[:, None], multimask_output=False
         )
         return output.pred_masks[:, 0, 0]
