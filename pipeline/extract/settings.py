@@ -155,7 +155,8 @@ class Machine(Settings):
                     f"found {word!r}, expected auto, or devices such as 0,1 or cuda:0,cuda:1, mps, "
                     "or cpu"
                 )
-            name = numbered[3] or numbered[2] or f"cuda:{int(numbered[1])}"
+            alone = numbered[3] or (numbered[2] if len(words) == 1 else None)
+            name = alone or f"cuda:{int(numbered[1] or 0)}"
             if name in names and name != "cpu":
                 raise ValueError(
                     f"{name} appears twice; two workers on one device compute no faster, so name "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import NonNegativeInt
 
 from pipeline.extract.decode import ImageError
-from sightline.plugins import expect_all, expect_array, expect_valid, wrong
+from sightline.plugins import expect, expect_all, expect_array, expect_valid, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,6 +187,10 @@ def checked_answers(
                 raise wrong(grounder, "scores", phrase.scores.tolist(), "0 to 1")
             if phrase.boxes.device.type != "cpu" or phrase.scores.device.type != "cpu":
                 raise wrong(grounder, "boxes and scores", phrase.boxes.device, "them on the CPU")
+            if phrase.masks is not None:
+                masks = expect(phrase.masks, type(phrase.boxes), grounder, "masks")
+                if len(masks) != count:
+                    raise wrong(grounder, "masks", len(masks), f"one for each of {count} boxes")
         for drop in expect_all(answer[1], Dropped, grounder, "drops of an answer"):
             expect_valid(drop, Dropped, grounder, "a drop")
     return list(checked)

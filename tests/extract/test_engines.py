@@ -65,6 +65,8 @@ def test_devices_are_named_in_full():
         ([0, 1], ("cuda:0", "cuda:1")),
         (2, ("cuda:2",)),
         ("mps", ("mps",)),
+        ("cuda", ("cuda",)),
+        ("cuda,1", ("cuda:0", "cuda:1")),
     ):
         assert Machine.model_validate({"devices": given}).devices == devices
 
@@ -75,6 +77,7 @@ def test_devices_are_named_in_full():
     [
         ("--devices 0,cuda:0", "cuda:0 appears twice"),
         ("--devices 1,cuda,cuda:01", "cuda:1 appears twice"),
+        ("--devices 0,cuda", "cuda:0 appears twice"),
         ("--devices 0,,1", "found '', expected auto, or devices such as 0,1"),
         ("--devices gpu", "found 'gpu'"),
         ("--devices 0 --engine ray", "devices: are those of one machine"),
