@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from pipeline.encoders.preprocessing import Interpolation
+from sightline.cache.feature_kind import Encoders
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.pooling import Pooling
@@ -291,24 +292,16 @@ class TimmConfig(_ImageConfig):
         return timm_backbones.build_image(self, device, precision)
 
 
-EncoderKind = Literal["image", "text", "teacher"]
 RESNETS = ("resnet18", "resnet50", "resnet101", "resnet152")
 
 
-def encoder_class(name: str, kind: EncoderKind = "image") -> type[EncoderConfig]:
+def encoder_class(name: str, kind: Encoders = "image") -> type[EncoderConfig]:
     """The configuration's class of the encoder called ``name``, as for `named_encoder`."""
     return EncoderConfig.families.subclass(_family_and_model(name, kind)[0], EncoderConfig)
 
 
-def _family_and_model(name: str, kind: EncoderKind) -> tuple[str, str]:
-    family, colon, model = name.partition(":")
-    if colon and family in EncoderConfig.families:
-        return family, model
-    return _family_of(name, kind), name
-
-
 def named_encoder(
-    name: str, weights: str, kind: EncoderKind = "image", **parameters: Any
+    name: str, weights: str, kind: Encoders = "image", **parameters: Any
 ) -> EncoderConfig:
     """The configuration of an encoder given by `name` on a command line.
 
@@ -333,18 +326,21 @@ def named_encoder(
         raise SightlineError(f"{name}: {'; '.join(explain(error))}") from error
 
 
-def _family_of(name: str, kind: EncoderKind) -> str:
+def _family_and_model(name: str, kind: Encoders) -> tuple[str, str]:
+    family, colon, model = name.partition(":")
+    if colon and family in EncoderConfig.families:
+        return family, model
     if kind == "teacher":
-        return "transformers"
+        return "transformers", name
     if name in RESNETS and kind == "image":
-        return "torchvision"
+        return "torchvision", name
     if name.endswith(".json") or name.startswith("hf-hub:"):
-        return "open_clip"
+        return "open_clip", name
     if Path(name.removeprefix("local-dir:"), OPEN_CLIP_FILE).is_file():
-        return "open_clip"
+        return "open_clip", name
     models: list[str] = require("open_clip", "this encoder").list_models()
     if name.replace("/", "-") in models:
-        return "open_clip"
+        return "open_clip", name
     names = [*(RESNETS if kind == "image" else ()), *models]
     lowered = {model.lower(): model for model in names}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.4)

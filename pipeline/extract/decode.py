@@ -7,6 +7,7 @@ import os
 import stat
 import warnings
 import zlib
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,7 @@ def load_picture(place: Place, key: bytes) -> NDArray[np.uint8]:
     return _decoded(load_bytes(place, key), torchvision=False).transpose(1, 2, 0)
 
 
+@dataclass(eq=False)
 class EncodedImage:
     """An image as it lies in its folder or archive, for models that take files.
 
@@ -155,8 +157,8 @@ class EncodedImage:
         size: height and width in pixels, upright.
     """
 
-    def __init__(self, data: bytes, size: tuple[int, int]) -> None:
-        self.data, self.size = data, size
+    data: bytes
+    size: tuple[int, int]
 
     @cached_property
     def pixels(self) -> Tensor:

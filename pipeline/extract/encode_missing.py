@@ -17,7 +17,7 @@ from pipeline.encoders.encoder import ImageFileEncoder, checked_encoder
 from pipeline.extract.inputs import FeatureInputs, inputs_of
 from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_rows, run
 from pipeline.extract.services import Service
-from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from pipeline.extract.settings import ExtractSettings, Machine
 from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
 from sightline.cache.feature_kind import feature_kind
@@ -56,7 +56,6 @@ def extract_features(
     *,
     phrases: Path | None = None,
     cutouts: Path | None = None,
-    rules: CutoutRules | None = None,
     device: str = "auto",
     workers: int = Machine().workers,
     settings: ExtractSettings = ExtractSettings(),  # noqa: B008
@@ -71,18 +70,15 @@ def extract_features(
         kind: ``image``; ``object`` (cut-outs); ``text`` or ``teacher`` (captions).
         phrases: for objects: the records of a grounding, or a phrases manifest.
         cutouts: for objects: stored cut-outs, which stand in for the photographs.
-        rules: how objects become inputs; None: as in ``settings``.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         workers: processes that decode images (0: none besides this one).
-        settings: batch size, precision, storage type and so on.
+        settings: batch size, precision, storage type, rules of cut-outs and so on.
 
     Raises:
         SightlineError: the images are missing, or as `extract_job` and `run`.
     """
     data = required_location(data) if isinstance(data, str) else data
     inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
-    if rules is not None:
-        settings = settings.model_copy(update={"cutouts": rules})
     machine = Machine.model_validate({"devices": device, "workers": workers})
     run(extract_job(inputs, encoder, Path(out), settings, machine), settings.max_failed, machine)
     return FeatureSet.open(out)

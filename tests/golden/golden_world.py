@@ -210,10 +210,11 @@ class World:
             self.root / "features" / name,
             kind,
             phrases=self.root / "grounding" / ANNOTATED,
-            rules=CutoutRules(**rules or {}),
             device=device,
             workers=0,
-            settings=ExtractSettings(**{"batch_size": 4, **settings}),
+            settings=ExtractSettings(
+                cutouts=CutoutRules(**rules or {}), **{"batch_size": 4, **settings}
+            ),
         )
 
     def keys(self, kind: str) -> Any:
