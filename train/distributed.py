@@ -12,10 +12,11 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sightline.devices import of_several_processes, pick_device, rank_and_count, use_device
@@ -34,7 +35,6 @@ COLLECTIVE_LIMIT = 3600.0
 # Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
 # these need to free their last tensors (pytorch/pytorch#154976); here they get it
 _GIVE_BACK = 0.2  # seconds
-_ALONE = 1 << 16  # numbers of a tensor that is exchanged by itself
 _groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
 
 T = TypeVar("T")
@@ -130,29 +130,43 @@ class Processes:
             dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return int(numbers)
 
-    def gather_rows(self, local: Tensor, sizes: Sequence[int]) -> Tensor:
+    def gather_blocks(
+        self, local: Mapping[str, Tensor], sizes: Mapping[str, Sequence[int]]
+    ) -> dict[str, Tensor]:
         """The rows [views, n, d] of every process, by rank: [views, Σ sizes, d], without a graph.
 
         Args:
-            sizes: n of every process.
+            local: name of a block → its rows in this process.
+            sizes: name of a block → n of every process.
         """
         if self.count == 1:
-            return local
+            return dict(local)
         import torch
         import torch.distributed as dist
 
-        views, rows, width = local.shape
-        padded = local.new_zeros(views, max(sizes), width)
-        padded[:, :rows] = local
-        parts = [torch.empty_like(padded) for _ in sizes]
+        shapes = [
+            [(rows.shape[0], sizes[name][rank], rows.shape[2]) for name, rows in local.items()]
+            for rank in range(self.count)
+        ]
+        lengths = [[prod(shape) for shape in of_rank] for of_rank in shapes]
+        flat = torch.cat([rows.reshape(-1) for rows in local.values()])
+        padded = flat.new_zeros(max(map(sum, lengths)))
+        padded[: len(flat)] = flat
+        gathered = [torch.empty_like(padded) for _ in lengths]
         with _waiting():
-            dist.all_gather(parts, padded)
-        return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
+            dist.all_gather(gathered, padded)
+        of_ranks = [
+            [part.view(shape) for part, shape in zip(got[: sum(n)].split(n), of, strict=True)]
+            for got, n, of in zip(gathered, lengths, shapes, strict=True)
+        ]
+        blocks = (torch.cat(parts, dim=1) for parts in zip(*of_ranks, strict=True))
+        return dict(zip(local, blocks, strict=True))
 
     def add_gradients(self, module: nn.Module, whole: nn.Module) -> None:
         """Replace every gradient of ``module`` with its sum over all processes.
 
         A missing gradient counts as 0 if another process has one; if none has, it stays missing.
+        One tensor of each dtype is exchanged: the gradients, and how many processes have each.
 
         Args:
             whole: every process has its whole gradient, and takes that of process 0.
@@ -162,51 +176,43 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        parameters = [p for part in (module, whole) for p in part.parameters() if p.requires_grad]
-        reached = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
         for parameter in () if self.main else whole.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
+        both = (parameter for part in (module, whole) for parameter in part.parameters())
         with _waiting(), torch.no_grad():
-            dist.all_reduce(reached, dist.ReduceOp.MAX)
-            gradients: list[Tensor] = []
-            for parameter, is_reached in zip(parameters, reached.tolist(), strict=True):
-                if is_reached:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    gradients.append(parameter.grad)
-            with _packed(gradients) as packed:
-                for pending in [dist.all_reduce(part, async_op=True) for part in packed]:
-                    pending.wait()
+            for group in _by_dtype(each for each in both if each.requires_grad):
+                there = group[0].new_tensor([each.grad is not None for each in group])
+                gradients = [
+                    torch.zeros_like(each) if each.grad is None else each.grad for each in group
+                ]
+                flat = torch.cat([each.reshape(-1) for each in [*gradients, there]])
+                dist.all_reduce(flat)
+                *sums, owners = flat.split([each.numel() for each in [*group, there]])
+                for parameter, total, count in zip(group, sums, owners.tolist(), strict=True):
+                    parameter.grad = total.view_as(parameter) if count else None
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite ``tensors`` with those of process 0."""
+        """Overwrite ``tensors`` with those of process 0, as one tensor of each dtype."""
         if self.count == 1:
             return
         import torch
         import torch.distributed as dist
 
-        with _waiting(), torch.no_grad(), _packed(tensors) as packed:
-            for part in packed:
-                dist.broadcast(part, 0)
+        with _waiting(), torch.no_grad():
+            for group in _by_dtype(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in group])
+                dist.broadcast(flat, 0)
+                parts = flat.split([tensor.numel() for tensor in group])
+                for tensor, part in zip(group, parts, strict=True):
+                    tensor.copy_(part.view_as(tensor))
 
 
-@contextmanager
-def _packed(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """``tensors`` as few to exchange, which are copied back: the small ones of a dtype are one."""
-    import torch
-
-    large: list[Tensor] = []
-    small: dict[torch.dtype, list[Tensor]] = {}
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        alone = tensor.numel() >= _ALONE and tensor.is_contiguous()
-        (large if alone else small.setdefault(tensor.dtype, [])).append(tensor)
-    flat = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in small.values()]
-    yield [*large, *flat]
-    for whole, group in zip(flat, small.values(), strict=True):
-        parts = whole.split([tensor.numel() for tensor in group])
-        for tensor, part in zip(group, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return list(groups.values())
 
 
 @contextmanager

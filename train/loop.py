@@ -208,10 +208,11 @@ class Loop:
         ranges = {
             name: [block.range_of(rows) for rows in shares] for name, block in batch.blocks.items()
         }
-        embeddings = dict[str, Tensor]()  # of all processes, each a leaf with its own gradient
-        for name, rows in own.embeddings.items():
-            gathered = processes.gather_rows(rows, [len(share) for share in ranges[name]])
-            embeddings[name] = gathered.detach().requires_grad_()
+        sizes = {name: [len(share) for share in of_ranks] for name, of_ranks in ranges.items()}
+        gathered = processes.gather_blocks(own.embeddings, sizes)
+        embeddings = {  # of all processes, each a leaf with its own gradient
+            name: rows.detach().requires_grad_() for name, rows in gathered.items()
+        }
         self._seed_objective("forward", batch.k)
         terms = self._model.terms(batch, embeddings)
         loss = terms[TOTAL] / parts

@@ -251,7 +251,7 @@ def break_at(act: str, at: str) -> None:
     name, number = at.split()
     owner, method = {
         "terms": (Student, "terms"),
-        "gather": (Processes, "gather_rows"),
+        "gather": (Processes, "gather_blocks"),
         "add": (Processes, "add_gradients"),
         "dev": (training, "dev_score"),
     }[name]

@@ -130,16 +130,18 @@ def test_bf16_trains_in_two_processes(outcomes, root):
     assert {each.dtype for each in weights_of(root / "bf16").values()} == {torch.float32}
 
 
-def test_a_step_exchanges_its_embeddings_which_gradients_there_are_them_and_the_wish_to_stop(
-    world, tmp_path
+@pytest.mark.parametrize("objective", ["mcse", "mcseo"])
+def test_a_step_exchanges_its_embeddings_its_gradients_and_the_wish_to_stop(
+    features, tmp_path, objective
 ):
+    """However many blocks a batch has, and however many tensors the student."""
     quiet = {"eval_steps": 99, "save_steps": 99, "logging_steps": 99, "max_steps": 5}
-    spec = world.spec(tmp_path / "run", "mcse", train=quiet)
+    spec = case_of(features, objective).spec(tmp_path / "run", **quiet)
     (outcome,) = run_processes([spec], act="count", rank=0)
     assert outcome.codes == [0, 0], outcome.said
     counts = [int(count) for count in re.findall(r"exchanges: (\d+)", outcome.said[0])]
-    assert [after - before for before, after in itertools.pairwise(counts)] == [4] * 4
-    assert counts[0] == 4  # the weights, and all of a step but the wish
+    assert [after - before for before, after in itertools.pairwise(counts)] == [3] * 4
+    assert counts[0] == 3  # the weights, and all of a step but the wish
 
 
 # ---- processes that fail, end or never start -----------------------------------------------------
