@@ -233,6 +233,12 @@ def read_schema(path: Path) -> pa.Schema:
         return pq.read_schema(path.absolute())
 
 
+def count_rows(path: Path) -> int:
+    """How many rows a Parquet file has; raises as `read_schema`."""
+    with _readable(path):
+        return pq.read_metadata(path.absolute()).num_rows
+
+
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """A Parquet file as a table, or some of its columns; raises as `read_schema`."""
     with _readable(path):

@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from sightline.cache.keys import Keys
-from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, key_column, read_manifest
+from sightline.cache.manifest import (
+    CAPTIONS,
+    IMAGES,
+    SENTENCES,
+    count_rows,
+    key_column,
+    read_manifest,
+)
 from sightline.errors import SightlineError
 from sightline.places import is_url, required_location, why_no_path
 from sightline.user_files import read_json
@@ -120,7 +126,7 @@ class PreparedDataset:
     def has_pairs(self) -> bool:
         """Whether it has images with captions; else it has sentences alone."""
         captions = self.captions_manifest
-        return not captions.is_file() or pq.read_metadata(captions).num_rows > 0
+        return not captions.is_file() or count_rows(captions) > 0
 
     @property
     def images(self) -> pa.Table:

@@ -43,8 +43,9 @@ def test_manifests(name, data, world, tmp_path_factory, capsys):
     change: Change = data.draw(hostile_tables(SCHEMAS[name], [ROWS[name]] * 2))
     folder = tmp_path_factory.mktemp("case")
     rows = read_manifest(world.root / f"{name}.parquet", SCHEMAS[name]).to_pylist()
-    for other in SCHEMAS.keys() - {name}:
-        (folder / f"{other}.parquet").symlink_to(world.root / f"{other}.parquet")
+    others = {f"{other}.parquet" for other in SCHEMAS.keys() - {name}}
+    for other in ("dataset.json", *others):
+        (folder / other).symlink_to(world.root / other)
     file = folder / f"{name}.parquet"
     fault = write_hostile(file, SCHEMAS[name], rows, change)
     outcome = run(capsys, *train_words(world, folder / "out", data=folder, text=folder))
