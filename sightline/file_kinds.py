@@ -60,6 +60,8 @@ _BEGINNINGS: dict[bytes, FileKind] = {
     b"(dp1\n": "pickle",
     b"version https://git-lfs.github.com/": "lfs",
 }
+_BINARY = re.compile(rb"[\0-\x08\x0e-\x1f]")
+"""What no text holds: one may begin with PARENTS or GIF89."""
 _PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 _PICKLE = (
     "opening it runs its code, so it is not read; load it where you trust it and write Parquet: "
@@ -135,7 +137,7 @@ def ungzipped(path: Path, data: bytes) -> bytes:
 def _kind_of(file: BinaryIO) -> FileKind | None:
     head = file.read(_HEAD)
     for beginning, kind in _BEGINNINGS.items():
-        if head.startswith(beginning):
+        if head.startswith(beginning) and not (beginning.isalnum() and not _BINARY.search(head)):
             if kind == "zip":
                 return _of_zip(file)
             header = head.partition(b"}")[0]

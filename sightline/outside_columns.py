@@ -40,16 +40,6 @@ FETCH = "fetch them with `img2dataset --output_format webdataset` and use the ki
 
 OF_CAPTIONS = ("image", "caption", "split", "caption_id")
 OF_PAIRS = ("score", "sentence1", "sentence2")
-OF_BOXES = (
-    *OF_CAPTIONS,
-    "phrase",
-    "char_start",
-    "char_end",
-    "box",
-    "box_format",
-    "mask",
-    "score",
-)
 
 Row = tuple[int | str, list[Any]]
 """Number of a row in its file, from 1 (for text, of its last line), or the name of its own file;
@@ -68,6 +58,7 @@ class OutsideTable:
         text: whether all values are text, as in CSV.
         notes: what was read otherwise than its suffix says.
         not_read: columns that `choose` did not choose.
+        looked_for: our names of the columns that `choose` looked for by their usual names.
     """
 
     path: Path
@@ -77,6 +68,7 @@ class OutsideTable:
     text: bool = False
     notes: list[str] = field(default_factory=list)
     not_read: list[str] = field(default_factory=list)
+    looked_for: list[str] = field(default_factory=list)
 
     def error(self, number: int | str, fault: str) -> SightlineError:
         """The error for what is wrong with a row."""
@@ -129,6 +121,7 @@ def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple
     Raises:
         SightlineError: a given or required column is not there, or two may be meant.
     """
+    table.looked_for[:] = [name for name, column in wanted.items() if not column.names]
     chosen = {name: _columns(table, name, column) for name, column in wanted.items()}
     chosen = {name: columns for name, columns in chosen.items() if columns}
     table.notes.extend(

@@ -23,8 +23,6 @@ from sightline.arrow_files import Batches, batches_of, schema_of
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_columns import (
-    OF_BOXES,
-    OF_CAPTIONS,
     OF_PAIRS,
     OutsideTable,
     Row,
@@ -205,10 +203,11 @@ def _of_objects(
         for records in batches:
             for number, record in records:
                 if not known.issuperset(record):
-                    _require_known(path, f"{unit} {number}", record, names)
+                    _require_known(table, number, record)
             yield from [(number, pick(record)) for number, record in records]
 
-    return OutsideTable(path, names, read, unit)
+    table = OutsideTable(path, names, read, unit)
+    return table
 
 
 def _picker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
@@ -218,14 +217,14 @@ def _picker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
     return lambda record: [record.get(column) for column in columns]
 
 
-def _require_known(path: Path, place: str, record: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse a column that is known by its name and that the first object lacks."""
-    ours = OF_BOXES if any(is_known(name, "box") for name in names) else OF_CAPTIONS
-    new = next((name for name in record if name not in names and known_name(name, ours)), None)
-    if new is not None:
-        raise SightlineError(
-            f"{path}: {place}: has {short(new)}, which the first object lacks; give it in all of "
-            "them, or in none"
+def _require_known(table: OutsideTable, number: int, record: Mapping[str, Any]) -> None:
+    """Refuse a column that is meant by its name and that the first object lacks."""
+    new = (name for name in record if name not in table.columns)
+    name = next((name for name in new if known_name(name, table.looked_for)), None)
+    if name is not None:
+        raise table.error(
+            number,
+            f"has {short(name)}, which the first object lacks; give it in all of them, or in none",
         )
 
 

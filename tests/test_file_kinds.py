@@ -98,6 +98,7 @@ def test_a_binary_file_is_what_its_writer_wrote_whatever_its_name(tmp_path, kind
 
 
 TEXTS = [b"", b"a", TEXT, "naïve\n".encode(), b"BM\n", b"[1]\n", b"PK\n", b"\x80abc", b"\0" * 2048]
+TEXTS += [b"PARENTS watch a game", b"BZhang runs\n", b"GIF89a is a format", b"ARROW1\tan arrow\n"]
 
 
 @pytest.mark.parametrize("data", TEXTS)

@@ -39,6 +39,7 @@ from pipeline.datasets.source import (
 from pipeline.datasets.table_rows import WRITES, RowColumns, RowReader, chosen_splits
 from sightline.arrow_files import readable, schema_of
 from sightline.cache.prepared import HUB_DATASET
+from sightline.file_kinds import file_kind
 from sightline.outside_columns import OutsideTable, as_columns
 from sightline.outside_tables import open_table
 from sightline.places import is_url, joined
@@ -208,5 +209,7 @@ def _opened(path: str) -> tuple[OutsideTable, pa.Schema]:
     """A file of the data set, which must be there."""
     if not is_url(path) and not Path(path).is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
+    if not is_url(path) and file_kind(Path(path)) is None:
+        raise DatasetError(f"{path}: is no Parquet or Arrow file; give one, or a folder of them")
     with readable(path):
         return open_table(path, "a Parquet or Arrow file"), schema_of(path)

@@ -70,6 +70,11 @@ def scan_images(
         report.ignored += ignored
     report.ignored.pop(beside, None)
     paths = sorted(path for path in below if path.rpartition("/")[2] not in leave_out)
+    if not paths:
+        raise DatasetError(
+            f"{shown(root)}: all of its {len(below):,} images are of splits that are left out; "
+            "choose others"
+        )
     images = _read_all(root, {path: below[path] for path in paths}, report.memory, progress)
     sizes = images[:, KEY_BYTES:].copy().view(np.int32)
     report.counts["images"] = len(paths)

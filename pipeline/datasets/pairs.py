@@ -19,6 +19,7 @@ from pipeline.datasets.caption_tables import (
 from pipeline.datasets.captions import Captions, read_coco, read_karpathy
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.source import (
+    Below,
     DatasetError,
     ImageFolder,
     PrepareReport,
@@ -182,7 +183,7 @@ class CocoSource(Source):
     captions: dict[str, Path] = {}
     karpathy: Path | None = None
     restval: bool = False
-    folders: list[str] | None = None
+    folders: list[Below] | None = None
     strict: bool = False
 
     @model_validator(mode="after")

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
-from pydantic import BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
@@ -72,6 +72,21 @@ class DatasetError(SightlineError):
 
 Location = Annotated[Path | str, BeforeValidator(location)]
 """A file or folder here, or the URL of one: ``s3://``, ``gs://`` or ``https://``."""
+
+
+def below(pattern: str) -> str:
+    """``pattern``, which is relative and leads into the folder of the images.
+
+    Raises:
+        ValueError: it leads out of it.
+    """
+    path = PurePosixPath(pattern)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
+    return pattern
+
+
+Below = Annotated[str, AfterValidator(below)]
 
 
 class Source(FamilySettings):

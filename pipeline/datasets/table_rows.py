@@ -154,8 +154,8 @@ class RowColumns(NamedTuple):
                         f"{table.path}: column {name!r} is {kind}, expected {expected}; name "
                         f"another column with `{setting}` ({listed})"
                     )
-        there = schema.names.count(_SPLIT) == 1
-        if there and self.split is None and plain_type(schema.field(_SPLIT).type) == "string":
+        there = self.split is None and table.not_read.count(_SPLIT) == 1
+        if there and plain_type(schema.field(_SPLIT).type) == "string":
             columns["unused"] = (_SPLIT,)
             table.not_read.remove(_SPLIT)
         return columns

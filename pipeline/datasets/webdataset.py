@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -18,7 +18,6 @@ from pydantic import (
     Field,
     ValidationError,
     create_model,
-    field_validator,
     model_validator,
 )
 
@@ -35,11 +34,13 @@ from pipeline.datasets.images import (
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.shards import EVERY, Shard, find_shards, note_others
 from pipeline.datasets.source import (
+    Below,
     DatasetError,
     Location,
     PrepareReport,
     Progress,
     Source,
+    below,
     split_name,
 )
 from sightline.cache.file_memory import FileMemory
@@ -86,22 +87,13 @@ class WebDatasetSource(Source):
 
     kind: Literal["webdataset"] = "webdataset"
     images: Location = Path()
-    shards: str | None = Field(default=None, min_length=1)
-    splits: dict[str, str] | None = None
+    shards: Below | None = None
+    splits: dict[str, Below] | None = None
     image_part: str | None = Field(default=None, min_length=1)
     caption_part: str | None = Field(default=None, min_length=1)
     caption_field: str | None = Field(default=None, min_length=1)
     limit: int | None = Field(default=None, ge=1)
     strict: bool = False
-
-    @field_validator("shards", "splits")
-    @classmethod
-    def _below_the_folder(
-        cls, patterns: str | dict[str, str] | None
-    ) -> str | dict[str, str] | None:
-        for pattern in patterns.values() if isinstance(patterns, dict) else [patterns or "*"]:
-            _require_below(pattern)
-        return patterns
 
     @model_validator(mode="after")
     def _one_pattern(self) -> Self:
@@ -115,13 +107,11 @@ class WebDatasetSource(Source):
             return {split: [pattern] for split, pattern in self.splits.items()}
         if self.shards or is_url(self.source) or not Path(self.source).is_file():
             return {"": [self.shards or EVERY]}
-        lines = [line.strip() for line in read_lines(Path(self.source)) if line.strip()]
-        for line in lines:
-            try:
-                _require_below(line)
-            except ValueError as error:
-                raise DatasetError(f"{self.source}: {error}") from None
-        return {"": lines}
+        try:
+            lines = map(str.strip, read_lines(Path(self.source)))
+            return {"": [below(line) for line in lines if line]}
+        except ValueError as error:
+            raise DatasetError(f"{self.source}: {error}") from None
 
     def prepare(
         self, folder: Path, report: PrepareReport, progress: Progress | None = None
@@ -165,12 +155,6 @@ class WebDatasetSource(Source):
         refuse_failed(self.images, failed, len(shards), "shards")
         if report.counts["images"] < (self.limit or 0):
             report.notes.append(f"warning: limit is {self.limit:,}, but there are fewer images")
-
-
-def _require_below(pattern: str) -> None:
-    path = PurePosixPath(pattern)
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
 
 
 @dataclass

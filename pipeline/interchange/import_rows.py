@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from pipeline.datasets.images import found_images
 from pipeline.datasets.manifests import cleaned
 from pipeline.interchange.columns import ARRAYS
+from pipeline.interchange.export import image_names
 from pipeline.interchange.foreign import ImportOptions, Part, find
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (
@@ -202,11 +203,13 @@ class _ImageKeys:
                 f"such as {example}; give their folder, or a prepared data set, with --data"
             )
         self._root, self._source = data, source
+        self._rows: dict[str, int] = {}  # id → row, of a prepared data set
         self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
         if (data / RECORD).is_file():
-            table = PreparedDataset.open(data).images
-            self._paths = table["image_id"].to_pylist()
-            self._keys = dict(enumerate(table["key"].to_pylist()))
+            dataset = PreparedDataset.open(data)
+            self._paths = image_names(dataset)
+            self._rows = {name: i for i, name in enumerate(dataset.images["image_id"].to_pylist())}
+            self._keys = dict(enumerate(dataset.images["key"].to_pylist()))
         elif data.is_dir():
             self._paths = sorted(found_images(data, data)[0])
         else:
@@ -225,7 +228,7 @@ class _ImageKeys:
     def _row(self, name: str | None) -> int:
         if not name:
             return UNKNOWN
-        row = self._names.find(name)
+        row = self._rows[name] if name in self._rows else self._names.find(name)
         if row == AMBIGUOUS:
             several = " and ".join(self._names.candidates(name))
             raise SightlineError(

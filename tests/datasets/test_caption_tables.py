@@ -15,6 +15,7 @@ import pytest
 from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
 from pipeline.datasets.captions import Captions
 from sightline.errors import SightlineError
+from sightline.outside_columns import Wanted, choose
 from sightline.outside_tables import open_table
 
 NAMES, TEXTS = ["0.png", "1.png"], ["A red box", 'A sign, "STOP", in\ttabs']
@@ -209,3 +210,11 @@ def test_a_table_that_was_not_read_to_its_end_limits_no_other(tmp_path):
     tables[1].close()
     (tmp_path / "c.tsv").write_text(quoted.format("x" * 200_000))
     assert len(read_captions(tmp_path / "c.tsv").texts[0]) > 200_000
+
+
+def test_a_column_that_no_setting_asks_for_may_come_later(tmp_path):
+    records = [{"sentence": "a dog"}, {"sentence": "a cat", "title": "Cats"}]
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, records)))
+    table = open_table(tmp_path / "s.jsonl", "sentences")
+    assert choose(table, {"sentence": Wanted()}) == {"sentence": ("sentence",)}
+    assert [values for _, values in table.read(["sentence"])] == [["a dog"], ["a cat"]]

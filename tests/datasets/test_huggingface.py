@@ -195,6 +195,14 @@ def test_a_column_of_splits(folder, out):
         prepare(folder, out, split_column="caption")
 
 
+def test_a_column_of_splits_that_gives_ids_is_not_unused(folder, out):
+    ids = [f"id {n}" for n in range(5)]
+    pq.write_table(table(range(5), split=ids), folder / "train.parquet")
+    report = prepare(folder, out, caption_id_column="split")
+    assert column(out, "caption_id", "captions") == ids
+    assert not any("is not used" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("chosen", ["[train, restval]", "train"])
 def test_restval_of_karpathy_can_be_trained_on_or_left_out(folder, out, chosen, said):
     split = ["train", "val", "test", "restval", None]
@@ -337,6 +345,8 @@ def test_other_folders_are_refused_with_the_reason(folder, out):
 
     refused("no such file or folder", folder / "gone")
     refused("contains no Parquet or Arrow files")
+    (folder / "a.csv").write_text("image,caption\na.png,x\n")
+    refused("is no Parquet or Arrow file; give one", folder / "a.csv")
     (folder / "a.png").write_bytes(picture(0))
     refused("for a folder of images `pairs`")
     pq.write_table(table(range(3)), folder / "a.parquet")

@@ -26,11 +26,13 @@ def two_images(make_images):
 def prepare(make_file, out):
     """Prepares images with the captions in a text into ``out``; splits are texts as well."""
 
-    def run(images: Path, captions: str, form: str = "token", **given):
+    def run(images: Path, captions: str, form: str = "token", chosen=None, **given):
         given["captions"] = make_file(f"c.{form}", captions)
         if "splits" in given:
             lists = given["splits"].items()
             given["splits"] = {name: make_file(f"{name}.txt", text) for name, text in lists}
+        if chosen is not None:
+            given["splits"] = chosen
         return prepare_source(PairsSource(images=images, **given), out)
 
     return run
@@ -320,3 +322,23 @@ def test_the_manifests_of_flickr8k_are_as_they_always_were(shared_data, out):
             digest.update(json.dumps(row, default=bytes.hex, sort_keys=True).encode() + b"\n")
         digests[name] = digest.hexdigest()
     assert digests == FLICKR8K
+
+
+def test_a_chosen_image_stays_beside_one_of_its_name_in_another_split(make_images, prepare, out):
+    images = make_images(["a/1.jpg", "b/1.jpg", "a/2.jpg"])
+    lines = ["image,caption,split", "a/1.jpg,x,train", "b/1.jpg,y,test", "a/2.jpg,z,train"]
+    prepare(images, "\n".join(lines), "csv", chosen={"test": ["test"]})
+    assert column(out, "image_id", "captions") == ["b/1.jpg"]
+    assert "a/2.jpg" not in column(out, "image_id")
+
+
+def test_images_of_splits_that_are_left_out_alone_are_refused(make_images, prepare):
+    lines = "image,caption,split\n1.jpg,x,train\n2.jpg,y,test\n"
+    with pytest.raises(DatasetError, match=r"images: all of its 1 images are of splits that are"):
+        prepare(make_images(["1.jpg"]), lines, "csv", chosen={"test": ["test"]})
+
+
+def test_folders_of_coco_lie_below_its_images():
+    for folder in ("../a", "/a"):
+        with pytest.raises(ValueError, match="expected a pattern below the folder `images`"):
+            CocoSource(images="coco", folders=[folder], captions={"train": "a.json"})

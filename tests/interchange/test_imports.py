@@ -24,6 +24,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
+from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.interchange import columns, foreign
 from pipeline.interchange.export import names_in
 from pipeline.interchange.import_rows import (
@@ -69,6 +70,18 @@ def prepared(photos: Path, *names: str) -> Path:
     words = [f"--images={photos}", f"--captions={captions}", "--out", folder]
     assert sightline("prepare", "pairs", *words) == 0
     return folder
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_images_of_a_data_set_are_named_by_their_files_or_their_ids(tmp_path, photos, by_id):
+    pytest.importorskip("datasets")
+    files = [*NAMES[:5], "1.png"]
+    pq.write_table(pa.table({"image": files, "caption": files}), photos / "t.parquet")
+    prepare_dataset("huggingface", tmp_path / "data", path=photos)
+    names = [f"train/{n}" for n in (0, 1, 2, 3, 4, 1)] if by_id else files
+    clip_retrieval(tmp_path / "emb", names)
+    found = imported(tmp_path / "emb", photos, data=tmp_path / "data")
+    assert (found.record.rows, found.missing, found.repeated) == (5, 0, 1)
 
 
 @pytest.mark.parametrize(
