@@ -103,6 +103,25 @@ def as_columns(names: str | Sequence[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
+def wanted_of_captions(
+    image: str | None = None,
+    caption: str | Sequence[str] | None = None,
+    split: str | None = None,
+    caption_id: str | None = None,
+    setting: str = "{}_column",
+) -> dict[str, Wanted]:
+    """The columns of captions, under the user's names; those without are looked for.
+
+    Args:
+        setting: what gives them; ``{}`` is our name.
+    """
+    names = dict(zip(OF_CAPTIONS, (image, caption, split, caption_id), strict=True))
+    return {
+        ours: Wanted(as_columns(theirs), setting.format(ours), ours in ("image", "caption"))
+        for ours, theirs in names.items()
+    }
+
+
 def texts_in(cell: Any) -> list[Any]:
     """The texts of a cell: itself, or the items of its list; of an object its only value."""
     items = cell if isinstance(cell, list) else [cell]

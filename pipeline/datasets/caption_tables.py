@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from token import STRING
 from tokenize import generate_tokens
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,11 +25,11 @@ from sightline.outside_columns import (
     OutsideTable,
     Row,
     Wanted,
-    as_columns,
     by_name,
     choose,
     is_address,
     texts_in,
+    wanted_of_captions,
 )
 from sightline.outside_tables import (
     BATCH,
@@ -60,20 +60,14 @@ _IMAGE = "image"
 _VALIDATE = TypeAdapter(CaptionRow).validator.validate_python
 
 
-class CaptionColumns(NamedTuple):
-    """The user's names of the columns; None or empty: known names are looked for."""
-
-    image: str | None = None
-    caption: tuple[str, ...] = ()
-    split: str | None = None
-    caption_id: str | None = None
-
-
-def read_captions(path: Path, columns: CaptionColumns = CaptionColumns()) -> Captions:  # noqa: B008
+def read_captions(path: Path, wanted: Mapping[str, Wanted] | None = None) -> Captions:
     """The captions of a file: a table of any format, or Flickr's ``name.jpg#k<TAB>caption``.
 
     Text is a table by its suffix, or if its first line consists of names that are known here. A
     cell holds one caption or a list of them.
+
+    Args:
+        wanted: its columns; None: those with usual names.
 
     Raises:
         SightlineError: no such file, a column that is not there, a wrong value, or a line that is
@@ -90,30 +84,22 @@ def read_captions(path: Path, columns: CaptionColumns = CaptionColumns()) -> Cap
     table = open_table(path, EXPECTED)
     if what := table.known_as(_HINTS):
         raise DatasetError(f"{path}: {what}")
-    captions = captions_of(table, columns)
+    captions = _captions_of(table, wanted or wanted_of_captions())
     if text_suffix(path) in TABS:
         note_quoted(captions)
     return captions
 
 
-def captions_of(table: OutsideTable, columns: CaptionColumns) -> Captions:
-    """The captions of a table, which may be made of many files; raises as `read_captions`."""
-    chosen = choose(
-        table,
-        {
-            "image": Wanted(as_columns(columns.image)),
-            "caption": Wanted(columns.caption),
-            "split": Wanted(as_columns(columns.split), required=False),
-            "caption_id": Wanted(as_columns(columns.caption_id), required=False),
-        },
-    )
+def _captions_of(table: OutsideTable, wanted: Mapping[str, Wanted]) -> Captions:
+    """The captions of a table, which may be made of many files."""
+    chosen = choose(table, wanted)
     captions = Captions(str(table.path), not_read=table.not_read)
     _Filler(table, chosen, captions).fill()
     captions.remarks = [*table.notes, *captions.remarks]
     return captions
 
 
-def captions_beside(root: Path, beside: Beside, columns: CaptionColumns) -> Captions:
+def captions_beside(root: Path, beside: Beside, wanted: Mapping[str, Wanted]) -> Captions:
     """The captions of the images below ``root``: the lines of a text, or fields of an object.
 
     A text without an image, or with several (``1.jpg`` and ``1.png``), is a problem of its own.
@@ -131,7 +117,7 @@ def captions_beside(root: Path, beside: Beside, columns: CaptionColumns) -> Capt
         raise DatasetError(f"{root}: no {kind} lies beside its images; check `beside`")
     alone = [name for name in files if len(images_of.get(_stem(name), ())) == 1]
     pairs = [(images_of[_stem(name)][0], root / name) for name in alone]
-    captions = captions_of(_table_beside(root, pairs), columns)
+    captions = _captions_of(_table_beside(root, pairs), wanted)
     for name in files:
         images = images_of.get(_stem(name), [])
         if len(images) != 1:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -25,9 +23,6 @@ from pipeline.datasets.hub_files import (
     on_hub,
     on_storage,
 )
-from pipeline.datasets.image_tars import ImageTars
-from pipeline.datasets.images import any_pixel_count
-from pipeline.datasets.manifests import write_files
 from pipeline.datasets.source import (
     DatasetError,
     Location,
@@ -36,11 +31,11 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from pipeline.datasets.table_rows import WRITES, RowColumns, RowReader, chosen_splits
+from pipeline.datasets.table_rows import WRITES, chosen_splits, write_tables
 from sightline.arrow_files import readable, schema_of
 from sightline.cache.prepared import HUB_DATASET
 from sightline.file_kinds import file_kind
-from sightline.outside_columns import OutsideTable, as_columns
+from sightline.outside_columns import OutsideTable, as_columns, wanted_of_captions
 from sightline.outside_tables import open_table
 from sightline.places import is_url, joined
 
@@ -93,22 +88,13 @@ class HuggingFaceSource(Source):
             raise ValueError("give `path` (on disk) or `name` (on the hub), but not both")
         if self.name is None and self.revision is not None:
             raise ValueError("`revision` belongs to a data set on the hub: give its `name`")
-        for theirs, count in Counter(theirs for theirs, _ in self._pairs()).items():
+        values = (one for several in (self.splits or {}).values() for one in as_columns(several))
+        for theirs, count in Counter(values).items():
             if count > 1:
                 raise ValueError(
                     f"`splits` takes {theirs!r} for {count} splits; an image belongs to only one"
                 )
         return self
-
-    def _pairs(self) -> Iterator[tuple[str, str]]:
-        """Each chosen split or value of the column, with our name for it."""
-        for name, theirs in (self.splits or {}).items():
-            yield from ((one, name) for one in ([theirs] if isinstance(theirs, str) else theirs))
-
-    @property
-    def our_splits(self) -> dict[str, str]:
-        """Chosen split of the data set, or value of the column → our name for it."""
-        return {theirs: split_name(name, "splits") for theirs, name in self._pairs()}
 
     def inputs(self) -> list[Path | str]:
         """The input files and folders; a data set on the hub has none here."""
@@ -159,31 +145,24 @@ class HuggingFaceSource(Source):
         if self.config is None and not listing.is_saved:
             known = {name for names in by_split.values() for name in names}
             report.note("tables_not_read", sorted(set(listing.tables) - known))
-        columns = RowColumns(
-            image=self.image_column,
-            caption=as_columns(self.caption_column),
-            caption_id=self.caption_id_column,
-            split=self.split_column,
-            splits=chosen_splits(self.splits),
+        wanted = wanted_of_captions(
+            self.image_column, self.caption_column, self.split_column, self.caption_id_column
         )
-        root = self.images or (None if is_url(listing.folder) else Path(listing.folder))
-        with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
-            reader = RowReader(
-                columns, listing.where, root, tars, report, only_paths=self.images is not None
-            )
-            write_files(
-                folder,
-                names,
-                reader.read_all(
-                    (*_opened(joined(listing.folder, name)), *split) for name, *split in files
-                ),
-                report,
-                unit="files",
-                where=listing.where,
-                strict=self.strict,
-                progress=progress,
-            )
-            reader.finish()
+        tables = ((*_opened(joined(listing.folder, name)), *split) for name, *split in files)
+        write_tables(
+            folder,
+            names,
+            tables,
+            report,
+            wanted,
+            chosen_splits(self.splits),
+            images=self.images,
+            beside=None if is_url(listing.folder) else Path(listing.folder),
+            unit="files",
+            where=listing.where,
+            strict=self.strict,
+            progress=progress,
+        )
 
 
 def _chosen(

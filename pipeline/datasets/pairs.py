@@ -11,7 +11,6 @@ from pydantic import model_validator
 from pipeline.datasets.caption_images import write_pairs
 from pipeline.datasets.caption_tables import (
     Beside,
-    CaptionColumns,
     captions_beside,
     choose_splits,
     read_captions,
@@ -27,7 +26,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from sightline.outside_columns import as_columns
+from sightline.outside_columns import wanted_of_captions
 from sightline.places import base_of, is_url, shown
 from sightline.user_files import read_lines
 
@@ -84,26 +83,22 @@ class PairsSource(Source):
             )
         return self
 
-    @property
-    def _columns(self) -> CaptionColumns:
-        captions = as_columns(self.caption_column)
-        return CaptionColumns(
-            self.image_column, captions, self.split_column, self.caption_id_column
-        )
-
     def read(self) -> Captions:
         """The captions, and the split of each image if a file tells."""
         listed = None if self.karpathy is None else read_karpathy(self.karpathy)
         captions = listed
+        wanted = wanted_of_captions(
+            self.image_column, self.caption_column, self.split_column, self.caption_id_column
+        )
         if self.beside is not None:
             if is_url(self.images):
                 raise DatasetError(
                     f"{shown(self.images)}: `beside` reads captions beside images on this machine; "
                     "write them into a table, and give it as `captions`"
                 )
-            captions = captions_beside(Path(self.images), self.beside, self._columns)
+            captions = captions_beside(Path(self.images), self.beside, wanted)
         elif self.captions is not None:
-            captions = read_captions(self.captions, self._columns)
+            captions = read_captions(self.captions, wanted)
         assert captions is not None  # one of them is given
         if listed is not None:
             captions.listed = listed.listed

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,7 +24,6 @@ from sightline.arrow_files import cut, plain_type
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
 from sightline.outside_columns import (
-    OF_CAPTIONS,
     OutsideTable,
     Wanted,
     as_columns,
@@ -32,6 +31,7 @@ from sightline.outside_columns import (
     choose,
     is_address,
     texts_in,
+    wanted_of_captions,
 )
 from sightline.outside_tables import table_of
 from sightline.user_files import short
@@ -89,10 +89,6 @@ def rows_to_manifests(
     first = next(waiting, None)
     if first is None:
         raise DatasetError(f"{where}: contains no rows; check where the data are")
-    options = {name: name for name in OF_CAPTIONS}
-    columns = RowColumns(
-        image, as_columns(caption), caption_id, split, chosen_splits(splits), options
-    )
 
     def read(names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         done = 0
@@ -103,62 +99,54 @@ def rows_to_manifests(
                 progress("reading", done, max(total, done), "rows")
 
     table = table_of(Path(where), first.schema, read)
-    with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
-        only_paths = images is not None
-        reader = RowReader(columns, where, images, tars, report, only_paths=only_paths)
-        rows = reader.read_all([(table, first.schema)])
-        write_files(folder, ["rows"], rows, report, unit="tables", where=where, strict=strict)
-        reader.finish()
+    write_tables(
+        folder,
+        ["rows"],
+        [(table, first.schema)],
+        report,
+        wanted_of_captions(image, caption, split, caption_id, "{}"),
+        chosen_splits(splits),
+        images=images,
+        unit="tables",
+        where=where,
+        strict=strict,
+    )
 
 
-class RowColumns(NamedTuple):
-    """Which columns hold what.
+def write_tables(
+    folder: Path,
+    names: Sequence[str],
+    tables: Iterable[tuple[Any, ...]],
+    report: PrepareReport,
+    wanted: Mapping[str, Wanted],
+    splits: Mapping[str, str] | None,
+    *,
+    images: Path | None,
+    unit: str,
+    where: str,
+    strict: bool,
+    beside: Path | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """`rows_to_manifests` for several tables.
 
-    Attributes:
-        image, caption, caption_id, split: names; None or empty: a usual one is looked for, but for
-            the split.
-        splits: value of a split, of the column or of the files → our name for it; None: all, under
-            their usual names.
-        options: our name of a column → what gives it; by default that with ``_column``.
+    Args:
+        names: of the tables.
+        tables: the arguments of `_RowReader.read` for each.
+        wanted: columns, of which those of splits and ids are not looked for.
+        splits: value of a split, of the column or of the tables → our name for it; None: all,
+            under their usual names.
+        unit: what the tables are, in the plural.
+        beside: folder that paths in the rows start from where ``images`` is not given; their
+            images may then lie in the rows as well.
     """
-
-    image: str | None
-    caption: tuple[str, ...]
-    caption_id: str | None
-    split: str | None
-    splits: Mapping[str, str] | None
-    options: Mapping[str, str] = {}
-
-    def of(self, table: OutsideTable, schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-        """Our name → its columns; ``unused`` is one of splits that says nothing here.
-
-        Raises:
-            SightlineError: one is missing, or of a type that does not fit.
-        """
-        names = {"image": as_columns(self.image), "caption": self.caption}
-        names |= {
-            ours: (column,)
-            for ours, column in (("split", self.split), ("caption_id", self.caption_id))
-            if column
-        }
-        wanted = {
-            ours: Wanted(theirs, self.options.get(ours, "")) for ours, theirs in names.items()
-        }
-        columns = choose(table, wanted)
-        for ours, (types, expected) in _TYPES.items():
-            for name in columns.get(ours, ()):
-                if name in schema.names and not _fits(kind := schema.field(name).type, types):
-                    listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
-                    setting = wanted[ours].setting or f"{ours}_column"
-                    raise DatasetError(
-                        f"{table.path}: column {name!r} is {kind}, expected {expected}; name "
-                        f"another column with `{setting}` ({listed})"
-                    )
-        there = self.split is None and table.not_read.count(_SPLIT) == 1
-        if there and plain_type(schema.field(_SPLIT).type) == "string":
-            columns["unused"] = (_SPLIT,)
-            table.not_read.remove(_SPLIT)
-        return columns
+    with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
+        reader = _RowReader(wanted, splits, where, images or beside, tars, report, images is None)
+        rows = reader.read_all(tables)
+        write_files(
+            folder, names, rows, report, unit=unit, where=where, strict=strict, progress=progress
+        )
+        reader.finish()
 
 
 def chosen_splits(
@@ -189,27 +177,30 @@ def _image_of(cell: bytes | str | dict[str, Any] | None) -> tuple[bytes | None, 
     return (cell, "") if isinstance(cell, bytes) else (None, cell or "")
 
 
-class RowReader:
+class _RowReader:
     """Reads the rows of tables in turn, and puts the images that they hold into tars.
 
     Args:
-        where: what they are of, for messages.
         root: base folder of the paths in the rows; None: rows hold their images.
-        only_paths: refuse rows that hold their images.
+        may_hold: whether rows may hold their images.
     """
 
     def __init__(
         self,
-        columns: RowColumns,
+        wanted: Mapping[str, Wanted],
+        splits: Mapping[str, str] | None,
         where: str,
         root: Path | None,
         tars: ImageTars,
         report: PrepareReport,
-        *,
-        only_paths: bool,
+        may_hold: bool,
     ) -> None:
-        self._columns, self._where = columns, where
-        self._root, self._only_paths = root, only_paths
+        self._wanted = {
+            ours: column for ours, column in wanted.items() if column.required or column.names
+        }
+        self._split_setting = wanted[_SPLIT].setting
+        self._splits, self._where = splits, where
+        self._root, self._may_hold = root, may_hold
         self._real = os.path.realpath(root or "")
         self._tars, self._report = tars, report
         self._values: set[str] = set()  # of the column of splits
@@ -230,11 +221,11 @@ class RowReader:
         """
         for arguments in tables:
             yield self.read(*arguments)
-        columns = self._columns
-        chosen = (columns.splits or {}).keys() if columns.split else set()
+        chosen = (self._splits or {}).keys() if _SPLIT in self._wanted else set()
         if unknown := sorted(chosen - self._values):
+            (column,) = self._wanted[_SPLIT].names
             raise DatasetError(
-                f"{self._where}: column {columns.split}: no row has split {unknown[0]!r}; it has "
+                f"{self._where}: column {column}: no row has split {unknown[0]!r}; it has "
                 f"{', '.join(sorted(filter(None, self._values))[:_SHOWN])}"
             )
 
@@ -248,7 +239,7 @@ class RowReader:
             split: our name for it, unless there is a column of splits.
         """
         rows = ManifestRows()
-        columns = self._columns.of(table, schema)
+        columns = self._columns_of(table, schema)
         self._not_read |= set(table.not_read)
         if columns != self._guessed:
             self._guessed = columns
@@ -265,14 +256,30 @@ class RowReader:
                 self._add(rows, name, row, of_row)
         return rows
 
+    def _columns_of(self, table: OutsideTable, schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+        """Our name → its columns; ``unused`` is one of splits that says nothing here."""
+        columns = choose(table, self._wanted)
+        for ours, (types, expected) in _TYPES.items():
+            for name in columns.get(ours, ()):
+                if name in schema.names and not _fits(kind := schema.field(name).type, types):
+                    listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
+                    raise DatasetError(
+                        f"{table.path}: column {name!r} is {kind}, expected {expected}; name "
+                        f"another column with `{self._wanted[ours].setting}` ({listed})"
+                    )
+        there = _SPLIT not in self._wanted and table.not_read.count(_SPLIT) == 1
+        if there and plain_type(schema.field(_SPLIT).type) == "string":
+            columns["unused"] = (_SPLIT,)
+            table.not_read.remove(_SPLIT)
+        return columns
+
     def finish(self) -> None:
         """Report what concerns all tables."""
         report = self._report
         if self._unused_splits:
-            option = self._columns.options.get(_SPLIT, f"{_SPLIT}_column")
             report.guess(
                 f"column {_SPLIT!r} ({', '.join(sorted(self._unused_splits)[:_SHOWN])}) is not "
-                f"used; `{option}={_SPLIT}` takes the splits of the rows from it"
+                f"used; `{self._split_setting}={_SPLIT}` takes the splits of the rows from it"
             )
         if self._left_out:
             report.counts["rows_of_other_splits"] = self._left_out
@@ -286,14 +293,14 @@ class RowReader:
     def _split_of(self, table: OutsideTable, value: str | None) -> str | None:
         """Our name for a value of the column of splits; None: it was not chosen."""
         self._values.add(value or "")
-        if self._columns.splits is not None:
-            return self._columns.splits.get(value or "")
-        where = f"{table.path}, column {self._columns.split} (choose with `splits`)"
+        if self._splits is not None:
+            return self._splits.get(value or "")
+        where = f"{table.path}, column {self._wanted[_SPLIT].names[0]} (choose with `splits`)"
         return split_name(value, where) if value else ""
 
     def _add(self, rows: ManifestRows, name: str, row: dict[str, list[Any]], split: str) -> None:
         (data, location), path = _image_of(row["image"][0]), None
-        if data is not None and self._only_paths:
+        if data is not None and not self._may_hold:
             raise DatasetError(
                 f"row {name}: its column of images contains the images themselves, so `images` "
                 "does not apply; remove it"

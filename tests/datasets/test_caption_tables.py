@@ -12,10 +12,10 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.datasets.caption_tables import CaptionColumns, choose_splits, read_captions
+from pipeline.datasets.caption_tables import choose_splits, read_captions
 from pipeline.datasets.captions import Captions
 from sightline.errors import SightlineError
-from sightline.outside_columns import Wanted, choose
+from sightline.outside_columns import Wanted, choose, wanted_of_captions
 from sightline.outside_tables import open_table
 
 NAMES, TEXTS = ["0.png", "1.png"], ["A red box", 'A sign, "STOP", in\ttabs']
@@ -71,7 +71,7 @@ def test_a_table_is_read_as_its_writer_wrote_it(tmp_path, name):
 
 def said(tmp_path, rows, name="c.jsonl", **given) -> Captions:
     (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read_captions(tmp_path / name, CaptionColumns(**given))
+    return read_captions(tmp_path / name, wanted_of_captions(**given))
 
 
 def test_columns_are_known_by_name_or_given_also_inside_objects(tmp_path):
