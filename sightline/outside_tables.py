@@ -89,11 +89,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_sentence_lines(path: Path, expected: str) -> list[str]:
-    """The lines of a text without outer white space, where a command takes no other table.
-
-    Raises:
-        SightlineError: as `sightline.user_files.read_lines`, or the file is a table.
-    """
+    """The lines of a text without outer white space, where a command takes no other table."""
     if is_table(path):
         columns = ", ".join(map(short, open_table(path, expected).columns))
         raise SightlineError(

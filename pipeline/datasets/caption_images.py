@@ -21,11 +21,7 @@ def _assigned_splits(
     names: ImageNames,
     report: PrepareReport,
 ) -> list[str]:
-    """The split of each image from (image name, split, source of the entry); [n], may be empty.
-
-    Raises:
-        DatasetError: an image is in two splits.
-    """
+    """The split of each image from (image name, split, source of the entry); [n], may be empty."""
     entries = list(entries)
     of_file = _named_by(names, (entry for entry, _, _ in entries), "split lists", report)
     rows = [(of_file.find(entry, split), entry, split, where) for entry, split, where in entries]

@@ -103,9 +103,6 @@ def captions_beside(root: Path, beside: Beside, wanted: Mapping[str, Wanted]) ->
     """The captions of the images below ``root``: the lines of a text, or fields of an object.
 
     A text without an image, or with several (``1.jpg`` and ``1.png``), is a problem of its own.
-
-    Raises:
-        SightlineError: no such folder, no such files, or a file that cannot be read.
     """
     kind = f".{beside}"
     images, _ = found_images(root, root)
@@ -153,9 +150,6 @@ def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> No
 
     Args:
         theirs: our name of a split → the values of the column that belong to it.
-
-    Raises:
-        DatasetError: there is no such column, or it has none of a split's values.
     """
     if not captions.splits:
         raise DatasetError(

@@ -75,22 +75,14 @@ class Listing(NamedTuple):
 
 
 def on_disk(path: Path, ignored: Counter[str]) -> Listing:
-    """The files below a folder, hidden folders left out, and counted in ``ignored``.
-
-    Raises:
-        DatasetError: no such folder.
-    """
+    """The files below a folder, hidden folders left out, and counted in ``ignored``."""
     if not path.is_dir():
         raise DatasetError(f"{path}: no such file or folder; check the path")
     return Listing(str(path), path, frozenset(files_below(path, path, ignored)))
 
 
 def on_storage(url: str) -> Listing:
-    """Parquet files elsewhere: one, those that braces name, or those of a folder.
-
-    Raises:
-        SightlineError: one of them is missing, there are none, or a server fails.
-    """
+    """Parquet files elsewhere: one, those that braces name, or those of a folder."""
     base = base_of(url)
     pattern = shown(url).removeprefix(f"{shown(base)}/") if base != url else ""
     if not pattern and shown(url).endswith(".parquet"):
@@ -108,9 +100,6 @@ def on_hub(name: str, revision: str | None) -> Listing:
     """The files of a data set of the hub; its descriptions are fetched into this machine's cache.
 
     With HF_HUB_OFFLINE, or where no hub answers, they are those in the cache.
-
-    Raises:
-        SightlineError: it is not cached and cannot be fetched, or the name is not valid.
     """
     from huggingface_hub import HfApi, constants
 
@@ -129,9 +118,6 @@ def fetch(name: str, revision: str | None, patterns: list[str]) -> Path:
     Args:
         patterns: of the files to fetch (`glob.escape` makes one of a name); with HF_HUB_OFFLINE,
             nothing is.
-
-    Raises:
-        SightlineError: as `on_hub`.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
@@ -153,9 +139,6 @@ def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]
     """Split → names of its Arrow or Parquet files, in order; without splits, the split is "".
 
     They are as `save_to_disk` recorded them, else as names and descriptions say on the hub.
-
-    Raises:
-        DatasetError: no such files, files outside the data set, or a faulty description.
     """
     if listing.is_saved:
         return _saved(listing)

@@ -82,9 +82,6 @@ def members(file: IO[bytes], shard: str, rows: ManifestRows) -> Iterator[Member]
     """The plain files of an uncompressed tar, in order, named without a leading ``./``.
 
     What is left out is noted in ``rows``, as of ``shard``.
-
-    Raises:
-        DatasetError: not an uncompressed tar.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)

@@ -146,9 +146,6 @@ def found_images(folder: Path | str, root: Path | str) -> tuple[dict[str, Found]
     """The image files below ``folder``, by their paths from ``root``; others counted by suffix.
 
     Hidden files are left out too, and folders as in `files_below`.
-
-    Raises:
-        SightlineError: no such folder, no images in it, or a name that no manifest may hold.
     """
     if is_url(folder):
         files, ignored = _files_elsewhere(str(folder), root)
@@ -204,11 +201,7 @@ def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, Found], C
 
 
 def named_files(root: Path | str, pattern: str) -> dict[str, Found]:
-    """The files that a pattern without * names, such as ``{00..41}.tar``, by their names.
-
-    Raises:
-        DatasetError: one of them is missing.
-    """
+    """The files that a pattern without * names, such as ``{00..41}.tar``, by their names."""
     names = expanded(pattern)
     looks = look_at_all([joined(root, name) for name in names])
     files = {name: found for name, found in zip(names, looks, strict=True) if found is not None}

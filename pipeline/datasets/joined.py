@@ -105,11 +105,7 @@ class JoinedSource(Source):
 
 
 def common_root(folders: Iterable[Path | str]) -> Path | str:
-    """The common parent of all ``folders``, or its URL; relative if all of them are.
-
-    Raises:
-        DatasetError: they are at different servers, or one of them is here.
-    """
+    """The common parent of all ``folders``, or its URL; relative if all of them are."""
     folders = list(folders)
     paths = here(*folders)
     if not paths:

@@ -30,11 +30,7 @@ class Shard(NamedTuple):
 
 
 def find_shards(root: Path | str, patterns: Sequence[str]) -> dict[str, Found]:
-    """The files below ``root`` that ``patterns`` name, by their names from there, sorted.
-
-    Raises:
-        SightlineError: no such folder, no file matches, or a number of a range is missing.
-    """
+    """The files below ``root`` that ``patterns`` name, by their names from there, sorted."""
     _require_folder(root)
     shards: dict[str, Found] = {}
     for pattern in patterns:

@@ -258,11 +258,7 @@ class PrepareReport:
         self.notes += [f"warning: {fault}" for fault in listed[:MOST_SHOWN]]
 
     def refuse_problems(self) -> None:
-        """Raise for the problems recorded so far (the parameter ``strict``).
-
-        Raises:
-            DatasetError: there are any.
-        """
+        """Raise for the problems recorded so far (the parameter ``strict``)."""
         if self.problems:
             lines = "\n".join(f"  {line}" for line in self.in_words())
             raise DatasetError(
@@ -310,11 +306,7 @@ def spelled(loss: str) -> str:
 
 
 def split_name(name: str, where: str) -> str:
-    """``train``, ``dev`` or ``test``; the usual synonyms of ``dev`` are accepted.
-
-    Raises:
-        DatasetError: an unknown name; ``where`` is its location.
-    """
+    """``train``, ``dev`` or ``test``; the usual synonyms of ``dev`` are accepted."""
     split = SPLITS.get(name.strip().lower())
     if split is None:
         raise DatasetError(f"{where}: unknown split {name!r}; expected train, dev (or val) or test")

@@ -214,11 +214,7 @@ class _RowReader:
         self._guessed: dict[str, tuple[str, ...]] | None = None
 
     def read_all(self, tables: Iterable[tuple[Any, ...]]) -> Iterator[ManifestRows]:
-        """`read` for the arguments of each table.
-
-        Raises:
-            DatasetError: no row has a split that was chosen of the column.
-        """
+        """`read` for the arguments of each table."""
         for arguments in tables:
             yield self.read(*arguments)
         chosen = (self._splits or {}).keys() if _SPLIT in self._wanted else set()

@@ -74,9 +74,6 @@ def columns_in(path: Path) -> dict[str, Column]:
     """The columns of a table, or the arrays of a file, by name.
 
     If every array is one row, these are a column `features`, and their names one of `names`.
-
-    Raises:
-        SightlineError: damaged, or leads to other files.
     """
     if kind_of_rows(path) not in ARRAYS:
         return {field.name: _column(path, field) for field in schema_of(path)}
@@ -140,9 +137,6 @@ def arrays_in(
     Args:
         expected: what the file should be, for messages.
         kinds: that are taken; empty: all.
-
-    Raises:
-        SightlineError: as `columns_in`, or a file of another kind.
     """
     kind = kind_of_rows(path)
     if kind is not None and kind not in (kinds or ARRAYS):

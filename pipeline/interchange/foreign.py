@@ -100,11 +100,7 @@ class Part:
         return [_key_in(value) for value in values] if self.keyed else list(values)
 
     def blocks(self) -> Iterator[NDArray]:
-        """The rows [≤ n, dim] of float16 or float32, in order.
-
-        Raises:
-            SightlineError: damaged, or not rows of numbers.
-        """
+        """The rows [≤ n, dim] of float16 or float32, in order."""
         with readable(self.rows):
             for block in self.column.read():
                 yield block.astype(block.dtype.newbyteorder("<"), copy=False)

@@ -190,9 +190,6 @@ class _ImageKeys:
         source: the files that name them, for messages.
         data: a folder, whose named images are hashed, or a prepared data set, whose images were.
         names: some of the names.
-
-    Raises:
-        SightlineError: neither, or a folder without images.
     """
 
     def __init__(self, source: Path, data: Path | None, names: _Names) -> None:
@@ -265,9 +262,6 @@ def _blocks(parts: list[tuple[Part, int]], action: str) -> Iterator[tuple[slice,
 
     Args:
         parts: each with the number of its names.
-
-    Raises:
-        SightlineError: a part's rows are more or fewer than its names.
     """
     end = 0
     with progress(action, sum(names for _, names in parts), "rows") as advance:
@@ -301,9 +295,6 @@ def foreign_spec(
         files: that they come from; their SHA-256, or that of the list of them, is recorded.
         source: what computed the rows.
         facts: added to the preprocessing, such as ``normalised=True``.
-
-    Raises:
-        SightlineError: ``source`` is too long or contains control characters.
     """
     sums = [key_of_file(path).hex() for path in files]
     listed = "".join(f"{digest}\n" for digest in sums).encode()

@@ -146,11 +146,7 @@ class Entry(NamedTuple):
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
-    """The images of KDMCSE's file, with one of them in memory at a time.
-
-    Raises:
-        SightlineError: as `import_kdmcse`.
-    """
+    """The images of KDMCSE's file, with one of them in memory at a time."""
     import ijson
 
     try:

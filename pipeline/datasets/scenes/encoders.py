@@ -48,9 +48,6 @@ def write_models(
 
     Writes ``encoders/{resnet,clip}.{json,safetensors,provenance.json}``, ``encoders/teacher/``
     and ``student/`` below ``folder``. The encoders are trained side by side.
-
-    Raises:
-        SightlineError: torchvision or open_clip are not installed.
     """
     for library in ("open_clip", "torchvision"):
         # imported once, for all processes
