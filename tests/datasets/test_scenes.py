@@ -21,11 +21,25 @@ from tiny_scenes import TINY
 
 from pipeline.datasets.prepared_output import prepare
 from pipeline.datasets.scenes import ScenesSource, build, encoders
-from pipeline.datasets.scenes.captions import Description, Mention, describe, write
-from pipeline.datasets.scenes.draw import box_of, draw
-from pipeline.datasets.scenes.scene import Placed, Scene, Thing, random_scene, relation, stream
-from pipeline.datasets.scenes.similarity import graded_pairs, similarity
-from pipeline.datasets.scenes.student import HEADS, new_bert, wordpieces
+from pipeline.datasets.scenes.captions import (
+    Description,
+    Mention,
+    describe,
+    graded_pairs,
+    similarity,
+    write,
+)
+from pipeline.datasets.scenes.encoders import HEADS, new_bert, wordpieces
+from pipeline.datasets.scenes.scene import (
+    Placed,
+    Scene,
+    Thing,
+    box_of,
+    draw,
+    random_scene,
+    relation,
+    stream,
+)
 from pipeline.datasets.scenes.vocabulary import ATTRIBUTES, RELATIONS, RGB, WEIGHTS
 from pipeline.encoders.config import parse_weights
 from pipeline.encoders.weights import identity_of

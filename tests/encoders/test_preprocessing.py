@@ -13,8 +13,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from torch import Tensor
 from torchvision.models import ResNet50_Weights
 
-from pipeline.datasets.scenes.draw import draw
-from pipeline.datasets.scenes.scene import Placed, Scene, Thing
+from pipeline.datasets.scenes.scene import Placed, Scene, Thing, draw
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.extract.decode import ImageError
 from pipeline.extract.objects import CutoutPreprocessing, cut_out

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from pipeline.datasets.manifests import ManifestRows, write_captioned
 from pipeline.datasets.scenes import ScenesSource
-from pipeline.datasets.scenes.captions import Caption, describe, write
-from pipeline.datasets.scenes.draw import box_of, draw, png
+from pipeline.datasets.scenes.captions import Caption, GradedPair, describe, graded_pairs, write
 from pipeline.datasets.scenes.encoders import write_models
-from pipeline.datasets.scenes.scene import Scene, random_scene, stream
-from pipeline.datasets.scenes.similarity import GradedPair, graded_pairs
+from pipeline.datasets.scenes.scene import Scene, box_of, draw, png, random_scene, stream
 from pipeline.datasets.source import PrepareReport, Progress
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.keys import key_of_bytes, key_of_text

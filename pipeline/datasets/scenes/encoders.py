@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,26 +14,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.datasets.scenes import ScenesSource
-from pipeline.datasets.scenes.draw import draw
-from pipeline.datasets.scenes.scene import Scene
-from pipeline.datasets.scenes.similarity import HIGHEST, GradedPair
-from pipeline.datasets.scenes.student import new_bert, new_tokenizer, save, seeded
-from pipeline.datasets.scenes.vocabulary import ATTRIBUTES
+from pipeline.datasets.scenes.captions import HIGHEST, GradedPair
+from pipeline.datasets.scenes.scene import Scene, draw
+from pipeline.datasets.scenes.vocabulary import ATTRIBUTES, words
 from pipeline.datasets.source import Progress
 from pipeline.side_by_side import Send, side_by_side
 from sightline.devices import compute_with
 from sightline.optional_imports import require
+from sightline.pretrained import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import AdamW
     from torchvision.models import ResNet
+    from transformers import BertModel, BertTokenizer
 
 THREADS = 1  # of each model that is trained; a fixed number keeps the weights' bytes
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHAPE_WEIGHT = 4.0
 CONTEXT = 48  # CLIP's byte-pair tokens: three things of up to ten, and the frame
 TEACHER_LAYERS, TEACHER_HIDDEN = 2, 128
+HEADS = 4
+MAX_POSITIONS = 64
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _FORWARDED = 32  # sentences at once
 
 
@@ -316,3 +321,62 @@ def _note(path: Path, subject: str, seed: int, steps: int) -> None:
 
 def _write_json(path: Path, body: object) -> None:
     path.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+
+
+def wordpieces() -> dict[str, int]:
+    """WordPiece vocabulary: piece → id. Special tokens, every letter (also inside a word), words.
+
+    Known words are one piece; any other word in lower-case Latin letters is split into letters.
+    """
+    letters = [*string.ascii_lowercase, *string.digits, *".,;:!?'-"]
+    spelling = [f"##{letter}" for letter in letters]
+    pieces = [*_SPECIAL, *letters, *spelling, *(word for word in words() if len(word) > 1)]
+    return {piece: number for number, piece in enumerate(pieces)}
+
+
+def new_tokenizer() -> BertTokenizer:
+    """A lower-casing BERT tokenizer over `wordpieces`."""
+    from transformers import BertTokenizer
+
+    # the default of do_lower_case is False before transformers 5.3
+    return BertTokenizer(vocab=wordpieces(), do_lower_case=True, model_max_length=MAX_POSITIONS)
+
+
+def new_bert(*, layers: int, hidden: int, seed: int) -> BertModel:
+    """A BERT with random weights drawn from ``seed``.
+
+    Their standard deviation is 1 / √``hidden``. With BERT's 0.02, which suits a width of 768, any
+    two sentences start with a cosine of 0.9999, and training waits until dropout breaks the tie.
+    """
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=len(wordpieces()),
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=MAX_POSITIONS,
+        pad_token_id=0,
+        initializer_range=hidden**-0.5,
+    )
+    with seeded(seed):
+        return BertModel(config)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Random weights are drawn from ``seed``; the generator of torch is as before afterwards."""
+    import torch
+
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    yield
+    torch.set_rng_state(state)
+
+
+def save(folder: Path, model: BertModel) -> None:
+    """Write ``model`` and its tokenizer as a Hugging Face folder (safetensors)."""
+    with quiet():
+        model.save_pretrained(folder)
+    new_tokenizer().save_pretrained(folder)
