@@ -95,7 +95,6 @@ class NamesOfFile:
 
     def __init__(self, images: ImageNames, beginning: str) -> None:
         self._images, self.beginning = images, beginning
-        self._last: tuple[str, str, int] | None = None  # captions of an image often follow another
 
     def find(self, name: str, split: str = "") -> int:
         """Row of the image, or `UNKNOWN`, or `AMBIGUOUS`.
@@ -106,11 +105,6 @@ class NamesOfFile:
         Raises:
             SightlineError: what is dropped of the name is of one split, and the image of another.
         """
-        if self._last is None or self._last[0] != name or self._last[1] != split:
-            self._last = name, split, self._find(name, split)
-        return self._last[2]
-
-    def _find(self, name: str, split: str) -> int:
         row = self._images.exact(name)
         if row is not None:
             return row

@@ -33,11 +33,10 @@ from sightline.outside_columns import (
 from sightline.places import is_url, shown
 from sightline.user_files import OBJECT, read_json, read_lines, read_text, short
 
-COMMAS, TABS = (".csv",), (".tsv", ".tab")
-LINES, WHOLE = (".jsonl", ".ndjson", ".jsonlines"), (".json",)
-SUFFIXES = (*COMMAS, *TABS, *LINES, *WHOLE)
-_SEPARATORS = (",", ";", "\t", "|")
-_IN_WORDS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+TABS = (".tsv", ".tab")
+_LINES = (".jsonl", ".ndjson", ".jsonlines")
+SUFFIXES = (".csv", *TABS, *_LINES, ".json")
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 """A field with quotation marks around it, and those in it doubled, as CSV has them."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
@@ -66,13 +65,11 @@ def open_table(path: Path | str, expected: str) -> OutsideTable:
     if path.is_file() and file_kind(path) in ("parquet", "arrow"):
         return table_of(path, schema_of(path), partial(batches_of, path))
     suffix = text_suffix(path)
-    if suffix in LINES:
+    if suffix in _LINES:
         return _of_lines(path, expected)
-    if suffix in WHOLE:
+    if suffix == ".json":
         return _of_json(path, expected)
-    if suffix in TABS:
-        return _delimited(path, "\t", expected)
-    return _delimited(path, None, expected)
+    return _delimited(path, "\t" if suffix in TABS else None, expected)
 
 
 def text_suffix(path: Path) -> str:
@@ -123,7 +120,8 @@ def table_of(path: Path, schema: pa.Schema, batches: Batches) -> OutsideTable:
     """
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
-        top = list(dict.fromkeys(_top(schema.names, column) for column in columns))
+        names = (c if c in schema.names else c.partition(".")[0] for c in columns)
+        top = list(dict.fromkeys(names))
         number, pick = 0, _picker(columns)
         binary = any(_holds_bytes(schema.field(column).type) for column in top)
         for batch in batches(top, _PICTURES if binary else BATCH):
@@ -139,10 +137,6 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(_holds_bytes(field.type) for field in kind)
     return "binary" in str(kind)
-
-
-def _top(names: Sequence[str], column: str) -> str:
-    return column if column in names else column.partition(".")[0]
 
 
 def field_of(record: Mapping[str, Any], column: str) -> Any:
@@ -247,13 +241,10 @@ def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
         if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
             raise SightlineError(f"{path}: expected columns of one length")
         return [dict(zip(content, row, strict=True)) for row in zip(*lists, strict=True)]
-    if all(isinstance(v, str) or _are_texts(v) for v in content.values()):
+    cells = (v if isinstance(v, list) else [v] for v in content.values())
+    if all(isinstance(text, str) for cell in cells for text in cell):
         return [{"image": name, "caption": value} for name, value in content.items()]
     return []
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable:
@@ -264,7 +255,7 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
         head = text.partition("\n")[0]
         separator = next((mark for mark in _SEPARATORS if mark in head), ",")
         if separator != ",":
-            notes.append(f"{path.name}: its columns are separated by {_IN_WORDS[separator]}")
+            notes.append(f"{path.name}: its columns are separated by {_SEPARATORS[separator]}")
     if separator == "\t" and not _tabs_are_quoted(text):
         batches = _unquoted(text)
     else:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
-from pipeline.datasets.manifests import write_captioned
+from pipeline.datasets.manifests import shared_images, write_captioned
 from pipeline.datasets.source import DatasetError, Location, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, read_manifest
 from sightline.cache.prepared import (
@@ -79,7 +79,7 @@ class JoinedSource(Source):
         if odd := sorted(self.parts.keys() ^ folders.keys()):
             raise DatasetError(f"part {odd[0]!r}: give both its manifests and its image folder")
         root = common_root(folders.values())
-        images, captions = [], []
+        images, captions, owners = [], [], []
         for name, part in self.parts.items():
             pictures = read_manifest(part / "images.parquet", IMAGES)
             texts = read_manifest(part / "captions.parquet", CAPTIONS)
@@ -89,10 +89,17 @@ class JoinedSource(Source):
             below = f"{below}/" if below else ""
             images.append(_prefixed(pictures, image_id=f"{name}/", path=below))
             captions.append(_prefixed(texts, image_id=f"{name}/", caption_id=f"{name}/"))
+            owners += [name] * len(pictures)
             report.counts[f"images_of_{name}"] = len(pictures)
             report.counts[f"captions_of_{name}"] = len(texts)
         all_images, texts = pa.concat_tables(images), pa.concat_tables(captions)
-        _refuse_shared_images(all_images, list(self.parts))
+        if shared := shared_images(all_images.append_column("part", [owners]), "part"):
+            raise DatasetError(
+                f"joining {', '.join(self.parts)}: {len(shared)} image(s) are in two data sets "
+                f"under different names, such as {' and '.join(shared[0])}, which are the same "
+                "file; remove them from one data set, so that no caption has its own image as a "
+                "negative"
+            )
         licences = [dataset_facts(part).licence for part in self.parts.values()]
         report.facts[LICENCE] = "; ".join(dict.fromkeys(licences))
         if on_hub := hub_datasets(self.parts.values()):
@@ -136,19 +143,3 @@ def _prefixed(table: pa.Table, **prefixes: str) -> pa.Table:
         values = pc.binary_join_element_wise(pa.scalar(prefix), table[name], "")
         table = table.set_column(table.schema.get_field_index(name), name, values)
     return table.replace_schema_metadata(None)
-
-
-def _refuse_shared_images(images: pa.Table, parts: list[str]) -> None:
-    """Refuse images that are in two parts; an id begins with its part."""
-    owners: dict[bytes, str] = {}  # key → id
-    shared: list[tuple[str, str]] = []
-    for key, image in zip(images["key"].to_pylist(), images["image_id"].to_pylist(), strict=True):
-        owner = owners.setdefault(key, image)
-        if owner.partition("/")[0] != image.partition("/")[0]:
-            shared.append((owner, image))
-    if shared:
-        raise DatasetError(
-            f"joining {', '.join(parts)}: {len(shared)} image(s) are in two data sets under "
-            f"different names, such as {shared[0][0]} and {shared[0][1]}, which are the same file; "
-            "remove them from one data set, so that no caption has its own image as a negative"
-        )

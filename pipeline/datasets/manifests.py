@@ -86,7 +86,8 @@ def write_captioned(
     ids = images["image_id"]
     bare = pc.invert(pc.is_in(ids, pc.unique(captions["image_id"])))
     report.note("images_without_caption", ids.filter(bare).to_pylist())
-    report.note("images_in_two_splits", _in_two_splits(images))
+    # those without a split are trained on
+    report.note("images_in_two_splits", (image for _, image in shared_images(images, "split")))
     if strict:
         report.refuse_problems()
     if not len(captions):
@@ -184,22 +185,20 @@ def _with_control(texts: pa.Array) -> pa.BooleanArray:
     return pc.match_substring_regex(texts, CONTROL.pattern)
 
 
-def _in_two_splits(images: pa.Table) -> list[str]:
-    """Ids of the images whose bytes an earlier image of another split has.
-
-    Those without a split are trained on.
-    """
+def shared_images(images: pa.Table, column: str) -> list[tuple[str, str]]:
+    """Ids of images with the same bytes and another value of ``column``: the first, and a later."""
     if pc.count_distinct(images["key"]).as_py() == len(images):
         return []
-    by_key = images.group_by("key").aggregate([("split", "count_distinct")])
-    shared = by_key.filter(pc.greater(by_key["split_count_distinct"], 1))["key"]
-    rows = images.select(["image_id", "key", "split"]).filter(pc.is_in(images["key"], shared))
-    owners: dict[bytes, str] = {}  # key → split
-    return [
-        row["image_id"]
-        for row in rows.to_pylist()
-        if owners.setdefault(row["key"], row["split"]) != row["split"]
-    ]
+    by_key = images.group_by("key").aggregate([(column, "count_distinct")])
+    shared = by_key.filter(pc.greater(by_key[f"{column}_count_distinct"], 1))["key"]
+    rows = images.select(["image_id", "key", column]).filter(pc.is_in(images["key"], shared))
+    first: dict[bytes, tuple[str, str]] = {}  # key → id, value
+    pairs = []
+    for row in rows.to_pylist():
+        image, value = first.setdefault(row["key"], (row["image_id"], row[column]))
+        if value != row[column]:
+            pairs.append((image, row["image_id"]))
+    return pairs
 
 
 def _visible_captions(captions: pa.Table, report: PrepareReport) -> pa.Table:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import IO, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,14 @@ from pydantic import (
 )
 
 from pipeline.datasets.image_formats import image_suffixes
-from pipeline.datasets.image_tars import Member, members
+from pipeline.datasets.image_tars import (
+    EVERY,
+    Member,
+    Shard,
+    find_shards,
+    members,
+    note_others,
+)
 from pipeline.datasets.images import (
     any_pixel_count,
     read_by,
@@ -32,7 +39,6 @@ from pipeline.datasets.images import (
     upright_size,
 )
 from pipeline.datasets.manifests import ManifestRows, write_files
-from pipeline.datasets.shards import EVERY, Shard, find_shards, note_others
 from pipeline.datasets.source import (
     Below,
     DatasetError,
@@ -55,6 +61,8 @@ _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
 _MOST_PARTS = 12  # shown
 _MOST_ENDINGS = 1000  # counted: a key with a dot makes an ending of its own
+_Sample = dict[str, tuple[Member, Any]]
+"""``image`` and ``text`` → the member, and what `_content` is of it."""
 
 
 class WebDatasetSource(Source):
@@ -267,26 +275,12 @@ def _read_all(
             yield from pool.map(rows_of, batch)
 
 
-class _Part(NamedTuple):
-    """An image or a text of a sample, as its bytes came by.
-
-    Attributes:
-        content: of an image, its key and size; of a text, its bytes. None: it is too large.
-    """
-
-    member: Member
-    content: Any
-
-    @classmethod
-    def of_image(cls, member: Member, file: IO[bytes]) -> _Part:
-        if member.length > _MOST_IMAGE:
-            return cls(member, None)
-        data = _bytes_of(member, file)
-        return cls(member, (key_of_bytes(data), upright_size(io.BytesIO(data))))
-
-    @classmethod
-    def of_text(cls, member: Member, file: IO[bytes]) -> _Part:
-        return cls(member, _bytes_of(member, file) if member.length <= _MOST_TEXT else None)
+def _content(member: Member, file: IO[bytes], part: str) -> Any:
+    """The bytes of a text, or key and size of an image; None: it is too large."""
+    if member.length > (_MOST_IMAGE if part == "image" else _MOST_TEXT):
+        return None
+    data = _bytes_of(member, file)
+    return data if part == "text" else (key_of_bytes(data), upright_size(io.BytesIO(data)))
 
 
 def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
@@ -299,7 +293,7 @@ def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
         raise DatasetError(f"{place}: cannot be read ({error.strerror})") from error
     with file:
         names: set[str] = set()
-        samples: dict[str, dict[str, _Part]] = {}  # key → its image and its text
+        samples: dict[str, _Sample] = {}  # by their keys
         dotted: list[tuple[str, str, str]] = []  # folder, key and name of other members
         for member in members(file, path, rows):
             name = member.name
@@ -317,8 +311,7 @@ def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
             part = "text" if extension == parts.text else "image"
             sample = samples.setdefault(f"{folder}/{stem}", {})
             if part not in sample:
-                read = _Part.of_text if part == "text" else _Part.of_image
-                sample[part] = read(member, file)
+                sample[part] = member, _content(member, file, part)
             elif part == "image":
                 rows.problem("images_whose_key_has_another", f"{path}/{name}")
             else:
@@ -327,7 +320,7 @@ def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
         raise StorageError(place, "it changed while it was read", lasting=False)
     for sample in samples.values():
         if "image" not in sample:
-            rows.problem("captions_without_image", f"{path}/{sample['text'].member.name}")
+            rows.problem("captions_without_image", f"{path}/{sample['text'][0].name}")
             continue
         _add(rows, path, shard.split, sample, parts)
     if parts.image is None:
@@ -343,7 +336,7 @@ def _note_dotted(
     rows: ManifestRows,
     path: str,
     others: list[tuple[str, str, str]],
-    samples: dict[str, dict[str, _Part]],
+    samples: dict[str, _Sample],
     suffix: str,
 ) -> None:
     """Note images and captions whose own key contains a dot, so that they belong to no sample.
@@ -373,9 +366,7 @@ def _note_dotted(
             rows.ignored[suffix_of(base)] += 1
 
 
-def _add(
-    rows: ManifestRows, path: str, split: str, sample: dict[str, _Part], parts: _Parts
-) -> None:
+def _add(rows: ManifestRows, path: str, split: str, sample: _Sample, parts: _Parts) -> None:
     image, content = sample["image"]
     image_id = f"{path}/{image.name}"
     if content is None:
