@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
 from sightline.user_files import refusal, short
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "image": (
@@ -56,6 +59,7 @@ class OutsideTable:
         read: the rows of some columns, in their order; None where an object lacks one.
         unit: what the numbers of rows count.
         text: whether all values are text, as in CSV.
+        schema: of Parquet and Arrow.
         notes: what was read otherwise than its suffix says.
         not_read: columns that `choose` did not choose.
         looked_for: our names of the columns that `choose` looked for by their usual names.
@@ -66,6 +70,7 @@ class OutsideTable:
     read: Callable[[Sequence[str]], Iterator[Row]]
     unit: Literal["line", "row", "file"] = "line"
     text: bool = False
+    schema: pa.Schema | None = None
     notes: list[str] = field(default_factory=list)
     not_read: list[str] = field(default_factory=list)
     looked_for: list[str] = field(default_factory=list)

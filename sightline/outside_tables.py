@@ -129,7 +129,7 @@ def table_of(path: Path, schema: pa.Schema, batches: Batches) -> OutsideTable:
                 number += 1
                 yield number, pick(record)
 
-    return OutsideTable(path, tuple(schema.names), read, "row")
+    return OutsideTable(path, tuple(schema.names), read, "row", schema=schema)
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipeline.datasets.hub_files import (
@@ -32,9 +31,7 @@ from pipeline.datasets.source import (
     split_name,
 )
 from pipeline.datasets.table_rows import WRITES, chosen_splits, write_tables
-from sightline.arrow_files import readable, schema_of
 from sightline.cache.prepared import HUB_DATASET
-from sightline.file_kinds import file_kind
 from sightline.outside_columns import OutsideTable, as_columns, wanted_of_captions
 from sightline.outside_tables import open_table
 from sightline.places import is_url, joined
@@ -148,7 +145,7 @@ class HuggingFaceSource(Source):
         wanted = wanted_of_captions(
             self.image_column, self.caption_column, self.split_column, self.caption_id_column
         )
-        tables = ((*_opened(joined(listing.folder, name)), *split) for name, *split in files)
+        tables = ((_opened(joined(listing.folder, name)), *split) for name, *split in files)
         write_tables(
             folder,
             names,
@@ -184,11 +181,11 @@ def _chosen(
     return [(file, theirs, ours[theirs]) for theirs in ours for file in theirs_to_files[theirs]]
 
 
-def _opened(path: str) -> tuple[OutsideTable, pa.Schema]:
+def _opened(path: str) -> OutsideTable:
     """A file of the data set, which must be there."""
     if not is_url(path) and not Path(path).is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
-    if not is_url(path) and file_kind(Path(path)) is None:
+    table = open_table(path, "a Parquet or Arrow file")
+    if table.schema is None:
         raise DatasetError(f"{path}: is no Parquet or Arrow file; give one, or a folder of them")
-    with readable(path):
-        return open_table(path, "a Parquet or Arrow file"), schema_of(path)
+    return table

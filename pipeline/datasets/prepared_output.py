@@ -150,7 +150,8 @@ def building(
     """
     report = PrepareReport(kind)
     with Output(out, RECORD, json_record(SCHEMA), here(*inputs)) as output:
-        stored = _kind_of(output)
+        record = output.folder / RECORD
+        stored = json.loads(record.read_bytes()).get("kind") if record.is_file() else None
         if stored not in (None, kind):
             raise DatasetError(
                 f"{out}: holds a data set of kind {stored}, but this is one of kind {kind}; choose "
@@ -167,11 +168,6 @@ def building(
                 _refuse_another(output, folder, out)
             _write_card(output, folder, report)
             output.publish(folder, report.body())
-
-
-def _kind_of(output: Output) -> str | None:
-    path = output.folder / RECORD
-    return json.loads(path.read_bytes()).get("kind") if path.is_file() else None
 
 
 def _refuse_another(output: Output, folder: Path, out: Path) -> None:

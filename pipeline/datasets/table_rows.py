@@ -102,7 +102,7 @@ def rows_to_manifests(
     write_tables(
         folder,
         ["rows"],
-        [(table, first.schema)],
+        [(table,)],
         report,
         wanted_of_captions(image, caption, split, caption_id, "{}"),
         chosen_splits(splits),
@@ -225,9 +225,7 @@ class _RowReader:
                 f"{', '.join(sorted(filter(None, self._values))[:_SHOWN])}"
             )
 
-    def read(
-        self, table: OutsideTable, schema: pa.Schema, theirs: str = "", split: str = ""
-    ) -> ManifestRows:
+    def read(self, table: OutsideTable, theirs: str = "", split: str = "") -> ManifestRows:
         """The images and captions of a table.
 
         Args:
@@ -235,7 +233,7 @@ class _RowReader:
             split: our name for it, unless there is a column of splits.
         """
         rows = ManifestRows()
-        columns = self._columns_of(table, schema)
+        columns = self._columns_of(table)
         self._not_read |= set(table.not_read)
         if columns != self._guessed:
             self._guessed = columns
@@ -252,9 +250,10 @@ class _RowReader:
                 self._add(rows, name, row, of_row)
         return rows
 
-    def _columns_of(self, table: OutsideTable, schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    def _columns_of(self, table: OutsideTable) -> dict[str, tuple[str, ...]]:
         """Our name → its columns; ``unused`` is one of splits that says nothing here."""
-        columns = choose(table, self._wanted)
+        columns, schema = choose(table, self._wanted), table.schema
+        assert schema is not None
         for ours, (types, expected) in _TYPES.items():
             for name in columns.get(ours, ()):
                 if name in schema.names and not _fits(kind := schema.field(name).type, types):
