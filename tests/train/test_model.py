@@ -329,8 +329,11 @@ def test_a_resumed_compiled_run_has_the_weights_of_an_uninterrupted_one(world, t
 @compiled
 def test_a_machine_that_cannot_compile_gets_one_error(world, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/compiler")
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/nowhere/compiler",))
     torch.compiler.reset()
     spec = world.spec(tmp_path, train={"compile": "on"})
-    with pytest.raises(SightlineError, match=r"compile is on, but torch\.compile fails here"):
+    # not by monkeypatch, which leaves later tests without the setting
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("/nowhere/compiler",)}),
+        pytest.raises(SightlineError, match=r"compile is on, but torch\.compile fails here"),
+    ):
         train_run(spec, say=silent)
