@@ -83,6 +83,8 @@ def write_captioned(
     for split in SPLITS:
         count = pc.sum(pc.equal(images["split"], split)).as_py() or 0
         report.counts[f"images_{split or 'without_split'}"] = count
+    if 0 < report.counts["images_without_split"] == len(images):
+        report.notes.append("no image has a split: all are trained on, none is left to evaluate")
     ids = images["image_id"]
     bare = pc.invert(pc.is_in(ids, pc.unique(captions["image_id"])))
     report.note("images_without_caption", ids.filter(bare).to_pylist())

@@ -159,6 +159,10 @@ class PreparedDataset:
         if self.image_root is None or not (
             is_url(self.image_root) or Path(self.image_root).is_dir()
         ):
+            if not self.has_pairs:
+                raise SightlineError(
+                    f"{self.folder}: has sentences and no images; give a data set of images"
+                )
             raise SightlineError(
                 f"{self.folder}: its images are not here: there is no folder "
                 f"{self.image_root or self._recorded_root()}. Prepare the data set again with the "

@@ -57,6 +57,13 @@ def test_manifests_hold_every_image_and_caption(two_images, prepare, out):
     assert written["counts"]["captions_trimmed"] == 1
 
 
+def test_images_of_which_none_has_a_split_are_said_to_be_trained_on(two_images, prepare):
+    note = "no image has a split: all are trained on, none is left to evaluate"
+    captions = "b.jpg#0\tOne\na.png#0\tTwo\n"
+    assert prepare(two_images, captions).notes == [note]
+    assert note not in prepare(two_images, captions, splits={"test": "b.jpg\n"}).notes
+
+
 def test_captions_without_a_number_are_numbered_within_their_image(two_images, prepare, out):
     report = prepare(two_images, "image,caption\nb.jpg,x\nsub/a.png,y\nb.jpg,\nb.jpg,z\n", "csv")
     ids = column(out, "caption_id", "captions")
@@ -224,6 +231,7 @@ def test_white_space_around_an_image_name_is_left_out_and_said(two_images, prepa
         "c.csv: column ' IMAGE' read as image",
         "c.csv: column 'Caption' read as caption",
         "white space around 2 image names left out, such as 'b.jpg '",
+        "no image has a split: all are trained on, none is left to evaluate",
     ]
     assert all(note in report.summary() for note in report.notes)
 

@@ -174,6 +174,12 @@ def test_images_that_are_elsewhere_can_be_named(pairs, tmp_path):
     assert PreparedDataset.open(data, tmp_path / "moved").require_images() == tmp_path / "moved"
 
 
+def test_a_data_set_of_sentences_has_no_images(make_file, out):
+    prepare(SentencesSource(path=make_file("s.txt", "One\n")), out)
+    with pytest.raises(SightlineError, match=rf"{out}: has sentences and no images"):
+        PreparedDataset.open(out).require_images()
+
+
 def test_a_record_of_another_kind_is_one_clear_error(pairs):
     data = pairs("mine", range(2)).folder
     (data / RECORD).write_text(json.dumps({"schema": "sightline.dataset/0"}))
