@@ -123,7 +123,7 @@ class _Run:
         self._done: set[str] = set()
         self._failed: dict[str, str] = {}
         self._seconds: dict[str, float] = {}  # of what ran
-        self._ended: SimpleQueue[tuple[str, int, float]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[str, str, float]] = SimpleQueue()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._starting, self._stopped = Lock(), False
         self._lines = _Lines()
@@ -195,18 +195,22 @@ class _Run:
     def _bring(
         self, name: str, commands: Sequence[Sequence[str]], variables: Mapping[str, str]
     ) -> None:
-        """Bring a stage up to date, in a thread of its own; the main thread hears how it ended."""
-        began, status = time.monotonic(), 0
+        """Bring a stage up to date, in a thread of its own; the main thread hears what failed."""
+        began, fault = time.monotonic(), ""
         for command in commands:
-            if status := self._call(name, command, variables):
+            try:
+                fault = self._call(name, command, variables)
+            except OSError as error:  # no process can be started
+                fault = str(error.strerror)
+            if fault:
                 break
-        self._ended.put((name, status, time.monotonic() - began))
+        self._ended.put((name, fault, time.monotonic() - began))
 
-    def _call(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> int:
-        """Run one command; its exit status."""
+    def _call(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> str:
+        """Run one command; how it failed, empty if it did not."""
         with self._starting:
             if self._stopped:
-                return 1
+                return "not started"
             process = self._processes[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -219,13 +223,15 @@ class _Run:
         read.start()
         status = process.wait()
         read.join(1.0)  # a process that outlives its stage may hold the pipe open
-        return status
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exit status {status}" if status else ""
 
-    def _take(self, name: str, status: int, seconds: float) -> None:
+    def _take(self, name: str, fault: str, seconds: float) -> None:
         """Go on after a stage has ended."""
         del self._running[name]
-        if status:
-            self._fail(name, f"failed after {seconds:,.0f} s ({_ending(status)})")
+        if fault:
+            self._fail(name, f"failed after {seconds:,.0f} s ({fault})")
             return
         self._seconds[name] = seconds
         self._done.add(name)
@@ -272,10 +278,6 @@ def _longest(seconds: Mapping[str, float], count: int = 3) -> str:
     )
 
 
-def _ending(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
 def _path_with_sightline() -> str:
     """A PATH on which a stage finds this `sightline`, in an environment that is not activated."""
     path, command = os.environ.get("PATH", os.defpath), Path(sys.argv[0])
@@ -306,21 +308,21 @@ class _Lines:
             self._live.stop()
 
     def read(self, name: str, output: IO[bytes]) -> None:
-        """Take what a stage says, until it ends."""
+        """Take what a stage says, until it ends, and what it left behind says later."""
         with self._lock:
-            self._last[name] = deque(maxlen=_KEPT)
+            last = self._last[name] = deque(maxlen=_KEPT)
         for raw in output:
             line = raw.decode(errors="replace").rstrip()
             if line and not _OF_DVC.match(line):
                 with self._lock:
-                    self._last[name].append(line)
+                    last.append(line)
                     if self._live is None:
                         self._print(f"{name}: {line}")
 
     def done(self, name: str, how: str) -> None:
         """A stage has ended well."""
         with self._lock:
-            last = self._last.pop(name)
+            last = self._last.pop(name, None)
             self._print(f"{name}: {how}" + (f": {last[-1]}" if self._live and last else ""))
 
     def failed(self, name: str, how: str) -> str:

@@ -102,6 +102,8 @@ ELSEWHERE = {
     "test_runs_have_no_results_until_they_are_scored",
     "takes no model; give its fields with --set {}.NAME=VALUE": "tests/pipeline/test_options.py::"
     "test_a_mistake_is_one_clear_error",
+    "of params.yaml says, such as `devices: [cpu]`": "tests/pipeline/test_repro.py::"
+    "test_devices_that_are_no_gpus_are_refused",
     "which the command has already; rename the field": "tests/pipeline/test_options.py::"
     "test_a_field_of_a_package_with_another_meaning_is_an_error",
     "set TMPDIR to a folder without *, ?, [ and ::": "tests/datasets/test_odd_names.py::"

@@ -128,7 +128,7 @@ def extract(
     if check:
         from pipeline.encode_again import check as encode_again
 
-        print_check(encode_again(inputs, config, out, check, settings, machine), out)
+        print_check(encode_again(inputs, config, out, check, settings, machine), out, as_json)
         return
     summary = run(
         extract_job(inputs, config, out, settings, machine),

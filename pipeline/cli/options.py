@@ -137,9 +137,15 @@ def print_summary(summary: SetSummary, as_json: bool, **fields: Any) -> None:
         print(f"{summary.folder}: {summary}")
 
 
-def print_check(checked: Checked, out: Path) -> None:
+def print_check(checked: Checked, out: Path, as_json: bool = False) -> None:
     """Say what was compared; exit code 1 if rows differ."""
-    print(f"{out}: {checked}")
+    if as_json:
+        compared = checked.found.model_dump(mode="json")
+        print_json(
+            {"out": out.as_posix(), **compared, "equal": checked.equal, "faults": checked.faults}
+        )
+    else:
+        print(f"{out}: {checked}")
     if checked.faults:
         raise typer.Exit(1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,8 +93,15 @@ def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
     machine = params.machine
     chosen = machine if devices is None else from_words(Machine, {"devices": devices})
     gpus, threads = chosen.gpus(visible_gpus()), machine.threads
+    if devices is not None and chosen.devices and not gpus:
+        raise typer.BadParameter(
+            f"found {devices!r}, expected GPUs such as 0,1; elsewhere a stage computes as the "
+            "section `machine` of params.yaml says, such as `devices: [cpu]`",
+            param_hint="--devices",
+        )
     count = jobs or jobs_here(gpus, threads)
-    asked = threads or int(os.environ.get(OMP) or 0)
+    per_level = re.match(r"\d+", os.environ.get(OMP, ""))  # of OpenMP, such as 4,2
+    asked = threads or (int(per_level[0]) if per_level else 0)
     whole = {JOBS: str(count)}
     if gpus:
         whole[VISIBLE] = ",".join(gpus)

@@ -337,7 +337,9 @@ def test_work_on_a_cpu_beside_a_gpu_is_a_warning(said, world, monkeypatch):
 def test_rows_are_encoded_again_and_nothing_is_written(says, unchanged):
     with unchanged():
         out = says(*extracting("image", "image", "--check", 2))
+        body = json.loads(says(*extracting("image", "image", "--check", 2, "--json")))
     assert "2 rows encoded again: 2 with identical bytes" in out
+    assert (body["out"], body["rows"], body["equal"], body["faults"]) == ("image", 2, 2, [])
 
 
 def test_rows_are_encoded_again_with_the_threads_and_batches_of_the_record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -229,6 +230,23 @@ def test_a_failure_holds_back_what_needs_it_and_nothing_else(project):
     project.write("mended")
     project.repro()
     assert sorted(project.calls()) == ["after", "bad", "last"]
+
+
+def test_what_a_stage_left_behind_may_speak_after_its_end(project):
+    later = "(sleep 2.5; echo late) & true"
+    project.graph(a=writing("a", first=later), b=writing("b", "a", first="sleep 3"))
+    assert "a: late\n" in project.repro()
+
+
+def test_a_process_that_cannot_be_started_is_a_failed_stage(project, monkeypatch):
+    def no_more(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    project.graph(a=writing("a"), b=writing("b", "a"))
+    monkeypatch.setattr("pipeline.repro.subprocess.Popen", no_more)
+    with pytest.raises(SightlineError, match=r"a: failed .*Resource temporarily unavailable") as e:
+        project.repro()
+    assert "not tried, since they need what failed: b" in str(e.value)
 
 
 def test_stages_find_the_command_in_an_environment_that_is_not_activated(project):
@@ -491,10 +509,11 @@ def test_a_stage_runs_again_if_others_pushed_new_inputs_that_are_not_here(shared
     assert not shared.has("big")
 
 
-def jobs_of(monkeypatch, machine=None, gpus=0, given=None, devices=None) -> Jobs:
+def jobs_of(monkeypatch, machine=None, gpus=0, given=None, devices=None, told="") -> Jobs:
     """The jobs of eight cores, for the demo's parameters with another section `machine`."""
-    for name in ("OMP_NUM_THREADS", VISIBLE, JOBS):
+    for name in (VISIBLE, JOBS):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(OMP, told)
     monkeypatch.setattr(hardware, "driver_gpus", lambda: ("550", ["H200"] * gpus))
     monkeypatch.setattr(hardware, "processor", lambda: Processor("", 8, None))
     monkeypatch.setattr(hardware, "memory", lambda: Memory(64 << 30, 64 << 30, None))
@@ -517,6 +536,20 @@ def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
         jobs_of(monkeypatch, free, gpus=2, devices="0,2")
     with pytest.raises(typer.BadParameter, match="--devices: cuda:0 appears twice"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,0")
+
+
+@pytest.mark.parametrize(("devices", "gpus"), [("cpu", 2), ("mps", 2), ("cuda", 0), ("cpu,cpu", 2)])
+def test_devices_that_are_no_gpus_are_refused(monkeypatch, devices, gpus):
+    """A stage would take a GPU nevertheless: its job says only which it sees."""
+    with pytest.raises(typer.BadParameter, match=r"expected GPUs .* `devices: \[cpu\]`"):
+        jobs_of(monkeypatch, gpus=gpus, devices=devices)
+    assert VISIBLE not in jobs_of(monkeypatch, devices="auto").whole
+
+
+@pytest.mark.parametrize(("told", "threads"), [("4,2", "4"), ("many", "8"), ("", "8")])
+def test_threads_that_openmp_takes_or_ignores_are_no_error(monkeypatch, told, threads):
+    jobs = jobs_of(monkeypatch, {"threads": None}, told=told)
+    assert jobs.variables(0, [])[OMP] == threads
 
 
 def test_a_stage_beside_which_nothing_can_compute_gets_all_cores(monkeypatch):

@@ -103,6 +103,9 @@ def test_tokens_are_made_once_beside_the_data_set(train):
     train("simcse --data d --max-length 16", "third")
     (folder,) = Path("tokens").glob("d-student-16-????????")
     assert TokenSet.open(folder).header.max_length == 16
+    train("simcse --data d --prompt 'in: '", "fourth")
+    (folder,) = Path("tokens").glob("d-student-32-????????-????????")
+    assert TokenSet.open(folder).header.prompt == "in: "
 
 
 def test_of_several_processes_one_makes_the_tokens(made, tmp_path):
