@@ -51,7 +51,6 @@ def export_set(
     out: Annotated[
         Path,
         typer.Option(
-            "--out",
             help="File (tar) or its URL, or folder to write.",
             show_default=False,
             parser=place,

@@ -40,7 +40,7 @@ def evaluate(
     ] = None,
     models: MODELS = None,
     data: Annotated[
-        str | None, option("Data", "What the tasks read, if all read the same.", "--data")
+        str | None, option("Data", "What the tasks read, if all read the same.")
     ] = None,
     set_: Annotated[list[str], set_in("Data")] = [],  # noqa: B006
     pooling: POOLING = None,
@@ -50,21 +50,18 @@ def evaluate(
         option(
             "Machine",
             "Arithmetic of the encoders; results say it.",
-            "--precision",
             metavar="<fp32|bf16>",
             show_default=True,
         ),
     ] = "fp32",
     out: Annotated[
-        Path | None,
-        option("Output", "Folder for result files, which `sightline compare` reads.", "--out"),
+        Path | None, option("Output", "Folder for result files, which `sightline compare` reads.")
     ] = None,
     card: Annotated[
         Path | None,
         option(
             "Output",
             "Without tasks: print the model card with the scores of a file.",
-            "--card",
             metavar="RESULT",
         ),
     ] = None,

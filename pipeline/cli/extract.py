@@ -49,7 +49,6 @@ def extract(
             "Data",
             "Folder that `sightline prepare` wrote; or a folder of images, or its URL; or, for "
             "texts, a file with one a line.",
-            "--data",
             parser=place,
             metavar="<path>",
         ),
@@ -60,7 +59,6 @@ def extract(
             "Model",
             "resnet50, ViT-B-32, …, a model config (JSON), for a teacher a folder or a hub name, "
             "or FAMILY:MODEL.",
-            "--encoder",
         ),
     ],
     out: OUT,
@@ -70,20 +68,16 @@ def extract(
     weights: Annotated[
         str | None,
         option(
-            "Model",
-            "pretrained:TAG, file:PATH or random:SEED; default: of a teacher, pretrained.",
-            "--weights",
+            "Model", "pretrained:TAG, file:PATH or random:SEED; default: of a teacher, pretrained."
         ),
     ] = None,
     set_: Annotated[list[str], set_in("Model")] = [],  # noqa: B006
     phrases: Annotated[
-        Path | None, option("Data", "For objects: a grounding, or a phrases manifest.", "--phrases")
+        Path | None, option("Data", "For objects: a grounding, or a phrases manifest.")
     ] = None,
     cutouts: Annotated[
         Path | None,
-        option(
-            "Data", "Stored cut-outs; photographs are read only for those it lacks.", "--cutouts"
-        ),
+        option("Data", "Stored cut-outs; photographs are read only for those it lacks."),
     ] = None,
     as_json: JSON = False,
     worker: WORKER = None,
@@ -93,9 +87,7 @@ def extract(
     copy_from: Annotated[
         Path | None,
         option(
-            "Output",
-            "Folder of other feature sets; rows with the same fingerprint are copied.",
-            "--copy-from",
+            "Output", "Folder of other feature sets; rows with the same fingerprint are copied."
         ),
     ] = None,
 ) -> None:

@@ -38,16 +38,14 @@ def ground(
     machine: Machine,
     settings: ExtractSettings,
     grounder: Annotated[
-        str | None,
-        option("Model", "FAMILY:MODEL, or annotations:PATH of boxes that are there.", "--grounder"),
+        str | None, option("Model", "FAMILY:MODEL, or annotations:PATH of boxes that are there.")
     ] = None,
     segmenter: Annotated[
-        str | None, option("Model", "FAMILY or FAMILY:MODEL, such as sam2 or box.", "--segmenter")
+        str | None, option("Model", "FAMILY or FAMILY:MODEL, such as sam2 or box.")
     ] = None,
     set_: Annotated[list[str], set_in("Model")] = [],  # noqa: B006
     cutouts: Annotated[
-        Path | None,
-        option("Output", "Folder for cut-outs; without it, none are made.", "--cutouts"),
+        Path | None, option("Output", "Folder for cut-outs; without it, none are made.")
     ] = None,
     as_json: JSON = False,
     worker: WORKER = None,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from typer.models import OptionInfo
 
 from sightline.errors import SightlineError
 from sightline.settings import FamilySettings, explain, field_help
@@ -96,9 +97,13 @@ def takes(
 
 def _flags_of(parameter: inspect.Parameter) -> set[str]:
     """The options that a parameter of a command has, such as ``--out``."""
-    about = getattr(parameter.annotation, "__metadata__", ())
-    words = [word for each in about for word in (each.default, *(each.param_decls or ()))]
-    return {flag for word in words if isinstance(word, str) for flag in word.split("/")}
+    flags: set[str] = set()
+    for about in getattr(parameter.annotation, "__metadata__", ()):
+        if isinstance(about, OptionInfo):
+            words = [about.default, *(about.param_decls or ())]
+            declared = [flag for word in words if isinstance(word, str) for flag in word.split("/")]
+            flags.update(declared or [_flag(parameter.name, None)])
+    return flags
 
 
 def _place(parameter: inspect.Parameter) -> int:

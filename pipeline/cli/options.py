@@ -35,16 +35,14 @@ def place(text: str) -> Path | str:
         raise typer.BadParameter(str(error)) from None
 
 
-OUT = Annotated[Path, option("Output", "Folder to write to.", "--out")]
-DEVICE = Annotated[
-    str, option("Machine", "auto, cpu, cuda, cuda:1 or mps.", "--device", show_default=True)
-]
+OUT = Annotated[Path, option("Output", "Folder to write to.")]
+DEVICE = Annotated[str, option("Machine", "auto, cpu, cuda, cuda:1 or mps.", show_default=True)]
 FORMAT = Annotated[
     Literal["terminal", "markdown", "latex", "json", "html"],
     option("Output", "terminal, markdown, latex, json or html.", "--format", show_default=True),
 ]
 JSON = Annotated[bool, option("Output", "Print the result as JSON.", "--json")]
-DATA = Annotated[Path, option("Data", "Folder that `sightline prepare` wrote.", "--data")]
+DATA = Annotated[Path, option("Data", "Folder that `sightline prepare` wrote.")]
 MODELS = Annotated[
     list[str] | None,
     option(
@@ -57,11 +55,7 @@ MODELS = Annotated[
 ]
 POOLING = Annotated[
     str | None,
-    option(
-        "Model",
-        "cls, pooler, mean, lasttoken or first_last_mean; default: from the folder.",
-        "--pooling",
-    ),
+    option("Model", "cls, pooler, mean, lasttoken or first_last_mean; default: from the folder."),
 ]
 RETRY_FAILED = Annotated[bool, option("Output", "Compute failed rows again.", "--retry-failed")]
 DRY_RUN = Annotated[
@@ -73,7 +67,6 @@ CHECK = Annotated[
     option(
         "Output",
         "Of features: encode this many rows of the set again, drawn at random, and compare.",
-        "--check",
         min=0,
         metavar="<int>",
     ),
@@ -103,7 +96,6 @@ WORKER = Annotated[
         "Machine",
         "Run as worker I (from 0) of N that fill one folder together, I/N; env: as srun or "
         "torchrun numbers this process.",
-        "--worker",
         metavar="<str>",
         parser=_worker,
     ),

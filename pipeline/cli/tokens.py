@@ -23,19 +23,14 @@ def tokens(
     student: StudentConfig,
     out: OUT,
     data: Annotated[
-        Path | None, option("Data", "Prepared data set of images and captions.", "--data")
+        Path | None, option("Data", "Prepared data set of images and captions.")
     ] = None,
     text: Annotated[
-        Path | None,
-        option("Data", "Prepared data set of sentences, or a text file, one a line.", "--text"),
+        Path | None, option("Data", "Prepared data set of sentences, or a text file, one a line.")
     ] = None,
     phrases: Annotated[
         Path | None,
-        option(
-            "Data",
-            "A grounding of the data set: write the tokens of its phrases instead.",
-            "--phrases",
-        ),
+        option("Data", "A grounding of the data set: write the tokens of its phrases instead."),
     ] = None,
     as_json: JSON = False,
 ) -> None:

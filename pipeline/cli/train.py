@@ -56,11 +56,10 @@ def _command(name: str) -> Callable[..., None]:
         machine: Machine,
         out: OUT,
         data: Annotated[
-            Path | None, option("Data", "Prepared data set of images and captions.", "--data")
+            Path | None, option("Data", "Prepared data set of images and captions.")
         ] = None,
         text: Annotated[
-            Path | None,
-            option("Data", "Prepared data set of sentences, trained on alone.", "--text"),
+            Path | None, option("Data", "Prepared data set of sentences, trained on alone.")
         ] = None,
         features: Annotated[
             list[str],
@@ -68,25 +67,18 @@ def _command(name: str) -> Callable[..., None]:
                 "Data",
                 "A feature set that it needs, or its URL; KIND-ENCODER=FOLDER where several fit; "
                 "repeatable.",
-                "--features",
                 metavar="FOLDER",
             ),
         ] = [],  # noqa: B006
         tokens: Annotated[
             Path | None,
-            option(
-                "Data",
-                "Token set of every training text; default: made beside the data set.",
-                "--tokens",
-            ),
+            option("Data", "Token set of every training text; default: made beside the data set."),
         ] = None,
         phrases: Annotated[
-            Path | None,
-            option("Data", "Phrase tokens, for an objective with objects.", "--phrases"),
+            Path | None, option("Data", "Phrase tokens, for an objective with objects.")
         ] = None,
         dev: Annotated[
-            Path | None,
-            option("Data", "Similarity TSV or SentEval folder for model selection.", "--dev"),
+            Path | None, option("Data", "Similarity TSV or SentEval folder for model selection.")
         ] = None,
         set_: Annotated[list[str], set_in("Objective")] = [],  # noqa: B006
         seed: Annotated[
@@ -94,7 +86,6 @@ def _command(name: str) -> Callable[..., None]:
             option(
                 "Training",
                 "Seed for heads, dropout and row order.",
-                "--seed",
                 min=0,
                 max=MOST_SEED,
                 metavar="<int>",

@@ -40,12 +40,9 @@ def features(
             "Data",
             "Prepared data set that says which caption belongs to which image; default: the one "
             "of sets below data/features.",
-            "--data",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, option("Output", "HTML page to write.", "--out", dir_okay=False)
-    ] = None,
+    out: Annotated[Path | None, option("Output", "HTML page to write.", dir_okay=False)] = None,
     as_json: JSON = False,
     *,
     chosen: DiagnosisSettings,

@@ -19,7 +19,7 @@ def grounding(
     ],
     data: DATA,
     out: Annotated[
-        Path, typer.Option("--out", dir_okay=False, help="HTML file to write.", show_default=False)
+        Path, typer.Option(dir_okay=False, help="HTML file to write.", show_default=False)
     ],
     limit: Annotated[
         int, typer.Option(min=1, help="Maximum images; more are sampled at even spacing.")

@@ -47,7 +47,7 @@ def neighbours(
     split: Annotated[
         str | None, typer.Option(help="Only captions and images of this split; default: all.")
     ] = None,
-    k: Annotated[int, typer.Option("--k", min=1, help="Neighbours of each sentence.")] = 5,
+    k: Annotated[int, typer.Option(min=1, help="Neighbours of each sentence.")] = 5,
     to_images: Annotated[
         bool,
         typer.Option("--to-images", help="Also the nearest images, by the heads of each run."),
@@ -63,7 +63,7 @@ def neighbours(
     pooling: POOLING = None,
     device: DEVICE = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", dir_okay=False, help="HTML file to write as well.")
+        Path | None, typer.Option(dir_okay=False, help="HTML file to write as well.")
     ] = None,
     no_photographs: Annotated[
         bool, typer.Option("--no-photographs", help="Leave the photographs off the page.")
