@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
-from typer.main import get_command
 
-from pipeline.cli.commands import Command, Group
+from pipeline.cli.commands import Command, Group, command_of
 from sightline.errors import SightlineError
 from sightline.settings import Registry, unknown
 
@@ -26,7 +25,7 @@ def chosen_by_name(names: Registry, command: Callable[[str], Callable[..., None]
 
         def get_command(self, ctx: typer.Context | None, cmd_name: str) -> Any:
             try:
-                return _of(cmd_name, command(cmd_name))
+                return command_of(cmd_name, command(cmd_name))
             except SightlineError as error:  # the others can still be used
                 return Command(cmd_name, help=str(error))
 
@@ -38,9 +37,3 @@ def chosen_by_name(names: Registry, command: Callable[[str], Callable[..., None]
             return super().resolve_command(ctx, args)
 
     return typer.Typer(cls=Chosen, no_args_is_help=True, add_completion=False)
-
-
-def _of(name: str, function: Callable[..., None]) -> Any:
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command)(function)
-    return get_command(alone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -136,12 +137,17 @@ def load(name: str) -> Any:
     module, _, attribute = COMMANDS[name].place.partition(":")
     command = getattr(importlib.import_module(f"pipeline.cli.{module}"), attribute)
     if not isinstance(command, typer.Typer):
-        alone = typer.Typer(add_completion=False)
-        alone.command(name, cls=Command, hidden=COMMANDS[name].hidden)(command)
-        command = alone
-    loaded = get_command(command)
-    loaded.name = name
-    return loaded
+        return command_of(name, command, hidden=COMMANDS[name].hidden)
+    group = get_command(command)
+    group.name = name
+    return group
+
+
+def command_of(name: str, function: Callable[..., None], *, hidden: bool = False) -> Any:
+    """The command called ``name`` that ``function`` is."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, cls=Command, hidden=hidden)(function)
+    return get_command(alone)
 
 
 app = typer.Typer(
