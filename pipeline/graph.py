@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pipeline.extract.inputs import FeatureInputs
     from pipeline.params import Params
     from sightline.cache.record import Kind
-    from train.objectives import FeatureNeed
+    from train.objectives import ObjectiveParams
     from train.run_spec import RunSpec
 
 FEATURES = Path("data/features")
@@ -64,19 +64,9 @@ def phrase_tokens_folder(dataset: str, student: str) -> Path:
 CODE = Path("data/code")
 
 
-def code_file(system: str) -> Path:
-    """Digests of the source code that trains a system."""
-    return CODE / f"{system}.json"
-
-
-def task_code_file(task: str) -> Path:
-    """Digest of the source code that scores an evaluation task."""
-    return CODE / "tasks" / f"{task}.json"
-
-
-def dataset_code_file(kind: str) -> Path:
-    """Digests of the source code that draws data sets of a kind."""
-    return CODE / "datasets" / f"{kind}.json"
+def code_file(name: str) -> Path:
+    """Digests of source code: a system's, ``tasks/<task>``'s, or ``datasets/<kind>``'s."""
+    return CODE / f"{name}.json"
 
 
 def evaluation_file(task: str) -> Path:
@@ -103,7 +93,7 @@ def prepared(dataset: str) -> PreparedDataset:
     return PreparedDataset.open(dataset_folder(dataset))
 
 
-def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
+def feature_inputs(dataset: str, kind: Kind) -> FeatureInputs:
     """What a feature set of this kind over a data set is made of.
 
     Objects come from the stored cut-outs where these have them, else from their images.
@@ -114,15 +104,11 @@ def feature_inputs(params: Params, dataset: str, kind: Kind) -> FeatureInputs:
     from pipeline.extract.inputs import inputs_of
     from sightline.cache.feature_kind import feature_kind
 
+    data, stored = prepared(dataset), cutouts_folder(dataset)
     if feature_kind(kind).row_of != "object":
-        return inputs_of(kind, prepared(dataset))
-    stored = cutouts_folder(dataset)
-    return inputs_of(
-        kind,
-        prepared(dataset),
-        phrases=grounding_folder(dataset),
-        cutouts=stored if (stored / "set.json").is_file() else None,
-    )
+        return inputs_of(kind, data)
+    cutouts = stored if (stored / "set.json").is_file() else None
+    return inputs_of(kind, data, phrases=grounding_folder(dataset), cutouts=cutouts)
 
 
 def training_texts(params: Params) -> list[Path]:
@@ -146,7 +132,7 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     config = params.run(run)
     objective = make_objective(config.objective, config.parameters)
     needs = objective.features
-    _require_features_of_the_system(params, run, {_feature_set(need) for need in needs})
+    _require_features_of_the_system(params, run, _feature_sets(objective))
     pairs, student = params.graph.pairs, params.student.name
     has_pairs = pairs in params.joined or params.dataset(pairs).has_pairs
     reads_sentences = objective.trains_on_text and config.train.text_stream
@@ -169,18 +155,13 @@ def run_spec(params: Params, run: str, seed: int) -> RunSpec:
     )
 
 
-def _feature_set(need: FeatureNeed) -> str:
-    return f"{need.kind}/{need.encoder}"
-
-
 def _require_features_of_the_system(params: Params, run: str, read: set[str]) -> None:
     """Check that a run reads only the features its dvc.yaml stage depends on, the system's."""
     from train.objectives import make_objective
 
-    name = params.run(run).system
-    system = params.systems[name]
-    objective = make_objective(str(system.objective), system.parameters)
-    declared = {_feature_set(need) for need in objective.features}
+    config = params.run(run)
+    name, system = config.system, params.systems[config.system]
+    declared = _feature_sets(make_objective(config.objective, system.parameters))
     if more := sorted(read - declared):
         raise ParamsError(
             f"{FILE_NAME}: systems.{name}.runs.{run} reads {', '.join(more)}, and its system reads "
@@ -188,3 +169,7 @@ def _require_features_of_the_system(params: Params, run: str, read: set[str]) ->
             "teachers are another system: give it an entry under `systems` and a train stage in "
             "dvc.yaml"
         )
+
+
+def _feature_sets(objective: ObjectiveParams) -> set[str]:
+    return {f"{need.kind}/{need.encoder}" for need in objective.features}

@@ -98,7 +98,7 @@ def features(
     from pipeline.extract.runner import run
 
     config = params.encoder(kind, encoder)
-    inputs = graph.feature_inputs(params, dataset, kind)
+    inputs = graph.feature_inputs(dataset, kind)
     out = graph.features_folder(dataset, kind, encoder)
     if check:
         return encode_again(inputs, config, out, check, params.extract, params.machine)
@@ -178,25 +178,22 @@ def code(params: Params) -> str:
         objectives_of,
     )
 
-    systems = 0
-    for name, system in params.systems.items():
-        if not system.runs or system.objective is None:
-            continue
-        runs = [params.run(run) for run in system.runs]
-        objectives = {each for run in runs for each in objectives_of(run.objective, run.parameters)}
-        body = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(objectives)}
-        out = graph.code_file(name)
-        _write_json(out, body)
-        systems += 1
+    objectives: dict[str, set[str]] = {}
+    for run in params.runs.values():
+        names = objectives_of(run.objective, run.parameters)
+        objectives.setdefault(run.system, set()).update(names)
+    for name, trained_with in objectives.items():
+        body = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(trained_with)}
+        _write_json(graph.code_file(name), body)
     tasks = params.evaluation.tasks
     for name, entry in tasks.items():
         body = {"schema": CODE_SCHEMA, "task": name, "code": code_of_task(entry.task or name)}
-        _write_json(graph.task_code_file(name), body)
+        _write_json(graph.code_file(f"tasks/{name}"), body)
     drawn = {source.kind: source.drawn_by for source in params.datasets.values() if source.drawn_by}
     for kind, package in drawn.items():
         body = {"schema": CODE_SCHEMA, "kind": kind, "modules": code_of_package(package)}
-        _write_json(graph.dataset_code_file(kind), body)
-    return f"{graph.CODE}: {counted(systems, 'system')}, {counted(len(tasks), 'task')}"
+        _write_json(graph.code_file(f"datasets/{kind}"), body)
+    return f"{graph.CODE}: {counted(len(objectives), 'system')}, {counted(len(tasks), 'task')}"
 
 
 def _write_json(out: Path, body: dict[str, Any]) -> None:

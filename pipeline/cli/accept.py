@@ -19,8 +19,28 @@ def accept(
 
     Example: sightline accept mcse-clip
     """
-    from pipeline.accepted_code import accept_code
+    from pipeline import graph
     from pipeline.stages import load_here
+    from train.code_digest import code_of, objectives_of
+    from train.evaluate.evaluation import accept_code, accept_run, digest_of_run
+    from train.records import FILE_NAME
+    from train.run_folder import RunFolder
 
-    for line in accept_code(load_here(), runs or []):
-        print(line)
+    params = load_here()
+    for name in runs or params.runs:
+        run = params.run(name)
+        current = code_of(objectives_of(run.objective, run.parameters))
+        for seed in params.graph.seeds:
+            folder, scores = graph.run_folder(name, seed), graph.result_file(name, seed)
+            if not (folder / FILE_NAME).is_file():
+                print(f"{folder}: not trained yet")
+                continue
+            before = digest_of_run(folder)
+            if RunFolder(folder).accept(current):
+                print(f"{folder}: accepted")
+                if scores.is_file():
+                    accept_run(scores, folder, before)
+            else:
+                print(f"{folder}: the code that trained it has not changed")
+            if scores.is_file() and (tasks := accept_code(scores)):
+                print(f"{scores}: accepted for {', '.join(tasks)}")

@@ -432,5 +432,5 @@ def test_the_graph_reads_images_where_they_are(saved, tmp_path, monkeypatch):
     counts = {"loose": 2, "arrow": 8, "parquet": 3, "tar": 4, "two": 11, "three": 15, "all": 17}
     for name, count in counts.items():
         stages.prepare(params, name)
-        entries = graph.feature_inputs(params, name, "image").entries
+        entries = graph.feature_inputs(name, "image").entries
         assert len([load_image(entry.place, entry.key) for entry in entries]) == count

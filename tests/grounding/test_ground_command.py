@@ -136,13 +136,13 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(data)
     params = params_of(data, settings_of(data))
     stages.ground(params, "mine")
     (data.folder / "images").rename("away")
-    inputs = graph.feature_inputs(params, "mine", "object")
+    inputs = graph.feature_inputs("mine", "object")
     pictures = [entry.png for entry in inputs.stored.filled(inputs.entries)]
     assert len(pictures) > 0
     assert None not in pictures
     shutil.rmtree(graph.cutouts_folder("mine"))
     with pytest.raises(SightlineError, match="images are not here: there is no folder"):
-        graph.feature_inputs(params, "mine", "object")
+        graph.feature_inputs("mine", "object")
 
 
 def test_two_devices_ground_like_one(data):

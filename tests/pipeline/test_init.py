@@ -63,7 +63,7 @@ def test_a_new_folder_becomes_a_project(tmp_path, capsys):
 
 def test_scenes_depend_on_the_digest_of_what_draws_them():
     for source in configuration("scenes")["datasets"].values():
-        assert source["source"] == graph.dataset_code_file(source["kind"]).as_posix()
+        assert source["source"] == graph.code_file(f"datasets/{source['kind']}").as_posix()
 
 
 def test_what_is_there_is_kept(tmp_path, capsys):
