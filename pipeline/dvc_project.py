@@ -107,8 +107,9 @@ class Project:
         from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
 
         requested: list[Stage] = []
+        patterns = any(character in target for target in targets for character in "*?[")
         for target in targets or [PROJECT_FILE]:
-            stages = collect_stages(self._repo, [target], glob=_patterns(targets)) if target else []
+            stages = collect_stages(self._repo, [target], glob=patterns) if target else []
             if targets and not stages:  # DVC would run the whole graph
                 names = ", ".join(stage.addressing for stage in self._repo.index.stages)
                 raise SightlineError(
@@ -162,7 +163,11 @@ class Project:
                 if not is_made and not dep.exists:
                     missing.setdefault(str(dep), []).append(name)
         if missing:
-            lines = [f"{path}: is not here; {_some(names)}" for path, names in missing.items()]
+            lines = [
+                f"{path}: is not here; {first} "
+                + (f"and {len(others)} more need it" if others else "needs it")
+                for path, (first, *others) in missing.items()
+            ]
             remedy = f"put it there, or give its place in {FILE_NAME}; nothing was run"
             raise SightlineError("\n".join([*lines, remedy]))
 
@@ -203,12 +208,6 @@ class Project:
         return list(dict.fromkeys(paths))
 
 
-def _some(stages: Sequence[str]) -> str:
-    """Stages that need something, the first by name."""
-    verb = f" and {len(stages) - 1} more need it" if len(stages) > 1 else " needs it"
-    return stages[0] + verb
-
-
 def _beside(graph: DiGraph, stage: Stage) -> list[str]:
     """The commands of the stages that neither need ``stage`` nor are needed by it."""
     from networkx import ancestors, descendants
@@ -224,9 +223,8 @@ def _require_parameters_here(stages: Iterable[Stage]) -> None:
     for stage in stages:
         if "sightline stage " not in str(stage.cmd):
             continue
-        files = [
-            os.path.relpath(dep.fs_path) for dep in stage.deps if isinstance(dep, ParamsDependency)
-        ]
+        params = [dep.fs_path for dep in stage.deps if isinstance(dep, ParamsDependency)]
+        files = list(map(os.path.relpath, params))
         where, reads = os.path.relpath(stage.wdir), f"but `sightline stage` reads {FILE_NAME} here"
         if where != ".":
             raise SightlineError(
@@ -238,11 +236,6 @@ def _require_parameters_here(stages: Iterable[Stage]) -> None:
                 f"dvc.yaml: {stage.addressing} takes parameters from {files[0]}, {reads}; move "
                 "them there"
             )
-
-
-def _patterns(targets: Sequence[str]) -> bool:
-    """Whether some are patterns of names, as for `dvc repro --glob`."""
-    return any(character in target for target in targets for character in "*?[")
 
 
 @contextlib.contextmanager

@@ -386,6 +386,10 @@ class Params(Settings):
         """Configuration of a run."""
         return _named(self.runs, name, "systems", "run")
 
+    def task(self, name: str) -> EvaluationTask:
+        """An evaluation task."""
+        return _named(self.evaluation.tasks, name, "evaluation.tasks", "task")
+
 
 def _named(
     entries: Mapping[str, T], name: str, section: str, kind: str, further: Iterable[str] = ()

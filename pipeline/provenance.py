@@ -18,16 +18,13 @@ _NORMALISED = {
 }
 
 
-def licence_note(folder: Path) -> str:
-    """The licence of the data behind a set in the graph's folders, as far as known."""
-    match graph.below_features(folder):
-        case (dataset, *_):
-            return dataset_facts(graph.dataset_folder(dataset)).licence
-    return LICENCE_UNKNOWN
-
-
 def about(folder: Path, record: SetRecord) -> dict[str, Any]:
-    """How a set was made, its rows, size and licence, as a JSON object."""
+    """How a set was made, its rows, size and licence, as a JSON object.
+
+    The licence is that of its data set, known for sets in the graph's folders.
+    """
+    place = graph.below_features(folder)
+    licence = dataset_facts(graph.dataset_folder(place[0])).licence if place else LICENCE_UNKNOWN
     facts: dict[str, Any] = {"path": folder.as_posix(), "kind": record.spec.kind}
     if isinstance(record, FeatureSetRecord):
         spec, encoder = record.spec, record.spec.encoder
@@ -63,7 +60,7 @@ def about(folder: Path, record: SetRecord) -> dict[str, Any]:
         "provenance": str(record.provenance),
         "fingerprint": record.fingerprint,
         "content_digest": record.content_digest,
-        "licence": licence_note(folder),
+        "licence": licence,
     }
 
 

@@ -23,7 +23,6 @@ from sightline.devices import compute_with
 from sightline.errors import SightlineError
 from sightline.output import write_file
 from sightline.progress import phase_progress
-from sightline.settings import unknown
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -219,9 +218,6 @@ def train(
 
 def evaluation_data(params: Params, task: str) -> str:
     """Check the data of an evaluation task and record its digests; returns a one-line summary."""
-    if task not in params.evaluation.tasks:
-        tasks = params.evaluation.tasks
-        raise ParamsError(f"params.yaml: evaluation.tasks: {unknown(task, tasks, 'task')}")
     evaluation = _evaluation(params, [task])
     found = {name: measured.model_dump() for name, measured in evaluation.evaluated_on.items()}
     settings = evaluation.measured[task].settings
@@ -311,7 +307,7 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
     """Some of the tasks in params.yaml, with their data."""
     from train.evaluate.evaluation import Evaluation
 
-    settings = {name: params.evaluation.tasks[name].settings for name in names}
+    settings = {name: params.task(name).settings for name in names}
     return Evaluation.load(settings, "params.yaml: evaluation.tasks.")
 
 
@@ -324,8 +320,10 @@ def report(params: Params) -> Path:
 
     about, runs, out = params.report, params.runs, graph.REPORT
     files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
-    loaded = map(load_result, files)
-    results = [result.model_copy(update={"run": runs[result.run].label}) for result in loaded]
+    results = [
+        result.model_copy(update={"run": runs[result.run].label})
+        for result in map(load_result, files)
+    ]
     baseline, comparisons = runs[about.baseline].label, []
     if about.gain is not None:
         control = None if about.control is None else runs[about.control].label
@@ -350,10 +348,8 @@ def _photographs(
     """Photographs of the data set that an evaluation task reads, or why there are none."""
     from pipeline.grounding.page_pictures import photographs
 
-    if task not in params.evaluation.tasks:
-        return f"params.yaml has no evaluation task {task!r} any more"
     try:
-        data = PreparedDataset.open(params.evaluation.tasks[task].data)
+        data = PreparedDataset.open(params.task(task).data)
         return photographs(data.images_manifest, data.require_images(), image_ids, keys)
     except SightlineError as error:
         return str(error)
@@ -388,19 +384,17 @@ class Stage(NamedTuple):
 
 
 def _features_stage(kind: Kind) -> Stage:
-    def sets(dataset: str, encoder: str) -> list[Path]:
-        return [graph.features_folder(dataset, kind, encoder)]
-
-    return Stage(partial(features, kind), sets)
-
-
-def _sets_of_grounding(dataset: str) -> list[Path]:
-    return [graph.grounding_folder(dataset), graph.cutouts_folder(dataset)]
+    return Stage(
+        partial(features, kind),
+        lambda dataset, encoder: [graph.features_folder(dataset, kind, encoder)],
+    )
 
 
 STAGES: dict[str, Stage] = {
     "prepare": Stage(prepare),
-    "ground": Stage(ground, _sets_of_grounding),
+    "ground": Stage(
+        ground, lambda dataset: [graph.grounding_folder(dataset), graph.cutouts_folder(dataset)]
+    ),
     **{f"{kind}-features": _features_stage(kind) for kind in KINDS if kind != "teacher"},
     "teachers": _features_stage("teacher"),
     "tokens": Stage(tokens),
@@ -414,6 +408,12 @@ STAGES: dict[str, Stage] = {
 """By their names in dvc.yaml."""
 
 
+def stage_words(command: str) -> list[str]:
+    """The stage and the words of a `sightline stage` in dvc.yaml; empty for other commands."""
+    words = command.split()
+    return words[2:] if words[:2] == ["sightline", "stage"] else []
+
+
 def to_do(params: Params, command: str, needs: Sequence[str]) -> str:
     """How much a stage would do, which nothing has begun yet; empty if it cannot say.
 
@@ -421,14 +421,14 @@ def to_do(params: Params, command: str, needs: Sequence[str]) -> str:
         command: as in dvc.yaml.
         needs: the stages that it needs and that would run before it.
     """
-    words = command.split()
-    stage = STAGES.get(words[2]) if words[:2] == ["sightline", "stage"] else None
+    name, *words = stage_words(command) or [""]
+    stage = STAGES.get(name)
     if stage is None or "dry_run" not in stage.options:
         return ""
     if before := [name for name in needs if name != "code"]:
         return f"unknown until {', '.join(before)}"
     try:
-        return str(stage.run(params, *words[3:], dry_run=True))
+        return str(stage.run(params, *words, dry_run=True))
     except SightlineError as error:
         return str(error)
 

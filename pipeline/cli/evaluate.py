@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ from sightline.errors import SightlineError
 from sightline.settings import field_help
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
     from train.evaluate.models import EvaluatedModel
     from train.evaluate.results import RunResult
@@ -198,8 +198,9 @@ def _list_tasks(data: str | None, as_json: bool) -> None:
             "about": task.about,
             "needs": task.needs,
             "settings": {
-                key: about + (f" (default: {default})" if default is not None else "")
-                for key, about, default in _described(task.Settings)
+                key: about + _default_in_words(task.Settings.model_fields[key])
+                for key, about in field_help(task.Settings).items()
+                if key != "data" and about
             },
             "data": {where: _state(name, settings) for where, settings in places.items()},
         }
@@ -215,12 +216,8 @@ def _list_tasks(data: str | None, as_json: bool) -> None:
             print(f"    {where}: {state}")
 
 
-def _described(settings: type[BaseModel]) -> Iterator[tuple[str, str, Any]]:
-    """Name, help and default of every setting but `data`."""
-    for key, about in field_help(settings).items():
-        field = settings.model_fields[key]
-        if key != "data" and about:
-            yield key, about, None if field.is_required() else field.default
+def _default_in_words(field: FieldInfo) -> str:
+    return "" if field.is_required() or field.default is None else f" (default: {field.default})"
 
 
 def _state(name: str, settings: Mapping[str, Any]) -> str:

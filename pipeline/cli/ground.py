@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.model_options import checked, set_values, takes
+from pipeline.cli.model_options import from_words, set_values, takes
 from pipeline.cli.options import (
     DATA,
     DRY_RUN,
@@ -61,11 +61,7 @@ def ground(
     --grounder grounding-dino:IDEA-Research/grounding-dino-base --segmenter box --out objects/mine
     """
     from pipeline.grounding.ground import ground_dataset
-    from pipeline.grounding.settings import (
-        GrounderSettings,
-        GroundingSettings,
-        SegmenterSettings,
-    )
+    from pipeline.grounding.settings import GrounderSettings, GroundingSettings, SegmenterSettings
     from sightline.cache.groundings import grounding_counts
     from sightline.cache.prepared import PreparedDataset
 
@@ -74,7 +70,7 @@ def ground(
         *_family("segmenter", segmenter, SegmenterSettings),
         *set_,
     ]
-    grounding = checked(GroundingSettings, set_values(GroundingSettings, words))
+    grounding = from_words(GroundingSettings, {}, given=set_values(GroundingSettings, words))
     sets = [out, *filter(None, [cutouts])]
     if not dry_run and launched_workers(machine, worker, sets):
         return
@@ -99,9 +95,8 @@ def _family(key: str, word: str | None, base: type[FamilySettings]) -> list[str]
         return []
     family, _, what = word.partition(":")
     if family not in base.families:
-        raise typer.BadParameter(
-            unknown(family, base.families, base.families.what), param_hint=f"--{key}"
-        )
+        fault = unknown(family, base.families, base.families.what)
+        raise typer.BadParameter(fault, param_hint=f"--{key}")
     fields = base.families.subclass(family, base).model_fields
     named = next((name for name in ("model", "path") if name in fields), None)
     if what and named is None:

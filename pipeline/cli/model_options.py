@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from typer.models import OptionInfo
 
 from sightline.errors import SightlineError
-from sightline.settings import FamilySettings, explain, field_help
+from sightline.settings import FamilySettings, field_help
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -211,8 +211,8 @@ def set_values(model: type[BaseModel], words: Sequence[str]) -> dict[str, Any]:
     """The parameters of ``--set NAME=VALUE``, for a model that checks them.
 
     A VALUE is YAML, except where the model has text: there it is taken as it is (but for a list,
-    ``[a, b]``, where the model has one too). Dots lead into a
-    model within the model, such as ``rules.min_score=0.2``.
+    ``[a, b]``, where the model has one too). Dots lead into a model within the model, such as
+    ``rules.min_score=0.2``.
 
     Raises:
         typer.BadParameter: not NAME=VALUE, a name that appears twice, or not YAML.
@@ -261,14 +261,6 @@ def _value(arms: Sequence[Any], name: str, value: Any) -> Any:
         return parse_yaml(value)
     except ValueError as error:
         raise typer.BadParameter(f"{name}: {value!r} is not YAML", param_hint="--set") from error
-
-
-def checked(model: type[Model], values: Mapping[str, Any]) -> Model:
-    """``model`` with the values of ``--set``; misuse (exit code 2) if it refuses them."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise typer.BadParameter("; ".join(explain(error)), param_hint="--set") from error
 
 
 def about(model: type[BaseModel]) -> str:

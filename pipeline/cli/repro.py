@@ -87,7 +87,7 @@ def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
     """The jobs of this machine; ``threads`` and ``devices`` in params.yaml come first."""
     from pipeline.repro import Jobs
     from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
-    from pipeline.stages import LIGHT, STAGES
+    from pipeline.stages import LIGHT, STAGES, stage_words
     from sightline.hardware import cores
 
     machine = params.machine
@@ -108,16 +108,11 @@ def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
     dividing = {"evaluate"}
     if machine.starts_workers:
         dividing |= {name for name, stage in STAGES.items() if stage.sets}
-
-    def stage_of(command: str) -> str:
-        words = command.split()
-        return words[2] if words[:2] == ["sightline", "stage"] else ""
-
     share_of_one = {JOBS: "1"} | ({OMP: str(asked)} if asked else {})
     return Jobs(
         slots=[share_of_one | gpu_of(gpus, index) for index in range(count)],
         whole=whole,
-        alone=lambda command: stage_of(command) in dividing,
+        alone=lambda command: not dividing.isdisjoint(stage_words(command)[:1]),
         cores=0 if asked else cores(),
-        computes=lambda command: stage_of(command) not in LIGHT,
+        computes=lambda command: LIGHT.isdisjoint(stage_words(command)[:1]),
     )
