@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.configure import configuration, to_yaml
@@ -56,8 +56,8 @@ class NewProject:
         outdated: dvc.yaml is there, and is not that of this version of Sightline.
     """
 
-    made: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    made: list[str]
+    kept: list[str]
     outdated: bool = False
 
 
@@ -81,9 +81,15 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
     if folder.exists() and not folder.is_dir():
         raise SightlineError(f"{folder}: a file; give a folder for the project")
     folder.mkdir(parents=True, exist_ok=True)
-    project = NewProject()
-    _initialise_dvc(folder, project)
-    _ignore_what_lies_beside_runs(folder)
+    config = ".dvc/config"
+    project = NewProject([], [config])
+    if not (folder / ".dvc").is_dir():
+        _initialise_dvc(folder, config)
+        project = NewProject([config], [])
+    file = folder / ".dvcignore"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    if BESIDE_RUNS not in lines:  # `evaluate` depends on runs, not on locks and curves in there
+        write_bytes(file, "\n".join([*lines, BESIDE_RUNS, ""]).encode())
     graph = GRAPH.read_text(encoding="utf-8")
     for name, text in {
         ".dvc/plots/curves.json": PLOT.read_text(encoding="utf-8"),
@@ -92,17 +98,18 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
         FILE_NAME: params,
         "data/README.md": _DATA,
     }.items():
-        _write(folder, name, text, project)
+        if (folder / name).exists():
+            project.kept.append(name)
+            continue
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / name, text.encode())
+        project.made.append(name)
     project.outdated = (folder / GRAPH_FILE).read_text(encoding="utf-8") != graph
     return project
 
 
-def _initialise_dvc(folder: Path, project: NewProject) -> None:
-    """Make DVC's own files, unless the folder has them."""
-    config = ".dvc/config"
-    if (folder / ".dvc").is_dir():
-        project.kept.append(config)
-        return
+def _initialise_dvc(folder: Path, config: str) -> None:
+    """Make DVC's own files."""
     root = _git_root(folder)
     flag = "--no-scm" if root is None else "--subdir" if root != folder.resolve() else "--quiet"
     command = [sys.executable, "-P", "-m", "dvc", "init", "--quiet", flag]
@@ -113,15 +120,6 @@ def _initialise_dvc(folder: Path, project: NewProject) -> None:
     with (folder / config).open("a", encoding="utf-8") as file:
         file.write("" if root is None else "[core]\n")
         file.write("    analytics = false\n")
-    project.made.append(config)
-
-
-def _ignore_what_lies_beside_runs(folder: Path) -> None:
-    """The stage `evaluate` depends on ``runs``, but not on the locks and curves in there."""
-    file = folder / ".dvcignore"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    if BESIDE_RUNS not in lines:
-        write_bytes(file, "\n".join([*lines, BESIDE_RUNS, ""]).encode())
 
 
 def _git_root(folder: Path) -> Path | None:
@@ -139,12 +137,3 @@ def _git_root(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     return Path(found.stdout.rstrip("\n")).resolve()
-
-
-def _write(folder: Path, name: str, text: str, project: NewProject) -> None:
-    if (folder / name).exists():
-        project.kept.append(name)
-        return
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / name, text.encode())
-    project.made.append(name)

@@ -7,26 +7,23 @@ from typing import Annotated
 
 import typer
 
-_NAMES = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="NAME",
-        help="A configuration and parts that change it, in this order; omit to list them.",
-        show_default=False,
-    ),
-]
-_OUT = Annotated[Path, typer.Option("--out", help="Parameter file to write.")]
-_DIFF = Annotated[bool, typer.Option("--diff", help="Show what would change; write nothing.")]
-_OVERWRITE = Annotated[
-    bool, typer.Option("--overwrite", help="Replace a file that you have edited.")
-]
-
 
 def configure(
-    names: _NAMES = None,
-    out: _OUT = Path("params.yaml"),
-    diff: _DIFF = False,
-    overwrite: _OVERWRITE = False,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="A configuration and parts that change it, in this order; omit to list them.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Parameter file to write.")] = Path("params.yaml"),
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show what would change; write nothing.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that you have edited.")
+    ] = False,
 ) -> None:
     """Write params.yaml, the parameters of `dvc repro`, from configurations.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 from pipeline.cli.chosen import chosen_by_name
@@ -21,27 +20,23 @@ def _command(kind: str) -> Callable[..., None]:
     settings = Source.families.subclass(kind, Source)
 
     @takes("source", settings, panel="Data", given={"kind": kind})
-    def prepare(source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False) -> None:
-        _prepare(source, out, verify, as_json)
+    def command(source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False) -> None:
+        from pipeline.datasets.prepared_output import prepare
+        from sightline.progress import phase_progress
+
+        with phase_progress() as tell:
+            report = prepare(source, out, tell, verify=verify)
+        if as_json:
+            counts = {"counts": report.counts, "problem_counts": report.problem_counts}
+            print_json({**counts, "shards": report.shards} if report.shards else counts)
+            return
+        print(f"{out}: {report.summary()}")
+        if report.problems:
+            print(f"  all are listed in {out / 'dataset.json'}")
 
     example = settings.example or f"sightline prepare {kind} --out data/{kind}"
-    prepare.__doc__ = f"{about(settings)}\n\nExample: {example}"
-    return prepare
-
-
-def _prepare(source: Source, out: Path, verify: bool, as_json: bool) -> None:
-    from pipeline.datasets.prepared_output import prepare
-    from sightline.progress import phase_progress
-
-    with phase_progress() as tell:
-        report = prepare(source, out, tell, verify=verify)
-    if as_json:
-        counts = {"counts": report.counts, "problem_counts": report.problem_counts}
-        print_json({**counts, "shards": report.shards} if report.shards else counts)
-        return
-    print(f"{out}: {report.summary()}")
-    if report.problems:
-        print(f"  all are listed in {out / 'dataset.json'}")
+    command.__doc__ = f"{about(settings)}\n\nExample: {example}"
+    return command
 
 
 app = chosen_by_name(Source.families, _command)

@@ -15,8 +15,6 @@ from train.diagnose.settings import DiagnosisSettings
 if TYPE_CHECKING:
     from sightline.cache.prepared import PreparedDataset
 
-_PARAMS = Path("params.yaml")
-
 
 @takes(
     "chosen",
@@ -97,12 +95,12 @@ def _dataset_of(sets: list[Path]) -> PreparedDataset | None:
 def _configured(sets: list[Path]) -> DiagnosisSettings:
     """As the runs of params.yaml read ``sets``; the defaults where there is no such file."""
     from pipeline import graph
-    from pipeline.params import load_params
+    from pipeline.params import FILE_NAME, load_params
     from train.diagnose.settings import kdmcse_settings, settings_of_runs
 
-    if not _PARAMS.is_file() or not all(map(graph.below_features, sets)):
+    if not Path(FILE_NAME).is_file() or not all(map(graph.below_features, sets)):
         return kdmcse_settings()
-    params = load_params(_PARAMS)
+    params = load_params()
     objectives = {name: str(params.run(name).objective) for name in params.runs}
     seed = params.graph.seeds[0]
     settings = settings_of_runs(sets, objectives, lambda name: graph.run_spec(params, name, seed))
