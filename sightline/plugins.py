@@ -65,6 +65,13 @@ def expect_all(values: Any, kind: type[T], code: object, what: str) -> Sequence[
     return values
 
 
+def expect_count(values: Any, count: int, code: object, what: str, of: str) -> None:
+    """Check that a list, an array or a tensor has one entry for each of ``count`` others."""
+    found = len(values) if hasattr(values, "__len__") else values
+    if found != count:
+        raise wrong(code, what, found, f"one for each of {count} {of}")
+
+
 def expect_fields(value: object, code: object, kinds: Mapping[str, Any]) -> None:
     """Check attributes of an object: name → its class, or ``callable``."""
     for name, kind in kinds.items():

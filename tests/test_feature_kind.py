@@ -251,14 +251,36 @@ def test_an_encoder_that_cannot_hear_is_one_error(album, capsys):
         ('"code": "silent", ', "", "failed: found {'path': "),
         ("failed[key.tobytes()] = why", "failed[3] = why", "failed.3.[key]: found 3"),
         ("    return Encoding(", "    return Encoding({}, lambda *_: 3) or (", "returns: found 3"),
+        (
+            '"all of it"}, compute',
+            '"all of it"}, compute, lengths=np.ones(3, int)',
+            "`lengths` of what it makes: found 3 (int), expected one for each of 4 keys",
+        ),
     ],
 )
 def test_a_result_that_is_none_is_the_packages_mistake(album, hearing, capsys, old, new, message):
     np.save(next(Path("clips").iterdir()), np.zeros(0, np.float32))
+    refuses(capsys, hearing, old, new, message, "hearing.encode_clips")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("clips[row] for row in rows", "clips[row] for row in rows[1:]", "entries: found 3 (int)"),
+        ("Entries(data.image_keys", "Entries(data.image_keys[:, :8]", "entries, keys: found ('u"),
+        ("in rows])", "in rows], data.image_keys[1:])", "entries, groups: found ('uint8', (3, 32"),
+    ],
+)
+def test_entries_that_are_not_one_a_key_are_its_mistake(album, hearing, capsys, old, new, message):
+    refuses(capsys, hearing, old, new, message, "hearing.read_clips")
+
+
+def refuses(capsys, hearing: Path, old: str, new: str, message: str, function: str) -> None:
+    """Extract with a package that was edited, and see that it is told of its mistake."""
     source = (hearing / "hearing.py").read_text()
     assert old in source
     (hearing / "hearing.py").write_text(source.replace(old, new))
     said = refused(capsys, *AUDIO[:-1])
     assert message in said
-    assert "hearing.encode_clips" in said
+    assert function in said
     assert "fix the package 'hearing'" in said

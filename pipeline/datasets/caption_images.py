@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.datasets.captions import Captions
+from pipeline.datasets.captions import Captions, check_captions
 from pipeline.datasets.manifests import write_captioned
-from pipeline.datasets.source import DatasetError, PrepareReport, split_name
+from pipeline.datasets.source import DatasetError, PrepareReport, Source, split_name
 from sightline.cache.manifest import CAPTIONS
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile
 
@@ -63,6 +63,8 @@ def write_pairs(
         DatasetError: duplicate caption ids, no caption matches an image, an image is in two
             splits, or as `write_captioned`.
     """
+    if report.kind not in Source.families.own:
+        check_captions(captions, Source.families.subclass(report.kind, Source))
     paths = images["image_id"].to_pylist()
     names = ImageNames(paths, root)
     if captions.listed is not None:

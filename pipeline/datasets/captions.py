@@ -11,8 +11,9 @@ from typing import Annotated, NotRequired
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from pipeline.datasets.source import DatasetError, split_name
+from pipeline.datasets.source import DatasetError, Source, split_name
 from sightline.outside_tables import QUOTED, SUFFIXES
+from sightline.plugins import expect_count, expect_valid
 from sightline.user_files import (
     Identifier,
     Name,
@@ -104,6 +105,15 @@ class Captions:
     not_read: list[str] = field(default_factory=list)
     problems: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     other_splits: int = 0
+
+
+def check_captions(captions: Captions, source: type[Source]) -> None:
+    """Check what a ``source`` of another package says of its captions."""
+    expect_valid(captions, Captions, source, "captions")
+    for name in ("images", "numbers", "ids", "splits", "lines"):
+        if name == "images" or getattr(captions, name):
+            of_texts = getattr(captions, name)
+            expect_count(of_texts, len(captions.texts), source, f"captions, {name}", "texts")
 
 
 def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:

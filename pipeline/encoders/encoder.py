@@ -16,10 +16,10 @@ from sightline.cache.record import EncoderRecord
 from sightline.plugins import (
     expect,
     expect_array,
+    expect_count,
     expect_fields,
     expect_json,
     expect_valid,
-    wrong,
 )
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     def checked_lengths(texts: Sequence[str]) -> list[int]:
         lengths, what = encoder.lengths(texts), "`lengths` of what it makes"
         expect_valid(lengths, list[_Positive], builder, what)
-        if len(lengths) != len(texts):
-            raise wrong(builder, what, lengths, f"one for each of {len(texts)} texts")
+        expect_count(lengths, len(texts), builder, what, "texts")
         return lengths
 
     return replace(encoder, encode=checked, lengths=checked_lengths)

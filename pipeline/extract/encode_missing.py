@@ -29,7 +29,7 @@ from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
 from sightline.places import required_location
-from sightline.plugins import expect, expect_valid, wrong
+from sightline.plugins import expect, expect_count, expect_valid, wrong
 from sightline.user_files import short
 from sightline.wording import counted
 
@@ -163,7 +163,9 @@ class ToEncode:
 
     def entries(self, rows: NDArray[np.int64]) -> list[Any]:
         """The entries of some of the `keys`."""
-        return self.inputs.entries.take(self.places[rows])
+        entries, kind = self.inputs.entries.take(self.places[rows]), feature_kind(self.inputs.kind)
+        expect_count(entries, len(rows), kind.function(kind.read), "entries", "keys")
+        return entries
 
     def name_of(self, key: bytes) -> str:
         """The place of a key's entry; the beginning of a text."""
@@ -203,6 +205,9 @@ def feature_job(
     task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct, service)
     encode = kind.function(kind.encode)
     encoding = expect(encode(task), Encoding, encode, "it")
+    for name, of_keys in (("groups", encoding.groups), ("lengths", encoding.lengths)):
+        if of_keys is not None:
+            expect_count(of_keys, len(keys), encode, f"`{name}` of what it makes", "keys")
     spec = FeatureSpec(
         kind=inputs.kind,
         encoder=encoder.identity,

@@ -27,7 +27,7 @@ from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import read_sentence_lines
 from sightline.places import base_of, here, joined, shown
-from sightline.plugins import expect
+from sightline.plugins import expect, expect_array
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -154,7 +154,11 @@ def inputs_of(
             f"features of kind {kind} take no {' and no '.join(unused)}; leave that out"
         )
     inputs = read(kind, data, **{name: options[name] for name in options if name in parameters})
-    return expect(inputs, FeatureInputs, read, "it")
+    entries = expect(inputs, FeatureInputs, read, "it").entries
+    for name, keys in (("keys", entries.keys), ("groups", entries.groups)):
+        if name == "keys" or keys is not None:
+            expect_array(keys, "uint8", (len(entries), 32), read, f"entries, {name}")
+    return inputs
 
 
 def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:

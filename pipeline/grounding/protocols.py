@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pydantic import NonNegativeInt
 
 from pipeline.extract.decode import ImageError
-from sightline.plugins import expect, expect_all, expect_array, expect_valid, wrong
+from sightline.plugins import expect, expect_all, expect_array, expect_count, expect_valid, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,8 +170,7 @@ def checked_answers(
         SightlineError: they are not one for each, or none that the rest can use; names the package.
     """
     checked = expect_all(answers, tuple, grounder, "ground")
-    if len(checked) != len(captions):
-        raise wrong(grounder, "ground", len(checked), f"{len(captions)} answers, one a caption")
+    expect_count(checked, len(captions), grounder, "ground, answers", "captions")
     for caption, answer in zip(captions, checked, strict=True):
         if len(answer) != 2:
             raise wrong(grounder, "an answer of ground", answer, "(phrases, drops)")
@@ -189,8 +188,7 @@ def checked_answers(
                 raise wrong(grounder, "boxes and scores", phrase.boxes.device, "them on the CPU")
             if phrase.masks is not None:
                 masks = expect(phrase.masks, type(phrase.boxes), grounder, "masks")
-                if len(masks) != count:
-                    raise wrong(grounder, "masks", len(masks), f"one for each of {count} boxes")
+                expect_count(masks, count, grounder, "masks", "boxes")
         for drop in expect_all(answer[1], Dropped, grounder, "drops of an answer"):
             expect_valid(drop, Dropped, grounder, "a drop")
     return list(checked)
