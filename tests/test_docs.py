@@ -21,7 +21,7 @@ from train.report.published import every_row
 CODE = [path for room in ("pipeline", "sightline", "train") for path in (ROOT / room).rglob("*.py")]
 OF_A_PACKAGE = tuple(  # of docs/extending.md; tests/test_extending.py runs them
     f"sightline {words} "
-    for words in ("prepare sidecar", "prepare lake", "train hardest", "train slow")
+    for words in ("prepare sidecar", "prepare lake", "train hardest", "train slow", "train triplet")
 )
 SHOWN = sorted(
     command

@@ -42,6 +42,7 @@ from sightline.cache import (
     key_of_file,
     verify,
 )
+from sightline.cache.feature_kind import KINDS
 from sightline.cache.groundings import read_phrases
 from sightline.cache.manifest import read_manifest
 from sightline.cache.rle import decode_mask
@@ -65,6 +66,7 @@ REGISTRIES = {
         OBJECTIVES,
         TRACKERS,
         TASKS,
+        KINDS,
     )
 }
 COLOURS = ("red", "blue", "green", "round")
@@ -177,8 +179,10 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
         "tokens --data",
         "train hardest",
         "train slow",
+        "train triplet",
         "train slow",
         "evaluate odd-one-out",
+        "extract brightness",
     ]
 
     album = json.loads((clone / "data/datasets/album/dataset.json").read_text())
@@ -226,6 +230,13 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
     assert summary["objective"] == "hardest"
     assert summary["parameters"]["margin"] == 0.2
     assert "VSE++" in (clone / "runs/hardest/model/README.md").read_text()
+
+    logged = json.loads((clone / "runs/triplet/run.json").read_text())["log"]
+    assert {"loss_text", "loss_triplet"} <= logged[0].keys()
+    levels = FeatureSet.open(clone / "features/brightness")
+    grey = np.asarray(Image.open(picture).convert("L"))
+    expected = np.histogram(grey, 8, (0, 256))[0] / grey.size
+    np.testing.assert_allclose(levels.take([key_of_file(picture)])[0], expected, atol=1e-3)
 
     (score,) = json.loads((clone / "runs/watched/run.json").read_text())["log"][1:]
     assert (clone / "runs/watched.run/diary/diary.txt").read_text().splitlines() == [
