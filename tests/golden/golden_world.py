@@ -209,7 +209,7 @@ class World:
             EncoderConfig.model_validate(encoder),
             self.root / "features" / name,
             kind,
-            phrases=self.root / "grounding" / ANNOTATED,
+            phrases=self.root / "grounding" / ANNOTATED if kind == "object" else None,
             device=device,
             workers=0,
             settings=ExtractSettings(

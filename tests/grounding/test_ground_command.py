@@ -137,7 +137,7 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(data)
     stages.ground(params, "mine")
     (data.folder / "images").rename("away")
     inputs = graph.feature_inputs("mine", "object")
-    pictures = [entry.png for entry in inputs.stored.filled(inputs.entries)]
+    pictures = [entry.png for entry in inputs.entries]
     assert len(pictures) > 0
     assert None not in pictures
     shutil.rmtree(graph.cutouts_folder("mine"))

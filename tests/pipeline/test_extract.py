@@ -318,7 +318,7 @@ def test_a_dry_run_of_a_folder_without_images_is_the_error_of_the_command(fails,
 
 def test_figures_for_reading():
     assert [in_bytes(each) for each in (0, 999, 1_000, 2.5e6, 3e9, 7.25e15)] == [
-        *("0 bytes", "999 bytes", "1.0 kB", "2.5 MB", "3.0 GB", "7,250.0 TB"),
+        *("0 bytes", "999 bytes", "1.0 kB", "2.5 MB", "3.0 GB", "7.2 PB"),
     ]
 
 
