@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import distributions
+from inspect import isfunction, signature
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -34,13 +35,21 @@ def wrong(code: object, what: str, found: object, expected: str) -> SightlineErr
         code: an object, a class or a function of that package.
         what: was given, such as ``build_image``.
     """
+    return _fault(code, f"{what}: found {short(found)} ({type(found).__name__})", expected)
+
+
+def _fault(code: object, what: str, expected: str) -> SightlineError:
     named = code if hasattr(code, "__qualname__") else type(code)
-    module, name = named.__module__, getattr(named, "__qualname__", "")
     return SightlineError(
-        f"{module}.{name}: {what}: found {short(found)} ({type(found).__name__}), expected "
-        f"{expected}; fix the package {module.partition('.')[0]!r} (docs/extending.md), or "
-        "uninstall it"
+        f"{named.__module__}.{getattr(named, '__qualname__', '')}: {what}, expected {expected}; "
+        f"fix the package {package_of(code)!r} (docs/extending.md), or uninstall it"
     )
+
+
+def package_of(code: object) -> str:
+    """The package of an object, a class or a function."""
+    named = code if hasattr(code, "__module__") else type(code)
+    return named.__module__.partition(".")[0]
 
 
 def expect(value: Any, kind: type[T], code: object, what: str) -> T:
@@ -56,6 +65,27 @@ def expect_class(found: object, base: type, code: object, what: str) -> None:
         raise wrong(code, what, found, f"a subclass of {base.__module__}.{base.__name__}")
 
 
+def expect_takes(function: Any, arguments: Sequence[str], code: object, what: str) -> None:
+    """Check that a function can be called with these arguments, given by position."""
+    try:
+        parameters = signature(function)
+    except (TypeError, ValueError):  # of a builtin it is not known
+        return
+    try:
+        parameters.bind(*arguments)
+    except TypeError:
+        taken = ", ".join(map(str, parameters.parameters))
+        raise _fault(code, f"{what}: takes ({taken})", f"({', '.join(arguments)})") from None
+
+
+def expect_methods(kind: type, base: type) -> None:
+    """Check that a class takes in each method what its ``base``, or the protocol, says."""
+    for name, method in vars(base).items():
+        public = not name.startswith("_") or name in getattr(base, "__abstractmethods__", ())
+        if public and isfunction(method) and isfunction(own := getattr(kind, name, None)):
+            expect_takes(own, [*signature(method).parameters], kind, name)
+
+
 def expect_all(values: Any, kind: type[T], code: object, what: str) -> Sequence[T]:
     """``values``, if they are a list or tuple of ``kind``."""
     if not isinstance(values, list | tuple):
@@ -67,9 +97,8 @@ def expect_all(values: Any, kind: type[T], code: object, what: str) -> Sequence[
 
 def expect_count(values: Any, count: int, code: object, what: str, of: str) -> None:
     """Check that a list, an array or a tensor has one entry for each of ``count`` others."""
-    found = len(values) if hasattr(values, "__len__") else values
-    if found != count:
-        raise wrong(code, what, found, f"one for each of {count} {of}")
+    if len(values) != count:
+        raise wrong(code, what, len(values), f"one for each of {count} {of}")
 
 
 def expect_fields(value: object, code: object, kinds: Mapping[str, Any]) -> None:
@@ -92,6 +121,15 @@ def expect_valid(value: Any, kind: Any, code: object, what: str) -> None:
         fault = error.errors()[0]
         place = "".join(f".{name}" for name in fault["loc"][1:])
         raise wrong(code, what + place, fault["input"], fault["msg"]) from error
+
+
+def summary_of(error: Exception) -> str:
+    """An error of any library, on one line."""
+    if not isinstance(error, ValidationError):
+        return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    fault = error.errors()[0]
+    place = ".".join(map(str, (error.title, *fault["loc"])))
+    return f"{place}: {fault['msg']}; found {short(fault['input'])}"
 
 
 @lru_cache(maxsize=64)

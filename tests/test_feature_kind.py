@@ -251,6 +251,8 @@ def test_an_encoder_that_cannot_hear_is_one_error(album, capsys):
         ('"code": "silent", ', "", "failed: found {'path': "),
         ("failed[key.tobytes()] = why", "failed[3] = why", "failed.3.[key]: found 3"),
         ("    return Encoding(", "    return Encoding({}, lambda *_: 3) or (", "returns: found 3"),
+        ("encode_clips(task)", "encode_clips()", "it: takes (), expected (task)"),
+        ("compute(batches, advance)", "compute(batches)", "makes: takes (batches), expected (batc"),
         (
             '"all of it"}, compute',
             '"all of it"}, compute, lengths=np.ones(3, int)',
@@ -266,6 +268,7 @@ def test_a_result_that_is_none_is_the_packages_mistake(album, hearing, capsys, o
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("read_clips(kind, data)", "read_clips(kind)", "it: takes (kind), expected (kind, data)"),
         ("clips[row] for row in rows", "clips[row] for row in rows[1:]", "entries: found 3 (int)"),
         ("Entries(data.image_keys", "Entries(data.image_keys[:, :8]", "entries, keys: found ('u"),
         ("in rows])", "in rows], data.image_keys[1:])", "entries, groups: found ('uint8', (3, 32"),

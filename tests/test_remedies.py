@@ -120,6 +120,8 @@ ELSEWHERE = {
     "test_features_beyond_float16_name_their_images_and_what_stores_them",
     "{}: {}; {}convert it: `{}`": "tests/test_encodings.py::"
     "test_the_command_that_is_shown_makes_the_text",
+    "ask again for the failed ones alone, with --retry-failed": "tests/test_services.py::"
+    "test_a_useless_answer_costs_its_image_alone",
     "put back what is missing and rerun with --retry-failed": "tests/pipeline/test_extract.py::"
     "test_a_missing_file_is_put_back_and_asked_for_again",
     "with its `task`": "tests/evaluate/test_score.py::"
@@ -158,6 +160,7 @@ READ = {
     "but its `name` is {}; fix that package": "a package of others",
     "make the tokens of their data set too": "a package of others",
     "`{}` of what it makes": "no remedy",
+    "`encode` of what it makes": "no remedy",
     "Why `sightline repro` cannot run here": "no message",
     "project, which `sightline init FOLDER` makes": "tests/pipeline/test_init.py makes one",
     "fix or remove these files": "whatever damaged them",

@@ -264,6 +264,10 @@ def test_a_useless_answer_costs_its_image_alone(server, site, data, tmp_path, ca
     more = ("--max-failed", "0.5")
     assert sightline(*words(server, data, tmp_path / "out", *more)) == 0
     assert "1 failed" in capsys.readouterr().out
+    assert sightline(*words(server, data, tmp_path / "out")) == 1
+    assert (
+        "Ask again for the failed ones alone, with --retry-failed, or " in capsys.readouterr().err
+    )
     server.asked.clear()
     assert sightline(*words(server, data, tmp_path / "out", *more)) == 0
     assert not server.asked

@@ -32,7 +32,7 @@ from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, Student
-from train.objectives.modules.objective import statistics_of
+from train.objectives.modules.objective import outside_packages, statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import LOOP_FILE, MODEL_FILE, RunFolder
@@ -345,6 +345,10 @@ class Loop:
         culprits = [name for name in bad if name != TOTAL] or bad
         terms = ", ".join(f"{name} is {values[name]}" for name in culprits)
         remedy = "Lower the learning rate"
+        if packages := outside_packages(self._model.objective):
+            remedy = (
+                f"Fix the loss of the package {', '.join(packages)}, or lower the learning rate"
+            )
         if self._model.precision != "fp32":
             remedy += ", or train with `--precision fp32`"
         return NonFiniteLoss(

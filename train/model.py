@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from sightline import devices
 from sightline.devices import TrainPrecision, to_device
 from sightline.errors import SightlineError
-from sightline.plugins import expect, wrong
+from sightline.plugins import wrong
 from sightline.pooling import pool
 from train.batch import Batch, Blocks, TokenRows, TokenSpans
-from train.objectives.modules.objective import Embeddings, Objective
+from train.objectives.modules.objective import Embeddings, module_of, terms_of
 from train.objectives.parameters import ObjectiveParams
 from train.run_spec import TrainedPooling
 
@@ -67,8 +67,8 @@ class Student(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.width = int(encoder.config.hidden_size)
-        built: Objective[Any] = objective.build(self.width, dims)
-        self.objective = expect(built, Objective, objective, "build")
+        self.objective = module_of(objective, self.width, dims)
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self.pooling: TrainedPooling = pooling
         self.precision: TrainPrecision = precision
         self._forward = _compiled(self._encoded) if compiled else self._encoded
@@ -79,12 +79,7 @@ class Student(nn.Module):
         Args:
             embeddings: of each block of the batch, as `embed` returns them.
         """
-        terms = self.objective(batch, embeddings)
-        weights = self.objective.params.weights
-        for name, term in expect(terms, dict, self.objective, "forward").items():
-            if name not in weights or getattr(term, "shape", None) != ():
-                expected = f"scalars named {', '.join(weights)}"
-                raise wrong(self.objective, f"forward, {name}", term, expected)
+        terms, weights = terms_of(self.objective, batch, embeddings), self.objective.params.weights
         if not terms:
             raise wrong(self.objective, "forward", terms, f"terms of a batch of {batch.stream}")
         total: Any = sum(weights[name] * term for name, term in terms.items())
@@ -97,6 +92,7 @@ class Student(nn.Module):
         if any(id(weight) in trained for weight in self.objective.parameters()):
             expected = "copies of its modules: `copy.deepcopy`, or its method `encode`"
             raise wrong(self.objective, "start", self, expected)
+        self._shapes = {name: tuple(value.shape) for name, value in self.kept().items()}
 
     def kept(self) -> dict[str, Tensor]:
         """What a checkpoint holds: all of the objective, and what changes of the encoder.
@@ -111,21 +107,33 @@ class Student(nn.Module):
             fixed = isinstance(value, nn.Parameter) and not value.requires_grad
             if name.startswith("objective.") or not fixed:
                 kept.setdefault(id(value), (name, value))
-        return {name: value.detach() for name, value in kept.values()}
+        tensors = {name: value.detach() for name, value in kept.values()}
+        if self._shapes:
+            self._expect_shapes("after_step", tensors, "", self._shapes)
+        return tensors
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from what `kept` was."""
         own = self.kept()
-        there, here = (
-            {name: tuple(v.shape) for name, v in each.items()} for each in (tensors, own)
-        )
-        if there != here:
-            name = min(dict(there.items() ^ here.items()))
-            found = f"{name} {list(there.get(name, ()))} in its checkpoint"
-            raise wrong(self.objective, "start", found, f"{name} {list(here.get(name, ()))}")
+        here = {name: tuple(value.shape) for name, value in own.items()}
+        self._expect_shapes("start", tensors, " in its checkpoint", here)
         with torch.no_grad():
             for name, value in own.items():
                 value.copy_(tensors[name])
+
+    def _expect_shapes(
+        self,
+        method: str,
+        tensors: Mapping[str, Tensor],
+        where: str,
+        shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """Refuse an objective whose ``method`` left tensors of other names or shapes."""
+        found = {name: tuple(value.shape) for name, value in tensors.items()}
+        if found != shapes:
+            name = min(dict(found.items() ^ shapes.items()))
+            text, expected = (f"{name} {[*each.get(name, ())]}" for each in (found, shapes))
+            raise wrong(self.objective, method, text + where, expected)
 
     def embed(self, blocks: Blocks) -> dict[str, Tensor]:
         """Two dropout views of the rows of every block, in their order.

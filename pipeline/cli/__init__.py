@@ -75,9 +75,9 @@ def _unforeseen(error: Exception) -> str:
     import tempfile
     import traceback
 
-    from sightline.plugins import to_blame
+    from sightline.plugins import summary_of, to_blame
 
-    what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    what = summary_of(error)
     package, own = to_blame(error)
     fault = f"is a fault of the package {package!r}" if own else "is a bug in Sightline"
     if package and not own:

@@ -19,7 +19,9 @@ from sightline.plugins import (
     expect_count,
     expect_fields,
     expect_json,
+    expect_takes,
     expect_valid,
+    wrong,
 )
 
 if TYPE_CHECKING:
@@ -65,15 +67,24 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     expect_valid(concurrency, _Positive | None, builder, "`concurrency` of what it makes")
     if method not in ("build_image", "build_text"):
         return encoder
+    import torch
+
+    arguments = ["images"] if method == "build_image" else ["texts", "length"]
+    expect_takes(encoder.encode, arguments, builder, "`encode` of what it makes")
     encode, dim = encoder.encode, encoder.dim
 
     def checked(inputs: Sequence[Any] | Tensor, *length: int) -> Tensor:
-        rows = encode(inputs, *length)
+        rows = expect(encode(inputs, *length), torch.Tensor, builder, "`encode` of what it makes")
+        if rows.requires_grad:
+            expected = "rows without a gradient (`torch.inference_mode`)"
+            raise wrong(builder, "`encode` of what it makes", rows, expected)
         expect_array(rows, "float32", (len(inputs), dim), builder, "`encode` of what it makes")
         return rows
 
     if method == "build_image":
         return replace(encoder, encode=checked)
+
+    expect_takes(encoder.lengths, ["texts"], builder, "`lengths` of what it makes")
 
     def checked_lengths(texts: Sequence[str]) -> list[int]:
         lengths, what = encoder.lengths(texts), "`lengths` of what it makes"

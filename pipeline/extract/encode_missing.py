@@ -29,7 +29,7 @@ from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
 from sightline.places import required_location
-from sightline.plugins import expect, expect_count, expect_valid, wrong
+from sightline.plugins import expect, expect_count, expect_takes, expect_valid, wrong
 from sightline.user_files import short
 from sightline.wording import counted
 
@@ -110,6 +110,7 @@ def extract_job(
         )
     needs_device = config.needs_device
     device = use_device(machine.device) if needs_device else pick_device("cpu")
+    expect_takes(build, ["device", "precision"], build, "it")
     encoder = checked_encoder(build(device, settings.precision), build, kind.builder)
     job = feature_job(inputs, encoder, out, settings, machine.workers)
     return replace(job, needs_device=needs_device)
@@ -204,7 +205,9 @@ def feature_job(
     service = Service(at_once) if at_once else None
     task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct, service)
     encode = kind.function(kind.encode)
+    expect_takes(encode, ["task"], encode, "it")
     encoding = expect(encode(task), Encoding, encode, "it")
+    expect_takes(encoding.compute, ["batches", "advance"], encode, "`compute` of what it makes")
     for name, of_keys in (("groups", encoding.groups), ("lengths", encoding.lengths)):
         if of_keys is not None:
             expect_count(of_keys, len(keys), encode, f"`{name}` of what it makes", "keys")

@@ -27,12 +27,13 @@ def named_failures(writer: SetWriter) -> tuple[str, ...]:
 
 
 def check_failures(
-    summary: SetSummary, total: int, max_failed: float, codes: Collection[str]
+    summary: SetSummary, total: int, max_failed: float, codes: Collection[str], *, asked: bool
 ) -> None:
     """Raise SightlineError, with examples, if more failed than ``max_failed`` allows, or all did.
 
     Args:
         codes: of the failures, for what to do about them.
+        asked: a service was asked, which may answer otherwise the next time.
     """
     out, unit, failed = summary.folder, summary.unit, summary.failed
     if not total:
@@ -47,6 +48,8 @@ def check_failures(
     remedies: list[str] = []
     if absent := _ABSENT.intersection(codes):
         remedies.append("put back what is missing and rerun with --retry-failed")
+    if asked:
+        remedies.append("ask again for the failed ones alone, with --retry-failed")
     if set(codes) - absent - {NOT_FINITE} or not codes:
         remedies.append(
             "fix or remove these files (and rerun `sightline prepare` for a prepared data set)"

@@ -29,7 +29,7 @@ from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
 from sightline.places import here
-from sightline.plugins import expect_fields, expect_json
+from sightline.plugins import expect_fields, expect_json, expect_methods
 from sightline.settings import explain
 from sightline.wording import counted
 
@@ -96,8 +96,10 @@ def ground_dataset(
     grounder = grounding.grounder.build(device, settings.precision)
     segmenter = grounding.segmenter.build(device, settings.precision)
     expect_fields(grounder, grounding.grounder, {**PART, "ground": callable})
+    expect_methods(type(grounder), Grounder)
     if segmenter is not None:
         expect_fields(segmenter, grounding.segmenter, {**PART, "segment": callable})
+        expect_methods(type(segmenter), Segmenter)
     remarks: list[str] = []
     if units and isinstance(grounder, BoxTable):
         remarks = grounder.match(units, masks=segmenter is None)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sightline.errors import SightlineError
-from sightline.plugins import expect_all, expect_class, expect_json, expect_valid
+from sightline.plugins import expect, expect_all, expect_class, expect_json, expect_valid
 from sightline.settings import Registry, Settings, explain
 from train.evaluate.results import EvaluationSet, TaskResult
 
@@ -161,6 +161,8 @@ def unlike_published(
 def task_class(name: str) -> type[Task[Any]]:
     """The task of that name."""
     kind = TASKS.subclass(name, Task)
+    for attribute in ("about", "needs", "title"):
+        expect(getattr(kind, attribute, None), str, kind, attribute)
     expect_class(getattr(kind, "Settings", None), TaskSettings, kind, "Settings")
     return kind
 

@@ -7,12 +7,14 @@ heavy is loaded; they build the module that is trained (`train.objectives.module
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.cache.feature_kind import KINDS
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
-from sightline.plugins import expect, expect_all, expect_json, expect_valid
-from sightline.settings import Registry, explain
+from sightline.plugins import expect, expect_all, expect_json, expect_valid, wrong
+from sightline.settings import Registry, explain, flatten
 
 if TYPE_CHECKING:
     from train.objectives.modules.objective import (
@@ -88,8 +90,15 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> ObjectiveParams:
             expect(getattr(objective, attribute, None), str, objective, attribute)
         features = expect_all(objective.features, FeatureNeed, objective, "features")
         expect_valid(list(features), list[FeatureNeed], objective, "features")
+        for need in features:
+            if need.kind not in KINDS:
+                expected = f"one of {', '.join(KINDS)}"
+                raise wrong(objective, "features, kind", need.kind, expected)
         expect_valid(objective.weights, dict[str, float], objective, "weights")
-        expect_json(objective.describe(), objective, "describe")
+        fields = flatten(expect_json(objective.describe(), objective, "describe"))
+        expect_valid(objective.files, Mapping[str, Path], objective, "files")
+        if unknown := objective.files.keys() - fields:
+            raise wrong(objective, "files", min(unknown), f"one of {', '.join(fields)}")
         return objective
     except ValidationError as error:
         raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error

@@ -24,7 +24,7 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.errors import SightlineError
 from sightline.settings import Settings
 from train.objectives.parameters import FeatureNeed, ObjectiveParams
-from train.rows import SecondTexts, StreamRows
+from train.rows import SecondTexts, StreamRows, order_of, second_texts_of
 
 if TYPE_CHECKING:
     from train.objectives.modules.combined import Combined
@@ -136,7 +136,7 @@ class CombinedParams(ObjectiveParams):
     def second_texts(self, rows: StreamRows) -> dict[str, SecondTexts]:
         blocks: dict[str, SecondTexts] = {}
         for name, part in self.objectives.items():
-            brought = part.second_texts(rows)
+            brought = second_texts_of(part, rows)
             if twice := blocks.keys() & brought.keys():
                 raise SightlineError(
                     f"objective combined: parts.{name} brings {', '.join(sorted(twice))}, which "
@@ -150,7 +150,7 @@ class CombinedParams(ObjectiveParams):
         orders = {
             name: order
             for name, part in self.objectives.items()
-            if (order := part.order(rows, pass_number, seed)) is not None
+            if (order := order_of(part, rows, seed, pass_number)) is not None
         }
         if len(orders) > 1:
             raise SightlineError(

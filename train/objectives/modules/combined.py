@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from sightline.plugins import expect
 from train.batch import Batch
 from train.objectives.combined import CombinedParams
-from train.objectives.modules.objective import Embeddings, Objective, statistics_of, warnings_of
+from train.objectives.modules.objective import (
+    Embeddings,
+    Objective,
+    module_of,
+    statistics_of,
+    terms_of,
+    warnings_of,
+)
 from train.objectives.parameters import FeatureNeed
 
 if TYPE_CHECKING:
@@ -36,8 +42,8 @@ class Combined(Objective[CombinedParams]):
         self.parts: dict[str, Objective[Any]] = {}
         first: dict[object, nn.Module] = {}  # of a name, encoder and shape
         for name, part in params.objectives.items():
-            built = part.build(hidden, {need.name: dims[need.name] for need in part.features})
-            self.parts[name] = expect(built, Objective, part, "build")
+            built = module_of(part, hidden, {need.name: dims[need.name] for need in part.features})
+            self.parts[name] = built
             for head, module in built.heads.items():
                 shapes = (*(weight.shape for weight in module.parameters()),)
                 # of the features that it projects; None: it projects sentences
@@ -56,7 +62,7 @@ class Combined(Objective[CombinedParams]):
         return {
             f"{name}.{term}": value
             for name, part in self.parts.items()
-            for term, value in part(batch, embeddings).items()
+            for term, value in terms_of(part, batch, embeddings).items()
         }
 
     def after_step(self, student: Student) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
-from sightline.plugins import expect, expect_all, wrong
+from sightline.plugins import OURS, expect, expect_all, expect_methods, package_of, wrong
 from train.batch import Batch
 from train.losses import info_nce
 from train.objectives.parameters import (
@@ -97,6 +97,36 @@ class Objective(nn.Module, ABC, Generic[P]):
 
 
 _LOGGED = {"step", "loss", "dev", "learning_rate", "grad_norm", "sentences_per_second"}
+
+
+def module_of(objective: ObjectiveParams, hidden: int, dims: Mapping[str, int]) -> Objective[Any]:
+    """What its `build` makes; SightlineError if that is no module of an objective."""
+    built = expect(objective.build(hidden, dims), Objective, objective, "build")
+    expect_methods(type(built), Objective)
+    return built
+
+
+def terms_of(objective: Objective[Any], batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
+    """Its terms of a batch; SightlineError if they are something else than scalars it weighs."""
+    try:
+        terms = expect(objective(batch, embeddings), dict, objective, "forward")
+    except KeyError as error:
+        if package_of(objective) in OURS:
+            raise
+        names = ", ".join([*objective.heads, *embeddings, *batch.features])
+        expected = f"a head, a block or features that there are ({names})"
+        raise wrong(objective, "forward", error.args[0], expected) from error
+    weights = objective.params.weights
+    for name, term in terms.items():
+        if name not in weights or getattr(term, "shape", None) != ():
+            raise wrong(objective, f"forward, {name}", term, f"scalars named {', '.join(weights)}")
+    return terms
+
+
+def outside_packages(objective: Objective[Any]) -> list[str]:
+    """The packages of others that it, or a part of it, is from."""
+    parts = (part for part in objective.modules() if isinstance(part, Objective))
+    return sorted({*map(package_of, parts)} - OURS)
 
 
 def statistics_of(objective: Objective[Any], batch: Batch) -> dict[str, Tensor]:
