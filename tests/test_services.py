@@ -271,6 +271,9 @@ def test_a_useless_answer_costs_its_image_alone(server, site, data, tmp_path, ca
     server.asked.clear()
     assert sightline(*words(server, data, tmp_path / "out", *more)) == 0
     assert not server.asked
+    server.say = lambda handler, number: True
+    assert sightline(*words(server, data, tmp_path / "out"), "--retry-failed") == 0
+    assert set(server.asked) == {bad}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline.encoders.preprocessing import ImagePreprocessing
 
 _Positive = Annotated[int, Field(ge=1)]
-_PREPROCESSING = "`preprocessing` of what it makes"
+_PREPROCESSING, _ENCODE = "`preprocessing` of what it makes", "`encode` of what it makes"
 
 
 def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -> Any:
@@ -70,15 +70,15 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     import torch
 
     arguments = ["images"] if method == "build_image" else ["texts", "length"]
-    expect_takes(encoder.encode, arguments, builder, "`encode` of what it makes")
+    expect_takes(encoder.encode, arguments, builder, _ENCODE)
     encode, dim = encoder.encode, encoder.dim
 
     def checked(inputs: Sequence[Any] | Tensor, *length: int) -> Tensor:
-        rows = expect(encode(inputs, *length), torch.Tensor, builder, "`encode` of what it makes")
+        rows = expect(encode(inputs, *length), torch.Tensor, builder, _ENCODE)
         if rows.requires_grad:
             expected = "rows without a gradient (`torch.inference_mode`)"
-            raise wrong(builder, "`encode` of what it makes", rows, expected)
-        expect_array(rows, "float32", (len(inputs), dim), builder, "`encode` of what it makes")
+            raise wrong(builder, _ENCODE, rows, expected)
+        expect_array(rows, "float32", (len(inputs), dim), builder, _ENCODE)
         return rows
 
     if method == "build_image":

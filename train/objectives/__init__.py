@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.cache.feature_kind import KINDS
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
 from sightline.plugins import expect, expect_all, expect_json, expect_valid, wrong
@@ -81,6 +80,7 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> ObjectiveParams:
     """
     from pydantic import ValidationError
 
+    from sightline.cache.feature_kind import KINDS
     from train.objectives.parameters import FeatureNeed
 
     kind = objective_class(name)
