@@ -1,9 +1,10 @@
 """The one matcher of names: captions, splits, features and boxes find images by it.
 
-A name is the path of an image below its folder; else that path after a beginning that all names of
-the file share (``photos/``, ``/data/upload/1/``); else the name of one file; else that without its
-suffix, as in Flickr30k Entities. Of several files of one name, that in the folder of the row's
-split is meant. Composed and decomposed letters count as equal (macOS stores the latter).
+A name is the path of an image below its folder, or its id in a data set; else that path after a
+beginning that all names of the file share (``photos/``, ``/data/upload/1/``); else the name of one
+file; else that without its suffix, as in Flickr30k Entities. Of several files of one name, that in
+the folder of the row's split is meant. Composed and decomposed letters count as equal (macOS stores
+the latter).
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ class ImageNames:
     Args:
         paths: of the images, below their folder.
         folder: that folder, of which the last name may be that of a split.
+        ids: one for each, of a data set that does not call them by their paths.
     """
 
-    def __init__(self, paths: Sequence[str], folder: Path | None = None) -> None:
+    def __init__(
+        self, paths: Sequence[str], folder: Path | None = None, ids: Sequence[str] = ()
+    ) -> None:
         self.paths = paths
         self._folder = "" if folder is None else folder.name
         self._by_path = _index(paths)
+        self._by_id = {} if ids == paths else {name: row for row, name in enumerate(ids)}
 
     @cached_property
     def _by_name(self) -> dict[str, int | list[int]]:
@@ -67,8 +72,8 @@ class ImageNames:
         return best
 
     def exact(self, name: str) -> int | None:
-        """The row of the image with this path; None: there is none, or several."""
-        row = self._by_path.get(_normal(name))
+        """The row of the image with this id or path; None: there is none, or several."""
+        row = self._by_id.get(name, self._by_path.get(_normal(name)))
         return row if isinstance(row, int) else None
 
     def by_name(self, name: str) -> list[int]:

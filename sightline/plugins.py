@@ -28,44 +28,44 @@ OURS = {"pipeline", "sightline", "train"}
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, revalidate_instances="always")
 
 
-def wrong(code: object, what: str, found: object, expected: str) -> SightlineError:
+def wrong(code: object, subject: str, value: object, expected: str) -> SightlineError:
     """The error of a package whose ``code`` gives something that no seam accepts.
 
     Args:
         code: an object, a class or a function of that package.
-        what: was given, such as ``build_image``.
+        subject: was given, such as ``build_image``.
     """
-    return _fault(code, f"{what}: found {short(found)} ({type(found).__name__})", expected)
+    return _fault(code, f"{subject}: found {short(value)} ({type(value).__name__})", expected)
 
 
-def _fault(code: object, what: str, expected: str) -> SightlineError:
-    named = code if hasattr(code, "__qualname__") else type(code)
+def _fault(code: object, subject: str, expected: str) -> SightlineError:
+    owner = code if hasattr(code, "__qualname__") else type(code)
     return SightlineError(
-        f"{named.__module__}.{getattr(named, '__qualname__', '')}: {what}, expected {expected}; "
+        f"{owner.__module__}.{getattr(owner, '__qualname__', '')}: {subject}, expected {expected}; "
         f"fix the package {package_of(code)!r} (docs/extending.md), or uninstall it"
     )
 
 
 def package_of(code: object) -> str:
     """The package of an object, a class or a function."""
-    named = code if hasattr(code, "__module__") else type(code)
-    return named.__module__.partition(".")[0]
+    owner = code if hasattr(code, "__module__") else type(code)
+    return owner.__module__.partition(".")[0]
 
 
-def expect(value: Any, kind: type[T], code: object, what: str) -> T:
+def expect(value: Any, kind: type[T], code: object, subject: str) -> T:
     """``value``, if it is a ``kind``."""
     if not isinstance(value, kind):
-        raise wrong(code, what, value, f"a {kind.__module__}.{kind.__name__}")
+        raise wrong(code, subject, value, f"a {kind.__module__}.{kind.__name__}")
     return value
 
 
-def expect_class(found: object, base: type, code: object, what: str) -> None:
+def expect_class(value: object, base: type, code: object, subject: str) -> None:
     """Check that an attribute is a subclass of ``base``."""
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise wrong(code, what, found, f"a subclass of {base.__module__}.{base.__name__}")
+    if not (isinstance(value, type) and issubclass(value, base)):
+        raise wrong(code, subject, value, f"a subclass of {base.__module__}.{base.__name__}")
 
 
-def expect_takes(function: Any, arguments: Sequence[str], code: object, what: str) -> None:
+def expect_takes(function: Any, arguments: Sequence[str], code: object, subject: str) -> None:
     """Check that a function can be called with these arguments, given by position."""
     try:
         parameters = signature(function)
@@ -74,42 +74,42 @@ def expect_takes(function: Any, arguments: Sequence[str], code: object, what: st
     try:
         parameters.bind(*arguments)
     except TypeError:
-        taken = ", ".join(map(str, parameters.parameters))
-        raise _fault(code, f"{what}: takes ({taken})", f"({', '.join(arguments)})") from None
+        accepted = ", ".join(map(str, parameters.parameters))
+        raise _fault(code, f"{subject}: takes ({accepted})", f"({', '.join(arguments)})") from None
 
 
 def expect_methods(kind: type, base: type) -> None:
     """Check that a class takes in each method what its ``base``, or the protocol, says."""
     for name, method in vars(base).items():
         public = not name.startswith("_") or name in getattr(base, "__abstractmethods__", ())
-        if public and isfunction(method) and isfunction(own := getattr(kind, name, None)):
-            expect_takes(own, [*signature(method).parameters], kind, name)
+        if public and isfunction(method) and isfunction(function := getattr(kind, name, None)):
+            expect_takes(function, [*signature(method).parameters], kind, name)
 
 
-def expect_all(values: Any, kind: type[T], code: object, what: str) -> Sequence[T]:
+def expect_all(values: Any, kind: type[T], code: object, subject: str) -> Sequence[T]:
     """``values``, if they are a list or tuple of ``kind``."""
     if not isinstance(values, list | tuple):
-        raise wrong(code, what, values, f"a list of {kind.__name__}")
+        raise wrong(code, subject, values, f"a list of {kind.__name__}")
     for value in values:
-        expect(value, kind, code, f"{what}, one of its list")
+        expect(value, kind, code, f"{subject}, one of its list")
     return values
 
 
-def expect_count(values: Any, count: int, code: object, what: str, of: str) -> None:
+def expect_count(values: Any, count: int, code: object, subject: str, of: str) -> None:
     """Check that a list, an array or a tensor has one entry for each of ``count`` others."""
     if len(values) != count:
-        raise wrong(code, what, len(values), f"one for each of {count} {of}")
+        raise wrong(code, subject, len(values), f"one for each of {count} {of}")
 
 
 def expect_fields(value: object, code: object, kinds: Mapping[str, Any]) -> None:
     """Check attributes of an object: name → its class, or ``callable``."""
     for name, kind in kinds.items():
-        found = getattr(value, name, None)
-        if not (callable(found) if kind is callable else isinstance(found, kind)):
-            raise wrong(code, f"`{name}` of what it makes", found, f"a {kind.__name__}")
+        field = getattr(value, name, None)
+        if not (callable(field) if kind is callable else isinstance(field, kind)):
+            raise wrong(code, f"`{name}` of what it makes", field, f"a {kind.__name__}")
 
 
-def expect_valid(value: Any, kind: Any, code: object, what: str) -> None:
+def expect_valid(value: Any, kind: Any, code: object, subject: str) -> None:
     """Check a value and all that it holds, such as the fields of a dataclass, against a type.
 
     Args:
@@ -120,7 +120,7 @@ def expect_valid(value: Any, kind: Any, code: object, what: str) -> None:
     except ValidationError as error:
         fault = error.errors()[0]
         place = "".join(f".{name}" for name in fault["loc"][1:])
-        raise wrong(code, what + place, fault["input"], fault["msg"]) from error
+        raise wrong(code, subject + place, fault["input"], fault["msg"]) from error
 
 
 def summary_of(error: Exception) -> str:
@@ -138,20 +138,22 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(listed, config=_STRICT)
 
 
-def expect_array(value: Any, dtype: str, shape: tuple[int, ...], code: object, what: str) -> None:
+def expect_array(
+    value: Any, dtype: str, shape: tuple[int, ...], code: object, subject: str
+) -> None:
     """Check the dtype and shape of an array or tensor."""
-    found = str(getattr(value, "dtype", "")).removeprefix("torch."), getattr(value, "shape", ())
-    if found[0] != dtype or tuple(found[1]) != shape:
-        raise wrong(code, what, found if found[0] else value, f"{dtype} {list(shape)}")
+    form = str(getattr(value, "dtype", "")).removeprefix("torch."), getattr(value, "shape", ())
+    if form[0] != dtype or tuple(form[1]) != shape:
+        raise wrong(code, subject, form if form[0] else value, f"{dtype} {list(shape)}")
 
 
-def expect_json(values: Any, code: object, what: str) -> Any:
+def expect_json(values: Any, code: object, subject: str) -> Any:
     """``values``, if they are a mapping of JSON values."""
     try:
         json.dumps(values, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise wrong(code, what, values, f"JSON values ({error})") from error
-    return expect(values, Mapping, code, what)
+        raise wrong(code, subject, values, f"JSON values ({error})") from error
+    return expect(values, Mapping, code, subject)
 
 
 def to_blame(error: BaseException) -> tuple[str, bool]:

@@ -21,6 +21,7 @@ import yaml
 from command_line import sightline
 from demo_params import demo_params
 from installed_package import forget, install
+from mistakes_of_packages import ENCODING, MISTAKES, SPOILING
 from PIL import Image
 from shown_commands import ROOT, shown_commands
 from tiny_encoder import make_encoder
@@ -467,139 +468,6 @@ def test_a_class_without_its_method_is_one_error(site, clone, capsys):
     assert (
         "'unfinished' (unfinished:Unfinished, entry point of sightline.datasets): lacks pre" in said
     )
-
-
-ENCODING = ("extract", "image", "--data", "data/raw/album/pictures", "--encoder", "thumbnail:small")
-ENCODING += ("--weights", "random:0", "--out", "out", "--workers", "0")
-GROUNDING = ("ground", "--data", "mine", "--out", "out", "--set", "captions=all")
-GROUNDING += ("--set", "grounder.family=glossary", "--set", "grounder.words=[dog, tree]")
-GROUNDING += ("--set", "segmenter.family=ellipse", "--set", "rules.duplicate_iou=null")
-PREPARING = ("prepare", "sidecar", "--images", "data/raw/album/pictures", "--out", "out")
-TRAINING = (
-    "train",
-    "hardest",
-    "--set",
-    "image=thumbnail",
-    "--features",
-    "image-thumbnail=features",
-)
-TRAINING += ("--data", "mine", "--tokens", "tokens", "--student", "bert-base-uncased")
-TRAINING += ("--epochs", "1", "--out", "runs/x")
-SCORING = ("evaluate", "odd-one-out", "--data", "odd.tsv", "--model", "bert-base-uncased")
-SCORING += ("--pooling", "cls", "--out", "results")
-MISTAKES = [
-    ("thumbnail", "return ImageEncoder(", "return (", ENCODING, "encoder.ImageEncoder"),
-    ("thumbnail", "preprocessing, device, enc", "{}, device, enc", ENCODING, "`preprocessing` of"),
-    ("thumbnail", "(identity, DIMS[", "('me', DIMS[", ENCODING, "`identity` of what it makes"),
-    ("thumbnail", "DIMS[self.model], prep", "3, prep", ENCODING, "float32 [64, 3]"),
-    ("thumbnail", "layer(images.flatten(1))", "layer(images)", ENCODING, "fault of the package"),
-    ("thumbnail", "resize=size", "resize=list(size)", ENCODING, "makes.resize"),
-    ("thumbnail", 'interpolation="bilinear"', 'interpolation="nearest"', ENCODING, "'bicubic'"),
-    ("thumbnail", "std=(0.5, 0.5, 0.5)", "std=(0.5, 0.0, 0.5)", ENCODING, "std.1: found 0.0"),
-    ("thumbnail", "mean=(0.5, 0.5, 0.5)", "mean=(0.5, 0.5)", ENCODING, "it makes.mean"),
-    ("thumbnail", "images.flatten(1)).float()", "images.flatten(1)).double()", ENCODING, "float32"),
-    ("thumbnail", "DIMS[self.model], prep", "0, prep", ENCODING, "`dim` of what it makes"),
-    ("thumbnail", "identity_of(layer, f", "identity_of(layer, [], f", ENCODING,
-     "fault of the package"),
-    ("glossary", '"words": self._words', '"words": {1}', GROUNDING, "JSON"),
-    ("glossary", "box, torch.ones(1)", "box, 2 * torch.ones(1)", GROUNDING, "expected 0 to 1"),
-    ("glossary", "box, torch.ones(1)", "box.double(), torch.ones(1)", GROUNDING, "float32 [1, 4]"),
-    ("glossary", "match.start(), ", "-match.start(), ", GROUNDING, "span"),
-    ("ellipse", "** 2 <= self._scale**2", "** 2 - self._scale**2", GROUNDING, "expected bool"),
-    ("hardest", 'head="image"', "head=3", TRAINING, "features.0.head"),
-    ("hardest", "float]:\n        return {", "float]:\n        return 3, {",
-     TRAINING, "weights: found (3"),
-    ("hardest", "        return terms\n", "        return {}\n", TRAINING, "terms of a batch of"),
-    ("odd_one_out", 'Metric("odd one out"', "Metric(3", SCORING, "metrics.0.name"),
-    ("glossary", "return GlossaryGrounder(self.words)", "return 3", GROUNDING, "`name` of what"),
-    ("glossary", "return [self._answer(*each) for", "return [() for", GROUNDING, "(phrases, "),
-    ("glossary", "strict=True)]", "strict=True)][1:]", GROUNDING, "ground, answers: found"),
-    ("glossary", "Grounded(match[0]", "Grounded('x'", GROUNDING, "the caption's own characters"),
-    ("glossary", "torch.ones(1))", "torch.ones(2))", GROUNDING, "float32 [1]"),
-    ("glossary", "torch.ones(1))", "torch.ones(1), torch.ones(2, 1, 1) > 0)", GROUNDING,
-     "masks: found 2 (int), expected one for each of 1 boxes"),
-    ("glossary", "torch.ones(1))", "torch.ones(1), [True])", GROUNDING, "torch.Tensor"),
-    ("glossary", '"no_phrase"', '"nothing"', GROUNDING, "a drop.reason"),
-    ("ellipse", "return [self._fill(image, some)", "return [None", GROUNDING, "torch.Tensor"),
-    ("ellipse", "strict=True)]", "strict=True)][1:]", GROUNDING,
-     "segment: found 3 (int), expected one for each of 4 images"),
-    ("sidecar", "write_pairs(folder, images, captions, report, strict=False)", "pass",
-     PREPARING, "did not write"),
-    ("sidecar", "[image] * len(texts)", "[image]", PREPARING,
-     "captions, images: found 4 (int), expected one for each of 8 texts"),
-    ("sidecar", "texts=[])", "texts=[], splits=['train'])", PREPARING,
-     "captions, splits: found 1 (int), expected one for each of 8 texts"),
-    ("sidecar", "+= texts", "+= [3 for _ in texts]", PREPARING, "captions.texts.0: found 3 (int)"),
-    ("hardest", '    name: ClassVar[str] = "hardest"\n', "", TRAINING, "name: found None"),
-    ("hardest", "return Hardest(self, hidden, dims)", "return 3", TRAINING, "build: found 3"),
-    ("hardest", 'FeatureNeed("image", self.image, ("hinge",), head="image")', "0", TRAINING,
-     "FeatureNeed"),
-    ("hardest", "        return terms\n", "        return []\n", TRAINING, "a builtins.dict"),
-    ("hardest", '/ 2\n', '/ torch.ones(2)\n', TRAINING, "scalars named"),
-    ("odd_one_out", "Settings = TaskSettings", "Settings = dict", SCORING, "a subclass"),
-    ("odd_one_out", "return TaskResult(scores=", "return dict(scores=", SCORING, "TaskResult"),
-    ("odd_one_out", "return (Metric(", "return ((3, ", SCORING, "Metric"),
-    ("sidecar", "report, strict=False)", "report, strict=False); self._spoil(folder)", PREPARING,
-     "columns of captions.parquet: found ['text']"),
-    ("odd_one_out", "return (sentence for triple", "return (3 for triple", SCORING,
-     "sentences, one of its list: found 3"),
-    ("odd_one_out", "return (sentence for triple in self.triples for sentence in triple)",
-     "return 'a dog'", SCORING, "sentences: found 'a dog'"),
-    ("hardest", "    def forward(", "    def statistics(self, batch):\n        return {'x': 3}\n\n"
-     "    def forward(", TRAINING, "statistics, x: found 3"),
-    ("hardest", "    def forward(", "    def statistics(self, batch):\n        return []\n\n"
-     "    def forward(", TRAINING, "statistics: found []"),
-    ("hardest", "    def forward(", "    def warnings(self, batches):\n        return 'odd'\n\n"
-     "    def forward(", TRAINING, "warnings: found 'odd'"),
-    ("sidecar", ", progress: Progress | None = None", "", PREPARING,
-     "prepare: takes (self, folder, report), expected (self, folder, report, progress)"),
-    ("thumbnail", "device: torch.device, precision: str)", "device: torch.device)", ENCODING,
-     "build_image: takes (self, device), expected (self, device, precision)"),
-    ("thumbnail", "def encode(images: Tensor)", "def encode()", ENCODING,
-     "`encode` of what it makes: takes (), expected (images)"),
-    ("thumbnail", ".float()", ".float().numpy()", ENCODING, "expected a torch.Tensor"),
-    ("thumbnail", "with computing(device, precision):", "if True:", ENCODING,
-     "expected rows without a gradient"),
-    ("glossary", "captions: Sequence[Caption])", "captions, boxes)", GROUNDING,
-     "ground: takes (self, images, captions, boxes), expected (self, images, captions)"),
-    ("glossary", "describe(self)", "describe(self, more)", GROUNDING, "describe: takes (self, mo"),
-    ("ellipse", ", boxes: Sequence[Tensor])", ")", GROUNDING,
-     "segment: takes (self, images), expected (self, images, boxes)"),
-    ("ellipse", "return [self._fill(image, some)", "return [self._fill(image, some)[0]", GROUNDING,
-     "segment: found ('bool', "),
-    ("hardest", "    def forward(", "    def start(self):\n        pass\n\n    def forward(",
-     TRAINING, "Hardest: start: takes (self), expected (self, student)"),
-    ("hardest", "hidden: int, dims: Mapping[str, int]", "hidden: int", TRAINING,
-     "build: takes (self, hidden), expected (self, hidden, dims)"),
-    ("hardest", ', head="image")', ")", TRAINING,
-     "forward: found 'image' (str), expected a head, "),
-    ("hardest", 'params.image))', 'params.image, of="others"))', TRAINING,
-     "forward: found 'others/image-thumbnail' (str), expected a head, a block or features that"),
-    ("hardest", 'FeatureNeed("image"', 'FeatureNeed("images"', TRAINING,
-     "features, kind: found 'images' (str), expected one of image, object, text, teacher, bright"),
-    ("hardest", "    def build(", "    @property\n    def files(self):\n        return ['margin']\n"
-     "\n    def build(", TRAINING, "files: found ['margin'] (list)"),
-    ("hardest", "    def build(", "    @property\n    def files(self):\n        import pathlib\n"
-     "\n        return {'marginn': pathlib.Path('x')}\n\n    def build(", TRAINING,
-     "files: found 'marginn' (str), expected one of caption, "),
-    ("hardest", "/ 2\n", "* math.nan\n", TRAINING,
-     "is nan. Nothing is saved after it; there is no checkpoint. Fix the loss of the package"),
-    ("hardest", "    def forward(", "    def after_step(self, student):\n        del "
-     "self.heads['image']\n\n    def forward(", TRAINING,
-     "after_step: found 'objective.heads.image.0.bias []'"),
-    ("odd_one_out", "100 * float(np.mean(found))", "float('nan')", SCORING,
-     "'TaskResult.scores.odd one out: Input should be a finite number; found nan' is a fault of"),
-    ("odd_one_out", '    needs = "a TSV', '    need = "a TSV', SCORING, "needs: found None"),
-    ("odd_one_out", "model: EvaluatedModel)", "model, more)", SCORING,
-     "score: takes (self, model, more), expected (self, model)"),
-]  # fmt: skip
-SPOILING = """
-    def _spoil(self, folder):
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), folder / "captions.parquet")
-"""
 
 
 @pytest.mark.parametrize(("module", "old", "new", "command", "message"), MISTAKES)

@@ -279,7 +279,7 @@ def test_entries_that_are_not_one_a_key_are_its_mistake(album, hearing, capsys, 
 
 
 def refuses(capsys, hearing: Path, old: str, new: str, message: str, function: str) -> None:
-    """Extract with a package that was edited, and see that it is told of its mistake."""
+    """Extract with an edited package; the error names its mistake."""
     source = (hearing / "hearing.py").read_text()
     assert old in source
     (hearing / "hearing.py").write_text(source.replace(old, new))

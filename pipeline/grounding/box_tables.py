@@ -35,7 +35,7 @@ from pipeline.grounding.captioned_images import CaptionedImages
 from pipeline.grounding.settings import BoxFormat
 from sightline.cache import key_column
 from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
-from sightline.cache.manifest import KEY, key_array
+from sightline.cache.manifest import KEY, image_names, key_array
 from sightline.cache.sets import pair_keys
 from sightline.errors import SightlineError
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
@@ -151,14 +151,14 @@ class BoxTable(DrawnBoxes):
         pairs = pair_keys(image_keys[owners], texts)
         if file.by_id:
             of = pc.index_in(table["caption"], captions["caption_id"]).fill_null(-1).to_numpy()
-            wanted = np.where((of < 0)[:, None], np.uint8(0), texts[of])
+            of_boxes = np.where((of < 0)[:, None], np.uint8(0), texts[of])
         else:
-            wanted = key_column(table["caption"])
-        wanted = pair_keys(image_keys[rows], wanted)
-        known = pairs[unique_sorted(pairs)]
-        places = find_keys(known, wanted)
-        grounded = np.zeros(len(known), dtype=bool)
-        grounded[find_keys(known, pairs[units.caption_rows])] = True
+            of_boxes = key_column(table["caption"])
+        of_boxes = pair_keys(image_keys[rows], of_boxes)
+        distinct = pairs[unique_sorted(pairs)]
+        places = find_keys(distinct, of_boxes)
+        grounded = np.zeros(len(distinct), dtype=bool)
+        grounded[find_keys(distinct, pairs[units.caption_rows])] = True
         kept = (rows >= 0) & (places >= 0) & grounded[places]
         lost = {
             "images that are not in the data set": rows == UNKNOWN,
@@ -181,7 +181,7 @@ class BoxTable(DrawnBoxes):
                 f"Images here: {_few(table['image'])}; in the data set: {_few(images['image_id'])}."
                 f" Captions here: {', '.join(file.captions)}; in the data set: {_few(column)}"
             )
-        self.hold(wanted[kept], table.drop_columns(["image", "caption"]).filter(pa.array(kept)))
+        self.hold(of_boxes[kept], table.drop_columns(["image", "caption"]).filter(pa.array(kept)))
         return file.table.notes
 
     def _image_rows(
@@ -190,7 +190,9 @@ class BoxTable(DrawnBoxes):
         """The row of each image in the manifest, or `UNKNOWN` or `AMBIGUOUS`: int64 [n]."""
         names = column.unique()
         distinct = names.to_pylist()
-        of_file = ImageNames(units.images["image_id"].to_pylist()).of_file(distinct)
+        paths = image_names(units.manifest, units.images)
+        images = ImageNames(paths, ids=units.images["image_id"].to_pylist())
+        of_file = images.of_file(distinct)
         if of_file.beginning:
             remarks.append(f"{self.path.name}: {of_file.beginning!r} before all names left out")
         try:

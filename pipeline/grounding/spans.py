@@ -6,6 +6,9 @@ import unicodedata
 
 import regex
 
+_WORD = regex.compile(r"[\p{L}\p{N}\p{M}_]")
+"""Of the Unicode that finds clusters (``\\X``), which may be newer than Python's own."""
+
 
 class SpanFinder:
     """Finds the spans of one caption's phrases; a second mention gets the second occurrence.
@@ -89,7 +92,7 @@ def _composed(text: str) -> str:
 
 
 def _in_word(character: str) -> bool:
-    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"
+    return _WORD.match(character) is not None
 
 
 def _left_out(character: str) -> bool:

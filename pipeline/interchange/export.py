@@ -24,11 +24,11 @@ from sightline.cache import (
     as_keys,
     key_column,
     keys_of_texts,
-    places_of,
 )
 from sightline.cache.archive import ANOTHER_PLACE, refuse_another
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys
+from sightline.cache.manifest import image_names
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
@@ -170,7 +170,7 @@ def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]
         )
     if kind.row_of == "image":
         table, column, ids = data.images, "image_path", "image_id"
-        values = image_names(data)
+        values = image_names(data.images_manifest, table)
         rows = of_ids = features.find(key_column(table["key"]))
     else:
         table, column, ids = data.captions, "caption", "caption_id"
@@ -190,16 +190,6 @@ def names_in(data: PreparedDataset, features: FeatureSet) -> dict[str, pa.Array]
         f"{ids}s": _listed(table[ids], of_ids, len(features)),
         "splits": _listed(table["split"], of_ids, len(features)),
     }
-
-
-def image_names(data: PreparedDataset) -> list[str]:
-    """What others call each image: the path of its file, or its id if it is a part of a file."""
-    table = data.images
-    places = places_of(data.images_manifest, table)
-    return [
-        image if place.offset is not None else place.path
-        for image, place in zip(table["image_id"].to_pylist(), places, strict=True)
-    ]
 
 
 def _listed(values: pa.ChunkedArray, rows: NDArray[np.int64], count: int) -> pa.Array:

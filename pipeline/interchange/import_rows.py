@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from pipeline.datasets.images import found_images
 from pipeline.datasets.manifests import cleaned
 from pipeline.interchange.columns import ARRAYS
-from pipeline.interchange.export import image_names
 from pipeline.interchange.foreign import ImportOptions, Part, find
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (
@@ -31,6 +30,7 @@ from sightline.cache import (
     key_of_text,
 )
 from sightline.cache.keys import KEY_BYTES, Keys, unique_sorted
+from sightline.cache.manifest import image_names
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
@@ -200,18 +200,18 @@ class _ImageKeys:
                 f"such as {example}; give their folder, or a prepared data set, with --data"
             )
         self._root, self._source = data, source
-        self._rows: dict[str, int] = {}  # id → row, of a prepared data set
         self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
+        ids: list[str] = []
         if (data / RECORD).is_file():
             dataset = PreparedDataset.open(data)
-            self._paths = image_names(dataset)
-            self._rows = {name: i for i, name in enumerate(dataset.images["image_id"].to_pylist())}
+            self._paths = image_names(dataset.images_manifest, dataset.images)
+            ids = dataset.images["image_id"].to_pylist()
             self._keys = dict(enumerate(dataset.images["key"].to_pylist()))
         elif data.is_dir():
             self._paths = sorted(found_images(data, data)[0])
         else:
             raise SightlineError(f"{data}: expected a folder of images, or a prepared data set")
-        images = ImageNames(self._paths, data)
+        images = ImageNames(self._paths, data, ids)
         self._names = images.of_file(filter(None, names))
 
     def of(self, names: _Names) -> list[bytes | None]:
@@ -225,7 +225,7 @@ class _ImageKeys:
     def _row(self, name: str | None) -> int:
         if not name:
             return UNKNOWN
-        row = self._rows[name] if name in self._rows else self._names.find(name)
+        row = self._names.find(name)
         if row == AMBIGUOUS:
             several = " and ".join(self._names.candidates(name))
             raise SightlineError(

@@ -335,3 +335,16 @@ def places_of(manifest: Path, images: pa.Table) -> list[Place]:
 def whole_files(count: int) -> dict[str, pa.Array]:
     """The columns ``offset`` and ``length`` for ``count`` images in separate files."""
     return {name: pa.nulls(count, pa.int64()) for name in ("offset", "length")}
+
+
+def image_names(manifest: Path, images: pa.Table) -> list[str]:
+    """What others call each image: the path of its file, or its id if it is a part of a file.
+
+    Args:
+        manifest, images: as of `places_of`.
+    """
+    places = places_of(manifest, images)
+    return [
+        image if place.offset is not None else place.path
+        for image, place in zip(images["image_id"].to_pylist(), places, strict=True)
+    ]

@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 import zipfile
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,20 @@ def test_usual_names_of_columns_ids_of_captions_and_rows_of_one_phrase(data, tmp
     for row in rows:
         del row["file_name"], row["bbox"]
     assert Opened(data, write(tmp_path / "boxes.csv", rows)).found()[0][0] == "A red dog"
+
+
+@pytest.mark.parametrize("name", ["7.png", "train/7"])
+def test_images_are_named_by_their_files_or_their_ids(data, tmp_path, name):
+    units, ids = data.units("all"), {f"{i}.png": f"train/{i}" for i in range(9)}
+
+    def renamed(table: pa.Table) -> pa.Table:
+        column = pa.array([ids.get(each, each) for each in table["image_id"].to_pylist()])
+        return table.set_column(table.column_names.index("image_id"), "image_id", column)
+
+    units = replace(units, images=renamed(units.images), captions=renamed(units.captions))
+    table = open_annotations(write(tmp_path / "boxes.jsonl", [{**ROW, "image": name}]), "xyxy")
+    assert isinstance(table, BoxTable)
+    assert not [note for note in table.match(units, masks=False) if "not in the data set" in note]
 
 
 def test_a_caption_of_an_equal_image_is_found_by_either_name(data, tmp_path):

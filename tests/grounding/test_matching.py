@@ -6,6 +6,7 @@ import math
 import unicodedata
 
 import pytest
+import regex
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,7 +102,14 @@ def test_words_of_a_caption_are_found_where_they_read_the_same(words, data):
 
 def is_mark(character: str) -> bool:
     """Whether it belongs to the character before it: combining marks and skin tones."""
-    return unicodedata.category(character)[0] == "M" or "\U0001f3fb" <= character <= "\U0001f3ff"
+    return bool(regex.match(r"\p{M}", character)) or "\U0001f3fb" <= character <= "\U0001f3ff"
+
+
+def test_a_mark_newer_than_pythons_unicode_is_a_mark():
+    mark = "\U00013447"
+    assert is_mark(mark)
+    assert read(f"a b{mark} c", "b") is None
+    assert read(f"a b{mark} c", f"b{mark}") == f"b{mark}"
 
 
 def fold(text: str) -> str:
