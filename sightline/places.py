@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from posixpath import normpath
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -92,6 +93,17 @@ def joined(root: Path | str, name: str) -> str:
     folder, mark, query = str(root).partition("?")
     name = quote(name) if folder.startswith("https://") else name
     return f"{folder}/{name}{mark}{query}"
+
+
+def beside(url: str, folder: str) -> str:
+    """The URL of a folder that is recorded relative to a URL; as it is if it leads out of that."""
+    if is_url(folder):
+        return folder
+    protocol, _, place = shown(url).partition("://")
+    head = "/".join(place.split("/")[: 3 if protocol == "hf" else 1])
+    name = quote(folder) if protocol == "https" else folder
+    below = normpath(f"{place.removeprefix(head).lstrip('/')}/{name}".lstrip("/"))
+    return folder if below.startswith("..") else f"{protocol}://{head}/{below}"
 
 
 def base_of(place: Path | str) -> Path | str:

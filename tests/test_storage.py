@@ -103,12 +103,12 @@ def test_a_name_stays_below_its_folder(name):
 @pytest.mark.parametrize(
     "words",
     [
-        "train simcse --data s3://me:secret@bucket/data --student bert --out run",
-        "tokens --data gs://bucket/data --student bert --out tokens",
+        "train simcse --tokens s3://me:secret@bucket/tokens --student bert --out run",
+        "ground --data data --cutouts gs://bucket/cutouts --out objects",
         "cache verify s3://bucket/sets",
         "prepare sentences --path https://host/a.txt?signature=secret --out data",
         "prepare coco --captions train=s3://bucket/a.json --images train=photos --out data",
-        "cache export image --out set.tar --data hf://datasets/a/b",
+        "cache gc hf://datasets/a/b",
     ],
 )
 def test_where_a_path_is_read_a_url_is_said_to_be_one(words, tmp_path, monkeypatch, capsys):
@@ -122,10 +122,9 @@ def test_where_a_path_is_read_a_url_is_said_to_be_one(words, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_prepared_data_set_is_read_from_a_folder():
-    for place in ("s3://bucket/data", Path("s3://bucket/data")):
-        with pytest.raises(SightlineError, match="found s3://bucket/data, expected a path"):
-            PreparedDataset.open(place)
+def test_a_path_that_was_a_url_is_said_to_be_one():
+    with pytest.raises(SightlineError, match="found s3://bucket/data, expected a path"):
+        PreparedDataset.open(Path("s3://bucket/data"))
 
 
 # --- what is there

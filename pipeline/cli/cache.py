@@ -15,7 +15,7 @@ import typer
 
 from pipeline.cli import cache_exchange
 from pipeline.cli.commands import Command, Group
-from pipeline.cli.options import JSON, print_json
+from pipeline.cli.options import JSON, of_dataset, print_json
 from sightline.wording import counted, in_bytes
 
 app = typer.Typer(
@@ -73,9 +73,9 @@ def info(
     path: cache_exchange.SET,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Of a grounding: its prepared data set, to measure how much of its captions "
-            "phrases cover."
+        of_dataset(
+            "Of a grounding: its prepared data set, or its URL, to measure how much of its "
+            "captions phrases cover."
         ),
     ] = None,
     as_json: JSON = False,

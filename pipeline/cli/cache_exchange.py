@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli.model_options import takes
-from pipeline.cli.options import JSON, OUT, place, print_json
+from pipeline.cli.options import JSON, OUT, of_dataset, place, print_json
 from pipeline.interchange.foreign import ImportOptions
 from sightline.places import is_url, shown
 from sightline.wording import counted, in_bytes
@@ -67,7 +67,7 @@ def export_set(
     ] = "tar",
     data: Annotated[
         Path | None,
-        typer.Option(help="Prepared data set; it names the rows."),
+        of_dataset("Prepared data set, or its URL; it names the rows."),
     ] = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Divide every row by its length.")

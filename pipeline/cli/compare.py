@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import FORMAT, print_json
+from pipeline.cli.options import FORMAT, of_dataset, print_json
 
 if TYPE_CHECKING:
     from train.evaluate.results import RunResult
@@ -55,9 +55,7 @@ def compare(
     format_: FORMAT = "terminal",
     data: Annotated[
         Path | None,
-        typer.Option(
-            file_okay=False, help="Prepared data set: photographs of neighbours, for --format html."
-        ),
+        of_dataset("Prepared data set, or its URL: photographs of neighbours, for --format html."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write; default: print.")

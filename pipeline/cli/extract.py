@@ -47,7 +47,7 @@ def extract(
         Path,
         option(
             "Data",
-            "Folder that `sightline prepare` wrote; or a folder of images, or its URL; or, for "
+            "Folder that `sightline prepare` wrote, or a folder of images, or its URL; or, for "
             "texts, a file with one a line.",
             parser=place,
             metavar="<path>",

@@ -35,6 +35,21 @@ def place(text: str) -> Path | str:
         raise typer.BadParameter(str(error)) from None
 
 
+def dataset(text: str) -> Path:
+    """The folder of a prepared data set, or of what is fetched of the one at a URL; or a file."""
+    found = place(text)
+    if isinstance(found, Path):
+        return found
+    from sightline.cache.prepared import local_dataset
+
+    return local_dataset(found)
+
+
+def of_dataset(help: str) -> Any:
+    """An option that takes a prepared data set, or its URL."""
+    return option("Data", help, parser=dataset, metavar="<path>")
+
+
 OUT = Annotated[Path, option("Output", "Folder to write to.")]
 DEVICE = Annotated[str, option("Machine", "auto, cpu, cuda, cuda:1 or mps.", show_default=True)]
 FORMAT = Annotated[
@@ -42,7 +57,7 @@ FORMAT = Annotated[
     option("Output", "terminal, markdown, latex, json or html.", "--format", show_default=True),
 ]
 JSON = Annotated[bool, option("Output", "Print the result as JSON.", "--json")]
-DATA = Annotated[Path, option("Data", "Folder that `sightline prepare` wrote.")]
+DATA = Annotated[Path, of_dataset("Folder that `sightline prepare` wrote, or its URL.")]
 MODELS = Annotated[
     list[str] | None,
     option(

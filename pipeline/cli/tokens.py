@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.model_options import takes
-from pipeline.cli.options import JSON, OUT, option, print_json
+from pipeline.cli.options import JSON, OUT, of_dataset, option, print_json
 from train.run_spec import StudentConfig
 
 
@@ -23,10 +23,11 @@ def tokens(
     student: StudentConfig,
     out: OUT,
     data: Annotated[
-        Path | None, option("Data", "Prepared data set of images and captions.")
+        Path | None, of_dataset("Prepared data set of images and captions, or its URL.")
     ] = None,
     text: Annotated[
-        Path | None, option("Data", "Prepared data set of sentences, or a text file, one a line.")
+        Path | None,
+        of_dataset("Prepared data set of sentences, or its URL; or a text file, one a line."),
     ] = None,
     phrases: Annotated[
         Path | None,

@@ -10,7 +10,16 @@ import typer
 
 from pipeline.cli.chosen import chosen_by_name
 from pipeline.cli.model_options import about, from_words, names_models, pairs_of, set_values, takes
-from pipeline.cli.options import DEVICE, JSON, MOST_SEED, OUT, option, print_json, set_in
+from pipeline.cli.options import (
+    DEVICE,
+    JSON,
+    MOST_SEED,
+    OUT,
+    of_dataset,
+    option,
+    print_json,
+    set_in,
+)
 from pipeline.extract.settings import OF_TRAINING, Machine
 from sightline.cache.feature_kind import KINDS
 from train.objectives import OBJECTIVES, ObjectiveParams, objective_class
@@ -56,10 +65,10 @@ def _command(name: str) -> Callable[..., None]:
         machine: Machine,
         out: OUT,
         data: Annotated[
-            Path | None, option("Data", "Prepared data set of images and captions.")
+            Path | None, of_dataset("Prepared data set of images and captions, or its URL.")
         ] = None,
         text: Annotated[
-            Path | None, option("Data", "Prepared data set of sentences, trained on alone.")
+            Path | None, of_dataset("Prepared data set of sentences, trained on alone; or its URL.")
         ] = None,
         features: Annotated[
             list[str],

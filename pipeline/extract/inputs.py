@@ -28,6 +28,7 @@ from sightline.file_kinds import file_kind
 from sightline.outside_tables import read_sentence_lines
 from sightline.places import base_of, here, joined, shown
 from sightline.plugins import expect, expect_array, expect_takes
+from sightline.storage import look
 from sightline.wording import counted
 
 if TYPE_CHECKING:
@@ -129,8 +130,8 @@ def inputs_of(
     """Read what a feature set of this kind is made of.
 
     Args:
-        data: a prepared data set or its folder; a folder of images or its URL; or, for texts, as
-            `text_array`.
+        data: a prepared data set, its folder or URL; a folder of images or its URL; or, for
+            texts, as `text_array`.
         options: for kinds that take them. Of objects, ``phrases``: phrases manifest, or the records
             of a grounding; ``cutouts``: folder of stored cut-outs, which stand in for the
             photographs.
@@ -139,7 +140,7 @@ def inputs_of(
         SightlineError: there is nothing of this kind, images are missing, or a manifest is missing
             or damaged.
     """
-    if isinstance(data, Path) and (data / RECORD).is_file():
+    if not isinstance(data, PreparedDataset) and _is_prepared(data):
         data = PreparedDataset.open(data)
     chosen = feature_kind(kind)
     if isinstance(data, str) and chosen.row_of != "image":
@@ -161,6 +162,10 @@ def inputs_of(
         if name == "keys" or keys is not None:
             expect_array(keys, "uint8", (len(entries), 32), read, f"entries, {name}")
     return inputs
+
+
+def _is_prepared(data: Path | str) -> bool:
+    return data == base_of(data) and look(joined(data, RECORD)) is not None
 
 
 def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:

@@ -1,15 +1,16 @@
 """A prepared data set: one folder with its manifests, and a record that says where its images are.
 
-`sightline prepare` writes it, and every command takes it as ``--data FOLDER``.
+`sightline prepare` writes it, and every command takes it as ``--data FOLDER``, or its URL.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -23,8 +24,10 @@ from sightline.cache.manifest import (
     key_column,
     read_manifest,
 )
+from sightline.cache.remote_sets import copy, fetched, read_first, say_fetching
 from sightline.errors import SightlineError
-from sightline.places import is_url, required_location, why_no_path
+from sightline.places import beside, is_url, joined, required_location, why_no_path
+from sightline.storage import Found, look_at_all
 from sightline.user_files import read_json
 
 RECORD = "dataset.json"
@@ -36,6 +39,7 @@ HUB_DATASET = "hub_dataset"
 IMAGE_ROOT = "images"
 """Field of the record: base folder of the image paths, relative to the record's own, or its URL;
 absent if it is the folder ``images`` beside the manifests."""
+MANIFESTS = "images.parquet", "captions.parquet", "sentences.parquet"
 LICENCE_UNKNOWN = "not known here; the terms of the data set that it was computed from apply"
 
 
@@ -67,6 +71,53 @@ def _read_record(folder: Path) -> DatasetRecord:
     return read_json(path, TypeAdapter(DatasetRecord), "the record of a prepared data set")
 
 
+def local_dataset(place: Path | str) -> Path:
+    """The folder of a prepared data set: its own, or what was fetched of the one at a URL.
+
+    Its manifests are looked at there each time, and fetched if they changed; its images stay there
+    and are read in place.
+    """
+    place = required_location(place)
+    if not is_url(place):
+        if fault := why_no_path(place):
+            raise SightlineError(fault)
+        return Path(place)
+    url = str(place)
+    with fetched(url) as (folder, incoming):
+        (incoming / RECORD).write_bytes(read_first(url, RECORD, "prepared data set"))
+        images = beside(url, _read_record(incoming).images or "images")
+        body = read_json(incoming / RECORD, TypeAdapter(dict[str, Any]), "a JSON object")
+        states = _fetch_manifests(url, folder, incoming)
+        (incoming / RECORD).write_text(json.dumps({**body, IMAGE_ROOT: images}))
+        (incoming / RECORD).replace(folder / RECORD)
+        (incoming / "states").write_text(json.dumps(states))
+        return folder
+
+
+def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
+    """Bring the manifests that changed at a URL; returns name → state there."""
+    memory = incoming / "states"
+    known = json.loads(memory.read_bytes()) if memory.is_file() else {}
+    memory.unlink(missing_ok=True)
+    files = look_at_all([joined(url, name) for name in MANIFESTS])
+    there = {name: found for name, found in zip(MANIFESTS, files, strict=True) if found}
+    changed = dict[str, Found]()
+    for name, found in there.items():
+        if not found.state or known.get(name) != found.state or not (folder / name).is_file():
+            changed[name] = found
+    if changed:
+        (folder / RECORD).unlink(missing_ok=True)  # no data set until all of them are there
+        say_fetching(url, len(changed), sum(found.size for found in changed.values()), folder)
+    for name, found in changed.items():
+        (incoming / name).unlink(missing_ok=True)
+        copy(joined(url, name), incoming / name, found.size)
+        (incoming / name).replace(folder / name)
+    for name in MANIFESTS:
+        if name not in there:
+            (folder / name).unlink(missing_ok=True)
+    return {name: found.state for name, found in there.items()}
+
+
 def hub_datasets(folders: Iterable[Path]) -> tuple[str, ...]:
     """Names on the hub that are recorded in the folders of data sets, each once."""
     names = [dataset_facts(folder).hub_dataset for folder in dict.fromkeys(folders)]
@@ -87,7 +138,7 @@ class PreparedDataset:
 
     @classmethod
     def open(cls, folder: Path | str, images: Path | str | None = None) -> PreparedDataset:
-        """The data set in ``folder``.
+        """The data set in ``folder``, or at a URL (`local_dataset`).
 
         Args:
             images: base folder of its images, or its URL; by default the one that its record
@@ -96,9 +147,7 @@ class PreparedDataset:
         Raises:
             SightlineError: no data set was prepared there, or there is no such image folder.
         """
-        if fault := why_no_path(folder):
-            raise SightlineError(fault)
-        folder = Path(folder)
+        folder = local_dataset(folder)
         _read_record(folder)  # it is there, and sound
         root = cls(folder)._recorded_root() if images is None else images
         root = required_location(root)

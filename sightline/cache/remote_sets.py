@@ -1,10 +1,11 @@
-"""Sets at a URL: fetched once into a folder of this machine, verified, and resumed after a stop."""
+"""What lies at a URL: fetched once into a folder here, verified, and resumed after a stop."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sightline.cache.file_checks import file_fault, remembered_faults
@@ -19,7 +20,7 @@ from sightline.storage import Found, MissingFile, opened, read
 from sightline.wording import counted, in_bytes
 
 FETCHED = "SIGHTLINE_CACHE"
-"""The environment variable with the folder that sets are fetched into."""
+"""The environment variable with the folder that sets and manifests are fetched into."""
 _PATIENCE = 3600.0  # seconds to wait for another process that fetches the same set
 _CHUNK = 1 << 22  # bytes
 
@@ -35,16 +36,8 @@ def local_set(place: Path | str) -> Path:
     if not is_url(place):
         return Path(place)
     url = str(place)
-    where = without_secrets(url)
-    folder = _cache_folder() / f"{where.rpartition('/')[2]}-{digest(where)[:12]}"
-    incoming = run_folder_of(folder) / "incoming"
-    with WriterLock(run_folder_of(folder), patience=_PATIENCE):
-        folder.mkdir(exist_ok=True)
-        incoming.mkdir(exist_ok=True)
-        try:
-            (incoming / FILE_NAME).write_bytes(read(joined(url, FILE_NAME)))
-        except MissingFile:
-            raise CacheError(f"{where}: no set here (no {FILE_NAME}); check the address") from None
+    with fetched(url) as (folder, incoming):
+        (incoming / FILE_NAME).write_bytes(read_first(url, FILE_NAME, "set"))
         record = read_record(incoming)
         faults = remembered_faults(folder, record.files)
         _fetch(url, [file for file in record.files if file.name in faults], folder, incoming)
@@ -53,6 +46,49 @@ def local_set(place: Path | str) -> Path:
             (folder / old).unlink()
         (incoming / FILE_NAME).replace(folder / FILE_NAME)
         return folder
+
+
+@contextmanager
+def fetched(url: str) -> Iterator[tuple[Path, Path]]:
+    """The folder here of what lies at a URL, called as it is there, and one for what arrives.
+
+    One process at a time has it.
+    """
+    where = without_secrets(url)
+    name = where.rpartition("/")[2].lstrip(".") or "set"
+    folder = _cache_folder() / digest(where)[:12] / name
+    incoming = run_folder_of(folder) / "incoming"
+    with WriterLock(run_folder_of(folder), patience=_PATIENCE):
+        folder.mkdir(exist_ok=True)
+        incoming.mkdir(exist_ok=True)
+        yield folder, incoming
+
+
+def read_first(url: str, name: str, what: str) -> bytes:
+    """The content of the file that says what lies at a URL; an error if there is none."""
+    try:
+        return read(joined(url, name))
+    except MissingFile:
+        where = without_secrets(url)
+        raise CacheError(f"{where}: no {what} here (no {name}); check the address") from None
+
+
+def say_fetching(url: str, files: int, size: int, folder: Path, here: int = 0) -> None:
+    """Say on the standard error output what is fetched; ``here`` bytes of it are here."""
+    resumed = f" ({in_bytes(here)} are here)" if here else ""
+    print(
+        f"{without_secrets(url)}: fetching {counted(files, 'file')}, {in_bytes(size)}{resumed}, "
+        f"into {folder}",
+        file=sys.stderr,
+    )
+
+
+def copy(url: str, part: Path, size: int) -> None:
+    """Bring a file of ``size`` bytes here, from where ``part`` ends."""
+    with part.open("ab") as target, opened(url, Found(size, "")) as source:
+        source.seek(target.tell())
+        while data := source.read(_CHUNK):
+            target.write(data)
 
 
 def _cache_folder() -> Path:
@@ -65,20 +101,14 @@ def _fetch(url: str, files: Sequence[FileRecord], folder: Path, incoming: Path) 
     if files:
         (folder / FILE_NAME).unlink(missing_ok=True)  # no set until all of them are there
         here = sum(path.stat().st_size for file in files if (path := incoming / file.name).exists())
-        size = in_bytes(sum(file.bytes for file in files))
-        resumed = f" ({in_bytes(here)} are here)" if here else ""
-        print(
-            f"{without_secrets(url)}: fetching {counted(len(files), 'file')}, {size}{resumed}, "
-            f"into {folder}",
-            file=sys.stderr,
-        )
+        say_fetching(url, len(files), sum(file.bytes for file in files), folder, here)
     for file in files:
         place, part = joined(url, file.name), incoming / file.name
         resumes = part.exists()
-        _copy(place, part, file.bytes)
+        copy(place, part, file.bytes)
         if resumes and file_fault(incoming, file):  # what was here is of another file
             part.unlink()
-            _copy(place, part, file.bytes)
+            copy(place, part, file.bytes)
         if fault := file_fault(incoming, file):
             part.unlink()
             raise CacheError(
@@ -86,10 +116,3 @@ def _fetch(url: str, files: Sequence[FileRecord], folder: Path, incoming: Path) 
                 "if it is being written, try again; else verify the set where it was written"
             )
         part.replace(folder / file.name)
-
-
-def _copy(url: str, part: Path, size: int) -> None:
-    with part.open("ab") as target, opened(url, Found(size, "")) as source:
-        source.seek(target.tell())
-        while data := source.read(_CHUNK):
-            target.write(data)

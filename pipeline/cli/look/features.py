@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.model_options import takes
-from pipeline.cli.options import JSON, option
+from pipeline.cli.options import JSON, of_dataset, option
 from train.diagnose.settings import DiagnosisSettings
 
 if TYPE_CHECKING:
@@ -34,10 +34,9 @@ def features(
     ],
     data: Annotated[
         Path | None,
-        option(
-            "Data",
-            "Prepared data set that says which caption belongs to which image; default: the one "
-            "of sets below data/features.",
+        of_dataset(
+            "Prepared data set, or its URL, that says which caption belongs to which image; "
+            "default: the one of sets below data/features."
         ),
     ] = None,
     out: Annotated[Path | None, option("Output", "HTML page to write.", dir_okay=False)] = None,
