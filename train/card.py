@@ -121,7 +121,7 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
     """The YAML between the two lines ``---``, without them."""
     tags = [*_TAGS, summary.objective]
     if any(used.untrained for used in summary.features.values()):
-        tags.append("untrained-weights")
+        tags.append("untrained-features")
     doubts = {used.doubt for used in summary.features.values() if used.doubt}
     tags += sorted(doubt.replace(", ", "-").replace(" ", "-") for doubt in doubts)
     scores = [

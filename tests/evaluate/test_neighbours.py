@@ -356,8 +356,8 @@ def test_the_page_of_a_report_shows_runs_side_by_side(photographed):
     assert 'data-run="c"' not in section.split("Nearest captions")[1]
     assert "Left out, as they were asked something else: c." in section
     assert "Each run with seed 0 or 1, its lowest." in section
-    assert "a: untrained weights." in section
-    assert "b: untrained weights." not in section
+    assert "a: untrained features." in section
+    assert "b: untrained features." not in section
     classes = set(re.findall(r"of-[0-9a-f]{16}", section))
     assert shown.count('url("data:image/png') == len(classes) == 4
     assert "neighbours" not in page([made_result("a", scores={"A": 1.0})])

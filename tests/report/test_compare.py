@@ -212,15 +212,15 @@ def test_marks_are_in_every_format(format_):
     if format_ == "json":
         rows = json.loads(text)["table"]["rows"]
         assert [row["doubtful"] for row in rows] == [False, False, True, False]
-        marks = [[], [], ["untrained weights"], ["published: MCSE table 1"]]
+        marks = [[], [], ["untrained features"], ["published: MCSE table 1"]]
         assert [row["marks"] for row in rows] == marks
         return
     shown = " ".join(text.split())
     assert "published: MCSE table 1" in shown
     if format_ == "html":
-        assert 'mcse-untrained<span class="mark warn">untrained weights</span>' in shown
+        assert 'mcse-untrained<span class="mark warn">untrained features</span>' in shown
         return
-    assert shown.count("untrained weights") == 3  # scores, tasks, subsets
+    assert shown.count("untrained features") == 3  # scores, tasks, subsets
     assert "72.00† ± 1.00" in shown or r"\textbf{72.00}$^{\dagger}$ $\pm$ 1.00" in shown
 
 
@@ -338,7 +338,7 @@ def test_the_figure_has_a_dot_per_run_and_subset():
     filled = [dot for dot in dots if dot.get_markerfacecolor() != "white"]
     assert len(filled) == sum(each.significant for each in comparison.subset_differences) == 6
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["mcse", "mcse-untrained (untrained weights)"]
+    assert names == ["mcse", "mcse-untrained (untrained features)"]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def changed(part, **values):
 @pytest.mark.parametrize(
     ("changes", "marks", "judged"),
     [
-        ({"features": (UNTRAINED,)}, ("untrained weights",), None),
+        ({"features": (UNTRAINED,)}, ("untrained features",), None),
         (changed("train", batch_size=32), ("train.batch_size 32, not 64",), None),
         (
             {"evaluated_on": {**TESTS, "STS12": EvaluationSet(examples=9, sha256="1" * 64)}},

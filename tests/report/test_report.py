@@ -232,9 +232,9 @@ def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
     table = make_table(runs)
     comparisons = [Comparison("text", "images", "shuffled"), Comparison("text", "objects")]
     assert lead_of(table, compute_gains(table, comparisons)) == (
-        "sts: objects (untrained weights) is best with 80.00, +70.00 over text.",
+        "sts: objects (untrained features) is best with 80.00, +70.00 over text.",
         "sts: images +50.00 over text; shuffled +2.50, 5 % of it.",
-        "sts: objects (untrained weights) +70.00 over text.",
+        "sts: objects (untrained features) +70.00 over text.",
     )
     assert lead_of(table, ()) == ()
     unscored = make_table([*runs, made_result("new", scores={"other": 1.0})])

@@ -40,7 +40,7 @@ def test_hubs_read_it(trained, world):
     data = card.data
     assert data.library_name == "sentence-transformers"
     assert data.pipeline_tag == "sentence-similarity"
-    assert set(data.tags) == TAGS | {"untrained-weights"}
+    assert set(data.tags) == TAGS | {"untrained-features"}
     assert data.get("base_model") is None  # a folder of this machine is no name on a hub
     assert data.get("datasets") is None
     (found,) = data.eval_results

@@ -20,7 +20,9 @@ SCHEMA = "sightline.result/1"
 NOT_TRAINED = "not trained by Sightline"
 """The objective of a model that is not a training run."""
 UNTRAINED = "untrained weights"
-"""The mark of a run that learned from features of random weights."""
+"""The mark of features of random weights."""
+UNTRAINED_FEATURES = "untrained features"
+"""The mark of a run that learned from them."""
 
 Score = Annotated[float, Field(allow_inf_nan=False)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -263,7 +265,7 @@ class RunResult(BaseModel):
         doubts = dict.fromkeys(use.doubt for use in self.features if use.doubt)
         accepted = self.training is not None and self.training.accepted_code
         return (
-            *([UNTRAINED] if self.untrained else []),
+            *([UNTRAINED_FEATURES] if self.untrained else []),
             *(f"features {doubt}" for doubt in doubts),
             *(["code edited since, accepted"] if accepted else []),
             *([f"scored in {self.precision}"] if self.precision else []),

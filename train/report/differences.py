@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sightline.errors import SightlineError
-from train.evaluate.results import UNTRAINED
+from train.evaluate.results import UNTRAINED_FEATURES
 from train.evaluate.sts import AVERAGE
 from train.report.table import Cell, Row, Table
 
@@ -100,7 +100,7 @@ class Gain:
 
 
 def _marked(run: str, untrained: bool) -> str:
-    return f"{run} ({UNTRAINED})" if untrained else run
+    return f"{run} ({UNTRAINED_FEATURES})" if untrained else run
 
 
 def t_test(treated: Cell, second: Cell) -> tuple[float | None, str]:
@@ -185,7 +185,7 @@ def _best(table: Table, gain: Gain) -> str:
     if not scores:
         return ""
     name = max(scores, key=lambda name: scores[name])
-    label = _marked(name, UNTRAINED in table.measured[name].marks)
+    label = _marked(name, UNTRAINED_FEATURES in table.measured[name].marks)
     text, baseline = (
         f"{gain.task}: {label} is best with {scores[name]:z.2f}",
         gain.comparison.baseline,
@@ -208,7 +208,7 @@ def _difference(row: Row, reference: Row, task: str) -> Difference:
 def _gain(task: str, comparison: Comparison, table: Table) -> Gain:
     rows, sign = table.measured, -1 if task in table.lower_is_better else 1
     names = (comparison.baseline, comparison.treatment, comparison.control)
-    untrained = tuple(name for name in names if name and UNTRAINED in rows[name].marks)
+    untrained = tuple(name for name in names if name and UNTRAINED_FEATURES in rows[name].marks)
     stated = sign > 0 and not table.titles.get(task)
     baseline, treatment = rows[names[0]].cells[task], rows[names[1]].cells[task]
     gain, control_gain, share = _minus(treatment, baseline, sign), None, None
