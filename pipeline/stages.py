@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import signature
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -240,7 +241,7 @@ def evaluate(params: Params) -> Iterator[str]:
     evaluation = _evaluation(params, params.evaluation.tasks)
     yield from (f"warning: {warning}" for warning in evaluation.warnings)
     left, failures = list[tuple[str, int]](), list[str]()
-    for run, seed in ((run, seed) for run in params.runs for seed in params.graph.seeds):
+    for run, seed in product(params.runs, params.graph.seeds):
         folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
         try:
             result = current_result(folder, evaluation, out)
@@ -319,11 +320,17 @@ def report(params: Params) -> Path:
     from train.report.write import write_report
 
     about, runs, out = params.report, params.runs, graph.REPORT
-    files = [graph.result_file(run, seed) for run in runs for seed in params.graph.seeds]
-    results = [
-        result.model_copy(update={"run": runs[result.run].label})
-        for result in map(load_result, files)
-    ]
+    files: list[Path] = []
+    results: list[RunResult] = []
+    for run, seed in product(runs, params.graph.seeds):
+        files.append(graph.result_file(run, seed))
+        result = load_result(files[-1])
+        if (result.run, result.seed) != (run, seed):
+            raise SightlineError(
+                f"{files[-1]}: found the scores of {result.run}, seed {result.seed}, expected "
+                f"those of {run}, seed {seed}; delete the file and run `sightline repro`"
+            )
+        results.append(result.model_copy(update={"run": runs[run].label}))
     baseline, comparisons = runs[about.baseline].label, []
     if about.gain is not None:
         control = None if about.control is None else runs[about.control].label

@@ -19,7 +19,8 @@ def number_array(values: NDArray[Any]) -> pa.Array:
 def text_array(texts: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Array:
     """Strings or binaries, of up to 2 GiB; None is null."""
     data = [text.encode() if isinstance(text, str) else text or b"" for text in texts]
-    there = np.packbits([text is not None for text in texts], bitorder="little")
+    filled = np.array([text is not None for text in texts], dtype=bool)
+    there = np.packbits(filled, bitorder="little")
     ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
     buffers = [pa.py_buffer(part) for part in (there, ends, b"".join(data))]
     return pa.Array.from_buffers(kind, len(texts), buffers)

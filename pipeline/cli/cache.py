@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ from sightline.wording import counted, in_bytes
 app = typer.Typer(
     cls=Group, help="List, verify, repair and share the sets of the cache.", no_args_is_help=True
 )
+T = TypeVar("T")
 _LOST = re.compile(r"(shard|index)-[0-9a-f]{32}\.\w+")
 PATH = Annotated[Path, typer.Argument(help="A set of the cache, or a folder of sets.")]
 
@@ -32,22 +33,14 @@ def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
     Example: sightline cache list data
     """
     from pipeline.provenance import about
-    from sightline.cache import CacheError
     from sightline.cache.record import read_record
 
-    sets: list[dict[str, Any]] = []
-    damaged: list[str] = []
-    for folder in sets_below(path, lost=True):
-        try:
-            sets.append(about(folder, read_record(folder)))
-        except CacheError as error:  # still show the others
-            damaged.append(str(error))
-    if as_json:
-        print_json(sets)
-    else:
-        _print_sets(sets)
-    if damaged:
-        raise CacheError("\n".join(damaged))
+    def facts(folder: Path) -> dict[str, Any]:
+        return about(folder, read_record(folder))
+
+    with _of_each(sets_below(path, lost=True), facts) as found:
+        sets = [*found.values()]
+        print_json(sets) if as_json else _print_sets(sets)
 
 
 def _print_sets(sets: list[dict[str, Any]]) -> None:
@@ -150,31 +143,24 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
-    from sightline.cache import CacheError
     from sightline.cache.verify import repair as repair_set
-    from sightline.errors import SightlineError
 
-    results: dict[str, list[str]] = {}
-    beyond: list[str] = []
-    for folder in sets_below(path):
-        try:
-            with _progress("read", folder) as advance:
-                report = repair_set(folder, advance)
-        except SightlineError as error:  # still repair the others
-            beyond.append(str(error))
-            continue
-        lines = results[folder.as_posix()] = report.lines()
+    def repaired(folder: Path) -> list[str]:
+        with _progress("read", folder) as advance:
+            report = repair_set(folder, advance)
+        lines = report.lines()
         if as_json:
-            continue
+            return lines
         print(f"{folder}: " + (f"{len(lines)} damaged files" if lines else "nothing to repair"))
         for line in lines:
             print(f"  {line}")
         if report.dropped:
             print("  rerun its stage, or the command that made it, to compute the missing rows")
-    if as_json:
-        print_json(results)
-    if beyond:
-        raise CacheError("\n".join(beyond))
+        return lines
+
+    with _of_each(sets_below(path), repaired) as results:
+        if as_json:
+            print_json(results)
 
 
 @app.command(cls=Command)
@@ -195,29 +181,47 @@ def gc(
 
     Example: sightline cache gc data --dry-run
     """
-    from sightline.cache.compact import collect, garbage
+    from sightline.cache.compact import Garbage, collect, garbage
     from sightline.cache.compact import compact as compact_set
 
     if compact and dry_run:
         raise typer.BadParameter("not with --dry-run", param_hint="--compact")
-    garbage_of = {}
-    for folder in sets_below(path):
+
+    def garbage_of(folder: Path) -> Garbage:
         if compact:
             compact_set(folder)
-        garbage_of[folder.as_posix()] = (garbage if dry_run else collect)(folder)
-    if as_json:
-        print_json({folder: asdict(waste) for folder, waste in garbage_of.items()})
-        return
-    for folder, waste in garbage_of.items():
-        sizes = counted(len(waste.files), "file"), counted(waste.rows, "row"), in_bytes(waste.bytes)
-        print(f"{folder}: {', '.join(sizes)}")
-    total = sum(waste.bytes for waste in garbage_of.values())
-    print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
+        return (garbage if dry_run else collect)(folder)
+
+    with _of_each(sets_below(path), garbage_of) as found:
+        if as_json:
+            print_json({folder: asdict(waste) for folder, waste in found.items()})
+            return
+        for folder, waste in found.items():
+            files, rows = counted(len(waste.files), "file"), counted(waste.rows, "row")
+            print(f"{folder}: {files}, {rows}, {in_bytes(waste.bytes)}")
+        total = sum(waste.bytes for waste in found.values())
+        print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
 app.command(cls=Command)(cache_exchange.diff)
 app.command("export", cls=Command)(cache_exchange.export_set)
 app.command("import", cls=Command)(cache_exchange.import_set)
+
+
+@contextmanager
+def _of_each(folders: Iterable[Path], do: Callable[[Path], T]) -> Iterator[dict[str, T]]:
+    """What ``do`` gives for each set; an error of one stops no other, and comes after the block."""
+    from sightline.errors import SightlineError
+
+    found, faults = dict[str, T](), list[str]()
+    for folder in folders:
+        try:
+            found[folder.as_posix()] = do(folder)
+        except SightlineError as error:
+            faults.append(str(error))
+    yield found
+    if faults:
+        raise SightlineError("\n".join(faults))
 
 
 def sets_below(path: Path, *, lost: bool = False) -> list[Path]:

@@ -83,6 +83,9 @@ def test_a_damaged_set_hides_no_other(said, fails, world):
     code, out, err = said("cache", "list", ".", "--json")
     assert (code, [each["path"] for each in json.loads(out)]) == (1, ["text"])
     assert "set.json: truncated or not JSON" in err
+    code, out, err = said("cache", "gc", ".", "--json")
+    assert (code, [*json.loads(out)]) == (1, ["text"])
+    assert "set.json: not a Sightline record" in err
     damage("text")
     assert "image/set.json" in fails("cache", "repair", ".")
     assert verify(Path("text")) == []

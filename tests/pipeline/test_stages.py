@@ -210,3 +210,13 @@ def test_accept_keeps_the_runs_that_are_named_and_no_others(graph, monkeypatch, 
     ]
     shutil.rmtree("runs/simcse")
     assert says("accept", "simcse") == "runs/simcse/seed-0: not trained yet\n"
+
+
+def test_a_report_refuses_the_scores_of_another_run(graph, fails, says):
+    simcse, mcse = (f"results/{run}/seed-0.json" for run in ("simcse", "mcse-clip"))
+    shutil.copyfile(simcse, mcse)
+    err = fails("stage", "report")
+    assert f"{mcse}: found the scores of simcse, seed 0, expected those of mcse-clip" in err
+    Path(mcse).unlink()
+    for stage in ("evaluate", "report"):
+        says("stage", stage)
