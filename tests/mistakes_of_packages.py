@@ -66,6 +66,7 @@ MISTAKES = [
      "captions, splits: found 1 (int), expected one for each of 8 texts"),
     ("sidecar", "+= texts", "+= [3 for _ in texts]", PREPARING, "captions.texts.0: found 3 (int)"),
     ("hardest", '    name: ClassVar[str] = "hardest"\n', "", TRAINING, "name: found None"),
+    ("hardest", 'str] = "hardest"', 'str] = "harder"', TRAINING, "expected 'hardest', as"),
     ("hardest", "return Hardest(self, hidden, dims)", "return 3", TRAINING, "build: found 3"),
     ("hardest", 'FeatureNeed("image", self.image, ("hinge",), head="image")', "0", TRAINING,
      "FeatureNeed"),

@@ -88,6 +88,8 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> ObjectiveParams:
         objective = kind.model_validate(parameters)
         for attribute in ("name", "source"):
             expect(getattr(objective, attribute, None), str, objective, attribute)
+        if objective.name != name:
+            raise wrong(objective, "name", objective.name, f"{name!r}, as the entry point has it")
         features = expect_all(objective.features, FeatureNeed, objective, "features")
         expect_valid(list(features), list[FeatureNeed], objective, "features")
         for need in features:
