@@ -223,6 +223,7 @@ class Output:
         for name, path in files.items():
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            path.chmod(made.stat().st_mode & 0o666)  # safetensors makes its files private
             path.replace(target)
         for parent in {(self.folder / name).parent for name in files}:
             fsync(parent)

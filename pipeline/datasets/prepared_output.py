@@ -90,8 +90,16 @@ def prepare(
                 raise wrong(source, f"columns of {name}", written.names, f"{columns}")
         if source.has_pairs and not (folder / "images").is_dir():
             root = source.image_root(folder)
-            report.facts[IMAGE_ROOT] = shown(root) if is_url(root) else os.path.relpath(root, out)
+            report.facts[IMAGE_ROOT] = shown(root) if is_url(root) else _path_from(out, Path(root))
     return report
+
+
+def _path_from(out: Path, root: Path) -> str:
+    """The path to a folder of images, also if links lead to ``out``."""
+    path = os.path.relpath(root, out)
+    if (out / path).resolve() == root.resolve():
+        return path
+    return os.path.relpath(root.resolve(), out.resolve())
 
 
 def prepare_dataset(

@@ -223,4 +223,6 @@ class PreparedDataset:
         recorded = dataset_facts(self.folder).images or "images"
         if is_url(recorded):
             return recorded
-        return Path(os.path.normpath(self.folder / recorded))
+        root = self.folder / recorded
+        short = Path(os.path.normpath(root))
+        return short if short.resolve() == root.resolve() else root.resolve()

@@ -195,6 +195,15 @@ def test_an_output_inside_an_input_is_a_new_folder_or_ours(tmp_path):
         publish(tmp_path / "img/new", tmp_path / "img", a="1")
 
 
+def test_private_files_go_out_as_others_may_read_them(tmp_path):
+    with opened(tmp_path / "out") as output, output.scratch() as made:
+        write(made / "a")
+        (made / "a").chmod(0o600)  # as safetensors leaves its files
+        output.publish(made, {"schema": SCHEMA})
+    write(tmp_path / "plain")
+    assert (tmp_path / "out/a").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_the_working_folder_and_a_link_to_a_folder(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

@@ -165,6 +165,18 @@ def test_the_record_says_where_the_images_are(pairs, tmp_path, monkeypatch):
     assert PreparedDataset.open(data).image_root == tmp_path / "mine-photos"
 
 
+def test_images_are_found_through_links(pairs, tmp_path, monkeypatch):
+    data = pairs("mine", range(2), "disk/data/mine").folder
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away/linked").symlink_to(tmp_path / data)
+    (tmp_path / "away/mine-photos").mkdir()  # another folder of that name
+    (tmp_path / "work").symlink_to(tmp_path / "disk/data")
+    into = pairs("mine", range(2), "work/other").folder
+    for folder in ("away/linked", into, "disk/data/other", "work/mine"):
+        root = PreparedDataset.open(tmp_path / folder).require_images()
+        assert Path(root).samefile(tmp_path / "mine-photos"), folder
+
+
 def test_images_that_are_elsewhere_can_be_named(pairs, tmp_path):
     data = pairs("mine", range(2)).folder
     (tmp_path / "mine-photos").rename(tmp_path / "moved")

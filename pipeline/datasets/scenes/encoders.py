@@ -69,8 +69,6 @@ def write_models(
         done[name] = step
         if progress is not None:
             progress("training the encoders", sum(done.values()), total, "steps")
-    for path in folder.rglob("*.safetensors"):
-        path.chmod(0o644)  # safetensors makes its files private
 
 
 def single_things(scenes: Sequence[Scene]) -> list[Scene]:
