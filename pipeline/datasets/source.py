@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 from sightline.cache.file_memory import FileMemory
-from sightline.cache.prepared import LICENCE_UNKNOWN, SCHEMA
+from sightline.cache.prepared import LICENCE_UNKNOWN, MANIFESTS, SCHEMA
 from sightline.errors import SightlineError
 from sightline.image_names import SPLITS
 from sightline.outside_columns import FETCH
@@ -20,8 +20,6 @@ from sightline.places import base_of, is_url, joined, location
 from sightline.settings import FamilySettings, Registry
 from sightline.user_files import short
 
-MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
-"""The files of every data set; a data set of sentences has no rows in the first two."""
 MOST_LISTED = 1000  # per problem; counts are always exact
 MOST_SHOWN = 6  # of one kind on the terminal; dataset.json has all
 

@@ -25,8 +25,8 @@ from sightline.cache.manifest import (
     read_manifest,
 )
 from sightline.cache.remote_sets import copy, fetched, read_first, say_fetching
-from sightline.errors import SightlineError
-from sightline.places import beside, is_url, joined, required_location, why_no_path
+from sightline.errors import CacheError, SightlineError
+from sightline.places import beside, is_url, joined, required_location, shown, why_no_path
 from sightline.storage import Found, look_at_all
 from sightline.user_files import read_json
 
@@ -39,7 +39,8 @@ HUB_DATASET = "hub_dataset"
 IMAGE_ROOT = "images"
 """Field of the record: base folder of the image paths, relative to the record's own, or its URL;
 absent if it is the folder ``images`` beside the manifests."""
-MANIFESTS = "images.parquet", "captions.parquet", "sentences.parquet"
+MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
+"""The files of every data set; a data set of sentences has no rows in the first two."""
 LICENCE_UNKNOWN = "not known here; the terms of the data set that it was computed from apply"
 
 
@@ -99,12 +100,17 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     memory = incoming / "states"
     known = json.loads(memory.read_bytes()) if memory.is_file() else {}
     memory.unlink(missing_ok=True)
-    files = look_at_all([joined(url, name) for name in MANIFESTS])
-    there = {name: found for name, found in zip(MANIFESTS, files, strict=True) if found}
-    changed = dict[str, Found]()
-    for name, found in there.items():
-        if not found.state or known.get(name) != found.state or not (folder / name).is_file():
-            changed[name] = found
+    places = [joined(url, name) for name in MANIFESTS]
+    there = dict[str, Found]()
+    for name, found in zip(MANIFESTS, files := look_at_all(places), strict=True):
+        if found is None:
+            raise CacheError(f"{shown(url)}: has no {name}; copy the whole data set there")
+        there[name] = found
+    changed = {
+        name: found
+        for name, found in there.items()
+        if not found.state or known.get(name) != found.state or not (folder / name).is_file()
+    }
     if changed:
         (folder / RECORD).unlink(missing_ok=True)  # no data set until all of them are there
         say_fetching(url, len(changed), sum(found.size for found in changed.values()), folder)
@@ -112,9 +118,8 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
         (incoming / name).unlink(missing_ok=True)
         copy(joined(url, name), incoming / name, found.size)
         (incoming / name).replace(folder / name)
-    for name in MANIFESTS:
-        if name not in there:
-            (folder / name).unlink(missing_ok=True)
+    if changed and look_at_all(places) != files:
+        raise CacheError(f"{shown(url)}: changed while it was fetched; try again")
     return {name: found.state for name, found in there.items()}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sightline.cache.file_checks import file_fault, remembered_faults
 from sightline.cache.record import FILE_NAME, FileRecord, read_record
 from sightline.digest import digest
-from sightline.errors import CacheError
+from sightline.errors import CacheError, SightlineError
 from sightline.lock import WriterLock
 from sightline.output import run_folder_of
 from sightline.places import is_url, joined, required_location
@@ -56,12 +56,23 @@ def fetched(url: str) -> Iterator[tuple[Path, Path]]:
     """
     where = without_secrets(url)
     name = where.rpartition("/")[2].lstrip(".") or "set"
-    folder = _cache_folder() / digest(where)[:12] / name
-    incoming = run_folder_of(folder) / "incoming"
-    with WriterLock(run_folder_of(folder), patience=_PATIENCE):
-        folder.mkdir(exist_ok=True)
-        incoming.mkdir(exist_ok=True)
-        yield folder, incoming
+    try:
+        folder = _cache_folder() / digest(where)[:12] / name
+        incoming = run_folder_of(folder) / "incoming"
+        with WriterLock(run_folder_of(folder), patience=_PATIENCE):
+            folder.mkdir(exist_ok=True)
+            incoming.mkdir(exist_ok=True)
+            try:
+                yield folder, incoming
+            except SightlineError as error:
+                if str(incoming) not in str(error):
+                    raise
+                raise CacheError(str(error).replace(str(incoming), where)) from error
+    except OSError as error:
+        raise CacheError(
+            f"{where}: cannot be fetched ({error}); give a folder that takes files, and has room "
+            f"for them, in {FETCHED}"
+        ) from error
 
 
 def read_first(url: str, name: str, what: str) -> bytes:
@@ -92,8 +103,12 @@ def copy(url: str, part: Path, size: int) -> None:
 
 
 def _cache_folder() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "sightline")
-    return Path(os.environ.get(FETCHED) or default)
+    if given := os.environ.get(FETCHED):
+        return Path(given)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "sightline")
+    except RuntimeError as error:  # an account without a home
+        raise OSError(str(error)) from None
 
 
 def _fetch(url: str, files: Sequence[FileRecord], folder: Path, incoming: Path) -> None:

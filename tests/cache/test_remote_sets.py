@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from command_line import sightline, unboxed
 from remote_servers import hub
-from shelves import SHELVES, Shelf, s3_shelf
+from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from pipeline.cli.train import _objective
 from sightline import storage
@@ -109,6 +109,26 @@ def test_a_training_names_features_by_their_url(shelf, world):
     assert len(FeatureSet.open(sets["image-image"])) == len(FeatureSet.open(world / "image"))
     (_, named) = _objective(objective_class("mcse"), {}, [], [f"image-image={shelf.url}/image"])
     assert named == sets
+
+
+def test_a_folder_that_takes_no_files_is_named_with_its_variable(world, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    refused = pytest.raises(CacheError, match=r"image: cannot be fetched .* SIGHTLINE_CACHE")
+    with web_shelf(world, monkeypatch) as shelf:
+        monkeypatch.setenv("SIGHTLINE_CACHE", str(tmp_path / "file"))
+        with refused:
+            FeatureSet.open(f"{shelf.url}/image")
+        for variable in ("SIGHTLINE_CACHE", "XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # an account without a home
+        with refused:
+            FeatureSet.open(f"{shelf.url}/image")
+
+
+def test_an_error_of_what_lies_there_names_the_url(shelf):
+    shelf.write("image/set.json", b"[]")
+    with pytest.raises(CacheError, match=f"^{shelf.url}/image/set.json: "):
+        FeatureSet.open(f"{shelf.url}/image")
 
 
 def test_a_set_that_was_fetched_is_whole_while_it_is_looked_at_again(world, monkeypatch):

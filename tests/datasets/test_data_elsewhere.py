@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import sightline, unboxed
 from packed import load_all, samples, write_tar
-from shelves import SHELVES, Shelf, web_shelf
+from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.extract.inputs import inputs_of
@@ -117,9 +117,30 @@ def test_what_is_no_data_set_there_is_one_error(shelf, here, tmp_path, capsys):
     )
     assert sightline(*words, "ftp://host/mine") == 2
     assert "found a URL of 'ftp'" in unboxed(capsys.readouterr().err)
+    sound = (here / "dataset.json").read_bytes()
     shelf.write("sets/mine/dataset.json", b"[]")
     assert sightline(*words, f"{shelf.url}/sets/mine") == 1
+    assert f"{shelf.url}/sets/mine/dataset.json: found []" in unboxed(capsys.readouterr().err)
+    shelf.write("sets/half/dataset.json", sound)
+    assert sightline(*words, f"{shelf.url}/sets/half") == 1
+    assert f"{shelf.url}/sets/half: has no images.parquet" in unboxed(capsys.readouterr().err)
     assert not (tmp_path / "tokens").exists()
+
+
+def test_manifests_that_change_while_they_are_fetched_are_not_mixed(here, monkeypatch):
+    with s3_shelf(here.parent.parent, monkeypatch) as shelf:
+        url, other = f"{shelf.url}/sets/mine", samples(5)
+
+        def prepared_again() -> None:
+            write_tar(here.parent.parent / "raw/2.tar", other)
+            prepare_dataset("webdataset", here, images=here.parent.parent / "raw")
+            shelf.put()
+
+        shelf.faults.of[shelf.path("sets/mine/captions.parquet")] = [prepared_again]
+        with pytest.raises(SightlineError, match="mine: changed while it was fetched; try again"):
+            PreparedDataset.open(url)
+        there = PreparedDataset.open(url)
+        assert len(there.images) == len(there.captions) == 5
 
 
 def test_images_that_lie_elsewhere_are_missed_only_where_they_are_read(here, shelf):
