@@ -32,8 +32,9 @@ def why_no_path(place: Path | str) -> str:
     if not is_url(text):
         return ""
     return (
-        f"found {shown(text)}, expected a path on this machine (`sightline cache export` and "
-        "`sightline cache import` copy sets to and from URLs)"
+        f"found {shown(text)}, expected a path on this machine; copy sets to and from URLs with "
+        "`sightline cache export` and `sightline cache import`, and others with the tools of "
+        "their storage"
     )
 
 

@@ -195,7 +195,10 @@ def upload(path: Path, url: str) -> None:
     """
     if url.startswith("https://"):
         raise StorageError(url, "a web server takes no files; give s3://, gs:// or hf://")
-    _ask(url, lambda files, place: files.put_file(str(path), place))
+    try:
+        _ask(url, lambda files, place: files.put_file(str(path), place))
+    except MissingFile:
+        raise StorageError(url, "no such bucket or repository; make it first") from None
 
 
 _begun: dict[tuple[str, int, int | None], Future[bytes]] = {}

@@ -322,6 +322,12 @@ def _check(spec: RunSpec, objective: ObjectiveParams) -> None:
             f"{which}: its text term is off, so a batch of plain sentences trains nothing; omit "
             "the text stream, or set text_weight to a value above 0",
         ),
+        (
+            spec.pairs is not None
+            and spec.pairs.phrases is not None
+            and not any(need.row_of == "object" for need in needs),
+            f"{which} reads no phrases; omit them",
+        ),
         (idle, "; ".join(idle)),
     ):
         if refused:

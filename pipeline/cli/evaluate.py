@@ -16,6 +16,7 @@ from pipeline.cli.options import (
     MODELS,
     POOLING,
     models_of,
+    of_dataset,
     option,
     print_json,
     set_in,
@@ -40,7 +41,8 @@ def evaluate(
     ] = None,
     models: MODELS = None,
     data: Annotated[
-        str | None, option("Data", "What the tasks read, if all read the same.")
+        Path | None,
+        of_dataset("What the tasks read, if all read the same; of a data set also its URL."),
     ] = None,
     set_: Annotated[list[str], set_in("Data")] = [],  # noqa: B006
     pooling: POOLING = None,
@@ -55,7 +57,13 @@ def evaluate(
         ),
     ] = "fp32",
     out: Annotated[
-        Path | None, option("Output", "Folder for result files, which `sightline compare` reads.")
+        Path | None,
+        option(
+            "Output",
+            "Folder for result files, which `sightline compare` reads.",
+            file_okay=False,
+            writable=True,
+        ),
     ] = None,
     card: Annotated[
         Path | None,
@@ -144,7 +152,7 @@ def _print_card(tasks: Sequence[str], models: Sequence[str], results: Path) -> N
 
 
 def _settings_of(
-    names: Sequence[str], data: str | None, words: Sequence[str]
+    names: Sequence[str], data: Path | None, words: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Task → its settings, from ``--set``; a name without a task is for all that have it."""
     from sightline.settings import unknown
@@ -164,7 +172,7 @@ def _settings_of(
     if "data" in texts:
         raise typer.BadParameter("data is an option: give --data", param_hint="--set")
     if data is not None:
-        texts["data"] = data
+        texts["data"] = str(data)
     settings: dict[str, dict[str, Any]] = {}
     for name, model in classes.items():
         own = {key: texts.get(f"{name}.{key}", texts.get(key)) for key in model.model_fields}
@@ -178,7 +186,7 @@ def _settings_of(
     return settings
 
 
-def _list_tasks(data: str | None, as_json: bool) -> None:
+def _list_tasks(data: Path | None, as_json: bool) -> None:
     """What there is, and whether the data that params.yaml or --data names is here."""
     from pipeline.params import FILE_NAME, load_params
     from train.evaluate.task import TASKS, task_class

@@ -102,6 +102,8 @@ def test_commands_take_its_url(shelf, here, tmp_path, capsys):
         inputs_of("text", url).entries.keys.tolist()
         == inputs_of("text", here).entries.keys.tolist()
     )
+    assert sightline("evaluate", "neighbours", "--model", "x", "--data", url) == 1
+    assert "no caption in the split 'test'; found '' (4)" in unboxed(capsys.readouterr().err)
     exported = ["cache", "export", tmp_path / "here", "--format", "npy", "--out", tmp_path / "npy"]
     assert sightline(*exported, "--data", url) == 0
     assert "not in" not in unboxed(capsys.readouterr().out)

@@ -263,6 +263,7 @@ TEXT = "extract text --data texts.txt --encoder ViT-B-32 --out y --weights "
         ("ground --data x --grounder florence:y --out z", 2, "did you mean 'florence2'?"),
         ("ground --data x --segmenter box:y --out z", 2, "--segmenter: box takes no model"),
         ("ground --data x --grounder florence2 --segmenter box --out z", 2, "model: is missing"),
+        ("evaluate sts --model x --data y --out dvc.yaml", 2, "'dvc.yaml' is a file"),
         ("stage image-feature x", 2, "did you mean 'image-features'"),
         ("stage image-features x", 2, "sightline stage image-features DATASET ENCODER"),
         ("stage tokens --dry-run", 2, "the stage tokens does not take it"),

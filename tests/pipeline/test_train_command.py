@@ -64,6 +64,7 @@ def test_a_set_says_its_kind_and_its_folder_the_encoders_name(train):
         ("mcse --data d", "image is not given; .*--features FOLDER, a set of image features"),
         ("simcse --data d --features clip", "clip holds image features; simcse needs no features"),
         ("mcse --data d --features text", "image is not given"),
+        ("mcse --data d --features clip --phrases text", "objective mcse reads no phrases; omit"),
         (
             "mcse --data d --features clip --features text",
             "text holds text features; mcse needs image-clip",
