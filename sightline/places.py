@@ -65,7 +65,8 @@ def location(value: Any) -> Any:
     whole &= protocol != "hf" or re.match(r"datasets/[^/]+/[^/]", place) is not None
     if not whole or re.search(r"[\x00-\x1f\x7f]", value):
         name = "datasets/OWNER/NAME@REVISION" if protocol == "hf" else "NAME"
-        raise ValueError(f"found {shown(value)}, expected {protocol}://{name}/PATH")
+        found = shown(value).partition("?")[0]
+        raise ValueError(f"found {found}, expected {protocol}://{name}/PATH")
     return value if match["query"] else value.rstrip("/")
 
 
@@ -78,9 +79,12 @@ def required_location(value: Path | str) -> Path | str:
 
 
 def shown(place: Path | str) -> str:
-    """A place as text, without a user, a password and a query."""
+    """A place as text, without a user, a password and a query, which only web servers have."""
     match = _URL.match(place) if isinstance(place, str) else None
-    return f"{match['protocol']}://{match['place']}" if match else str(place)
+    if match is None:
+        return str(place)
+    rest = match.string[match.end("place") :] if match["protocol"] in ("s3", "gs", "hf") else ""
+    return f"{match['protocol']}://{match['place']}{rest}"
 
 
 def joined(root: Path | str, name: str) -> str:

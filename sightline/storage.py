@@ -299,7 +299,8 @@ def _ask(url: str, question: Callable[[Any, str], T]) -> T:
 def _files(url: str) -> Any:
     """The driver of a URL's protocol; of this process, as fsspec sees to."""
     protocol = url.partition("://")[0]
-    location(url)  # a record may be anybody's
+    # a record may be anybody's; a key of object storage may be anything
+    location(url if protocol == "https" else re.sub(r"[?#]|::", "_", url))
     fsspec = require("fsspec", f"{protocol}://")
     if protocol == "hf":
         return fsspec.filesystem("hf", use_listings_cache=False)

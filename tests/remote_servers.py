@@ -216,7 +216,8 @@ def gs(folder: Path, faults: Faults) -> Iterator[str]:
         return {"name": name, "bucket": "cache", "size": str(len(data)), "etag": mark}
 
     def answer(environ: Any, start_response: Any) -> list[bytes]:
-        path, query = unquote(environ["PATH_INFO"]), parse_qs(environ["QUERY_STRING"])
+        path = environ["PATH_INFO"].encode("latin-1").decode()  # unquoted once, as of PEP 3333
+        query = parse_qs(environ["QUERY_STRING"])
         name = path.partition("/b/cache/o")[2].lstrip("/")
         media, span = query.get("alt") == ["media"], environ.get("HTTP_RANGE", "")
         of_bytes = faults.of_request("GET", f"/{name}", span) if media else None
