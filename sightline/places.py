@@ -108,7 +108,7 @@ def beside(url: str, folder: str) -> str:
     head = "/".join(place.split("/")[: 3 if protocol == "hf" else 1])
     name = quote(folder) if protocol == "https" else folder
     below = normpath(f"{place.removeprefix(head).lstrip('/')}/{name}".lstrip("/"))
-    return folder if below.startswith("..") else f"{protocol}://{head}/{below}"
+    return folder if below.split("/")[0] == ".." else f"{protocol}://{head}/{below}"
 
 
 def base_of(place: Path | str) -> Path | str:

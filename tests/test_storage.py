@@ -16,7 +16,7 @@ from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 from sightline import storage
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
-from sightline.places import base_of, joined, location, shown
+from sightline.places import base_of, beside, joined, location, shown
 from sightline.storage import (
     Found,
     MissingFile,
@@ -126,6 +126,22 @@ def test_where_a_path_is_read_a_url_is_said_to_be_one(words, tmp_path, monkeypat
 def test_a_path_that_was_a_url_is_said_to_be_one():
     with pytest.raises(SightlineError, match="found s3://bucket/data, expected a path"):
         PreparedDataset.open(Path("s3://bucket/data"))
+
+
+@pytest.mark.parametrize(
+    ("url", "folder", "found"),
+    [
+        ("s3://b/sets/mine", "../../raw photos", "s3://b/raw photos"),
+        ("s3://b/mine", "../..raw", "s3://b/..raw"),
+        ("s3://b/mine", "../..", "../.."),
+        ("https://host/a%20b/mine", "../c d", "https://host/a%20b/c%20d"),
+        ("hf://datasets/o/n@1/mine", "../raw", "hf://datasets/o/n@1/raw"),
+        ("hf://datasets/o/n@1/mine", "../../raw", "../../raw"),
+        ("s3://b/mine", "gs://other/raw", "gs://other/raw"),
+    ],
+)
+def test_a_folder_beside_a_url(url, folder, found):
+    assert beside(url, folder) == found
 
 
 # --- what is there
