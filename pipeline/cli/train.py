@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +24,7 @@ from pipeline.cli.options import (
 )
 from pipeline.extract.settings import OF_TRAINING, Machine
 from sightline.cache.feature_kind import KINDS
+from sightline.errors import BusyError
 from train.objectives import OBJECTIVES, ObjectiveParams, objective_class
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainConfig, run_spec
 
@@ -268,8 +271,17 @@ def _make_tokens(spec: RunSpec, out: Path) -> None:
     student = spec.student
 
     def make() -> int:
-        texts = texts_of(data)
-        return tokenize(texts, student.source, student.max_length, out, data, student.prompt)
+        texts, said = texts_of(data), False
+        while True:
+            try:
+                return tokenize(
+                    texts, student.source, student.max_length, out, data, student.prompt
+                )
+            except BusyError as error:
+                if not said:
+                    print(f"{spec.run}: waits for its tokens: {error}", file=sys.stderr)
+                said = True
+                time.sleep(1.0)
 
     with joined(spec.device) as processes:
         processes.on_main(make)

@@ -133,6 +133,30 @@ def test_of_several_processes_one_makes_the_tokens(made, tmp_path):
     assert json.loads((tmp_path / "run/run.json").read_text())["steps"] == 1
 
 
+HOLDS = """
+import sys, time
+from pathlib import Path
+from sightline.lock import WriterLock
+with WriterLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(1)
+"""
+
+
+def test_a_run_waits_for_the_tokens_that_another_one_makes(made, monkeypatch, said):
+    monkeypatch.chdir(made)
+    words = f"train simcse --data d --max-length 24{END} --out waits".split()
+    tokens = said(*words, "--dry-run")[1].strip().rpartition("in ")[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, f"{tokens}.run"], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        code, _, err = said(*words)
+    assert code == 0, err
+    assert err.count("waits: waits for its tokens: ") == 1
+
+
 def test_a_dry_run_without_tokens_makes_none(made, monkeypatch, said):
     monkeypatch.chdir(made)
     code, out, _ = said(*f"train simcse --data d --max-length 20{END} --out no --dry-run".split())
