@@ -10,12 +10,14 @@ from typing import Annotated, Literal
 import typer
 
 from pipeline.cli.model_options import takes
-from pipeline.cli.options import JSON, OUT, of_dataset, place, print_json
+from pipeline.cli.options import JSON, OUT, of_dataset, place, print_json, set_folder
 from pipeline.interchange.foreign import ImportOptions
 from sightline.places import is_url, shown
 from sightline.wording import counted, in_bytes
 
-SET = Annotated[Path, typer.Argument(help="A set of the cache.", show_default=False)]
+SET = Annotated[
+    Path, typer.Argument(help="A set, or its URL.", parser=set_folder, show_default=False)
+]
 _TOOLS, _TAR = "the files of other tools", "a tar"
 _FOR_HUBS = ("--data", "--normalise", "--licence")
 _EXPORT_TAKES = {

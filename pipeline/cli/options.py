@@ -45,6 +45,13 @@ def dataset(text: str) -> Path:
     return local_dataset(found)
 
 
+def set_folder(text: str) -> Path:
+    """The folder of a set, or of what is fetched of the one at a URL."""
+    from sightline.cache.remote_sets import local_set
+
+    return local_set(place(text))
+
+
 def of_dataset(help: str) -> Any:
     """An option that takes a prepared data set, or its URL."""
     return option("Data", help, parser=dataset, metavar="<path>")

@@ -219,8 +219,9 @@ class PreparedDataset:
                 )
             raise SightlineError(
                 f"{self.folder}: its images are not here: there is no folder "
-                f"{self.image_root or self._recorded_root()}. Prepare the data set again with the "
-                "folder where they are, or in Python: PreparedDataset.open(folder, images=…)"
+                f"{self.image_root or self._recorded_root()}. Put them there, or prepare the data "
+                "set again with the folder where they are; in Python: "
+                "PreparedDataset.open(folder, images=…)"
             )
         return self.image_root
 
@@ -230,4 +231,4 @@ class PreparedDataset:
             return recorded
         root = self.folder / recorded
         short = Path(os.path.normpath(root))
-        return short if short.resolve() == root.resolve() else root.resolve()
+        return root.resolve() if root.is_dir() and root.resolve() != short.resolve() else short

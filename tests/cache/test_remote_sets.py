@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -140,6 +141,18 @@ def test_a_set_that_was_fetched_is_whole_while_it_is_looked_at_again(world, monk
 
         monkeypatch.setattr(Path, "replace", replace)
         FeatureSet.open(f"{shelf.url}/image")
+
+
+def test_commands_take_the_url_of_a_set(shelf, world, tmp_path, capsys):
+    url = f"{shelf.url}/image"
+    assert sightline("cache", "info", url, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fingerprint"] == FeatureSet.open(world / "image").record.fingerprint
+    assert sightline("cache", "diff", url, world / "image") == 0
+    assert "0 added, 0 removed, 0 changed" in capsys.readouterr().out
+    assert sightline("cache", "export", url, "--out", tmp_path / "a.tar") == 0
+    assert sightline("look", "features", url) == 0
+    assert "rows × width" in capsys.readouterr().out
 
 
 def test_a_tar_is_exported_to_a_url_and_imported_from_it(world, monkeypatch, tmp_path, capsys):

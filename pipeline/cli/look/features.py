@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.model_options import takes
-from pipeline.cli.options import JSON, of_dataset, option
+from pipeline.cli.options import JSON, of_dataset, option, set_folder
 from train.diagnose.settings import DiagnosisSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def features(
         list[Path],
         typer.Argument(
             metavar="SET",
-            help="A feature set; or an image set and a text set of one model, such as CLIP.",
+            parser=set_folder,
+            help="A feature set, or its URL; or an image and a text set of a model, such as CLIP.",
             show_default=False,
         ),
     ],
