@@ -173,6 +173,9 @@ def run_then_exit(command: Callable[[], None]) -> None:
     and exit handlers registered by ``command`` or its imports are as usual.
     """
     status = 1  # an uncaught exception, unless something else is known
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who began this process
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):

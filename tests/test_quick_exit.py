@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,10 @@ def test_a_full_disk_under_stdout_is_an_error():
     with Path("/dev/full").open("w") as full:
         found = subprocess.run([sys.executable, "-c", PROGRAM.replace("{end}", "")], stdout=full)
     assert found.returncode != 0
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-"])
+def test_a_closed_output_is_none(closed):
+    program = shlex.join([sys.executable, "-c", PROGRAM.replace("{end}", "sys.exit(3)")])
+    found = subprocess.run(["sh", "-c", f"{program} {closed}"], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (3, "")
