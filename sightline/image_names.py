@@ -2,7 +2,8 @@
 
 A name is the path of an image below its folder, or its id in a data set; else that path after a
 beginning that all names of the file share (``photos/``, ``/data/upload/1/``); else the name of one
-file; else that without its suffix, as in Flickr30k Entities. Of several files of one name, that in
+file; else that without its suffix, as in Flickr30k Entities; else a number without its leading
+zeros, as COCO's ids; and the same of a URL's path, with %20. Of several files of one name, that in
 the folder of the row's split is meant. Composed and decomposed letters count as equal (macOS stores
 the latter).
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from os.path import commonprefix
 from pathlib import Path
+from urllib.parse import unquote
 
 from sightline.errors import SightlineError
 
@@ -52,6 +54,10 @@ class ImageNames:
     def _by_stem(self) -> dict[str, int | list[int]]:
         return _index(_stem(path) for path in self.paths)
 
+    @cached_property
+    def _by_number(self) -> dict[str, int | list[int]]:
+        return _index(_stem(path).lstrip("0") for path in self.paths)
+
     def of_file(self, names: Iterable[str]) -> NamesOfFile:
         """How the images are found that a file names so."""
         return NamesOfFile(self, self._beginning(list(dict.fromkeys(names))))
@@ -77,13 +83,12 @@ class ImageNames:
         return row if isinstance(row, int) else None
 
     def by_name(self, name: str) -> list[int]:
-        """The rows of the images whose file has this name, else of those with its stem."""
+        """The rows of the images whose file has this name, else this stem, else this number."""
         name = _normal(name).rpartition("/")[2]
-        for index, key in ((self._by_name, name), (self._by_stem, name)):
-            rows = index.get(key)
-            if rows is not None:
-                return rows if isinstance(rows, list) else [rows]
-        return []
+        rows = self._by_name.get(name, self._by_stem.get(name))
+        if rows is None and name.isdecimal():
+            rows = self._by_number.get(name.lstrip("0"))
+        return rows if isinstance(rows, list) else [] if rows is None else [rows]
 
     def split_of(self, row: int) -> str:
         """The split that an image's folder is named for; empty: none."""
@@ -117,6 +122,8 @@ class NamesOfFile:
         row = self._images.exact(rest)
         if row is None:
             rows = self._of_split(self._images.by_name(rest), split or _split_in(_folders(name)))
+            if not rows and (plain := unquote(name)) != name:
+                return self.find(plain, split)
             if len(rows) != 1:
                 return AMBIGUOUS if rows else UNKNOWN
             (row,) = rows
@@ -129,7 +136,8 @@ class NamesOfFile:
 
     def candidates(self, name: str) -> list[str]:
         """The paths of the images that a name may mean."""
-        rows = self._images.by_name(self._rest(name))
+        by_name, rest = self._images.by_name, self._rest(name)
+        rows = by_name(rest) or by_name(unquote(rest))
         return [self._images.paths[row] for row in rows]
 
     def _rest(self, name: str) -> str:

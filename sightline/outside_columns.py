@@ -37,7 +37,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What others call these columns, our own name first; case and white space around do not count."""
 
-_ADDRESSES = ("url", "urls", "image_url", "img_url", "link")
+_ADDRESSES = ("url", "urls", "image_url", "image_urls", "img_url", "link")
 FETCH = "fetch them with `img2dataset --output_format webdataset` and use the kind `webdataset`"
 """What to do about URLs in place of images."""
 

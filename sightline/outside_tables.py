@@ -219,20 +219,23 @@ def _require_known(table: OutsideTable, number: int, record: Mapping[str, Any]) 
 
 
 def _of_json(path: Path, expected: str) -> OutsideTable:
-    """An array of objects, an object of columns, or one of name → captions.
+    """An array of objects, an object of columns, or one of name → captions; or such an array in an
+    object that has no other.
 
     Of any other object, the columns are its keys and there are no rows.
     """
-    content = read_json(path, _ANY, expected)
+    content, notes = read_json(path, _ANY, expected), []
     if isinstance(content, dict):
-        keys, content = tuple(content), _records_of(path, content)
+        keys, content = tuple(content), _records_of(path, content, notes)
         if not content:
             return _of_objects(path, keys, [], "row")
     rows = ([(number, record)] for number, record in enumerate(content, start=1))
-    return _of_objects(path, tuple(content[0]) if content else (), rows, "row")
+    table = _of_objects(path, tuple(content[0]) if content else (), rows, "row")
+    table.notes.extend(notes)
+    return table
 
 
-def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
+def _records_of(path: Path, content: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
     tables = (("image", "caption"), OF_PAIRS, ("sentence",), ("phrase", "box"))
     if any(all(any(is_known(key, name) for key in content) for name in names) for names in tables):
         # as pandas writes tables
@@ -241,10 +244,19 @@ def _records_of(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
         if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
             raise SightlineError(f"{path}: expected columns of one length")
         return [dict(zip(content, row, strict=True)) for row in zip(*lists, strict=True)]
+    arrays = [k for k, v in content.items() if isinstance(v, list) and v and _are_objects(v)]
+    if len(arrays) == 1 and arrays != ["images"]:  # Karpathy's are read elsewhere
+        notes.append(f"{path.name}: the rows are those of {short(arrays[0])}")
+        return content[arrays[0]]
     cells = (v if isinstance(v, list) else [v] for v in content.values())
-    if all(isinstance(text, str) for cell in cells for text in cell):
+    texts = all(isinstance(text, str) for cell in cells for text in cell)
+    if texts and not any(is_known(key, "caption") for key in content):
         return [{"image": name, "caption": value} for name, value in content.items()]
     return []
+
+
+def _are_objects(values: list[Any]) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable:

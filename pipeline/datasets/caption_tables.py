@@ -43,15 +43,21 @@ from sightline.outside_tables import (
 from sightline.user_files import CONTROL, OBJECT, read_json, read_lines, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
+_TALKS = (
+    "conversations, as LLaVA has them, not captions; write the answer that describes each image "
+    "into an object of its own, with its image and caption"
+)
 _HINTS = {
     ("images", "annotations"): "COCO's captions; use the kind `coco`, with this file as "
     "`captions.train` or `captions.val`",
+    ("images", "messages"): _TALKS,
+    ("images", "conversations"): _TALKS,
+    ("image", "conversations"): _TALKS,
+    ("annotations", "data", "predictions"): "Label Studio's tasks; export JSON-MIN or CSV instead",
     ("images",): "Karpathy's captions and splits; give it as `karpathy` (for the split restval: "
     "with the kind `coco`)",
     ("url", "key", "status"): "img2dataset's own table; its captions lie beside the images: leave "
     "out `captions` and give `beside: txt`; for its tar files use the kind `webdataset`",
-    ("image", "conversations"): "conversations, as LLaVA has them, not captions; write the answer "
-    "that describes each image into an object of its own, with its image and caption",
 }
 """Columns of JSON and tables that another kind reads → what they are, and how to use them."""
 Beside = Literal["txt", "json"]
@@ -218,6 +224,8 @@ class _Filler:
         row = by_name(self._columns, values)
         texts_of_row = row.pop("caption")
         record = {name: cells[0] for name, cells in row.items() if cells[0] is not None}
+        if "split" in row:
+            record.setdefault("split", "")
         if self._table.text:
             self._trim(record)
         texts = [text for cell in texts_of_row for text in self._texts(number, cell)]
@@ -238,13 +246,13 @@ class _Filler:
                 self._trimmed[name] += 1
 
     def _texts(self, number: int | str, cell: Any) -> list[Any]:
-        """The captions of a cell; of an object, its only text."""
+        """The captions of a cell; of an object, its only text. One that is missing is empty."""
         if self._table.text and isinstance(cell, str):
             self._cells += 1
             cell = self._list_in(number, cell)
-        if not isinstance(cell, list):
-            return [cell]
-        return [text for text in texts_in(cell) if text is not None]
+        # NaN is pandas' missing text
+        texts = texts_in(cell) if isinstance(cell, list) else [cell]
+        return ["" if text is None or text != text else text for text in texts]
 
     def _list_in(self, number: int | str, cell: str) -> str | list[Any]:
         """The list that is written into a cell, as pandas and the hub do; else the cell."""
@@ -266,6 +274,8 @@ class _Filler:
 
     def _add(self, number: int | str, record: dict[str, Any]) -> None:
         self._refuse_pictures(number, record.get("image"))
+        if type(record.get("image")) is int:
+            record["image"] = str(record["image"])
         try:
             row = _VALIDATE(record)
         except ValidationError as error:

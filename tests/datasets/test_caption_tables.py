@@ -130,6 +130,28 @@ def test_lists_have_ids_of_their_own(tmp_path):
     ).images == ["1"]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_what_is_missing_in_a_cell_is_empty_in_every_format(tmp_path, suffix):
+    path, frame = tmp_path / f"c.{suffix}", FRAME.assign(split=["train", None])
+    frame.loc[0, "caption"] = None
+    if suffix == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        getattr(frame, f"to_{suffix}")(path, index=False)
+    captions = read_captions(path)
+    assert captions.texts == ["", TEXTS[1]]
+    assert captions.splits == ["train", ""]
+
+
+def test_a_missing_text_is_counted_also_in_a_list_and_as_pandas_number(tmp_path):
+    rows = [{"image": "0", "caption": ["a", None]}, {"image": "1", "caption": float("nan")}]
+    assert said(tmp_path, rows).texts == ["a", "", ""]
+
+
+def test_an_image_may_be_named_by_a_number(tmp_path):
+    assert said(tmp_path, [{"image": 7, "caption": "a"}]).images == ["7"]
+
+
 @pytest.mark.parametrize("dump", [json.dumps, repr], ids=["JSON", "Python"])
 def test_lists_written_into_cells_are_lists(tmp_path, dump):
     path = tmp_path / "c.csv"
@@ -159,10 +181,23 @@ def test_an_array_as_numpy_prints_it_is_refused(tmp_path):
         read_captions(tmp_path / "c.csv")
 
 
+@pytest.mark.parametrize("key", ["data", "annotations"])
+def test_the_only_list_of_objects_in_an_object_is_the_table(tmp_path, key):
+    rows = [{"image_name": "0.png", "caption_str": "one"}]
+    (tmp_path / "c.json").write_text(json.dumps({"name": "textcaps", "tags": [], key: rows}))
+    captions = read_captions(tmp_path / "c.json", wanted_of_captions(caption="caption_str"))
+    assert (captions.images, captions.texts) == (["0.png"], ["one"])
+    assert captions.remarks[0] == f"c.json: the rows are those of {key!r}"
+
+
 KINDS = [
     ({"images": [{"id": 1}], "annotations": []}, "use the kind `coco`"),
     ({"dataset": "coco", "images": [{"filename": "0.png"}]}, "give it as `karpathy`"),
     ([{"image": "0.png", "conversations": [{"from": "gpt", "value": "x"}]}], "as LLaVA has them"),
+    ([{"images": ["0.png"], "messages": [{"role": "user", "content": "x"}]}], "as LLaVA has them"),
+    ([{"id": 1, "annotations": [], "data": {}, "predictions": []}], "export JSON-MIN or CSV"),
+    ({"image_urls": ["http://a/0.jpg"], "captions": ["a"]}, "'image_urls' gives URLs"),
+    ({"info": {}, "annotations": [{"image_url": "http://a", "caption": "a"}]}, "gives URLs"),
 ]
 
 
