@@ -284,12 +284,14 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
         places = [names.index(column) for column in columns]
+        marks = "" if separator == "\t" else ": quotation marks around a value that contains "
+        remedy = f"correct the line{marks and marks + _SEPARATORS[separator]}"
         for batch in batches:
             for number, row in batch:
                 if len(row) != len(names) and row:
                     raise SightlineError(
                         f"{path}: line {number}: found {len(row)} columns, expected {len(names)} "
-                        f"({', '.join(map(short, names))})"
+                        f"({', '.join(map(short, names))}); {remedy}"
                     )
             yield from [(number, [row[i] for i in places]) for number, row in batch if row]
 

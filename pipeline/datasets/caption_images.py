@@ -90,7 +90,8 @@ def write_pairs(
     if not kept:
         raise DatasetError(
             f"{captions.where}: none of its {len(rows)} captions names an image in the folder "
-            f"(captions: {captions.images[0]!r}, …; images: {paths[0]!r}, …)"
+            f"(captions: {captions.images[0]!r}, …; images: {paths[0]!r}, …); give the folder of "
+            "these images, or correct their names"
         )
     if captions.listed is None:
         where = f"{captions.where}, column split"

@@ -82,7 +82,8 @@ def read_captions(path: Path, wanted: Mapping[str, Wanted] | None = None) -> Cap
     if path.is_dir():
         raise DatasetError(
             f"{path}: a folder, expected a file of captions; those that lie beside the images are "
-            "read without `captions`, by `beside: txt` or `beside: json`"
+            "read without `captions`, by `beside: txt` or `beside: json`; a folder of tables is for "
+            "the kind `huggingface`"
         )
     is_text = not path.is_file() or file_kind(path) in (None, "gzip")
     if is_text and text_suffix(path) not in SUFFIXES and not has_known_header(path):
