@@ -94,7 +94,18 @@ def read_sentence_lines(path: Path, expected: str) -> list[str]:
             ".txt, one in each line, or prepare it: `sightline prepare sentences --path "
             f"{shlex.quote(str(path))} --column NAME --out FOLDER`"
         )
-    return [line.strip() for line in read_lines(path, expected)]
+    return [line.strip() for line in require_one_column(path, read_lines(path, expected))]
+
+
+def require_one_column(path: Path, lines: list[str]) -> list[str]:
+    """The ``lines`` of a text, unless tabs divide all of them into as many columns, as a table."""
+    counts = {line.count("\t") for line in lines if line.strip()}
+    if len(counts) == 1 and (tabs := counts.pop()):
+        raise SightlineError(
+            f"{path}: every line has {tabs + 1} columns with tabs between them, expected one "
+            f"sentence; keep one column: `cut -f{tabs + 1} {shlex.quote(str(path))} > sentences.txt`"
+        )
+    return lines
 
 
 def has_known_header(path: Path) -> bool:

@@ -427,6 +427,13 @@ DATA = [
         begins=two_configurations,
     ),
     Cure(
+        "keep one column: `cut -f{} {} > sentences.txt`",
+        "prepare sentences --path lines.txt --out s",
+        (lambda: subprocess.run("cut -f2 lines.txt > sentences.txt", shell=True, check=True),),
+        "prepare sentences --path sentences.txt --out s",
+        lambda: Path("lines.txt").write_text("1\ta dog\n2\ta cat\n"),
+    ),
+    Cure(
         "or prepare it: `sightline prepare sentences --path {} --column NAME --out FOLDER`",
         TOKENS.replace("--data d", "--data captions.csv"),
         ("prepare sentences --path captions.csv --column caption --out FOLDER",),

@@ -82,7 +82,7 @@ def read_captions(path: Path, wanted: Mapping[str, Wanted] | None = None) -> Cap
     if path.is_dir():
         raise DatasetError(
             f"{path}: a folder, expected a file of captions; those that lie beside the images are "
-            "read without `captions`, by `beside: txt` or `beside: json`; a folder of tables is for "
+            "read without `captions`, by `beside: txt` or `beside: json`, and folders of tables by "
             "the kind `huggingface`"
         )
     is_text = not path.is_file() or file_kind(path) in (None, "gzip")

@@ -156,14 +156,14 @@ def read_coco(files: Mapping[str, Path]) -> Captions:
     for name, path in files.items():
         split = split_name(name, "captions")
         body = read_json(path, _COCO, expected)
-        names = {image["id"]: image["file_name"] for image in body["images"]}
+        names = {str(image["id"]): image["file_name"] for image in body["images"]}
         if len(names) != len(body["images"]):
-            twice, _ = Counter(image["id"] for image in body["images"]).most_common(1)[0]
-            raise DatasetError(f"{path}: images: several have the id {twice!r}; give each its own")
+            twice, _ = Counter(str(image["id"]) for image in body["images"]).most_common(1)[0]
+            raise DatasetError(f"{path}: images: several have the id {twice}; give each its own")
         listed += [(image, split, str(path)) for image in names.values()]
         for annotation in body["annotations"]:
             image = annotation["image_id"]
-            captions.images.append(names.get(image, f"image_id {image}"))
+            captions.images.append(names.get(str(image), f"image_id {image}"))
             captions.texts.append(annotation["caption"])
             captions.numbers.append(str(annotation["id"]))
     return captions

@@ -16,7 +16,7 @@ from pipeline.datasets.manifests import cleaned, count_trimmed, visible
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
 from sightline.outside_columns import Wanted, as_columns, choose
-from sightline.outside_tables import is_table, open_table
+from sightline.outside_tables import is_table, open_table, require_one_column
 from sightline.user_files import read_lines, short
 
 EXPECTED = "one sentence per line, or a table of sentences: CSV, TSV, JSON, Parquet or Arrow"
@@ -72,7 +72,7 @@ class SentencesSource(Source):
     def _read(self, report: PrepareReport) -> list[str]:
         """The lines of a text, or a column of a table; a file that has it is one, by any suffix."""
         if self.column is None and not is_table(self.path):
-            return read_lines(self.path, EXPECTED)
+            return require_one_column(self.path, read_lines(self.path, EXPECTED))
         table = open_table(self.path, EXPECTED)
         wanted = {"sentence": Wanted(as_columns(self.column), "column")}
         (column,) = choose(table, wanted)["sentence"]

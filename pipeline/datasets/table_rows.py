@@ -40,6 +40,7 @@ WRITES = (*MANIFESTS, "images/00000.tar")
 """What a source whose rows hold images writes (`Source.writes`)."""
 _SPLIT = "split"
 _SHOWN = 20  # values of a column
+_LONGEST_PATH = 1024
 _TYPES = {
     "image": (("string", "binary"), "bytes, a path, or a struct of both"),
     "caption": (("string", "list of string"), "a string or a list of strings"),
@@ -332,6 +333,11 @@ class _RowReader:
 
     def _file_of(self, rows: ManifestRows, name: str, location: str) -> str | None:
         """The file of a row that has only a path; None, with the reason noted, if there is none."""
+        if len(location) > _LONGEST_PATH:
+            raise DatasetError(
+                f"row {name}: its image is text of {len(location):,} characters, expected bytes or "
+                "a path; of base64, write the bytes that it decodes to"
+            )
         path = os.path.normpath(os.path.join(self._real, location))  # noqa: PTH118
         if not location:
             rows.problem("rows_without_image", name)

@@ -220,7 +220,7 @@ def images_below(folder: Path | str) -> Entries:
     from pipeline.datasets.images import scan_images
     from pipeline.datasets.source import PrepareReport
 
-    if isinstance(folder, Path) and not folder.is_dir():
+    if isinstance(folder, Path) and not folder.exists():
         raise SightlineError(f"{folder}: no such folder of images, nor a prepared data set")
     images = scan_images(folder, PrepareReport("images"))
     paths, keys, base = images["path"].to_pylist(), key_column(images["key"]), base_of(folder)

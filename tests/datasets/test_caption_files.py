@@ -125,6 +125,14 @@ FAULTS = [
     ("coco", coco((1, 1, "\0")), "annotations[0].caption: contains the control character U+0000"),
     ("coco", coco((1, 1, "a"), ids=(1, 1)), "images: several have the id 1"),
 ]
+
+
+def test_ids_of_coco_may_be_numbers_here_and_texts_there(make_file):
+    content = json.loads(coco((7, "2", "A dog.")))
+    captions = read_coco({"train": make_file("c.json", json.dumps(content))})
+    assert captions.images == ["2.jpg"]
+
+
 READERS = {"karpathy": read_karpathy, "coco": lambda path: read_coco({"train": path})}
 
 

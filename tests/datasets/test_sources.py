@@ -132,6 +132,7 @@ def test_sentences_of_parquet_leave_out_what_is_not_there(tmp_path, out):
         ("t.txt", "sent0\na\n", "sent2", "has no column 'sent2'"),
         ("t.csv", "text,caption\na,b\n", None, "'text' and 'caption' may both be the sentence"),
         ("t.jsonl", '{"text": 3}\n', None, "line 1: text: found 3, expected text"),
+        ("t.txt", "1\ta dog\n\n2\ta cat\n", None, "every line has 2 columns"),
     ],
 )
 def test_a_table_that_shows_no_sentences_is_refused(make_file, out, name, content, column, message):

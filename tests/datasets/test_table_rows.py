@@ -91,6 +91,11 @@ def test_paths_start_from_the_given_folder(out, make_images):
             {},
             r"the lake: row 0 names its image by path, 'a.png'; give `images`",
         ),
+        (
+            pa.table({"image": ["/9j/" * 400], "caption": ["a"]}),
+            {"images": Path()},
+            "row 0: its image is text of 1,600 characters, expected bytes or a path; of base64",
+        ),
         (ROWS, COLUMNS | {"images": Path()}, "contains the images themselves, so `images` does n"),
     ],
 )

@@ -134,11 +134,13 @@ SICK, SICK_HEADER = "SICK/SICK_test_annotated.txt", "A\tsentence_A\tsentence_B\t
         (
             TABLE,
             "4.5\ta\tb\n",
-            "call one 'score'. Of SentEval's files, give the folder `downstream`",
+            "above the first line, which may be none. Of SentEval's files, give the folder "
+            "`downstream`",
         ),
         (TABLE, f"{HEADER}1\ta\tb\n2\tonly one\n", "line 3: found 2 columns, expected 3"),
         (TABLE, f"{HEADER}1\ta\tb\nvery\ta\tb\n", "line 3: score 'very' is not a number"),
         (TABLE, f"{HEADER}inf\ta\tb\n", "line 2: score 'inf' is not a number"),
+        (TABLE, f"{HEADER}1\ta\t \n", "line 2: sentence2: is empty"),
         (TABLE, HEADER, "no pairs"),
         (BENCHMARK, "", "no pairs"),
         (SICK, SICK_HEADER, "no pairs"),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from sightline.errors import SightlineError
 from sightline.outside_columns import OutsideTable, Wanted, choose
 from sightline.outside_tables import open_table
-from sightline.user_files import refusal, short
+from sightline.user_files import Name, refusal, short, should_be
 from sightline.wording import counted
 from train.evaluate.cosines import cosine
 from train.evaluate.results import EvaluationSet
@@ -28,7 +28,7 @@ EXPECTED = (
     f"a table with the columns {', '.join(HEADER)}: TSV, CSV, JSON lines, JSON, Parquet or Arrow"
 )
 _OF_SENTEVAL = "Of SentEval's files, give the folder `downstream`"
-_ROW = TypeAdapter(tuple[str | float, str, str])
+_ROW = TypeAdapter(tuple[Annotated[str | float, should_be("a number")], Name, Name])
 
 # Cosines of equal vectors differ only by rounding; ranking them would score noise.
 _ROUNDING = 1e-12
@@ -127,6 +127,7 @@ def _rows_of_pairs(table: OutsideTable, columns: Sequence[str]) -> Iterator[tupl
                 table.path,
                 error,
                 lambda loc, at=f"{table.unit} {number}": f"{at}: {columns[int(loc[0])]}",
+                f"; fix or remove the {table.unit}",
             ) from None
 
 
