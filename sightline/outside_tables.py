@@ -103,7 +103,8 @@ def require_one_column(path: Path, lines: list[str]) -> list[str]:
     if len(counts) == 1 and (tabs := counts.pop()):
         raise SightlineError(
             f"{path}: every line has {tabs + 1} columns with tabs between them, expected one "
-            f"sentence; keep one column: `cut -f{tabs + 1} {shlex.quote(str(path))} > sentences.txt`"
+            "sentence; keep one column: "
+            f"`cut -f{tabs + 1} {shlex.quote(str(path))} > sentences.txt`"
         )
     return lines
 

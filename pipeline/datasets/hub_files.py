@@ -34,6 +34,7 @@ DESCRIPTIONS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
 _PLAIN = ("/tmp", "/var/tmp")
 """Where empty files are shown to `datasets` if the temporary folder has a name for it."""
 _SPLITS, _STATE = "dataset_dict.json", "state.json"  # of save_to_disk
+_PARTITION = re.compile(r"(?:.*/)?split=([^/]+)/.*")  # as Hive, Spark and pandas have it
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<rest>.*)")
 
 
@@ -138,7 +139,8 @@ def fetch(name: str, revision: str | None, patterns: list[str]) -> Path:
 def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]:
     """Split → names of its Arrow or Parquet files, in order; without splits, the split is "".
 
-    They are as `save_to_disk` recorded them, else as names and descriptions say on the hub.
+    They are as `save_to_disk` recorded them, or as in the folders ``split=NAME``, else as names and
+    descriptions say on the hub.
     """
     if listing.is_saved:
         return _saved(listing)
@@ -147,6 +149,10 @@ def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]
             f"{listing.where}: contains no Parquet or Arrow files; for tar files use the kind "
             "`webdataset`, for a folder of images `pairs`"
         )
+    matches = filter(None, map(_PARTITION.fullmatch, listing.tables))
+    splits = [(match[1], match[0]) for match in matches]
+    if config is None and len(splits) == len(listing.tables):
+        return {split: [name for of, name in splits if of == split] for split, _ in splits}
     datasets = require("datasets", "a Hugging Face data set")
     with tempfile.TemporaryDirectory(dir=_plain_folder()) as scratch:
         shown = Path(scratch, "shown").resolve()

@@ -31,6 +31,7 @@ _SUFFIXES: dict[str, FileKind] = {
     ".npy": "npy", ".npz": "npz", ".safetensors": "safetensors", ".h5": "hdf5", ".hdf5": "hdf5",
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow",
 }  # fmt: skip
+FLOATS = ("float16", "float32", "float64")
 _SAFETENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
 
 
@@ -38,12 +39,12 @@ class Column(NamedTuple):
     """A column or array.
 
     Attributes:
-        holds: rows are float16 or float32 [n, dim]; images are the bytes of files.
+        holds: rows are of `FLOATS`, [n, dim]; images are the bytes of files; numbers are whole.
         about: its type, for messages.
         read: its values in blocks: [≤ n, dim] of rows, else lists.
     """
 
-    holds: Literal["rows", "texts", "images", "other"]
+    holds: Literal["rows", "texts", "images", "numbers", "other"]
     about: str
     read: Callable[[], Iterator[Any]]
 
@@ -96,11 +97,12 @@ def columns_in(path: Path) -> dict[str, Column]:
 
 def _column(path: Path, field: pa.Field) -> Column:
     kind = field.type
-    if plain_type(kind) in ("list of halffloat", "list of float"):
+    if plain_type(kind) in ("list of halffloat", "list of float", "list of double"):
         return Column("rows", str(kind), partial(_lists, path, field.name))
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:  # as `datasets` has images
         kind = kind.field("bytes").type
-    holds = {"string": "texts", "binary": "images"}.get(plain_type(kind), "other")
+    other = "numbers" if pa.types.is_integer(kind) else "other"
+    holds = {"string": "texts", "binary": "images"}.get(plain_type(kind), other)
     count = _IMAGE_ROWS if holds == "images" else _ROWS
     return Column(cast(Any, holds), str(field.type), partial(_cells, path, field.name, count))
 
@@ -151,7 +153,9 @@ def _array(path: Path, name: str, array: Array) -> Column:
     about, rank = f"{array.dtype} {list(array.shape)}", len(array.shape)
     if array.dtype == "text" and rank == 1:
         return Column("texts", about, partial(_texts, path, name))
-    if array.dtype in ("float16", "float32") and rank == 2 and array.shape[1]:
+    if "int" in array.dtype and rank == 1:
+        return Column("numbers", about, partial(_texts, path, name))
+    if array.dtype in FLOATS and rank == 2 and array.shape[1]:
         return Column("rows", about, partial(_blocks, path, name))
     if array.dtype == "object":
         about += " (Python objects, a pickle, which is not read; save numbers or dtype=str)"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.interchange.columns import (
@@ -97,13 +98,16 @@ class Part:
     def names_of_rows(self) -> list[Any]:
         """The names, or keys if ``keyed``, one per row; None where there is none."""
         values = (value for block in self.names.read() for value in block)
-        return [_key_in(value) for value in values] if self.keyed else list(values)
+        if self.keyed:
+            return [_key_in(value) for value in values]
+        return [None if value is None else str(value) for value in values]
 
     def blocks(self) -> Iterator[NDArray]:
-        """The rows [≤ n, dim] of float16 or float32, in order."""
+        """The rows [≤ n, dim] of float16 or float32, in order; float64 is rounded."""
         with readable(self.rows):
             for block in self.column.read():
-                yield block.astype(block.dtype.newbyteorder("<"), copy=False)
+                kind = block.dtype if block.dtype.itemsize < 8 else np.dtype(np.float32)
+                yield block.astype(kind.newbyteorder("<"), copy=False)
 
 
 def find(source: Path, options: ImportOptions) -> tuple[str, list[Part]]:
@@ -141,7 +145,8 @@ def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
         if kind is not None:
             raise unexpected(path, kind, _EXPECTED.removeprefix("expected "))
     what = (
-        "text, from which no features are read; write lists of float32 as Parquet"
+        "text, or a format that is not known here, from which no features are read; write lists of "
+        "float32 as Parquet"
         if source.is_file()
         else "no features found"
     )
@@ -194,7 +199,8 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
         if not table.is_file():
             raise SightlineError(
                 f"{rows}: nothing says which {kind} each row describes: {table.name} is missing, "
-                f"and besides its rows it has {_in_words(columns)}"
+                f"and besides its rows it has {_in_words(columns)}; if that names them, give it "
+                "with --names"
             )
         columns = columns_in(table)
         naming = _names_in(table, columns, kind, names)
@@ -206,7 +212,9 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
             "it with --names"
         )
     keyed = columns[naming].holds == "images" or _is_of_keys(naming, columns[naming])
-    about = f"rows from {name!r}, {'keys' if keyed else 'names'} from {naming!r} in {table.name}"
+    rounded = ", rounded to float32" if re.search("float64|double", column.about) else ""
+    named = f"{'keys' if keyed else 'names'} from {naming!r} in {table.name}"
+    about = f"rows from {name!r}{rounded}, {named}"
     return Part(rows, table, kind, column, columns[naming], keyed, about)
 
 
@@ -221,8 +229,8 @@ def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) ->
     if name in columns or not rows:
         unfit = {name: columns[name]} if name in columns else columns
         raise SightlineError(
-            f"{path}: found {_in_words(unfit)}; expected float16 or float32 [n, dim], or lists of "
-            "them; convert it first"
+            f"{path}: found {_in_words(unfit)}; expected float16, float32 or float64 [n, dim], or "
+            "lists of them; convert it first"
         )
     raise SightlineError(
         f"{path}: has {_in_words(columns)}; name the array, or the column of lists of numbers, "
@@ -235,7 +243,8 @@ def _names_in(path: Path, columns: dict[str, Column], kind: Kind, name: str | No
     role = "image" if kind == "image" else "text"
     usable = ("texts", "images") if role == "image" else ("texts",)
     if name is not None:
-        if name in columns and columns[name].holds not in usable:
+        fits = (*usable, "numbers") if role == "image" else usable
+        if name in columns and columns[name].holds not in fits:
             raise SightlineError(f"{path}: {name!r} is {columns[name].about}, expected texts")
         return name if name in columns else None
     columns = {other: column for other, column in columns.items() if column.holds in usable}

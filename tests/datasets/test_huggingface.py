@@ -369,6 +369,14 @@ def test_one_of_several_configurations_is_chosen(folder, out):
     assert prepare(folder, out, config="de").counts["images"] == 2
 
 
+def test_folders_of_splits_as_spark_and_pandas_write_them(folder, out):
+    for number, split in enumerate(("train", "val")):
+        (folder / f"split={split}").mkdir()
+        pq.write_table(table(range(number, number + 1)), folder / f"split={split}" / "0.parquet")
+    prepare(folder, out)
+    assert column(out, "split") == ["train", "dev"]
+
+
 def test_tables_beside_a_script_are_read_without_running_it(folder, out):
     pq.write_table(table(range(3)), folder / "a.parquet")
     (folder / "data.py").write_text(f"open({str(out)!r}, 'w')")

@@ -240,6 +240,26 @@ def test_tables_are_known_by_their_content(tmp_path, photos, name):
     assert row_bytes(photos, *NAMES[:5]) == values[:5].tobytes()
 
 
+@pytest.mark.parametrize("name", ["a.npz", "a.h5", "a.parquet"])
+def test_rows_of_float64_are_rounded_and_numbers_name_images_where_they_are_asked_to(
+    tmp_path, photos, name
+):
+    values, numbers = unit_rows().astype(np.float64), np.array([0, 1, 2, 3, 4, 4])
+    if name == "a.npz":
+        np.savez(tmp_path / name, clip=values, image_ids=numbers)
+    elif name == "a.h5":
+        with h5py.File(tmp_path / name, "w") as file:
+            file["clip"], file["image_ids"] = values, numbers
+    else:
+        table = pa.table({"clip": values.tolist(), "image_ids": numbers})
+        pq.write_table(table, tmp_path / name)
+    with pytest.raises(SightlineError, match=r"give it with --names"):
+        imported(tmp_path / name, photos)
+    done = imported(tmp_path / name, photos, names="image_ids")
+    assert "rows from 'clip', rounded to float32, names from 'image_ids'" in done.columns
+    assert row_bytes(photos, "0.png", "4.png") == values[[0, 4]].astype(np.float32).tobytes()
+
+
 @pytest.mark.parametrize("as_object", [False, True])
 def test_the_bytes_of_images_give_their_keys(tmp_path, photos, as_object):
     values = unit_rows().astype(np.float32)
@@ -272,6 +292,7 @@ def test_a_pickle_becomes_parquet_as_its_error_says(tmp_path, photos):
     ("name", "content", "message"),
     [
         ("x.jsonl", b"{}", "x.jsonl: text, .* as Parquet; expected a tar"),
+        ("faiss.index", b"IxF2" + bytes(99), "text, or a format that is not known here"),
         ("x.csv.gz", gzip.compress(b"a,b", mtime=0), "compressed by gzip; .*gunzip -k"),
         ("x.pickle", pickle.dumps({"a": 1}), "a pickle; .*write_table"),
         ("x.npy", None, "Python objects, .*write_table"),
@@ -297,7 +318,7 @@ def test_two_kinds_of_files_are_not_chosen_from(tmp_path, photos):
 
 def test_numbers_of_other_types_are_refused_where_they_are(tmp_path, photos):
     save_torch({"clip": torch.zeros(6, 7, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
-    with pytest.raises(SightlineError, match=r"'clip': bfloat16 \[6, 7\]; expected float16 or"):
+    with pytest.raises(SightlineError, match=r"'clip': bfloat16 \[6, 7\]; expected float16, f"):
         imported(tmp_path / "x.safetensors", photos)
     np.savez(tmp_path / "x.npz", clip=unit_rows(), names=np.array(NAMES, object))
     with pytest.raises(SightlineError, match=r"which image .*'names': object \[6\] \(Python obj"):
@@ -363,9 +384,9 @@ def without_names(folder: Path) -> None:
         (without_names, {}, "without one that names the images there are no keys: .*--names"),
         (lambda f: np.save(f / SECOND, ONES[:, :3]), {}, "img_emb_1.npy: rows of 3 float16"),
         (
-            lambda f: np.save(f / SECOND, ONES.astype(float)),
+            lambda f: np.save(f / SECOND, ONES.astype(int)),
             {},
-            "img_emb_1.npy: found 'array': float64",
+            "img_emb_1.npy: found 'array': int64",
         ),
         (lambda f: np.save(f / SECOND, ONES[:1]), {}, "metadata_1.parquet: 2 rows, .*_1.npy has 1"),
         (lambda f: (f / SECOND).write_bytes(b"none"), {}, "img_emb_1.npy: damaged, or not such"),
