@@ -57,7 +57,11 @@ _HINTS = {
 _AT_ONCE = 10_000
 _RELATIVE = ("rel_xyxy", "rel_xywh")
 _SLACK = 0.01
-"""By how much a box in parts of the image may exceed it, from rounding."""
+"""By how much of an image a box may exceed it, from rounding."""
+_ROWS = (
+    "Each row has an image, a caption, a phrase of it and a box of four numbers; docs/grounding.md "
+    "shows how to make such rows of other annotations"
+)
 
 
 def _even(polygon: list[float]) -> list[float]:
@@ -160,13 +164,18 @@ class BoxTable(DrawnBoxes):
         grounded = np.zeros(len(distinct), dtype=bool)
         grounded[find_keys(distinct, pairs[units.caption_rows])] = True
         kept = (rows >= 0) & (places >= 0) & grounded[places]
-        lost = {
+        edges = np.column_stack([images["width"], images["height"]])[rows]
+        corners = pc.list_flatten(table["box"]).to_numpy().reshape(-1, 4)
+        pixels = kept & ~table["relative"].to_numpy()
+        remarkable = {
             "images that are not in the data set": rows == UNKNOWN,
             "images whose name several files have (write paths)": rows == AMBIGUOUS,
             "captions that the data set does not have": (rows >= 0) & (places < 0),
             "captions that only `captions=all` grounds": (rows >= 0) & (places >= 0) & ~kept,
+            "images beyond whose edges they reach, which cuts them (were they drawn at another "
+            "size?)": pixels & (corners[:, 2:] > edges + _SLACK * edges + 1).any(1),
         }
-        for what, which in lost.items():
+        for what, which in remarkable.items():
             if which.any():
                 first = table.slice(int(which.argmax()), 1).to_pylist()[0]
                 example = f"{first['image']!r} in {file.table.unit} {first['row']}"
@@ -222,7 +231,11 @@ class _Reader:
         wanted["caption"] = Wanted((), None, "caption_id" not in has)
         optional = ("char_start", "char_end", "box_format", "score", *(("mask",) if masks else ()))
         wanted |= {name: Wanted((), None, False) for name in optional}
-        columns = {name: names[0] for name, names in choose(self.table, wanted).items()}
+        try:
+            chosen = choose(self.table, wanted)
+        except SightlineError as error:
+            raise SightlineError(f"{error}. {_ROWS}") from None
+        columns = {name: names[0] for name, names in chosen.items()}
         columns.setdefault("image", "image_id")
         self.by_id = "caption" not in columns
         if self.by_id:

@@ -341,6 +341,23 @@ def test_what_is_left_out_is_counted_and_nothing_left_names_both_sides(data, tmp
         assert name in str(error.value)
 
 
+def test_boxes_that_reach_far_beyond_their_image_are_counted(data, tmp_path):
+    rows = [ROW, {**ROW, "box": [4, 5, 25, 17]}, {**ROW, "box": [40, 50, 200, 100]}]
+    opened = Opened(data, write(tmp_path / "boxes.jsonl", [*rows, {**ROW, "image": "no.png"}]))
+    assert opened.remarks[-1] == (
+        "boxes.jsonl: 1 of 4 boxes are of images beyond whose edges they reach, which cuts them "
+        "(were they drawn at another size?), such as '7.png' in line 3"
+    )
+
+
+def test_annotations_that_are_no_table_of_boxes_are_sent_to_the_docs(data, tmp_path):
+    shapes = [{"label": "dog", "points": [[1, 2], [3, 4]], "shape_type": "rectangle"}]
+    (tmp_path / "7.json").write_text(json.dumps({"shapes": shapes, "imagePath": "7.png"}))
+    for path in (tmp_path / "7.json", write(tmp_path / "voc.csv", [{"filename": "7.png", "x": 1}])):
+        with pytest.raises(SightlineError, match=r"docs/grounding\.md shows how to make such rows"):
+            Opened(data, path)
+
+
 def test_what_others_write_is_recognised(data, tmp_path):
     def says(path: Path, content: Any) -> str:
         path.write_text(json.dumps(content))
