@@ -179,7 +179,7 @@ def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
         return wanted.names
     remedy = f"call one {name!r}" if wanted.setting is None else f"choose one with `{setting}`"
     if table.text and not any(known_name(column, [*KNOWN]) for column in table.columns):
-        remedy += ", or write a header above the first line, which may be none"
+        remedy += " or, if the first line is no header, write one above it"
     candidates = [column for column in table.columns if is_known(column, name)]
     candidates = [column for column in candidates if column.strip().lower() == name] or candidates
     if len(candidates) == 1:

@@ -196,6 +196,12 @@ DATA = [
         begins=a_table(IMAGE_ROWS | {"others": VECTORS}),
     ),
     Cure(
+        "; if that names them, give it with --names",
+        IMPORT.replace(".parquet", ".npz") + " --kind image --data photos",
+        passes=IMPORT.replace(".parquet", ".npz") + " --kind image --data photos --names which",
+        begins=lambda: np.savez("t.npz", rows=np.ones((4, 2), np.float32), which=np.arange(4)),
+    ),
+    Cure(
         "there are no keys: give it with --names",
         IMPORT + " --kind image --data photos",
         passes=IMPORT + " --kind image --data photos --names whose",

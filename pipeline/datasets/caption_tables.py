@@ -89,9 +89,11 @@ def read_captions(path: Path, wanted: Mapping[str, Wanted] | None = None) -> Cap
     if is_text and text_suffix(path) not in SUFFIXES and not has_known_header(path):
         return read_token(path)
     table = open_table(path, EXPECTED)
-    if what := table.known_as(_HINTS):
+    wanted = wanted or wanted_of_captions()
+    named = wanted["image"].names and wanted["caption"].names
+    if not named and (what := table.known_as(_HINTS)):
         raise DatasetError(f"{path}: {what}")
-    captions = _captions_of(table, wanted or wanted_of_captions())
+    captions = _captions_of(table, wanted)
     if text_suffix(path) in TABS:
         note_quoted(captions)
     return captions

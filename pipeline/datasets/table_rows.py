@@ -335,8 +335,8 @@ class _RowReader:
         """The file of a row that has only a path; None, with the reason noted, if there is none."""
         if len(location) > _LONGEST_PATH:
             raise DatasetError(
-                f"row {name}: its image is text of {len(location):,} characters, expected bytes or "
-                "a path; of base64, write the bytes that it decodes to"
+                f"{self._where}: row {name}: its image is text of {len(location):,} characters, "
+                "expected bytes or a path; of base64, write the bytes that it decodes to"
             )
         path = os.path.normpath(os.path.join(self._real, location))  # noqa: PTH118
         if not location:

@@ -197,10 +197,11 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
     if naming is None and (table is not None or kind_of_rows(rows) in ARRAYS):
         table = table or table_beside(rows) or rows.with_suffix(".parquet")
         if not table.is_file():
+            names_may_be_there = {"texts", "numbers"} & {c.holds for c in columns.values()}
+            remedy = "; if that names them, give it with --names" if names_may_be_there else ""
             raise SightlineError(
                 f"{rows}: nothing says which {kind} each row describes: {table.name} is missing, "
-                f"and besides its rows it has {_in_words(columns)}; if that names them, give it "
-                "with --names"
+                f"and besides its rows it has {_in_words(columns)}{remedy}"
             )
         columns = columns_in(table)
         naming = _names_in(table, columns, kind, names)

@@ -80,7 +80,7 @@ FAULTS = [
     ),
     ("csv", HEAD + "a.jpg,one,two\n", "line 2: found 3 columns, expected 2"),
     ("csv", HEAD + "a.jpg,one,two\n", "quotation marks around a value that contains commas"),
-    ("csv", "a.jpg,one\nb.jpg,two\n", "or write a header above the first line"),
+    ("csv", "a.jpg,one\nb.jpg,two\n", "or, if the first line is no header, write one above it"),
     ("csv", HEAD + 'a.jpg,"open\n', "not CSV"),
     ("csv", "\ufeff" + HEAD + "a,b\nc,\ud800", "line 3: the byte 0xed is not UTF-8"),
     ("csv", IDS + 'a,"b\nb",1\na,c," "\n', "line 4: caption_id: found '', expected"),

@@ -190,12 +190,13 @@ def test_the_only_list_of_objects_in_an_object_is_the_table(tmp_path, key):
     assert captions.remarks[0] == f"c.json: the rows are those of {key!r}"
 
 
+TASK = {"annotations": [], "data": {"image": "0.png", "words": "one"}, "predictions": []}
 KINDS = [
     ({"images": [{"id": 1}], "annotations": []}, "use the kind `coco`"),
     ({"dataset": "coco", "images": [{"filename": "0.png"}]}, "give it as `karpathy`"),
     ([{"image": "0.png", "conversations": [{"from": "gpt", "value": "x"}]}], "as LLaVA has them"),
     ([{"images": ["0.png"], "messages": [{"role": "user", "content": "x"}]}], "as LLaVA has them"),
-    ([{"id": 1, "annotations": [], "data": {}, "predictions": []}], "export JSON-MIN or CSV"),
+    ([TASK], "Label Studio's tasks; export JSON-MIN or CSV"),
     ({"image_urls": ["http://a/0.jpg"], "captions": ["a"]}, "'image_urls' gives URLs"),
     ({"info": {}, "annotations": [{"image_url": "http://a", "caption": "a"}]}, "gives URLs"),
 ]
@@ -206,6 +207,11 @@ def test_json_of_other_kinds_is_sent_there(tmp_path, content, message):
     (tmp_path / "c.json").write_text(json.dumps(content))
     with pytest.raises(SightlineError, match=message):
         read_captions(tmp_path / "c.json")
+
+
+def test_columns_that_are_named_are_read_whatever_the_table_is(tmp_path):
+    captions = said(tmp_path, [TASK], image="data.image", caption="data.words")
+    assert (captions.images, captions.texts) == (["0.png"], ["one"])
 
 
 def test_splits_of_other_names_are_chosen(tmp_path):
