@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -276,7 +277,7 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
     notes: list[str] = []
     text = read_text(path, expected)
     if separator is None:  # a comma, unless the first line has none and something else
-        head = text.partition("\n")[0]
+        head = text.lstrip("\r\n").partition("\n")[0]
         separator = next((mark for mark in _SEPARATORS if mark in head), ",")
         if separator != ",":
             notes.append(f"{path.name}: its columns are separated by {_SEPARATORS[separator]}")
@@ -286,10 +287,10 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
         batches = _quoted(path, text, separator)
         if separator == "\t":
             notes.append(f"{path.name}: its quotation marks are those of CSV")
-    first = next(batches, [])
+    first = [row for row in next(batches, []) if row[1]]
     _, names = first[0] if first else (0, [])
     batches = chain([first[1:]], batches)
-    if len(set(names)) != len(names):
+    if max(Counter(filter(str.strip, names)).values(), default=1) > 1:
         raise SightlineError(
             f"{path}: wrong columns: found {', '.join(map(short, names))}; expected each name once"
         )
@@ -345,7 +346,10 @@ def _quoted(path: Path, text: str, separator: str) -> Iterator[Sequence[Row]]:
         while rows := _some_rows(reader, len(text)):
             yield rows
     except csv.Error as error:
-        raise SightlineError(f"{path}: line {reader.line_num}: not CSV ({error})") from None
+        raise SightlineError(
+            f"{path}: line {reader.line_num}: not CSV ({error}); correct the line: quotation marks "
+            "in a value are doubled, and stand around it"
+        ) from None
 
 
 def _csv_reader(text: str, separator: str) -> Any:

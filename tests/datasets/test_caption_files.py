@@ -82,6 +82,8 @@ FAULTS = [
     ("csv", HEAD + "a.jpg,one,two\n", "quotation marks around a value that contains commas"),
     ("csv", "a.jpg,one\nb.jpg,two\n", "or, if the first line is no header, write one above it"),
     ("csv", HEAD + 'a.jpg,"open\n', "not CSV"),
+    ("csv", HEAD + 'a.jpg,"a \\"b\\" c"\n', "quotation marks in a value are doubled"),
+    ("csv", "image,caption,caption\na,b,c\n", "expected each name once"),
     ("csv", "\ufeff" + HEAD + "a,b\nc,\ud800", "line 3: the byte 0xed is not UTF-8"),
     ("csv", IDS + 'a,"b\nb",1\na,c," "\n', "line 4: caption_id: found '', expected"),
     ("tsv", "image\tcaption\na.jpg one\n", "line 2: found 1 columns"),

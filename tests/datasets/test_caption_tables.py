@@ -56,6 +56,9 @@ WRITERS = {
     "a.pq": lambda path: FRAME.to_parquet(path),
     "b.csv.parquet": lambda path: FRAME.to_parquet(path),
     "a.feather": feathered,
+    "excel.csv": lambda path: path.write_text(
+        "\r\n" + FRAME.assign(x="", y="").to_csv(index=False, sep=";").replace("x;y", ";")
+    ),
     "captions.txt": lambda path: FRAME.to_csv(path, index=False),
     "results.csv": kaggle,
 }

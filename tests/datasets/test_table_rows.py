@@ -94,7 +94,7 @@ def test_paths_start_from_the_given_folder(out, make_images):
         (
             pa.table({"image": ["/9j/" * 400], "caption": ["a"]}),
             {"images": Path()},
-            "the lake: row 0: its image is text of 1,600 characters, expected bytes or a path; of b",
+            "the lake: row 0: its image is text of 1,600 characters, expected bytes or a path; of",
         ),
         (ROWS, COLUMNS | {"images": Path()}, "contains the images themselves, so `images` does n"),
     ],
