@@ -15,7 +15,9 @@ from typing import IO, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     Field,
+    TypeAdapter,
     ValidationError,
     create_model,
     model_validator,
@@ -57,6 +59,9 @@ from sightline.storage import StorageError, look, opened, reading
 from sightline.user_files import OBJECT, read_lines
 
 _MOST_IMAGE = 1 << 30  # bytes
+_TEXTS = TypeAdapter(
+    Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
+)
 _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
 _MOST_PARTS = 12  # shown
@@ -78,7 +83,8 @@ class WebDatasetSource(Source):
         splits: instead of ``shards``: for each split, its shards.
         image_part: part with the image, as WebDataset names parts: ``image.jpg`` of KEY.image.jpg;
             default: every usual suffix of an image.
-        caption_part: part with the caption; default: ``txt``, or ``json`` with ``caption_field``.
+        caption_part: part with the caption, or with a list of them if it is JSON; default: ``txt``,
+            or ``json`` with ``caption_field``.
         caption_field: field of the caption's part, which is JSON, with the caption or a list of
             them.
         limit: read only this many images, in the order of the shards.
@@ -213,7 +219,8 @@ class _Parts:
         """The captions in a text's bytes; a DatasetError does not name the file."""
         try:
             if self.schema is None:
-                return [data.decode("utf-8-sig")]
+                text = data.decode("utf-8-sig")
+                return _TEXTS.validate_json(text) if self.text.endswith(".json") else [text]
             texts = self.schema.model_validate_json(data).model_dump()["captions"]
         except UnicodeDecodeError as error:
             raise DatasetError(f"byte {error.start} is not UTF-8") from None

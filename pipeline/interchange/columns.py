@@ -186,7 +186,8 @@ def _each(path: Path) -> Iterator[NDArray]:
 
 def _npy(path: Path, stack: ExitStack) -> dict[str, Array]:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
-    return {"array": Array(array.shape, array.dtype.name, lambda: array)}
+    name = path.stem if array.ndim == 1 else "array"  # a file for each image
+    return {name: Array(array.shape, array.dtype.name, lambda: array)}
 
 
 def _npz(path: Path, stack: ExitStack) -> dict[str, Array]:

@@ -107,7 +107,9 @@ class Part:
         with readable(self.rows):
             for block in self.column.read():
                 kind = block.dtype if block.dtype.itemsize < 8 else np.dtype(np.float32)
-                yield block.astype(kind.newbyteorder("<"), copy=False)
+                with np.errstate(over="ignore"):  # infinity, a row without a value
+                    block = block.astype(kind.newbyteorder("<"), copy=False)
+                yield block
 
 
 def find(source: Path, options: ImportOptions) -> tuple[str, list[Part]]:

@@ -68,6 +68,16 @@ def test_parts_are_named_as_webdataset_names_them(root, out, prepare, parts, giv
     assert texts(out) == {f"0.tar/0.{image}#0": "a dog"}
 
 
+@pytest.mark.parametrize("part", ["captions.json", "json"])
+def test_a_part_that_is_json_holds_a_text_or_a_list_of_them(root, out, prepare, part):
+    said = ['["a dog", "a hound"]', '"a cat"', '{"caption": "a bird"}']
+    members = [(f"{n}.png", picture(n)) for n in range(3)]
+    write_tar(root / "0.tar", [*members, *((f"{n}.{part}", each) for n, each in enumerate(said))])
+    report = prepare(caption_part=part)
+    assert list(texts(out).values()) == ["a dog", "a hound", "a cat"]
+    assert report.problem_counts["unusable_captions"] == 1
+
+
 def test_the_parts_that_a_shard_has_are_listed(root, prepare):
     write_tar(root / "0.tar", [("0.image.png", picture(0)), ("0.caption.txt", "a dog")])
     with pytest.raises(DatasetError, match=r"have the parts image.png, caption.txt: choose them"):

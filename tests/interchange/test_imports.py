@@ -228,6 +228,15 @@ def test_files_of_arrays_with_names_are_imported(tmp_path, photos, name, each):
     )
 
 
+def test_a_folder_with_a_file_for_each_image_is_imported(tmp_path, photos):
+    values = unit_rows()
+    for name, row in zip(NAMES[:5], values, strict=False):
+        (tmp_path / "rows" / name).parent.mkdir(exist_ok=True)
+        np.save(tmp_path / "rows" / Path(name).with_suffix(".npy"), row)
+    assert imported(tmp_path / "rows", photos).record.rows == 5
+    assert row_bytes(photos, *NAMES[:5]) == values[:5].tobytes()
+
+
 @pytest.mark.parametrize("name", ["a.feather", "A.PARQUET", "a.pq", "a.txt", "a.npz"])
 def test_tables_are_known_by_their_content(tmp_path, photos, name):
     values = write_tables(tmp_path / "table", "fixed", "float32")
