@@ -46,7 +46,7 @@ BATCH, _PICTURES = 128, 64
 garbage), and of photographs, which then take a few megabytes.
 """
 _LONGEST_HEADER = 1000
-_ANY = TypeAdapter(list[dict[str, Any]] | dict[str, Any])
+_ANY = TypeAdapter(list[Any] | dict[str, Any])
 
 
 def open_table(path: Path | str, expected: str) -> OutsideTable:
@@ -232,8 +232,8 @@ def _require_known(table: OutsideTable, number: int, record: Mapping[str, Any]) 
 
 
 def _of_json(path: Path, expected: str) -> OutsideTable:
-    """An array of objects, an object of columns, or one of name → captions; or such an array in an
-    object that has no other.
+    """An array of objects or of sentences, an object of columns, or one of name → captions; or an
+    array of objects in an object that has no other.
 
     Of any other object, the columns are its keys and there are no rows.
     """
@@ -242,6 +242,12 @@ def _of_json(path: Path, expected: str) -> OutsideTable:
         keys, content = tuple(content), _records_of(path, content, notes)
         if not content:
             return _of_objects(path, keys, [], "row")
+    elif content and all(isinstance(item, str) for item in content):
+        content = [{"sentence": item} for item in content]
+    elif wrong := [item for item in content if not isinstance(item, dict)]:
+        raise SightlineError(
+            f"{path}: found {short(wrong[0])} in its array, expected an object; expected {expected}"
+        )
     rows = ([(number, record)] for number, record in enumerate(content, start=1))
     table = _of_objects(path, tuple(content[0]) if content else (), rows, "row")
     table.notes.extend(notes)

@@ -14,6 +14,7 @@ from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, Source, split_name
 from sightline.cache.manifest import CAPTIONS
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile
+from sightline.user_files import short
 
 
 def _assigned_splits(
@@ -92,6 +93,12 @@ def write_pairs(
             f"{captions.where}: none of its {len(rows)} captions names an image in the folder "
             f"(captions: {captions.images[0]!r}, …; images: {paths[0]!r}, …); give the folder of "
             "these images, or correct their names"
+        )
+    if captions.listed and not any(splits):
+        entry, _, where = captions.listed[0]
+        raise DatasetError(
+            f"{where}: none of the {len(captions.listed):,} entries of lists of splits names an "
+            f"image, such as {short(entry)}; expected the name of one in each line"
         )
     if captions.listed is None:
         where = f"{captions.where}, column split"

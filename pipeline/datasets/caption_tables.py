@@ -227,8 +227,8 @@ class _Filler:
         row = by_name(self._columns, values)
         texts_of_row = row.pop("caption")
         record = {name: cells[0] for name, cells in row.items() if cells[0] is not None}
-        if "split" in row:
-            record.setdefault("split", "")
+        for name in {"image", "split"} & row.keys():
+            record.setdefault(name, "")
         if self._table.text:
             self._trim(record)
         texts = [text for cell in texts_of_row for text in self._texts(number, cell)]

@@ -151,6 +151,11 @@ def test_a_missing_text_is_counted_also_in_a_list_and_as_pandas_number(tmp_path)
     assert said(tmp_path, rows).texts == ["a", "", ""]
 
 
+def test_an_image_that_is_missing_is_named_by_nothing_as_in_a_csv(tmp_path):
+    rows = [{"image": None, "caption": "a"}, {"image": "1", "caption": "b"}]
+    assert said(tmp_path, rows).images == ["", "1"]
+
+
 def test_an_image_may_be_named_by_a_number(tmp_path):
     assert said(tmp_path, [{"image": 7, "caption": "a"}]).images == ["7"]
 

@@ -153,6 +153,7 @@ TWICE = "image,caption,caption_id\nb.jpg,x,7\na.png,y,8\nb.jpg,z,7\n"
         ("csv", "image,caption,split\nb.jpg,x,train\n", {"train": "b.jpg\n"}, "use one of them"),
         ("token", ONE + "b.jpg#0\ttwo\n", {}, "1 duplicate caption ids.*lines 1 and 2"),
         ("token", ONE, {"train": "b.jpg\n", "test": "b.jpg\n"}, "splits 'train' and 'test'"),
+        ("token", ONE, {"train": '["a.jpg", "b.jpg"]'}, "none of the 1 entries of lists of splits"),
     ],
 )
 def test_contradictions_are_errors(two_images, prepare, form, text, splits, message):

@@ -103,6 +103,7 @@ TWO = ["a dog, red", 'it says "no"']
         ("nli.csv", "sent0", 'sent0,sent1\n"a dog, red",x\n"it says ""no""",y\n'),
         ("wiki.jsonl", None, '{"id": 1, "text": "a dog, red"}\n{"text": "it says \\"no\\""}\n'),
         ("t.tsv", None, 'n\tSentence\n1\ta dog, red\n2\tit says "no"\n'),
+        ("t.json", None, '["a dog, red", "it says \\"no\\""]'),
         ("t.json", None, '[{"raw": "a dog, red"}, {"raw": "it says \\"no\\""}]'),
         ("t.json", None, '{"text": {"0": "a dog, red", "1": "it says \\"no\\""}}'),
         ("t.txt", "text", 'text|n\na dog, red|1\nit says "no"|2\n'),
@@ -112,7 +113,7 @@ TWO = ["a dog, red", 'it says "no"']
 def test_sentences_of_a_table(make_file, out, name, column, content):
     report = prepare(SentencesSource(path=make_file(name, content), column=column), out)
     assert values(out, "text", "sentences") == TWO
-    read_otherwise = name in ("wiki.jsonl", "t.tsv") or (column is None and "json" in name)
+    read_otherwise = name in ("wiki.jsonl", "t.tsv") or (column is None and "{" in content)
     assert bool(report.guesses) == (read_otherwise or name == "t.txt")
 
 
@@ -133,6 +134,7 @@ def test_sentences_of_parquet_leave_out_what_is_not_there(tmp_path, out):
         ("t.csv", "text,caption\na,b\n", None, "'text' and 'caption' may both be the sentence"),
         ("t.jsonl", '{"text": 3}\n', None, "line 1: text: found 3, expected text"),
         ("t.txt", "1\ta dog\n\n2\ta cat\n", None, "every line has 2 columns"),
+        ("t.json", '["a dog", 3]', None, "found 'a dog' in its array, expected an object"),
     ],
 )
 def test_a_table_that_shows_no_sentences_is_refused(make_file, out, name, content, column, message):
