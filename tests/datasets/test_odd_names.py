@@ -29,13 +29,14 @@ def fill(kind: str, folder: Path, first: int) -> None:
             (folder / f"{number}.png").write_bytes(picture(number))
         lines = [f"{number}.png#0\tcaption {number}" for number in numbers]
         (folder / "said.token").write_text("\n".join(lines))
+        (folder / "said.txt").write_text("\n".join(lines).replace("\t", " "))
 
 
 def words(kind: str, folder: str) -> list[str]:
     given = {
         "webdataset": ["webdataset", "--images", f"{folder}"],
         "pairs": ["pairs", "--images", f"{folder}", "--captions", f"{folder}/said.token"],
-        "sentences": ["sentences", "--path", f"{folder}/said.token"],
+        "sentences": ["sentences", "--path", f"{folder}/said.txt"],
     }
     return ["prepare", *given.get(kind, ["huggingface", "--path", f"{folder}"])]
 
