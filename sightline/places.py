@@ -100,15 +100,15 @@ def joined(root: Path | str, name: str) -> str:
     return f"{folder}/{name}{mark}{query}"
 
 
-def beside(url: str, folder: str) -> str:
-    """The URL of a folder that is recorded relative to a URL; as it is if it leads out of that."""
+def beside(url: str, folder: str) -> str | None:
+    """The URL of a folder that is recorded relative to a URL; None if it leads out of that."""
     if is_url(folder):
         return folder
     protocol, _, place = shown(url).partition("://")
     head = "/".join(place.split("/")[: 3 if protocol == "hf" else 1])
     name = quote(folder) if protocol == "https" else folder
     below = normpath(f"{place.removeprefix(head).lstrip('/')}/{name}".lstrip("/"))
-    return folder if below.split("/")[0] == ".." else f"{protocol}://{head}/{below}"
+    return None if below.split("/")[0] == ".." else f"{protocol}://{head}/{below}"
 
 
 def base_of(place: Path | str) -> Path | str:

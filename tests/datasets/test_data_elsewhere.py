@@ -150,8 +150,10 @@ def test_images_that_lie_elsewhere_are_missed_only_where_they_are_read(here, she
     shelf.write(
         "sets/mine/dataset.json", json.dumps({**record, "images": "../../../../photos"}).encode()
     )
-    there = PreparedDataset.open(f"{shelf.url}/sets/mine")
-    assert len(there.captions) == 4
+    for _ in range(2):
+        there = PreparedDataset.open(f"{shelf.url}/sets/mine")
+        assert len(there.captions) == 4
+        (there.folder / "../../../../photos").mkdir(exist_ok=True)  # another's
     with pytest.raises(SightlineError, match="its images are not here"):
         there.require_images()
 
