@@ -38,8 +38,8 @@ def list_sets(path: PATH = Path("data"), as_json: JSON = False) -> None:
     def facts(folder: Path) -> dict[str, Any]:
         return about(folder, read_record(folder))
 
-    with _of_each(sets_below(path, lost=True), facts) as found:
-        sets = [*found.values()]
+    with _of_each(sets_below(path, lost=True), facts) as facts_of_sets:
+        sets = [*facts_of_sets.values()]
         print_json(sets) if as_json else _print_sets(sets)
 
 
@@ -192,14 +192,14 @@ def gc(
             compact_set(folder)
         return (garbage if dry_run else collect)(folder)
 
-    with _of_each(sets_below(path), garbage_of) as found:
+    with _of_each(sets_below(path), garbage_of) as garbage_of_sets:
         if as_json:
-            print_json({folder: asdict(waste) for folder, waste in found.items()})
+            print_json({folder: asdict(waste) for folder, waste in garbage_of_sets.items()})
             return
-        for folder, waste in found.items():
+        for folder, waste in garbage_of_sets.items():
             files, rows = counted(len(waste.files), "file"), counted(waste.rows, "row")
             print(f"{folder}: {files}, {rows}, {in_bytes(waste.bytes)}")
-        total = sum(waste.bytes for waste in found.values())
+        total = sum(waste.bytes for waste in garbage_of_sets.values())
         print(f"{in_bytes(total)} {'would be freed' if dry_run else 'freed'}")
 
 
@@ -213,13 +213,13 @@ def _of_each(folders: Iterable[Path], do: Callable[[Path], T]) -> Iterator[dict[
     """What ``do`` gives for each set; an error of one stops no other, and comes after the block."""
     from sightline.errors import SightlineError
 
-    found, faults = dict[str, T](), list[str]()
+    results, faults = dict[str, T](), list[str]()
     for folder in folders:
         try:
-            found[folder.as_posix()] = do(folder)
+            results[folder.as_posix()] = do(folder)
         except SightlineError as error:
             faults.append(str(error))
-    yield found
+    yield results
     if faults:
         raise SightlineError("\n".join(faults))
 

@@ -37,12 +37,12 @@ def place(text: str) -> Path | str:
 
 def dataset(text: str) -> Path:
     """The folder of a prepared data set, or of what is fetched of the one at a URL; or a file."""
-    found = place(text)
-    if isinstance(found, Path):
-        return found
+    data = place(text)
+    if isinstance(data, Path):
+        return data
     from sightline.cache.prepared import local_dataset
 
-    return local_dataset(found)
+    return local_dataset(data)
 
 
 def set_folder(text: str) -> Path:

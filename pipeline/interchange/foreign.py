@@ -216,15 +216,15 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
         )
     keyed = columns[naming].holds == "images" or _is_of_keys(naming, columns[naming])
     rounded = ", rounded to float32" if re.search("float64|double", column.about) else ""
-    named = f"{'keys' if keyed else 'names'} from {naming!r} in {table.name}"
-    about = f"rows from {name!r}{rounded}, {named}"
+    keys = f"{'keys' if keyed else 'names'} from {naming!r} in {table.name}"
+    about = f"rows from {name!r}{rounded}, {keys}"
     return Part(rows, table, kind, column, columns[naming], keyed, about)
 
 
 def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) -> str:
     """The column that is given, or the only one of rows, or that of our exports."""
-    rows = [other for other, column in columns.items() if column.holds == "rows"]
-    usual = [other for other in rows if columns[other].about.startswith("fixed_size")] or rows
+    rows = [label for label, column in columns.items() if column.holds == "rows"]
+    usual = [label for label in rows if columns[label].about.startswith("fixed_size")] or rows
     usual = [FEATURES] if len(usual) > 1 and FEATURES in rows else usual
     name = usual[0] if name is None and len(usual) == 1 else name
     if name in rows:
@@ -250,15 +250,15 @@ def _names_in(path: Path, columns: dict[str, Column], kind: Kind, name: str | No
         if name in columns and columns[name].holds not in fits:
             raise SightlineError(f"{path}: {name!r} is {columns[name].about}, expected texts")
         return name if name in columns else None
-    columns = {other: column for other, column in columns.items() if column.holds in usable}
-    images = [other for other, column in columns.items() if _is_of_images(column)]
+    columns = {label: column for label, column in columns.items() if column.holds in usable}
+    images = [label for label, column in columns.items() if _is_of_images(column)]
     if len(images) > 1:
         raise SightlineError(
             f"{path}: {' and '.join(map(repr, images))} hold images; choose one with --names"
         )
-    keys = [other for other, column in columns.items() if _is_of_keys(other, column)]
-    known = (other for usual in NAMES[role] for other in columns if _plain(other) == _plain(usual))
-    texts = (other for other in known if columns[other].holds == "texts")
+    keys = [label for label, column in columns.items() if _is_of_keys(label, column)]
+    names = (label for usual in NAMES[role] for label in columns if _plain(label) == _plain(usual))
+    texts = (label for label in names if columns[label].holds == "texts")
     return next(iter([*keys, *images, *texts]), None)
 
 

@@ -98,29 +98,29 @@ def local_dataset(place: Path | str) -> Path:
 def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     """Bring the manifests that changed at a URL; returns name → state there."""
     memory = incoming / "states"
-    known = json.loads(memory.read_bytes()) if memory.is_file() else {}
+    remembered = json.loads(memory.read_bytes()) if memory.is_file() else {}
     memory.unlink(missing_ok=True)
     places = [joined(url, name) for name in MANIFESTS]
-    there = dict[str, Found]()
-    for name, found in zip(MANIFESTS, files := look_at_all(places), strict=True):
-        if found is None:
+    manifests = dict[str, Found]()
+    for name, file in zip(MANIFESTS, files := look_at_all(places), strict=True):
+        if file is None:
             raise CacheError(f"{shown(url)}: has no {name}; copy the whole data set there")
-        there[name] = found
+        manifests[name] = file
     changed = {
-        name: found
-        for name, found in there.items()
-        if not found.state or known.get(name) != found.state or not (folder / name).is_file()
+        name: file
+        for name, file in manifests.items()
+        if not file.state or remembered.get(name) != file.state or not (folder / name).is_file()
     }
     if changed:
         (folder / RECORD).unlink(missing_ok=True)  # no data set until all of them are there
-        say_fetching(url, len(changed), sum(found.size for found in changed.values()), folder)
-    for name, found in changed.items():
+        say_fetching(url, len(changed), sum(file.size for file in changed.values()), folder)
+    for name, file in changed.items():
         (incoming / name).unlink(missing_ok=True)
-        copy(joined(url, name), incoming / name, found.size)
+        copy(joined(url, name), incoming / name, file.size)
         (incoming / name).replace(folder / name)
     if changed and look_at_all(places) != files:
         raise CacheError(f"{shown(url)}: changed while it was fetched; try again")
-    return {name: found.state for name, found in there.items()}
+    return {name: file.state for name, file in manifests.items()}
 
 
 def hub_datasets(folders: Iterable[Path]) -> tuple[str, ...]:
@@ -156,10 +156,10 @@ class PreparedDataset:
         _read_record(folder)  # it is there, and sound
         root = cls(folder)._recorded_root() if images is None else images
         root = required_location(root)
-        there = is_url(root) or Path(root).is_dir()
-        if images is not None and not there:
+        is_here = is_url(root) or Path(root).is_dir()
+        if images is not None and not is_here:
             raise SightlineError(f"{images}: no such image folder; check the path")
-        return cls(folder, root if there else None)
+        return cls(folder, root if is_here else None)
 
     @property
     def images_manifest(self) -> Path:
