@@ -82,7 +82,7 @@ Named = Annotated[dict[str, T], BeforeValidator(_with_names)]
 """Entries by their names, which DVC, a shell and folders use."""
 Names = Annotated[list[str], AfterValidator(_distinct)]
 Overrides = Annotated[dict[str, Any], AfterValidator(_of_train)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=1 << 32)]  # as DVC writes it into commands
 
 
 class Joined(Settings):

@@ -207,11 +207,41 @@ def parse_yaml(text: str) -> Any:
     if len(text) <= _SHORT_YAML:  # ten times faster, where it was built
         loader = getattr(yaml, "CSafeLoader", loader)
     try:
-        return yaml.load(text, Loader=loader)
+        document = loader(text)
+        if (node := document.get_single_node()) is None:
+            return None
+        _require_one_meaning(node)
+        return document.construct_document(node)
     except yaml.YAMLError as error:  # a number or date that does not exist is a ValueError already
         raise ValueError(str(error)) from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+_OTHER_BASE = re.compile(r"[-+]?0[\d_]+$|.*:")
+"""Whole numbers of base 8 or 60, which YAML 1.2, and so DVC, reads otherwise."""
+
+
+def _require_one_meaning(document: Any) -> None:
+    """Refuse what readers of YAML read differently: a key that is there twice, and 010."""
+    nodes = [document]
+    seen = {id(document)}
+    for node in nodes:  # grows, as a document may contain itself
+        at, inner = f"line {node.start_mark.line + 1}: found", node.value
+        if node.tag.endswith(":int") and _OTHER_BASE.match(inner):
+            raise ValueError(f"{at} {inner}, not one number to all readers; write it in decimals")
+        if isinstance(inner, str):
+            continue
+        if node.tag.endswith(":map"):
+            keys = [key for key, _ in inner if isinstance(key.value, str)]
+            first = {key.value: key for key in reversed(keys)}
+            for key in keys:
+                if first[key.value] is not key:
+                    at = f"line {key.start_mark.line + 1}: found"
+                    raise ValueError(f"{at} the key {key.value!r} twice; remove one")
+            inner = [child for pair in inner for child in pair]
+        nodes += [child for child in inner if id(child) not in seen]
+        seen.update(map(id, inner))
 
 
 def control_fault(text: str) -> str | None:

@@ -260,7 +260,9 @@ def _value(arms: Sequence[Any], name: str, value: Any) -> Any:
     try:
         return parse_yaml(value)
     except ValueError as error:
-        raise typer.BadParameter(f"{name}: {value!r} is not YAML", param_hint="--set") from error
+        raise typer.BadParameter(
+            f"{name}: {value!r} is not YAML: {error}", param_hint="--set"
+        ) from error
 
 
 def about(model: type[BaseModel]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -59,6 +60,8 @@ joined: {a: {first: b, second: scenes}, b: {first: scenes, second: a}} => a → 
 joined.a: {first: a, second: scenes} => joined.a → joined.a: a data set cannot
 joined.a: {first: scenes, second: scenes} => joined.a.second: both are 'scenes'
 graph.seeds: [3, 0, 3] => graph.seeds: found 3 twice, as entries 1 and 3; remove one
+graph.seeds: [true] => graph.seeds.0: input should be a valid integer; found True
+graph.seeds: [1.0] => graph.seeds.0: input should be a valid integer; found 1.0
 graph.teachers: [similarity, similarity] => graph.teachers: found 'similarity' twice, as
 systems.kdmcse.runs.kdmcse.label: MCSE (CLIP) => reports would call both 'MCSE (CLIP)'
 systems.kdmcse.runs.KDMCSE: {} => systems.kdmcse.runs.KDMCSE: reports would call both
@@ -221,3 +224,26 @@ def test_devices_or_an_engine_of_the_command_replace_those_of_the_file(tmp_path,
 def test_yaml_that_is_nested_too_deeply_ends_no_process(text):
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_yaml(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: 1\nb: {c: 1, d: 2,\n c: 3}", "line 3: found the key 'c' twice; remove one"),
+        ("a: &a {b: 1}\nc: [*a, 1]\na: 2", "line 3: found the key 'a' twice; remove one"),
+        ("seeds: [1, 010]", "line 1: found 010, not one number to all readers"),
+        ("seeds:\n- 1:30", "line 2: found 1:30, not one number to all readers"),
+    ],
+)
+def test_what_dvc_reads_otherwise_is_refused(text, fault):
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        parse_yaml(text)
+
+
+def test_keys_that_a_merge_replaces_are_no_second_ones():
+    text = "a: {b: &b {<<: &c {d: 1}, d: 2, e: 0x10}}\nf: {<<: *b, d: 3}\ng: [*c, *c, '010']"
+    b, c = {"d": 2, "e": 16}, {"d": 1}
+    assert parse_yaml(text) == {"a": {"b": b}, "f": {"d": 3, "e": 16}, "g": [c, c, "010"]}
+    assert parse_yaml("") is None
+    itself = parse_yaml("&a [*a]")
+    assert itself[0] is itself
