@@ -225,6 +225,19 @@ def test_the_frozen_encoder_is_scored_on_its_own_features(world):
             world.scores(frozen=frozen)
 
 
+def test_a_result_is_of_the_frozen_features_that_it_read(world):
+    settings = lambda frozen: world.folder.task(frozen=frozen).measured["retrieval"].settings
+    plain = settings(None)
+    assert settings("one") == plain | {"frozen": "one"}  # which has no features yet
+    rows = {Folder.key(name): np.ones(6, np.float32) for name in world.folder.tested}
+    for kind in ("image", "text"):
+        world.folder.write(kind, "one", rows)
+    before = settings("one")
+    world.folder.write("text", "one", rows, weights="2")
+    assert settings("one") != before
+    assert settings(None) == plain
+
+
 def test_what_is_measured_is_identified_by_captions_images_and_their_pairs(tmp_path):
     base = {"a": ["one", "two"], "b": ["three"]}
     changed = [

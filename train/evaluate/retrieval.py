@@ -6,6 +6,7 @@ sightline evaluate retrieval --model RUN --data data/flickr30k
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections import Counter
@@ -202,24 +203,32 @@ class RetrievalTask(Task[RetrievalSettings]):
         )
 
     def settings_of_result(self) -> dict[str, object]:
-        return self.settings.model_dump(mode="json", exclude={"data", "features"})
+        settings = self.settings.model_dump(mode="json", exclude={"data", "features"})
+        with contextlib.suppress(SightlineError):  # nothing is scored before they are made
+            if towers := self._towers():
+                settings["frozen_features"] = [tower.fingerprint for tower in towers]
+        return settings
+
+    def _towers(self) -> list[FeatureSet]:
+        """The image and text features of the frozen encoder, if one is named."""
+        name = self.settings.frozen
+        return [self._open(kind, name, f"frozen {name}") for kind in ("image", "text") if name]
 
     @cached_property
     def _frozen(self) -> tuple[dict[str, Recall], Sequence[str]]:
         """Retrieval by the frozen encoder itself, if one is named, with notes about it."""
         from train.evaluate.models import rows_of_images
 
-        name = self.settings.frozen
-        if name is None:
+        if not (towers := self._towers()):
             return {}, ()
-        images, texts = (self._open(kind, name, f"frozen {name}") for kind in ("image", "text"))
+        images, texts = towers
         _require_one_space(images, texts)
         rows, kept = rows_of_images(images, self.images.keys)
         recall = self._recall(rows, kept, texts.take(keys_of_texts(self.captions)))
         doubts = dict.fromkeys(FeatureUse.of_set(features).doubt for features in (images, texts))
         untrained = [UNTRAINED] if images.record.spec.encoder.untrained else []
         marks = ", ".join(["frozen", *untrained, *filter(None, doubts)])
-        return {f"{name} ({marks})": recall}, self._failed(images)
+        return {f"{self.settings.frozen} ({marks})": recall}, self._failed(images)
 
     @property
     def _sha256(self) -> str:
@@ -315,5 +324,6 @@ def _require_one_space(images: FeatureSet, texts: FeatureSet) -> None:
         raise SightlineError(
             f"{images.path} ({left.encoder.name}, {left.dim} wide) and {texts.path} "
             f"({right.encoder.name}, {right.dim} wide) do not come from one model, so cosines "
-            "between them mean nothing; set `frozen` to an encoder such as CLIP, or remove it"
+            "between them mean nothing; bring both up to date, set `frozen` to an encoder such as "
+            "CLIP, or remove it"
         )
