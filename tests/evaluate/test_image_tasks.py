@@ -226,7 +226,9 @@ def test_the_frozen_encoder_is_scored_on_its_own_features(world):
 
 
 def test_a_result_is_of_the_frozen_features_that_it_read(world):
-    settings = lambda frozen: world.folder.task(frozen=frozen).measured["retrieval"].settings
+    def settings(frozen):
+        return world.folder.task(frozen=frozen).measured["retrieval"].settings
+
     plain = settings(None)
     assert settings("one") == plain | {"frozen": "one"}  # which has no features yet
     rows = {Folder.key(name): np.ones(6, np.float32) for name in world.folder.tested}
