@@ -14,6 +14,7 @@ from pipeline.shipped import GRAPH, PLOT
 from sightline.atomic_files import write_bytes
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
+from sightline.user_files import read_text
 
 BESIDE_RUNS = "/runs/**/*.run/"
 """What DVC does not look at: a line of .dvcignore."""
@@ -81,16 +82,15 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
     if folder.exists() and not folder.is_dir():
         raise SightlineError(f"{folder}: a file; give a folder for the project")
     folder.mkdir(parents=True, exist_ok=True)
-    config = ".dvc/config"
+    file, config, graph = folder / ".dvcignore", ".dvc/config", GRAPH.read_text(encoding="utf-8")
+    lines = read_text(file).splitlines() if file.exists() else []
+    there = read_text(folder / GRAPH_FILE) if (folder / GRAPH_FILE).exists() else graph
     project = NewProject([], [config])
     if not (folder / ".dvc").is_dir():
         _initialise_dvc(folder, config)
         project = NewProject([config], [])
-    file = folder / ".dvcignore"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     if BESIDE_RUNS not in lines:  # `evaluate` depends on runs, not on locks and curves in there
         write_bytes(file, "\n".join([*lines, BESIDE_RUNS, ""]).encode())
-    graph = GRAPH.read_text(encoding="utf-8")
     for name, text in {
         ".dvc/plots/curves.json": PLOT.read_text(encoding="utf-8"),
         ".gitignore": _IGNORED,
@@ -104,15 +104,15 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / name, text.encode())
         project.made.append(name)
-    project.outdated = (folder / GRAPH_FILE).read_text(encoding="utf-8") != graph
+    project.outdated = there.replace("\r\n", "\n") != graph
     return project
 
 
 def _initialise_dvc(folder: Path, config: str) -> None:
     """Make DVC's own files."""
     root = _git_root(folder)
-    flag = "--no-scm" if root is None else "--subdir" if root != folder.resolve() else "--quiet"
-    command = [sys.executable, "-P", "-m", "dvc", "init", "--quiet", flag]
+    flags = ["--no-scm"] if root is None else ["--subdir"] if root != folder.resolve() else []
+    command = [sys.executable, "-P", "-m", "dvc", "init", *flags]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().removeprefix("ERROR: ").partition("\n")[0]

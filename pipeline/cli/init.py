@@ -38,7 +38,8 @@ def init(
     if project.outdated:
         print(
             f"{folder}: dvc.yaml is not that of this version of Sightline; move it away and run "
-            "this again for the new one"
+            "this again for the new one, or, if it is of another pipeline, make the project in a "
+            "folder of its own"
         )
     place = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     if names and PARAMS in project.kept:

@@ -74,6 +74,7 @@ def test_what_is_there_is_kept(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "kept .gitignore, dvc.yaml, params.yaml" in said
     assert "dvc.yaml is not that of this version of Sightline" in said
+    assert "if it is of another pipeline, make the project in a folder of its own" in said
     assert (tmp_path / "params.yaml").read_text() == "mine: 1\n"
     assert (tmp_path / ".gitignore").read_text() == "/secret\n"
 
@@ -155,6 +156,20 @@ def test_what_cannot_be_a_project_is_one_error(tmp_path, capsys):
     assert sightline("init", tmp_path / "new", "flikr30k") == 1
     assert "did you mean 'flickr30k'" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", [".dvcignore", "dvc.yaml"])
+def test_a_file_there_that_cannot_be_read_is_named_before_anything_is_made(tmp_path, fails, name):
+    (tmp_path / name).write_bytes(b"caf\xe9\n")
+    before = state(tmp_path)
+    assert f"{tmp_path / name}: line 1: the byte 0xe9 is not UTF-8" in fails("init", tmp_path)
+    assert state(tmp_path) == before
+
+
+def test_what_dvc_says_against_a_folder_is_told(tmp_path, fails):
+    (tmp_path / ".dvc").write_text("")
+    err = fails("init", tmp_path)
+    assert "DVC cannot be set up here: unexpected error - [Errno" in err, err
 
 
 @pytest.mark.slow
