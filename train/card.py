@@ -79,10 +79,11 @@ def card_with_scores(folder: Path, results: Path) -> str:
     from train.objectives import make_objective
 
     summary, result = RunSummary.read(folder), load_result(results)
-    if result.run_sha256 != key_of_file(folder / FILE_NAME).hex():
+    if result.other_scoring or result.run_sha256 != key_of_file(folder / FILE_NAME).hex():
         raise SightlineError(
-            f"{results}: its scores are of another training than {folder}, or of its model folder "
-            f"alone; evaluate the run again, with `--model {folder}`"
+            f"{results}: its scores are of another training than {folder}, of its model folder "
+            "alone, or of another pooling or precision; evaluate the run again, with "
+            f"`--model {folder}`"
         )
     source = make_objective(summary.objective, summary.parameters).source
     return model_card(summary, source, summary.student["pooling"], result)

@@ -386,7 +386,8 @@ class LogWindow:
         entry = {"loss": float(self.loss) / self.steps, "learning_rate": rate}
         if math.isfinite(norm := float(self.norm)):  # else fp16's loss scaler skipped the step
             entry["grad_norm"] = norm
-        entry |= {name: float(value) / count for name, (value, count) in self.sums.items()}
+        means = {name: float(value) / count for name, (value, count) in self.sums.items()}
+        entry |= {name: mean for name, mean in means.items() if math.isfinite(mean)}  # as JSON
         if self.seconds > 0:
             entry["sentences_per_second"] = self.sentences / self.seconds
         return entry

@@ -144,6 +144,18 @@ def test_scores_of_another_training_are_refused(trained, result, tmp_path, capsy
     assert "its scores are of another training" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("asked", [{"precision": "bf16"}, {"pooling": "mean"}])
+def test_scores_of_another_arithmetic_or_pooling_are_refused(
+    trained, result, tmp_path, asked, capsys
+):
+    out, file = trained[0], tmp_path / "result.json"
+    save_result(result.model_copy(update=asked), file)
+    assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 1
+    assert "of another pooling or precision" in " ".join(capsys.readouterr().err.split())
+    save_result(result.model_copy(update={"pooling": "cls"}), file)  # which is its own
+    assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 0
+
+
 def test_it_holds_no_path_of_this_machine(trained, world):
     out, summary = trained
     assert str(world.root) in json.dumps(summary.model_dump(mode="json"))  # the record may

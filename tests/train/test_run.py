@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -21,13 +22,13 @@ from sightline.errors import SightlineError
 from train import loop, progress
 from train.data import TrainingData
 from train.embed import Embedder
-from train.evaluate.evaluation import Evaluation, evaluate_run
+from train.evaluate.evaluation import Evaluation, evaluate_model, evaluate_run
 from train.evaluate.models import EvaluatedModel
-from train.evaluate.results import load_result
+from train.evaluate.results import load_result, save_result
 from train.loop import LogWindow, NonFiniteLoss
 from train.objectives import make_objective
 from train.objectives.modules.simcse import SimCSE
-from train.records import RunState
+from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
 from train.schedule import Schedule
 from train.train_run import train_run
@@ -236,6 +237,26 @@ def test_only_what_changed_is_scored_again(world, finished_run, tmp_path):
     summary = run / "run.json"
     summary.write_text(summary.read_text().replace('"max_steps": 6', '"max_steps": 7'))
     assert scored(similarity=dev) == ["similarity"]
+
+
+@pytest.mark.parametrize("asked", [{"precision": "bf16"}, {"pooling": "mean"}])
+def test_scores_of_another_arithmetic_or_pooling_are_not_those_of_the_run(
+    finished_run, world, tmp_path, asked
+):
+    tasks = Evaluation.load({"similarity": {"data": world.root / "dev.tsv"}})
+    own = evaluate_run(finished_run, tasks, tmp_path / "own.json", "cpu")[0]
+    other = evaluate_model(EvaluatedModel.load(str(finished_run), device="cpu", **asked), tasks)
+    assert other.marks in {("scored in bf16",), ("pooled by mean",)}
+    save_result(other, tmp_path / "result.json")
+    assert evaluate_run(finished_run, tasks, tmp_path / "result.json", "cpu")[0] == own
+
+
+def test_a_figure_that_is_not_finite_keeps_no_run_from_going_on(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(SimCSE, "statistics", lambda self, batch: {"odd": torch.tensor(math.nan)})
+    with pytest.raises(Killed):
+        train_run(world.spec(tmp_path), say=silent, callbacks=[KillAfter(3)])
+    train_run(world.spec(tmp_path), say=silent)
+    assert RunSummary.read(tmp_path).curve("odd") == []
 
 
 def test_several_seeds_of_a_run_make_one_row_of_the_command(world, finished_run, tmp_path, said):

@@ -187,12 +187,13 @@ def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult
 
 
 def _previous(folder: Path, out: Path) -> RunResult | None:
-    """The result in ``out`` if it is of the run in ``folder``; a damaged one is replaced."""
+    """The result in ``out`` if it is of the run in ``folder`` as exported; else it is replaced."""
     try:
         result = load_result(out)
     except SightlineError:
         return None
-    return result if result.run_sha256 == digest_of_run(folder) else None
+    own = result.run_sha256 == digest_of_run(folder) and not result.other_scoring
+    return result if own else None
 
 
 def _kept(result: RunResult, evaluation: Evaluation) -> dict[str, TaskResult]:

@@ -260,6 +260,17 @@ class RunResult(BaseModel):
         return tuple(feature.name for feature in self.features if feature.untrained)
 
     @property
+    def other_scoring(self) -> tuple[str, ...]:
+        """How the evaluation was asked to score a run otherwise than it is exported."""
+        student = {} if self.training is None else self.training.student
+        pooled = self.pooling and student.get("pooling", self.pooling) != self.pooling
+        return (
+            *([f"pooled by {self.pooling}"] if pooled else []),
+            *(["without its prompt"] if self.pooling and student.get("prompt") else []),
+            *([f"scored in {self.precision}"] if self.precision else []),
+        )
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """What a reader must know before comparing it with another."""
         doubts = dict.fromkeys(use.doubt for use in self.features if use.doubt)
@@ -268,7 +279,7 @@ class RunResult(BaseModel):
             *([UNTRAINED_FEATURES] if self.untrained else []),
             *(f"features {doubt}" for doubt in doubts),
             *(["code edited since, accepted"] if accepted else []),
-            *([f"scored in {self.precision}"] if self.precision else []),
+            *self.other_scoring,
         )
 
 

@@ -84,7 +84,10 @@ class Objective(nn.Module, ABC, Generic[P]):
         ]
 
     def statistics(self, batch: Batch) -> dict[str, Tensor]:
-        """Figures that are logged beside the terms of a batch: name → scalar; none by default."""
+        """Figures that are logged beside the terms of a batch: name → scalar; none by default.
+
+        A mean over `logging_steps` that is not finite is left out of the log.
+        """
         return {}
 
     def warnings(self, batches: Iterable[Batch]) -> list[str]:
