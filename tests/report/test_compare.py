@@ -405,6 +405,16 @@ def test_the_example_of_the_documentation(sightline, folder):
     assert shown.split("\n\n") == [each for each in parts if not each.startswith("Score of simcse")]
 
 
+def test_scores_of_different_settings_of_a_task_are_marked():
+    one, other = (
+        invented(run, 0, (1.0, 2.0), settings={"folds": folds, "split": "test"})
+        for run, folds in (("x", 1), ("y", 5))
+    )
+    assert make_table([one]).notes == make_table([other]).notes == ()
+    (note,) = make_table([one, other]).notes
+    assert note == "own was scored with different folds: not comparable"
+
+
 def test_runs_of_different_precisions_are_marked():
     alike = [invented(run, 0, (1.0, 2.0), training={"precision": "bf16"}) for run in "xy"]
     other = invented("z", 0, (1.0, 2.0), training={"precision": "fp32"})
