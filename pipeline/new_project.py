@@ -84,7 +84,7 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
     folder.mkdir(parents=True, exist_ok=True)
     file, config, graph = folder / ".dvcignore", ".dvc/config", GRAPH.read_text(encoding="utf-8")
     lines = read_text(file).splitlines() if file.exists() else []
-    there = read_text(folder / GRAPH_FILE) if (folder / GRAPH_FILE).exists() else graph
+    own_graph = read_text(folder / GRAPH_FILE) if (folder / GRAPH_FILE).exists() else graph
     project = NewProject([], [config])
     if not (folder / ".dvc").is_dir():
         _initialise_dvc(folder, config)
@@ -104,7 +104,7 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / name, text.encode())
         project.made.append(name)
-    project.outdated = there.replace("\r\n", "\n") != graph
+    project.outdated = own_graph.replace("\r\n", "\n") != graph
     return project
 
 
@@ -131,9 +131,9 @@ def _git_root(folder: Path) -> Path | None:
         )
 
     try:
-        found = git("rev-parse", "--show-toplevel")
-        if found.returncode or git("check-ignore", "-q", ".").returncode == 0:
+        answer = git("rev-parse", "--show-toplevel")
+        if answer.returncode or git("check-ignore", "-q", ".").returncode == 0:
             return None
     except FileNotFoundError:
         return None
-    return Path(found.stdout.rstrip("\n")).resolve()
+    return Path(answer.stdout.rstrip("\n")).resolve()

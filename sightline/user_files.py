@@ -225,7 +225,7 @@ _OTHER_BASE = re.compile(r"[-+]?0[\d_]+$|.*:")
 def _require_one_meaning(document: Any) -> None:
     """Refuse what readers of YAML read differently: a key that is there twice, and 010."""
     nodes = [document]
-    seen = {id(document)}
+    visited = {id(document)}
     for node in nodes:  # grows, as a document may contain itself
         at, inner = f"line {node.start_mark.line + 1}: found", node.value
         if node.tag.endswith(":int") and _OTHER_BASE.match(inner):
@@ -240,8 +240,8 @@ def _require_one_meaning(document: Any) -> None:
                     at = f"line {key.start_mark.line + 1}: found"
                     raise ValueError(f"{at} the key {key.value!r} twice; remove one")
             inner = [child for pair in inner for child in pair]
-        nodes += [child for child in inner if id(child) not in seen]
-        seen.update(map(id, inner))
+        nodes += [child for child in inner if id(child) not in visited]
+        visited.update(map(id, inner))
 
 
 def control_fault(text: str) -> str | None:

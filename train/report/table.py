@@ -147,7 +147,7 @@ def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> T
     references, notes = _references(results, tasks)
     notes += _notes_of_tasks(runs)
     for task in dict.fromkeys(name for result in results for name in result.tasks):
-        of_task = (flatten(each.tasks[task].settings) for each in results if task in each.tasks)
+        of_task = (flatten(r.tasks[task].settings) for r in results if task in r.tasks)
         if names := differing(of_task):
             notes.append(f"{task} was scored with different {', '.join(names)}: not comparable")
     notes += [note for name, members in runs.items() for note in _doubts(name, members)]
