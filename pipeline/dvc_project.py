@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.params import FILE_NAME
-from sightline.errors import SightlineError
+from sightline.errors import SightlineError, first_lines
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -243,6 +243,7 @@ def _said_by_dvc() -> Iterator[None]:
     """What DVC refuses is one error, in its own words."""
     from dvc.exceptions import DvcException
     from dvc.scm import SCMError
+    from dvc.utils.serialize import ParseError
 
     try:
         yield
@@ -250,4 +251,7 @@ def _said_by_dvc() -> Iterator[None]:
         remedy = ""
         if isinstance(error, SCMError) and "not a git repository" in str(error):
             remedy = ", which DVC needs: run `git init`, or `dvc config core.no_scm true`"
+        elif isinstance(error, ParseError):
+            why = first_lines(error.__cause__ or error).rstrip(":")
+            remedy = f" ({why}); mend it, or delete a dvc.lock: stages keep what is done here"
         raise SightlineError(f"DVC: {error}{remedy}") from error

@@ -91,9 +91,7 @@ class Machine(Settings):
             return list(visible)
         numbers = [int(name[5:]) for name in self.devices if name.startswith("cuda:")]
         if numbers and max(numbers) >= len(visible):
-            raise SightlineError(
-                f"cuda:{max(numbers)}: no such GPU here; {len(visible)} can be used"
-            )
+            raise SightlineError(f"cuda:{max(numbers)}: no such GPU here; there are {len(visible)}")
         return [visible[number] for number in numbers]
 
     def among(self, visible: Sequence[str]) -> Self:

@@ -265,6 +265,11 @@ def test_a_graph_that_dvc_refuses_is_one_error(project):
     project.graph(a=writing("a"))
     with pytest.raises(SightlineError, match=r"^DVC: Stage 'other' not found"):
         project.repro("other")
+    project.write("dvc.lock", "<<<<<<< HEAD\nschema: '2.0'\n=======\nstages: {}\n>>>>>>> theirs\n")
+    with pytest.raises(SightlineError, match=r"dvc\.lock.*line 2.*mend it, or delete a dvc\.lock"):
+        project.repro()
+    (project.folder / "dvc.lock").unlink()
+    project.repro()
 
 
 @pytest.mark.parametrize("target", ["train-mine@*", "none", ""])
@@ -532,7 +537,7 @@ def test_a_job_gets_one_gpu_or_its_share_of_the_cores(monkeypatch):
     found = jobs_of(monkeypatch, free, gpus=4, devices="3,1")
     assert [slot[VISIBLE] for slot in found.slots] == ["3", "1"]
     assert found.whole == {JOBS: "2", VISIBLE: "3,1"}
-    with pytest.raises(SightlineError, match="cuda:2: no such GPU here; 2 can be used"):
+    with pytest.raises(SightlineError, match="cuda:2: no such GPU here; there are 2"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,2")
     with pytest.raises(typer.BadParameter, match="--devices: cuda:0 appears twice"):
         jobs_of(monkeypatch, free, gpus=2, devices="0,0")
