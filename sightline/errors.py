@@ -48,6 +48,8 @@ def message_of(error: Exception) -> str | None:
         # disk full, no permission, a device disconnected: the system's message is enough
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}; what was published before is intact"
+    if type(error).__name__ == "SafetensorError" and "(os error " in str(error):  # as well
+        return f"{first_lines(error, 1)}; what was published before is intact"
     return None
 
 

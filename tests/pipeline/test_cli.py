@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 from command_line import sightline, unboxed
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from pipeline.cli import main
 from sightline import progress as module
 from sightline.atomic_files import names_home
 from sightline.cache.feature_kind import KINDS
+from sightline.errors import message_of
 from sightline.progress import phase_progress, progress
 from train.objectives import FeatureNeed
 
@@ -219,3 +222,13 @@ def test_a_terminal_gets_the_first_line_above_a_bar_with_rate_and_time_left(monk
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "[fp16]/features: 40 images to do on cpu, 10 images/s, 0:00:04 expected" in shown
     assert re.search(r"\[fp16\]/features .*40/40 [\d,.]+ images/s \d:\d\d:\d\d", shown)
+
+
+def test_what_the_system_says_of_a_file_of_weights_is_no_bug(tmp_path):
+    with pytest.raises(SafetensorError) as caught:
+        save_file({}, tmp_path / "no folder/model.safetensors")
+    message = message_of(caught.value)
+    assert message is not None
+    assert "No such file or directory" in message
+    assert message.endswith("; what was published before is intact")
+    assert message_of(SafetensorError("invalid header")) is None
