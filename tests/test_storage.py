@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ConnectTimeoutError
 from command_line import sightline, unboxed
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
@@ -249,6 +250,14 @@ def test_a_fault_that_passes_costs_a_retry(shelf, fault):
     shelf.write("sub/c.tar", b"0123456789")
     place = fault_of(shelf, fault, fault)
     assert read(place, 2, 8) == b"234567"
+
+
+def test_a_library_may_call_a_timeout_otherwise():
+    error = ConnectTimeoutError(endpoint_url="https://host/bucket?signature=secret")
+    assert not isinstance(error, TimeoutError)
+    fault = storage._fault("s3://bucket/a.tar", error)
+    assert str(fault) == "s3://bucket/a.tar: no answer for 60 seconds"
+    assert not fault.lasting
 
 
 def test_a_fault_that_stays_is_an_error_in_the_end(shelf):

@@ -162,6 +162,7 @@ def test_members_whose_key_contains_a_dot_are_named(tmp_path, out):
     [
         (['"A sign reads ""STOP"" ."', "two"], 1),
         (['"""Hello"" she says"', '"two"'], 2),
+        (['"a 5"""', "two"], 1),
         (['"one"', "two"], 0),  # spoken, as Flickr's captions have it
         (['"one" and ""two""', 'a ""b"" c'], 0),
     ],
