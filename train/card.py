@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import StrictUndefined, Template
 
-from sightline.cache import key_of_file
 from sightline.errors import SightlineError
-from train.records import FILE_NAME, RunSummary
+from train.records import RunSummary
 
 if TYPE_CHECKING:
     from train.evaluate.results import RunResult
@@ -79,7 +78,7 @@ def card_with_scores(folder: Path, results: Path) -> str:
     from train.objectives import make_objective
 
     summary, result = RunSummary.read(folder), load_result(results)
-    if result.other_scoring or result.run_sha256 != key_of_file(folder / FILE_NAME).hex():
+    if not result.is_of(folder):
         raise SightlineError(
             f"{results}: its scores are of another training than {folder}, of its model folder "
             "alone, or of another pooling or precision; evaluate the run again, with "

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from sightline.cache import FeatureSet
+from sightline.cache import FeatureSet, key_of_file
 from sightline.cache.record import Doubt
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
@@ -18,6 +18,11 @@ FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
 DEV = "dev"
 """The dev score (Spearman's ρ × 100), in the log of a run."""
+
+
+def digest_of_run(folder: Path) -> str:
+    """SHA-256 (hex) of run.json, which every training rewrites."""
+    return key_of_file(folder / FILE_NAME).hex()
 
 
 class FeatureUse(BaseModel):

@@ -22,8 +22,8 @@ def accept(
     from pipeline import graph
     from pipeline.stages import load_here
     from train.code_digest import code_of, objectives_of
-    from train.evaluate.evaluation import accept_code, accept_run, digest_of_run
-    from train.records import FILE_NAME
+    from train.evaluate.evaluation import accept_code, accept_run
+    from train.records import FILE_NAME, digest_of_run
     from train.run_folder import RunFolder
 
     params = load_here()

@@ -22,13 +22,12 @@ from train.evaluate.evaluation import (
     Evaluation,
     accept_code,
     accept_run,
-    digest_of_run,
     evaluate_run,
 )
 from train.evaluate.results import RunResult, load_result, save_result
 from train.evaluate.task import TASKS
 from train.objectives import OBJECTIVES
-from train.records import RunSummary
+from train.records import RunSummary, digest_of_run
 from train.report.comparison import compare_results
 from train.report.table import make_table
 from train.run_folder import RunFolder

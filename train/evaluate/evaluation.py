@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.cache.keys import key_of_file
 from sightline.errors import SightlineError
 from sightline.hardware import versions
 from sightline.plugins import expect, expect_all, wrong
@@ -14,7 +13,7 @@ from sightline.wording import counted
 from train.code_digest import code_of_task
 from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
 from train.evaluate.task import TASKS, Task, make_task
-from train.records import FILE_NAME, RunSummary
+from train.records import RunSummary, digest_of_run
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -192,8 +191,7 @@ def _previous(folder: Path, out: Path) -> RunResult | None:
         result = load_result(out)
     except SightlineError:
         return None
-    own = result.run_sha256 == digest_of_run(folder) and not result.other_scoring
-    return result if own else None
+    return result if result.is_of(folder) else None
 
 
 def _kept(result: RunResult, evaluation: Evaluation) -> dict[str, TaskResult]:
@@ -232,11 +230,6 @@ def accept_run(file: Path, folder: Path, before: str) -> None:
     if result.run_sha256 == before:
         update = {"training": RunSummary.read(folder), "run_sha256": digest_of_run(folder)}
         save_result(result.model_copy(update=update), file)
-
-
-def digest_of_run(folder: Path) -> str:
-    """SHA-256 (hex) of run.json, which every training rewrites."""
-    return key_of_file(folder / FILE_NAME).hex()
 
 
 def _sentences(task: Task[Any]) -> Sequence[str]:

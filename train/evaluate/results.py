@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from sightline.digest import Pinned
 from sightline.output import write_file
 from sightline.user_files import read_json
-from train.records import FeatureUse, RunSummary
+from train.records import FeatureUse, RunSummary, digest_of_run
 
 FILE_NAME = "result.json"
 SCHEMA = "sightline.result/1"
@@ -269,6 +269,10 @@ class RunResult(BaseModel):
             *(["without its prompt"] if self.pooling and student.get("prompt") else []),
             *([f"scored in {self.precision}"] if self.precision else []),
         )
+
+    def is_of(self, folder: Path) -> bool:
+        """Whether it scores the run in ``folder`` as that is exported."""
+        return self.run_sha256 == digest_of_run(folder) and not self.other_scoring
 
     @property
     def marks(self) -> tuple[str, ...]:

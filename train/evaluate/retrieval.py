@@ -205,10 +205,11 @@ class RetrievalTask(Task[RetrievalSettings]):
     def settings_of_result(self) -> dict[str, object]:
         settings = self.settings.model_dump(mode="json", exclude={"data", "features"})
         with contextlib.suppress(SightlineError):  # nothing is scored before they are made
-            if towers := self._towers():
+            if towers := self._towers:
                 settings["frozen_features"] = [tower.fingerprint for tower in towers]
         return settings
 
+    @cached_property
     def _towers(self) -> list[FeatureSet]:
         """The image and text features of the frozen encoder, if one is named."""
         name = self.settings.frozen
@@ -219,7 +220,7 @@ class RetrievalTask(Task[RetrievalSettings]):
         """Retrieval by the frozen encoder itself, if one is named, with notes about it."""
         from train.evaluate.models import rows_of_images
 
-        if not (towers := self._towers()):
+        if not (towers := self._towers):
             return {}, ()
         images, texts = towers
         _require_one_space(images, texts)
