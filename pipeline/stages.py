@@ -123,9 +123,11 @@ def ground(
 ) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.ground import ground_dataset
+    from sightline.heap import keep_heap
 
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
+    keep_heap(of_threads=True)
     return ground_dataset(
         graph.prepared(dataset),
         params.grounding,

@@ -10,17 +10,23 @@ import os
 from collections.abc import Callable, Mapping
 from ctypes import CDLL, c_void_p, cast
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # the numbers of malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # as in malloc.h
 _MOST = (1 << 31) - 1
 _HALF_OF_A_HEAP = 32 << 20  # the most that a glibc takes which maps what no thread's heap holds
-_GROWS_BY = 64 << 20  # bytes
+LARGEST = 64 << 20
+"""Bytes of a block for which the heap grows, and by which: larger ones would leave holes in it."""
+LARGEST_OF_THREADS = 8 << 20
+"""The same where threads with tensors of many sizes share the heap, as in grounding."""
 
 
-def keep_heap() -> str:
+def keep_heap(*, of_threads: bool = False) -> str:
     """Take large blocks from the heap, and keep it until this process and its forks end.
 
     For a command, before it computes; whoever imports Sightline decides for their own process.
     What a user asks of the allocator stays as it is.
+
+    Args:
+        of_threads: one heap for all threads, of smaller blocks: less memory, a little slower.
 
     Returns:
         why the heap is not kept; empty if it is.
@@ -30,8 +36,10 @@ def keep_heap() -> str:
     if "CS_GNU_LIBC_VERSION" not in os.confstr_names:
         return "only glibc's malloc can keep it"
     ours, libc = CDLL(None), CDLL("libc.so.6")
-    if not set_thresholds(libc.mallopt):
+    if not set_thresholds(libc.mallopt, LARGEST_OF_THREADS if of_threads else LARGEST):
         return "this glibc refuses"
+    if of_threads:
+        libc.mallopt(_ARENA_MAX, 1)
     addresses = {cast(library.malloc, c_void_p).value for library in (ours, libc)}
     return "another malloc stands in for glibc's" if len(addresses) > 1 else ""
 
@@ -43,8 +51,8 @@ def settled_by(environment: Mapping[str, str]) -> str:
     return next((name for name in sorted(environment) if name.startswith("MALLOC_")), "")
 
 
-def set_thresholds(mallopt: Callable[[int, int], int]) -> bool:
-    """Map no block and give none back, as far as ``mallopt``, which returns 0 if not, does it."""
-    if not (mallopt(_MMAP_THRESHOLD, _MOST) or mallopt(_MMAP_THRESHOLD, _HALF_OF_A_HEAP)):
+def set_thresholds(mallopt: Callable[[int, int], int], largest: int) -> bool:
+    """Map larger blocks alone and give none back, as far as ``mallopt`` does it (0: not)."""
+    if not (mallopt(_MMAP_THRESHOLD, largest) or mallopt(_MMAP_THRESHOLD, _HALF_OF_A_HEAP)):
         return False
-    return bool(mallopt(_TRIM_THRESHOLD, _MOST) and mallopt(_TOP_PAD, _GROWS_BY))
+    return bool(mallopt(_TRIM_THRESHOLD, _MOST) and mallopt(_TOP_PAD, largest))

@@ -64,7 +64,9 @@ def ground(
     from pipeline.grounding.settings import GrounderSettings, GroundingSettings, SegmenterSettings
     from sightline.cache.groundings import grounding_counts
     from sightline.cache.prepared import PreparedDataset
+    from sightline.heap import keep_heap
 
+    keep_heap(of_threads=True)
     words = [
         *_family("grounder", grounder, GrounderSettings),
         *_family("segmenter", segmenter, SegmenterSettings),
