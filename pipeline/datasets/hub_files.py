@@ -120,13 +120,17 @@ def fetch(name: str, revision: str | None, patterns: list[str]) -> Path:
         patterns: of the files to fetch (`glob.escape` makes one of a name); with HF_HUB_OFFLINE,
             nothing is.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
         with from_hub(name, "data set"), quiet():
             folder = snapshot_download(
-                name, repo_type="dataset", revision=revision, allow_patterns=patterns
+                name,
+                repo_type="dataset",
+                revision=revision,
+                allow_patterns=patterns,
+                local_files_only=constants.HF_HUB_OFFLINE,  # hub 1 asks for the files of a commit
             )
     except HFValidationError as error:
         raise DatasetError(

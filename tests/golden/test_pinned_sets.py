@@ -21,6 +21,7 @@ TOLERANCE = 2e-3  # of a row's length: that of stored float16, and of other orde
 BFLOAT16 = 2e-2
 PINNED_ROWS, PINNED_PHRASES = 3, 12
 GROUNDINGS = (*EXACT[:2], "entities, sam2", "entities, sam2-hf", "grounding-dino, box")
+OF_TRANSFORMERS = ("florence2", "grounding-dino", "entities, sam2-hf")  # whose settings it writes
 """Not Florence-2's, whose answers from random weights name no phrase of a caption."""
 
 
@@ -31,7 +32,7 @@ def record_of(folder):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_set_has_its_pinned_fingerprint(sets, name):
-    if name.startswith(("florence2", "grounding-dino")) and not same_transformers(FINGERPRINTS):
+    if name.startswith(OF_TRANSFORMERS) and not same_transformers(FINGERPRINTS):
         pytest.skip("pinned with another version of transformers")
     record = record_of(sets[name])
     expected = pinned(FINGERPRINTS, name, {key: record[key] for key in ("spec", "fingerprint")})
