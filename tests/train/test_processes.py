@@ -118,7 +118,9 @@ def kept_step(out: Path) -> int:
 def test_two_processes_train_one_run_and_both_return_it_when_it_is_finished(outcomes, root):
     for name in ("unbroken", "finished"):
         assert outcomes[name].codes == [0, 0], outcomes[name].said
-        assert outcomes[name].said[1] == "process 1: 6 steps, processes [2]\n"  # and nothing else
+        said = outcomes[name].said[1].splitlines()
+        ours = [line for line in said if not line.startswith("[Gloo]")]  # as older PyTorch has it
+        assert ours == ["process 1: 6 steps, processes [2]"]
     assert "already trained" in outcomes["finished"].said[0]
     found = RunSummary.read(root / "unbroken")
     assert found.processes == (2,)
