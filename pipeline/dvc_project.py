@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.params import FILE_NAME
 from sightline.errors import SightlineError, first_lines
+from sightline.settings import unknown
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -105,16 +106,18 @@ class Project:
     def _read(self, targets: Sequence[str]) -> None:
         from dvc.dvcfile import PROJECT_FILE
         from dvc.repo.reproduce import collect_stages, get_active_graph, plan_repro
+        from dvc.stage.exceptions import StageNotFound
 
         requested: list[Stage] = []
         patterns = any(character in target for target in targets for character in "*?[")
         for target in targets or [PROJECT_FILE]:
-            stages = collect_stages(self._repo, [target], glob=patterns) if target else []
+            stages: list[Stage] = []
+            with contextlib.suppress(StageNotFound):
+                stages = collect_stages(self._repo, [target], glob=patterns) if target else []
             if targets and not stages:  # DVC would run the whole graph
-                names = ", ".join(stage.addressing for stage in self._repo.index.stages)
+                names = [stage.addressing for stage in self._repo.index.stages]
                 raise SightlineError(
-                    f"{target}: no stage of dvc.yaml has this name with these parameters; there "
-                    f"are {names}"
+                    f"dvc.yaml, with these parameters: {unknown(target, names, 'stage')}"
                 )
             requested += stages
         _require_parameters_here(self._repo.index.graph)

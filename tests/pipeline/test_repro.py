@@ -263,8 +263,6 @@ def test_a_graph_that_dvc_refuses_is_one_error(project):
     with pytest.raises(SightlineError, match=r"^DVC: "):
         project.repro()
     project.graph(a=writing("a"))
-    with pytest.raises(SightlineError, match=r"^DVC: Stage 'other' not found"):
-        project.repro("other")
     project.write("dvc.lock", "<<<<<<< HEAD\nschema: '2.0'\n=======\nstages: {}\n>>>>>>> theirs\n")
     with pytest.raises(SightlineError, match=r"dvc\.lock.*line 2.*mend it, or delete a dvc\.lock"):
         project.repro()
@@ -272,13 +270,14 @@ def test_a_graph_that_dvc_refuses_is_one_error(project):
     project.repro()
 
 
-@pytest.mark.parametrize("target", ["train-mine@*", "none", ""])
+@pytest.mark.parametrize("target", ["train-mine@*", "none", "", "other"])
 def test_a_target_without_a_stage_does_not_run_the_whole_graph(project, target, capfd):
     project.graph(a=writing("a"), none={"foreach": [], "do": writing("${item}")})
     for targets in ([target], ["a", target]):
-        with pytest.raises(SightlineError, match=rf"^{re.escape(target)}: no stage .* there are a"):
+        said = rf"^dvc\.yaml, .*: unknown stage '{re.escape(target)}'.*\(available: a\)$"
+        with pytest.raises(SightlineError, match=said):
             project.repro(*targets)
-        with contextlib.chdir(project.folder), pytest.raises(SightlineError, match="there are a"):
+        with contextlib.chdir(project.folder), pytest.raises(SightlineError, match=said):
             stages_due(targets, Options())
     assert (project.calls(), capfd.readouterr().out) == ([], "")
 
@@ -301,7 +300,7 @@ def test_a_dry_run_lists_what_would_run_and_runs_nothing(project):
     assert not project.has("a")
     refused = dry("other")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("error: DVC: Stage 'other' not found")
+    assert "unknown stage 'other'" in refused.stderr
 
 
 def test_a_dry_run_goes_on_where_inputs_are_not_made_yet(project):
