@@ -183,7 +183,7 @@ def _index(names: Iterable[str]) -> dict[str, int | list[int]]:
     """Name → its row, or its rows."""
     rows: dict[str, int | list[int]] = {}
     for row, name in enumerate(names):
-        name = name if name.isascii() else unicodedata.normalize("NFC", name)
+        name = _normal(name)
         before = rows.setdefault(name, row)
         if before != row:
             rows[name] = [*before, row] if isinstance(before, list) else [before, row]

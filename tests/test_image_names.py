@@ -11,7 +11,7 @@ from sightline.errors import SightlineError
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 
 PATHS = ["0.png", "a/1.png", "a/b.c.jpg", "train/7.jpg", "val/7.jpg", "café.jpg"]
-PATHS += ["000000000042.jpg", "a dog.jpg", "100%25.jpg"]
+PATHS += ["000000000042.jpg", "a dog.jpg", "100%25.jpg", "back\\slash.jpg"]
 
 
 def found(paths, names, split="", folder=None):
@@ -44,6 +44,7 @@ def found(paths, names, split="", folder=None):
         ("a%20dog.jpg", "a dog.jpg"),
         ("file:///data/a%20dog.jpg", "a dog.jpg"),
         ("100%25.jpg", "100%25.jpg"),
+        ("back\\slash.jpg", "back\\slash.jpg"),
     ],
 )
 def test_a_name_is_a_path_or_one_files_name(name, path):
