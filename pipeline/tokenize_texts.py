@@ -140,4 +140,4 @@ def weights_identity(student: str) -> str:
         return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
     from sightline.pretrained import Pretrained
 
-    return f"hub:{getattr(Pretrained(student).config(), '_commit_hash', None)}"
+    return f"hub:{Pretrained(student).pinned().revision}"

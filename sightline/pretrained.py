@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import sys
 import time
 import urllib.error
@@ -13,7 +14,7 @@ import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -119,6 +120,15 @@ def reaching(model: str, part: str) -> Iterator[None]:
         ) from error
 
 
+_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]+)/")
+
+
+def commit_of(file: str | Path) -> str:
+    """The commit of a file in this machine's cache of the hub; empty for one elsewhere."""
+    found = _SNAPSHOT.search(Path(file).as_posix())
+    return found[1] if found else ""
+
+
 _EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"
 
 
@@ -176,6 +186,14 @@ class Pretrained:
     def title(self) -> str:
         """Its name in records: the folder's own name, never its path, or the hub name."""
         return self.folder.resolve().name if self.folder else self.name
+
+    def pinned(self) -> Pretrained:
+        """The same model, of the hub at the commit that its revision is now."""
+        if self.folder:
+            return self
+        with self.reading("configuration", silent=False):
+            config = self._path_of("config.json", must_know=True)
+        return self if config is None else replace(self, revision=commit_of(config))
 
     def config(self, kind: Any = None) -> Any:
         """config.json, as a configuration of transformers.

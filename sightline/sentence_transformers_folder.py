@@ -312,8 +312,6 @@ def positions(config: PretrainedConfig) -> int | None:
     return count - (int(config.pad_token_id or 0) + 1 if from_padding else 0)
 
 
-_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]+)/")
-"""The commit in the path of a file in the hub's cache."""
 _INDEX = "model.safetensors.index.json"
 _OF_WEIGHTS = ("config.json", "model.safetensors", _INDEX)
 _OF_A_TOKENIZER = (
@@ -325,15 +323,13 @@ _OF_A_TOKENIZER = (
 
 def pin(source: str | Path) -> Pinned:
     """Identify the files that `load_model` and `load_tokenizer` read of a folder or hub model."""
-    folder = Pretrained(str(source), subfolder=read_recipe(source, bare=True).subfolder)
+    folder = Pretrained(str(source), subfolder=read_recipe(source, bare=True).subfolder).pinned()
     weights = folder.files(_OF_WEIGHTS)
     index = folder.json(_INDEX) if _INDEX in weights else None
     if index is not None:
         weights |= folder.files(sorted(set(index["weight_map"].values())))
-    config = weights.get("config.json")
-    in_cache = None if config is None or folder.folder else _SNAPSHOT.search(config.as_posix())
     tokenizer = folder.files(_OF_A_TOKENIZER)
-    return Pinned(in_cache[1] if in_cache else "", _sha256_of(weights), _sha256_of(tokenizer))
+    return Pinned(folder.revision, _sha256_of(weights), _sha256_of(tokenizer))
 
 
 def licence_of(source: str | Path) -> str:

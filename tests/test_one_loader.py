@@ -23,9 +23,10 @@ from tiny_sam2 import hf_config
 
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
+from pipeline.tokenize_texts import weights_identity
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
-from sightline.sentence_transformers_folder import load_model, read_recipe
+from sightline.sentence_transformers_folder import load_model, pin, read_recipe
 from train.run_spec import StudentConfig
 from train.student import load_student
 
@@ -347,7 +348,7 @@ def test_a_teacher_of_the_papers_comes_from_the_hub_as_a_pickle(whole, tmp_path,
     absent.mkdir(parents=True)
     (absent / "sentence_bert_config.json").touch()
     found = teacher("papers/model", "pretrained").identity
-    assert found.name == "transformers/papers/model"
+    assert (found.name, found.revision) == ("transformers/papers/model", "c" * 40)
     known = teacher(str(whole["teacher"]), "pretrained").identity
     assert found.weights_sha256 == known.weights_sha256
 
@@ -356,6 +357,8 @@ def test_a_hub_student_is_never_a_pickle(whole, tmp_path, hub):
     folder = shutil.copytree(whole["student"], tmp_path / "published")
     place = hub(folder)
     assert load_model("papers/model", read_recipe("papers/model")) is not None
+    assert weights_identity("papers/model") == f"hub:{'c' * 40}"
+    assert pin("papers/model").revision == "c" * 40
     as_pickle(place / "snapshots" / ("c" * 40))
     with pytest.raises(SightlineError, match=r"^papers/model: cached here only as pytorch"):
         load_model("papers/model", read_recipe("papers/model"))

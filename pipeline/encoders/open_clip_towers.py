@@ -30,7 +30,7 @@ from sightline.config_digest import config_sha256
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
-from sightline.pretrained import Pretrained, from_hub, quiet, reaching
+from sightline.pretrained import Pretrained, commit_of, from_hub, quiet, reaching
 from sightline.sentence_transformers_folder import tokenizer_sha256
 from sightline.settings import explain, listed
 from sightline.user_files import OBJECT, read_json
@@ -147,7 +147,7 @@ def _towers(
     if folder is not None:
         path = _file_of(folder, (OPEN_CLIP_FILE,))
         if folder.folder is None:
-            revision = path.parent.name  # the cache's folder of one commit
+            revision = commit_of(path)
             folder = replace(folder, revision=revision)
     if path is not None:
         if spec.kind == "pretrained" and folder is None:

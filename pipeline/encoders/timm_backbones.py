@@ -24,7 +24,7 @@ from pipeline.encoders.weights import (
 )
 from sightline.errors import SightlineError, first_lines
 from sightline.optional_imports import require
-from sightline.pretrained import from_hub, quiet
+from sightline.pretrained import commit_of, from_hub, quiet
 from sightline.settings import listed
 
 timm: Any = require("timm", "this encoder")
@@ -119,7 +119,7 @@ def _revision(published: Mapping[str, Any]) -> str:
     for name in [file] if file else ["model.safetensors", "pytorch_model.bin"]:
         path = try_to_load_from_cache(repository, name) if repository else None
         if isinstance(path, str):
-            return Path(path).parent.name  # the cache's folder of one commit
+            return commit_of(path)
     return Path(str(published.get("url") or "")).stem
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +64,13 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
     recipe = read_recipe(config.model, bare=config.pooling is not None, revision=spec.revision)
     pooling, prompt = config.pooling or recipe.pooling or "cls", _prompt(config, recipe)
     recipe.check_prompt(config.model, prompt)
-    source = Pretrained(config.model, spec.revision, recipe.subfolder)
+    source = Pretrained(config.model, spec.revision, recipe.subfolder).pinned()
     settings, tokenizer = _settings_and_tokenizer(source)
     if recipe.do_lower_case:
         lower_case(tokenizer)
-    commit = str(getattr(settings, "_commit_hash", None) or "")
     model = _loaded(config, source, settings, pooling)
-    if not source.folder:
-        source = replace(source, revision=commit or spec.revision)
     identity = identity_of(
-        model, f"transformers/{source.title}", spec, revision=commit, source=source
+        model, f"transformers/{source.title}", spec, revision=source.revision, source=source
     )
     max_length = _max_length(config, source, tokenizer, settings)
 

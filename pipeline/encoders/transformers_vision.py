@@ -154,7 +154,7 @@ def _refuse(config: TransformersConfig, *names: str) -> None:
 def _loaded(config: TransformersConfig) -> tuple[Pretrained, Any, Any, EncoderRecord]:
     """Where a model comes from, its configuration, the model on the CPU, and its identity."""
     spec = config.weights_spec
-    source = Pretrained(config.model, spec.revision)
+    source = Pretrained(config.model, spec.revision).pinned()
     settings = source.config()
     if not has_two_towers(settings) and not hasattr(settings, "num_channels"):
         raise SightlineError(
@@ -164,9 +164,8 @@ def _loaded(config: TransformersConfig) -> tuple[Pretrained, Any, Any, EncoderRe
     model = build_model(source, spec, AutoModel, settings)
     # its pooling is part of what a row is, and an image encoder's preprocessing has no room for it
     pooling = f"@{config.pooling}" if config.pooling not in (None, "pooler") else ""
-    commit = str(getattr(settings, "_commit_hash", None) or "")
     name = f"transformers/{source.title}{pooling}"
-    identity = identity_of(model, name, spec, revision=commit, source=source)
+    identity = identity_of(model, name, spec, revision=source.revision, source=source)
     return source, settings, model, identity
 
 

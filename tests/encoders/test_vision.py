@@ -143,6 +143,23 @@ def test_pooling_is_part_of_a_models_name(folders):
     assert names == ["transformers/vit", "transformers/vit", "transformers/vit@cls"]
 
 
+def test_a_model_of_the_hub_is_known_by_its_commit(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    place, commit = tmp_path / "models--papers--clip", "c" * 40
+    shutil.copytree(folders / "clip", place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs/main").write_text(commit)
+    here = encoder(folders / "clip").build_image(CPU, "fp32").identity
+    for weights in ("pretrained", "pretrained:main", f"pretrained:{commit}"):
+        there = encoder(Path("papers/clip"), weights=weights)
+        towers = (there.build_image(CPU, "fp32"), there.build_text(CPU, "fp32"))
+        assert {(t.identity.name, t.identity.revision) for t in towers} == {
+            ("transformers/papers/clip", commit)
+        }
+        assert {t.identity.weights_sha256 for t in towers} == {here.weights_sha256}
+    assert here.revision == ""
+
+
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_a_text_tower_is_in_the_space_of_its_images(folders, name):
     texts = ["a dog", "two dogs on the green grass"]
