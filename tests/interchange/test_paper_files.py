@@ -139,6 +139,8 @@ def spoilt(**changes: object) -> str:
     ("text", "message"),
     [
         (spoilt(captions=["one"]), "'2.jpg': 1 captions"),
+        (spoilt(captions="ab"), "'2.jpg': captions are not a list of strings"),
+        (spoilt(captions=[1, 2]), "'2.jpg': captions are not a list of strings"),
         (spoilt(image_feat=[1, "x"]), "'2.jpg': features are not rows"),
         (spoilt(image_feat=[1.0]), "'2.jpg': row lengths differ"),
         (spoilt(lang_feat=[[1.0], [1.0, 2.0]]), "'2.jpg'"),
