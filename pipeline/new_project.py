@@ -101,7 +101,6 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
         if (folder / name).exists():
             project.kept.append(name)
             continue
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(folder / name, text.encode())
         project.made.append(name)
     project.outdated = own_graph.replace("\r\n", "\n") != graph
