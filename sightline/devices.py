@@ -234,10 +234,11 @@ def float32_products(*, tf32: bool) -> Iterator[None]:
 
     try:
         whole = torch.get_float32_matmul_precision()
-    except RuntimeError:  # its parts were set apart, which PyTorch allows from 2.9
+    except RuntimeError:  # its parts were set apart
         whole = None
-    backends = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    parts = {part: part.fp32_precision for part in backends if hasattr(part, "fp32_precision")}
+    on_cpu = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    backends = (torch.backends.cuda.matmul, on_cpu)
+    parts = {part: part.fp32_precision for part in backends}
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         yield

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -32,9 +31,6 @@ ARRIVAL_LIMIT = 300.0
 """Seconds in which all processes of a run must have started."""
 COLLECTIVE_LIMIT = 3600.0
 """Seconds that one process waits for the others within a run; they wait for dev scores, too."""
-# Before PyTorch 2.8 the end of a group waits for gloo's threads and holds the interpreter, which
-# these need to free their last tensors (pytorch/pytorch#154976); here they get it
-_GIVE_BACK = 0.2  # seconds
 _groups = itertools.count()  # of this process; the keys of an earlier one stay in the store
 
 T = TypeVar("T")
@@ -258,7 +254,6 @@ def joined(device: str) -> Iterator[Processes]:
     finally:
         # a broken group of NCCL may wait for the lost process; its connections end with this one
         if not (lost and backend != "gloo"):
-            time.sleep(_GIVE_BACK)
             with suppress(RuntimeError):
                 dist.destroy_process_group()
 

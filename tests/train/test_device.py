@@ -140,7 +140,6 @@ def test_a_run_multiplies_in_its_own_precision_and_leaves_pytorchs_setting(
     assert settings_of_products() == of_the_user
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="needs PyTorch 2.9")
 def test_a_setting_of_one_backend_alone_is_left_too(monkeypatch):
     before = settings_of_products()
     torch.backends.cuda.matmul.fp32_precision = "tf32"  # as `torch.get_…` cannot tell

@@ -336,7 +336,6 @@ def new_tokenizer() -> BertTokenizer:
     """A lower-casing BERT tokenizer over `wordpieces`."""
     from transformers import BertTokenizer
 
-    # the default of do_lower_case is False before transformers 5.3
     return BertTokenizer(vocab=wordpieces(), do_lower_case=True, model_max_length=MAX_POSITIONS)
 
 
