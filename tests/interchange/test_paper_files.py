@@ -147,6 +147,7 @@ def spoilt(**changes: object) -> str:
         (spoilt(image_feat=[float("nan")] * 5), "damaged, or not JSON"),
         (spoilt(image_feat=[1e39] * 5), "'2.jpg': a feature is not a finite number"),
         (spoilt()[:-40], "damaged, or not JSON"),
+        (f"{spoilt()[:-1]}, {spoilt()[1:]}", "lists the image '0.jpg' twice"),
         ('{"a.jpg": {"captions": []}}', "lacks image_feat, lang_feat"),
         ("[]", "contains no images"),
         ("nothing", "damaged, or not JSON"),
