@@ -201,6 +201,10 @@ def test_the_table_and_the_json_have_the_figures():
     assert "score against objective.weight" in shown
     assert [line.split()[0] for line in shown.splitlines()[3:7]] == ["0.01", "0.5", "2", "–"]
     assert "23.00 ± 2.83" in shown
+    spread = "Mean ± sample standard deviation over seeds."
+    assert spread in shown
+    one_seed = [found(f"one-{w}", 40.0 * w, weight=w) for w in (1.0, 0.5)]
+    assert spread not in to_text(document_of_curve(curve_of(one_seed, "weight")), "terminal")
     assert "Note: base has one seed (0), so no deviation." in shown
     assert "| – | base (baseline) | 0 | 2.00 |" in to_text(document, "markdown")
     body = json.loads(to_text(document, "json"))
