@@ -120,7 +120,7 @@ def reaching(model: str, part: str) -> Iterator[None]:
         ) from error
 
 
-_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]+)/")
+_SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]{40})/")
 
 
 def commit_of(file: str | Path) -> str:

@@ -144,8 +144,9 @@ def test_pooling_is_part_of_a_models_name(folders):
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    place, commit = tmp_path / "models--papers--clip", "c" * 40
+    cache, commit = tmp_path / "snapshots/2026/hub", "c" * 40  # as on a file server
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    place = cache / "models--papers--clip"
     shutil.copytree(folders / "clip", place / "snapshots" / commit)
     (place / "refs").mkdir()
     (place / "refs/main").write_text(commit)
