@@ -250,7 +250,8 @@ def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path, clean):
     with SetWriter(tmp_path / "set", SPEC) as writer:
         left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert sum(len(batch.keys) for batch in left) == 44
-        assert (writer.counts.planned, writer.counts.resumed) == (100, 56)
+        counts = writer.counts
+        assert (counts.planned, counts.resumed, counts.durable) == (100, 56, 56)
     fill(tmp_path / "set")
     assert files(tmp_path / "set") == files(clean)
 
