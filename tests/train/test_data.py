@@ -138,6 +138,19 @@ def test_features_and_ids_of_a_batch_belong_to_its_texts(world):
     assert seen == 18  # the dev split's two images are excluded
 
 
+def test_rows_of_one_image_in_a_batch_are_counted(world):
+    parameters = {"image": "tiny-cnn", "weight": 0.5, "caption": "all"}
+    data = load(world, parameters=parameters, text=None)
+    captions = read_manifest(world.root / "captions.parquet", CAPTIONS).to_pylist()
+    image_of = {key_of_text(row["text"]): row["image_id"] for row in captions}
+    for batches in (2, len(data)):
+        images = [[image_of[key.tobytes()] for key in data[k].keys] for k in range(batches)]
+        shared = sum(batch.count(image) > 1 for batch in images for image in batch)
+        assert data.repeats(batches) == (shared, sum(map(len, images)))
+        assert shared
+    assert load(world).repeats(4)[0] == 0  # one caption an image
+
+
 def test_caption_policies():
     images = ["a", "a", "b", "a", "b"]
     texts = ["two elephants", "a red dog", "x", "a small dog", "y"]
