@@ -67,6 +67,12 @@ def test_nothing_is_dropped_of_names_that_are_paths():
     assert found(["a/0.png", "a/1.png", "0.png"], ["a/0.png", "a/1.png"])[1] == ""
 
 
+def test_a_path_as_it_stands_goes_before_what_is_left_without_the_beginning():
+    paths = ["a/0.png", "0.png", "1.png", "2.png"]
+    found_paths, beginning = found(paths, ["a/0.png", "a/1.png", "a/2.png"])
+    assert (found_paths, beginning) == (["a/0.png", "1.png", "2.png"], "a/")
+
+
 def test_one_strange_name_costs_itself():
     paths = [f"{n}.png" for n in range(5)]
     names = [f"photos/{path}" for path in paths]

@@ -11,7 +11,7 @@ import pytest
 from invented_runs import SCORES, SUBSETS, invented, write_invented
 
 from train.evaluate.results import EvaluationSet, save_result
-from train.report.charts import subset_chart
+from train.report.charts import colour_of, subset_chart
 from train.report.comparison import compare_results, find_run, find_runs
 from train.report.comparison_document import charts_of, document_of
 from train.report.differences import differences_from, p_text, t_test
@@ -335,6 +335,9 @@ def test_the_figure_has_a_dot_per_run_and_subset():
     axis = figure.axes[0]
     dots = [line for line in axis.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     assert len(dots) == 16
+    colour = {"mcse": colour_of(0), "mcse-untrained": colour_of(1)}
+    expected = {(colour[each.run], each.difference) for each in comparison.subset_differences}
+    assert {(dot.get_color(), *dot.get_xdata()) for dot in dots} == expected
     filled = [dot for dot in dots if dot.get_markerfacecolor() != "white"]
     assert len(filled) == sum(each.significant for each in comparison.subset_differences) == 6
     names = [text.get_text() for text in figure.legends[0].get_texts()]
