@@ -151,6 +151,12 @@ def test_rows_of_one_image_in_a_batch_are_counted(world):
     assert load(world).repeats(4)[0] == 0  # one caption an image
 
 
+def test_dev_pairs_of_one_score_are_refused_before_anything_is_trained(world, tmp_path):
+    (tmp_path / "dev.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n1\tc\td\n")
+    with pytest.raises(SightlineError, match=r"dev\.tsv: all 2 pairs have the score 1; give a dev"):
+        RunInputs.open(world.spec(tmp_path / "run", dev=tmp_path / "dev.tsv"))
+
+
 def test_caption_policies():
     images = ["a", "a", "b", "a", "b"]
     texts = ["two elephants", "a red dog", "x", "a small dog", "y"]
