@@ -132,7 +132,7 @@ def _may_be_cut(out: Path, keys: Keys) -> NDArray[np.bool_]:
 
 def weights_identity(student: str) -> str:
     """The student's initial weights: SHA-256 of its folder's files, or a hub commit."""
-    from sightline.sentence_transformers_folder import files_of
+    from sightline.sentence_transformers_folder import files_of, read_recipe
 
     folder = Path(student)
     if folder.is_dir():
@@ -140,4 +140,5 @@ def weights_identity(student: str) -> str:
         return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
     from sightline.pretrained import Pretrained
 
-    return f"hub:{Pretrained(student).pinned().revision}"
+    source = Pretrained(student, subfolder=read_recipe(student, bare=True).subfolder)
+    return f"hub:{source.pinned().revision}"

@@ -193,7 +193,9 @@ class Pretrained:
             return self
         with self.reading("configuration", silent=False):
             config = self._path_of("config.json", must_know=True)
-        return self if config is None else replace(self, revision=commit_of(config))
+        if config is None:
+            raise SightlineError(f"{self.name}: not a model: no config.json there; {_EXPECTED}")
+        return replace(self, revision=commit_of(config))
 
     def config(self, kind: Any = None) -> Any:
         """config.json, as a configuration of transformers.

@@ -130,7 +130,8 @@ def fetch(name: str, revision: str | None, patterns: list[str]) -> Path:
                 repo_type="dataset",
                 revision=revision,
                 allow_patterns=patterns,
-                local_files_only=constants.HF_HUB_OFFLINE,  # hub 1 asks for the files of a commit
+                # offline, huggingface_hub 1 would still ask the hub for the files of a commit
+                local_files_only=constants.HF_HUB_OFFLINE,
             )
     except HFValidationError as error:
         raise DatasetError(
