@@ -30,7 +30,6 @@ from sightline.atomic_files import (
     replacing,
     write_bytes,
 )
-from sightline.dvc_cache import leads_into_dvc_cache
 from sightline.errors import SightlineError
 from sightline.lock import WriterLock
 
@@ -374,15 +373,14 @@ def run_folder_of(folder: Path) -> Path:
 def replacing_file(path: Path, mark: bytes, inputs: Iterable[Path] = ()) -> Iterator[Path]:
     """A path to write to; it replaces the file ``path`` if the block ends without an error.
 
-    What a link leads to is replaced, except in DVC's cache: there the link is.
+    A link is replaced, not what it leads to.
 
     Args:
         mark: bytes near the beginning of every such file that Sightline writes.
         inputs: as for `Output`.
     """
     check_output_file(path, mark, inputs)
-    of_dvc = path.is_symlink() and leads_into_dvc_cache(path)
-    with replacing(path if of_dvc else Path(os.path.realpath(path))) as part:
+    with replacing(path) as part:
         yield part
 
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, get_args, overload
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline.digest import digest
-from sightline.dvc_cache import leads_into_dvc_cache
 from sightline.errors import CacheError, SightlineError
 from sightline.output import Output
 from sightline.settings import flatten
@@ -353,8 +352,8 @@ def read_record(folder: Path, kind: str = "") -> SetRecord:
         kind: of the sets that will do, ``features`` for all kinds of them; empty: any.
 
     Raises:
-        CacheError: no such file, or a link (unless into DVC's cache); not JSON, another schema
-            version, an unknown, missing or invalid field, a wrong digest; a set of another kind.
+        CacheError: no such file; not JSON, another schema version, an unknown, missing or invalid
+            field, a wrong digest; a set of another kind.
     """
     expected = kind_in_words(kind) if kind else "a set"
     record = _checked_record(folder, expected.removeprefix("a "))
@@ -367,7 +366,6 @@ def read_record(folder: Path, kind: str = "") -> SetRecord:
 def _checked_record(folder: Path, expected: str) -> SetRecord:
     """The record in ``folder``; ``expected`` names the set if there is none."""
     path = folder / FILE_NAME
-    _refuse_link(path)
     if not path.is_file():
         raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
     try:
@@ -397,13 +395,12 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
 
 
 def check_file(folder: Path, record: FileRecord) -> Path:
-    """Path of a file of the set, checked to be a plain file of the recorded size.
+    """Path of a file of the set, checked to be a file, or a link to one, of the recorded size.
 
     Raises:
-        CacheError: it is missing, a link (unless into DVC's cache), or of the wrong size.
+        CacheError: it is missing, or of the wrong size.
     """
     path = folder / record.name
-    _refuse_link(path)
     try:
         status = path.stat()
     except OSError as error:
@@ -416,13 +413,3 @@ def check_file(folder: Path, record: FileRecord) -> Path:
             f"{REMEDY}"
         )
     return path
-
-
-def _refuse_link(path: Path) -> None:
-    """Refuse a link that is not DVC's: it may point anywhere."""
-    if path.is_symlink() and not leads_into_dvc_cache(path):
-        raise CacheError(
-            f"{path}: a link to {path.readlink()}, and a set contains no links except into the DVC "
-            "cache of its project; run `dvc config cache.type reflink,hardlink,copy` and "
-            "`dvc checkout --relink`, or put the file itself here"
-        )

@@ -22,7 +22,6 @@ from sightline.cache.record import (
     ShardRecord,
     Spec,
     TableSpec,
-    check_file,
     read_record,
     set_output,
     to_bytes,
@@ -111,14 +110,7 @@ class UsableRows:
 
 
 def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> UsableRows:
-    """What can be used of a set in which the files ``damaged`` (name → fault) are.
-
-    Raises:
-        CacheError: a file is a link, so its rows cannot be checked.
-    """
-    for file in record.files:
-        if (folder / file.name).is_symlink():
-            check_file(folder, file)
+    """What can be used of a set in which the files ``damaged`` (name → fault) are."""
     rows, failed, fault = _index(folder, record, damaged)
     damaged = damaged | {
         shard.name: found

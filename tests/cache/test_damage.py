@@ -89,7 +89,7 @@ def test_every_bit_of_the_commit_file(world, kind):
 
 
 @every_kind
-def test_extra_bytes_a_missing_file_a_link_and_a_folder_are_named(world, kind):
+def test_extra_bytes_a_missing_file_a_link_to_others_and_a_folder_are_named(world, kind):
     folder, elsewhere = world / kind, world / "elsewhere"
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
@@ -97,8 +97,12 @@ def test_extra_bytes_a_missing_file_a_link_and_a_folder_are_named(world, kind):
             expect_noticed(path, changed, kind)
         path.rename(elsewhere)
         expect_refused(path, kind)
-        path.symlink_to(elsewhere)  # with identical bytes
+        path.symlink_to(elsewhere)
+        assert verify(folder) == []
+        read(folder, kind)
+        elsewhere.write_bytes(data[:-8])
         expect_refused(path, kind)
+        elsewhere.write_bytes(data)
         path.unlink()
         path.mkdir()
         expect_refused(path, kind)

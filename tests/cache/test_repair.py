@@ -13,7 +13,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from aged_files import aged
-from stub_set import KEYS, SPEC, Forger, every_format, every_kind, files, fill, flip, make, read
+from stub_set import (
+    KEYS,
+    SHARD_ROWS,
+    SPEC,
+    Forger,
+    every_format,
+    every_kind,
+    files,
+    fill,
+    flip,
+    make,
+    read,
+)
 
 from sightline.cache import CacheError, FeatureSet, file_checks, verify
 from sightline.cache.record import read_record
@@ -166,13 +178,18 @@ def test_a_file_without_permission_is_not_damage(folder, monkeypatch):
     assert files(folder) == before
 
 
-def test_a_run_does_not_treat_a_link_as_damage(folder):
-    shard = Forger(folder).shard()
-    shard.rename(folder.parent / "elsewhere.h5")
-    shard.symlink_to(folder.parent / "elsewhere.h5")
-    with pytest.raises(CacheError, match=r"a link to .*elsewhere\.h5, and a set contains no"):
-        fill(folder)
+def test_a_run_reads_a_link_and_of_a_damaged_one_replaces_the_link(folder):
+    shard, elsewhere = Forger(folder).shard(), folder.parent / "elsewhere.h5"
+    shard.rename(elsewhere)
+    shard.symlink_to(elsewhere)
+    before = files(folder)
+    assert fill(folder)[1] == 0
     assert shard.is_symlink()
+    flip_the_end(elsewhere)
+    damaged = elsewhere.read_bytes()
+    assert fill(folder)[1] == SHARD_ROWS
+    assert (shard.is_symlink(), elsewhere.read_bytes()) == (False, damaged)
+    assert files(folder) == before
 
 
 def test_a_run_deletes_nothing_that_it_cannot_read(folder):

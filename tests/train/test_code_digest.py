@@ -100,13 +100,8 @@ EXEMPT = {
     "sightline.settings": "checks parameters, which are in the digest of the run",
     **dict.fromkeys(
         [
-            *(
-                "sightline.digest",
-                "sightline.errors",
-                "sightline.atomic_files",
-                "sightline.dvc_cache",
-                "sightline.hardware",
-            ),
+            *("sightline.digest", "sightline.errors"),
+            *("sightline.atomic_files", "sightline.hardware"),
             *("sightline.lazy_names", "sightline.pretrained", "sightline.lock", "sightline.output"),
             *(
                 "sightline.user_files",
