@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ DIGEST_BYTES = 16
 FEATURES, KEYS, _NOTE = "features", "keys", "note"
 TARGET_BYTES = 64 << 20
 _VERSIONS = (h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110)
-_NOTE_BYTES = 256  # notes are padded to multiples of it, so that few frames differ
 _ALIGNMENT = 8
 """Bytes; a memory map needs rows aligned to their numbers."""
 
@@ -78,7 +76,7 @@ class Numbers:
         """Rows of a shard of about 64 MiB."""
         return max(1, TARGET_BYTES // self.row_bytes)
 
-    def encode(self, keys: Keys, rows: NDArray, note: bytes = b"") -> bytes:
+    def encode(self, keys: Keys, rows: NDArray, note: bytes = b"") -> memoryview:
         """The bytes of a shard, the same for every version of HDF5.
 
         Args:
@@ -86,13 +84,12 @@ class Numbers:
         """
         arrays = {FEATURES: np.ascontiguousarray(rows, self.dtype), KEYS: keys}
         if note:
-            padded = note + b" " * (-len(note) % _NOTE_BYTES)
-            arrays[_NOTE] = np.frombuffer(padded, np.uint8)
-        frame = _frame(*((name, array.dtype, array.shape) for name, array in arrays.items()))
-        pieces = list(frame)
-        for number, array in enumerate(arrays.values()):
-            pieces.insert(2 * number + 1, np.ascontiguousarray(array).data)
-        return b"".join(pieces)
+            arrays[_NOTE] = np.frombuffer(note, np.uint8)
+        image = io.BytesIO()  # HDF5 never sees a disk failure
+        with _new_file(image) as file:
+            for name, array in arrays.items():
+                file.create_dataset(name, data=array, track_times=False)
+        return image.getbuffer()
 
     def opened(self, path: Path, record: ShardRecord) -> OpenShard:
         """The shard in a file of the recorded size; raises as `open_shard`."""
@@ -254,16 +251,8 @@ def keys_in(folder: Path, record: ShardRecord, spec: Spec) -> Keys:
     return open_shard(folder, record, spec).keys
 
 
-@lru_cache(maxsize=16)
-def _frame(*layout: tuple[str, np.dtype, tuple[int, ...]]) -> list[bytes | memoryview]:
-    """What HDF5 writes before, between and after data sets of these names, types and shapes.
-
-    Thousands of parts have one layout, and HDF5 takes longer than their rows do.
-
-    The file is built in memory, so that HDF5 never sees a disk failure, and read when it is
-    closed: the image of an open one has a wrong checksum before HDF5 2.0.
-    """
-    image = io.BytesIO()
+def _new_file(image: io.BytesIO) -> h5py.File:
+    """An HDF5 file in memory, whose data sets are aligned."""
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     creation.set_obj_track_times(False)  # of the root group, which has them before HDF5 2.0
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
@@ -271,17 +260,7 @@ def _frame(*layout: tuple[str, np.dtype, tuple[int, ...]]) -> list[bytes | memor
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_alignment(1, _ALIGNMENT)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, image)
-    opened = h5py.h5f.create(b"shard", h5py.h5f.ACC_TRUNC, fcpl=creation, fapl=access)
-    places: list[tuple[int, int]] = []
-    with h5py.File(opened) as file:
-        for name, dtype, shape in layout:
-            data = file.create_dataset(name, data=np.zeros(shape, dtype), track_times=False)
-            places.append((data.id.get_offset() or 0, data.nbytes))
-    whole, end, frame = image.getvalue(), 0, []
-    for offset, size in places:
-        frame.append(whole[end:offset] if size else b"")
-        end = offset + size if size else end
-    return [*frame, whole[end:]]
+    return h5py.File(h5py.h5f.create(b"shard", h5py.h5f.ACC_TRUNC, creation, access))
 
 
 def note_in(path: Path) -> bytes:

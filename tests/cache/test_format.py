@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +20,7 @@ from stub_set import (
     HEADER,
     KEYS,
     KINDS,
+    SPEC,
     SPECS,
     every_kind,
     every_table,
@@ -71,6 +74,18 @@ def test_a_set_is_replaced_only_by_its_own_kind(world, kind):
     if kind != "tokens":
         with pytest.raises(CacheError, match="this is a token set of kind tokens"):
             write_tokens(world / kind, HEADER, KEYS[:1], [[1]])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("dim", [1, 3, 513])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_numbers_of_a_shard_are_aligned(dtype, dim, rows):
+    numbers = format_of(SPEC.model_copy(update={"dim": dim, "dtype": dtype}))
+    keys, values = KEYS[:rows], np.ones((rows, dim), np.float32)
+    for note in (b"", b"odd"):
+        data = numbers.encode(keys, values, note)
+        with h5py.File(io.BytesIO(data)) as file:
+            assert (file["features"].id.get_offset() or 0) % 8 == 0
 
 
 # --- docs/cache.md
