@@ -120,13 +120,13 @@ class Blocks:
     def counts(self) -> Counts:
         """What is done and what is left."""
         plan = self.plan
-        before = int(plan.resumed.sum()) + len(plan.failed)
+        before = plan.resumed + len(plan.failed)
         return Counts(
             len(plan.wanted),
             plan.stored.rows + before,
             self._resumed + before,
             self.durable_rows + before,
-            int(plan.copied.sum()),
+            len(plan.taken) - plan.resumed,
         )
 
     @property

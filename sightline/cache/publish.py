@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sightline.cache.commit import commit, write_shards
-from sightline.cache.keys import find_keys, picked
+from sightline.cache.keys import as_keys, find_keys, picked, selected
 from sightline.cache.parts import Part
 from sightline.cache.record import Provenance, SetRecord
 from sightline.cache.rows import Rows, joined, rows_in
@@ -35,35 +35,34 @@ def publish(
     Returns:
         the record, and the code of every failed key.
     """
-    found, wanted = plan.found, plan.wanted
-    files = [part.shard for part in parts if part.shard is not None]
-    finished = rows_in(plan.spec, files)
-    failed = _failed(plan, finished, parts)
-    again = plan.to_compute | plan.copied | plan.resumed
-    kept, kept_failed = found.kept(wanted, again)
-    codes = kept_failed | failed
-    before = 0 if found.record is None else found.record.cut
-    cut = before if cut is None else cut
-    is_whole = found.is_complete(kept, kept_failed) and not again.any()
-    if found.record is not None and is_whole and cut == before:
-        return found.record, codes
-    output.remove(found.sound.dropped)
-    owned = len(kept) or any(found.owns(rows) for rows in plan.sources)
-    if provenance is None and owned and found.record is not None:
-        provenance = found.record.provenance
+    (sound, before, _), wanted = plan.found, plan.wanted
+    finished = rows_in(plan.spec, [part.shard for part in parts if part.shard is not None])
+    kept = sound.rows.only(find_keys(wanted, sound.rows.keys) >= 0)
+    inside = selected(find_keys(wanted, bad := as_keys(sorted(sound.failed))), ~plan.missing)
+    codes = {key.tobytes(): sound.failed[key.tobytes()] for key in bad[inside]}
+    codes |= _failed(plan, finished, parts)
+    if before is not None:
+        cut = before.cut if cut is None else cut
+        whole = len(kept) == len(sound.rows) and codes == sound.failed and not sound.lines()
+        if whole and not plan.missing.any() and cut == before.cut:
+            return before, codes
+        if provenance is None and (len(kept) or plan.takes_own):
+            provenance = before.provenance
+    output.remove(sound.dropped)
     kept, small = _split_small(kept, plan.shape.shard_rows)
-    sources = joined(plan.spec, [finished, *plan.sources, small])
-    del finished
+    sources = joined(plan.spec, [finished, plan.taken, small])
+    again = plan.missing.copy()
     again[find_keys(wanted, small.keys)] = True
+    del finished, small
     new = write_shards(output, picked(wanted, again), plan.shape.shard_rows, sources)
-    del sources, small
-    return commit(output, [kept, new], codes, provenance or Provenance(), cut), codes
+    del sources
+    return commit(output, [kept, new], codes, provenance or Provenance(), cut or 0), codes
 
 
 def _failed(plan: Plan, finished: Rows, parts: Sequence[Part]) -> dict[bytes, str]:
     """Key → code of the rows of the plan without values."""
     reported = {key: why for part in parts for key, why in part.failed.items()}
-    planned = plan.wanted[plan.to_compute]
+    planned = as_keys([]) if not plan.batches else np.concatenate([b.keys for b in plan.batches])
     without = [key.tobytes() for key in planned[finished.find(planned) < 0]]
     lost = sum(key not in reported for key in without)
     if lost:

@@ -1,4 +1,4 @@
-"""The plan of a set: which rows are there, which are copied, which are to be computed."""
+"""The plan of a set: which rows are there, which are taken from elsewhere, which are computed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.atomic_files import folders_below
 from sightline.cache.feature_kind import feature_kind
+from sightline.cache.file_checks import file_fault, file_faults, remembered_faults
 from sightline.cache.index import INDEX_BYTES
 from sightline.cache.keys import (
     KEY_BYTES,
@@ -24,16 +27,46 @@ from sightline.cache.keys import (
 )
 from sightline.cache.parts import Failure, Part, PartName, part_names, sound_parts
 from sightline.cache.plan import Batch, Shape, StoredPlan, ordered
-from sightline.cache.record import FeatureSpec, Spec
-from sightline.cache.reusable_rows import ReusableRows
-from sightline.cache.rows import Rows, rows_in
+from sightline.cache.record import DAMAGED, FILE_NAME, FeatureSpec, SetRecord, Spec, read_record
+from sightline.cache.rows import Rows, joined, rows_in
 from sightline.cache.shards import Numbers, format_of
+from sightline.cache.verify import UsableRows, sound_part
+from sightline.errors import CacheError
 from sightline.output import run_folder_of
 
 
 def block_rows(spec: Spec) -> int:
     """Rows per block: those of the kind of features, a batch of other sets."""
     return feature_kind(spec.kind).block_rows if isinstance(spec, FeatureSpec) else 1
+
+
+class Found(NamedTuple):
+    """The set in a folder, as far as a run can use it.
+
+    Attributes:
+        sound: what can be used of it.
+        record: that of the set; None if there is none that can be used.
+        replaces: why a set that is there cannot be used; empty if it can.
+    """
+
+    sound: UsableRows
+    record: SetRecord | None = None
+    replaces: tuple[str, ...] = ()
+
+
+def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
+    """What a run with this ``spec`` finds in a folder; ``remember`` as in `remembered_faults`."""
+    none = UsableRows(Rows(spec))
+    if not (folder / FILE_NAME).exists():
+        return Found(none)
+    try:
+        record = read_record(folder)
+    except CacheError as error:
+        return Found(none, None, (f"the existing set is damaged: {error}",))
+    if record.fingerprint != spec.fingerprint:
+        return Found(none, None, tuple(spec.differences(record.spec)))
+    faults = remembered_faults(folder, record.files, remember=remember)
+    return Found(sound_part(folder, record, faults), record)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +76,11 @@ class Plan:
     Attributes:
         folder: folder of the set.
         spec: what determines the content.
-        found: the set that is there, as far as it can be used.
+        found: the set that is there.
         wanted: keys of the whole set, sorted: uint8 [n, 32].
-        to_compute: which of them it computes: bool [n].
-        copied: which of them need no model, as other sets and dropped rows have them: bool [n].
-        resumed: which of them are in parts of other plans: bool [n].
-        sources: the rows that are copied or resumed.
+        missing: which of them that set does not have: bool [n].
+        taken: rows of these that are on the disk elsewhere, so that they need no model.
+        resumed: how many of them are in parts of other plans.
         failed: rows of these parts that failed, with code, path and reason.
         batches: the rows that it computes, in their order.
         stored: what the plan's file says of it.
@@ -57,12 +89,11 @@ class Plan:
 
     folder: Path
     spec: Spec
-    found: ReusableRows
+    found: Found
     wanted: Keys
-    to_compute: NDArray[np.bool_]
-    copied: NDArray[np.bool_]
-    resumed: NDArray[np.bool_]
-    sources: tuple[Rows, ...]
+    missing: NDArray[np.bool_]
+    taken: Rows
+    resumed: int
     failed: dict[bytes, Failure]
     batches: Sequence[Batch] = field(repr=False)
     stored: StoredPlan
@@ -72,6 +103,11 @@ class Plan:
     def shape(self) -> Shape:
         """How rows are computed."""
         return self.stored.shape
+
+    @property
+    def takes_own(self) -> bool:
+        """Whether it takes rows that the set itself dropped."""
+        return any(file.folder == self.folder for file in self.taken.files)
 
     def bytes_to_write(self, to_do: int) -> tuple[int, int] | None:
         """Bytes of parts for the rows still ``to_do``, and of the new shards and the index.
@@ -83,12 +119,12 @@ class Plan:
         if isinstance(kind, Numbers):
             size = float(kind.row_bytes + KEY_BYTES)
         else:
-            files = [file.record for rows in self.sources for file in rows.files]
+            files = [file.record for file in self.taken.files]
             files += self.found.record.shards if self.found.record else ()
             if not files:
                 return None
             size = sum(file.bytes for file in files) / sum(file.rows for file in files)
-        new = int((self.to_compute | self.copied | self.resumed).sum())
+        new = self.stored.rows + len(self.taken)
         index = len(self.wanted) * INDEX_BYTES if new else 0
         return round(to_do * size), round(new * size) + index
 
@@ -161,7 +197,7 @@ def plan_set(
     asked = Shape(batch_size, rows_per_block or block_rows(spec), rows, threads, code)
     keys = as_keys(keys)
     first = unique_sorted(keys)
-    found = ReusableRows(folder, spec, remember=remember)
+    found = find_set(folder, spec, remember=remember)
     names, stored = part_names(run_folder), StoredPlan.load(run_folder)
     if stored is not None and stored.fingerprint != spec.fingerprint:
         stored = None
@@ -170,43 +206,54 @@ def plan_set(
         # an interrupted run resumes in its original shape, or its rows would not match
         shape = replace(asked, batch_size=stored.shape.batch_size, threads=stored.shape.threads)
     wanted = at(keys, first)
-    missing = found.missing(wanted, retry_failed=retry_failed)
+    missing = _missing(found.sound, wanted, retry_failed=retry_failed)
 
     def cut(taken: Collection[PartName]) -> Plan:
         read = list(sound_parts(run_folder, spec, taken, check=check))
         parts = [part for _, part in read if part is not None]
-        sources, copied, resumed = _sources(found, wanted, missing, parts, copy_from, check)
-        rows, failed = missing & ~copied & ~resumed, {}
-        if not retry_failed:
-            failed = _failures(wanted, rows, parts)
-            rows[find_keys(wanted, as_keys(sorted(failed)))] = False
+        left = missing.copy()
+        finished = rows_in(spec, [part.shard for part in parts if part.shard is not None])
+        mine = _take(finished, wanted, left)
+        others = _copies(folder, found.sound.rows, copy_from, wanted, left, check=check)
+        failed = {} if retry_failed else _failures(wanted, left, parts)
+        left[find_keys(wanted, as_keys(sorted(failed)))] = False
         batches, digest = ordered(
             spec.fingerprint,
-            picked(wanted, rows),
-            None if lengths is None else lengths[first][rows],
+            picked(wanted, left),
+            None if lengths is None else lengths[first][left],
             shape,
-            None if groups is None else groups[first][rows],
+            None if groups is None else groups[first][left],
         )
         blocks = groupby(batches, key=lambda batch: batch.block)
         file = StoredPlan(
             spec.fingerprint,
-            int(rows.sum()),
+            int(left.sum()),
             shape,
             asked,
             frozenset(part.name.file for part in parts),
             tuple(sum(len(batch.keys) for batch in block) for _, block in blocks),
             digest,
         )
-        return Plan(
-            *(folder, spec, found, wanted, rows, copied, resumed, sources, failed, batches, file),
-            damaged=tuple(name for name, part in read if part is None),
-        )
+        damaged = tuple(name for name, part in read if part is None)
+        every = joined(spec, [mine, *others])
+        rows = wanted, missing, every, len(mine), failed
+        return Plan(folder, spec, found, *rows, batches, file, damaged)
 
     if stored is not None and (resume_failed or not retry_failed):
         plan = cut([name for name in names if name.file in stored.parts])
         if joins or plan.stored.digest == stored.digest:
             return plan
     return cut(names)
+
+
+def _missing(sound: UsableRows, keys: Keys, *, retry_failed: bool) -> NDArray[np.bool_]:
+    """Which of ``keys`` need computing: bool [n]; of the failed those that `repair` took out."""
+    missing = sound.rows.find(keys) < 0
+    if not retry_failed:
+        failed = as_keys([key for key, code in sound.failed.items() if code != DAMAGED])
+        rows = find_keys(keys, failed)
+        missing[rows[rows >= 0]] = False
+    return missing
 
 
 def _failures(wanted: Keys, rows: NDArray[np.bool_], parts: Sequence[Part]) -> dict[bytes, Failure]:
@@ -217,24 +264,56 @@ def _failures(wanted: Keys, rows: NDArray[np.bool_], parts: Sequence[Part]) -> d
     return {key: failed[key] for key, is_inside in zip(failed, inside, strict=True) if is_inside}
 
 
-def _sources(
-    found: ReusableRows,
+def _take(rows: Rows, wanted: Keys, left: NDArray[np.bool_], *, check: bool = False) -> Rows:
+    """Those of ``rows`` that are ``left`` (bool [n], of the wanted), and then no longer are.
+
+    Args:
+        check: read their files, and take none of a damaged one: a new shard gets a new digest.
+    """
+    mine = rows.only(selected(find_keys(wanted, rows.keys), left))
+    if check:
+        fine = np.array([file_fault(*file) is None for file in mine.files], dtype=bool)
+        mine = mine.only(fine[mine.shards])
+    left[find_keys(wanted, mine.keys)] = False
+    return mine
+
+
+def _copies(
+    folder: Path,
+    live: Rows,
+    root: Path | None,
     wanted: Keys,
-    missing: NDArray[np.bool_],
-    parts: Sequence[Part],
-    copy_from: Path | None,
+    left: NDArray[np.bool_],
+    *,
     check: bool,
-) -> tuple[tuple[Rows, ...], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Rows that need no model; which are in other sets or dropped, and which in parts: bool [n]."""
-    sources, left = [], missing.copy()
-    files = [part.shard for part in parts if part.shard is not None]
-    finished = rows_in(found.spec, files)
-    places = find_keys(wanted, finished.keys)
-    mine = finished.only(selected(places, left))
-    resumed = np.zeros_like(left)
-    resumed[find_keys(wanted, mine.keys)] = True
-    left &= ~resumed
-    if len(mine):
-        sources.append(mine)
-    copies, copied = found.copies(wanted, left, copy_from, check=check)
-    return (*sources, *copies), copied, resumed
+) -> list[Rows]:
+    """Rows on disk that need no model: this set's dropped ones, then those of sets below ``root``.
+
+    Skips sets that cannot be read, which do not concern this run, and imported ones: their rows
+    would lose their provenance.
+    """
+    copies = [_take(_dropped(live), wanted, left)] if left.any() else []
+    below = [] if root is None else folders_below(root, lambda name: name.endswith(".run"))
+    for other in sorted(other for other, files in below if FILE_NAME in files):
+        if not left.any():
+            break
+        if other.resolve() == folder.resolve():
+            continue
+        try:
+            record = read_record(other)
+            if record.fingerprint == live.spec.fingerprint and not record.provenance.imported:
+                faults = file_faults(other, [record.index]) if check else {}
+                rows = sound_part(other, record, faults).rows
+                copies.append(_take(rows, wanted, left, check=check))
+        except CacheError:
+            continue
+    return copies
+
+
+def _dropped(live: Rows) -> Rows:
+    """Rows in the shards of a set but not in its index: no manifest wanted them."""
+    sizes = np.array([file.record.rows for file in live.files], dtype=np.int64)
+    holes = np.flatnonzero(live.live() < sizes)
+    places = live.by_shard() if len(holes) else []
+    dead = [np.setdiff1d(np.arange(sizes[i]), live.numbers[places[i]]) for i in holes]
+    return rows_in(live.spec, [live.files[i] for i in holes], dead)

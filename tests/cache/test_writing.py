@@ -256,6 +256,20 @@ def test_rows_of_an_earlier_plan_are_used_by_a_larger_one(tmp_path, clean):
     assert files(tmp_path / "set") == files(clean)
 
 
+def test_a_failure_in_a_part_of_another_plan_is_counted(tmp_path):
+    one_by_one = {"batch_size": 1, "rows_per_block": 1}
+    fill(tmp_path / "set", KEYS[:16])
+    rest = KEYS[16:][unique_sorted(KEYS[16:])]
+    bad, more = rest[:1], rest[1:9]
+    failing = frozenset({bad[0].tobytes()})
+    every, fewer = (np.concatenate([KEYS[:16], *others]) for others in ([bad, more], [bad]))
+    fill(tmp_path / "set", every, failing, stop_after=1, **one_by_one)
+    for _ in range(2):
+        record, computed = fill(tmp_path / "set", fewer, failing, **one_by_one)
+        assert (record.rows, record.failed, computed) == (16, 1, 0)
+        assert [*read_index(tmp_path / "set", record)[1].values()] == ["undecodable"]
+
+
 def test_rows_of_a_batch_have_one_length(tmp_path):
     lengths = np.arange(len(KEYS), dtype=np.int32) % 3
     with SetWriter(tmp_path / "set", SPEC) as made:
