@@ -33,7 +33,7 @@ T = TypeVar("T")
 SIGNED_URLS = "SIGHTLINE_SIGNED_URLS"
 _ANY_URL = re.compile(r"(https?|s3|gs)://[^\s'\"()<>,]+")
 _PAUSES = (0.5, 2.0, 8.0)  # seconds before a read is tried again
-_SETTLED = 2_000_000_000  # ns: two writes within them may leave the same time
+_SETTLED = 2_000_000_000  # ns: two changes within them may leave the same times
 _SECONDS = 60.0  # without a byte, after which an answer is not waited for; in all, ten times that
 _BLOCK = 4 << 20  # bytes of one read
 _AHEAD = 3  # blocks
@@ -74,8 +74,8 @@ class Found(NamedTuple):
     Attributes:
         size: in bytes.
         state: what differs once it has changed; empty if that cannot be told: a server says
-            nothing of it, or a file here was written within the last two seconds, so that it may
-            change again without a new time.
+            nothing of it, or a file here was changed within the last two seconds, so that it may
+            change again without a new time. A file that was only linked or renamed differs too.
     """
 
     size: int
@@ -106,9 +106,10 @@ def _look_here(path: Path | str) -> Found | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         return None
-    size, changed = status.st_size, status.st_mtime_ns
-    state = "" if changed > now - _SETTLED else f"{size} {changed} {status.st_ino}"
-    return Found(size, state)
+    size, written, changed = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    # the time of writing can be set back, as `cp -p` and tar do; that of the change cannot
+    state = f"{size} {written} {changed} {status.st_ino}"
+    return Found(size, "" if max(written, changed) > now - _SETTLED else state)
 
 
 def look_at_all(places: Sequence[str]) -> list[Found | None]:

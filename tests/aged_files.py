@@ -1,17 +1,15 @@
-"""Files of an hour ago: of those written in the last two seconds nothing is remembered."""
+"""Files that were changed a while ago: of those of the last two seconds nothing is remembered."""
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
-HOUR_AGO = time.time() - 3600
+_A_WHILE = 2.1  # seconds
 
 
 def aged(root: Path) -> Path:
-    """The same folder, whose files were written an hour ago unless they are older."""
-    for path in root.rglob("*"):
-        if path.is_file() and not path.is_symlink() and path.stat().st_mtime > HOUR_AGO:
-            os.utime(path, (HOUR_AGO, HOUR_AGO))
+    """The same folder, a while after the last change of its files, whose time nobody can set."""
+    changes = [path.lstat().st_ctime for path in (root, *root.rglob("*"))]
+    time.sleep(max(0.0, max(changes) + _A_WHILE - time.time()))
     return root

@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 from fault_layer import FaultLayer
 
+from sightline import storage
+
 DIM, BATCH, BLOCK = 6, 8, 32
 SHARD_ROWS = 40
 
@@ -331,6 +333,7 @@ def main() -> None:
     more = [option.removeprefix("--import=") for option in _OPTIONS if "=" in option]
     for name in LIBRARIES + more + (WITH_TORCH if "--torch" in _OPTIONS else []):
         importlib.import_module(name)
+    storage._SETTLED = 0  # what is remembered of a file does not depend on the time of a run
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background hands down "ignored"
     for line in sys.stdin:
         print(json.dumps(asdict(_serve(Request(**json.loads(line))))), flush=True)

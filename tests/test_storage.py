@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aged_files import aged
 from botocore.exceptions import ConnectTimeoutError
 from command_line import sightline, unboxed
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
@@ -166,7 +167,10 @@ def test_look_here_is_that_of_a_plain_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert look(tmp_path / "a") == Found(3, "")  # written just now
     os.utime(tmp_path / "a", (1, 1))
-    assert look(str(tmp_path / "a")) == Found(3, f"3 1000000000 {(tmp_path / 'a').stat().st_ino}")
+    assert look(tmp_path / "a") == Found(3, "")  # changed just now
+    status = (aged(tmp_path) / "a").stat()
+    state = f"3 1000000000 {status.st_ctime_ns} {status.st_ino}"
+    assert look(str(tmp_path / "a")) == Found(3, state)
     for name in ("none", "pipe", ".", "\0"):
         assert look(f"{tmp_path}/{name}") is None
 

@@ -217,7 +217,7 @@ def test_a_repair_that_is_killed_leaves_a_set_that_can_be_read(folder, monkeypat
 
 @pytest.fixture
 def pulled(folder, tmp_path):
-    """A set as it arrived an hour ago: without the folder of its runs."""
+    """A set as it arrived a while ago: without the folder of its runs."""
     return aged(Path(shutil.copytree(folder, tmp_path / "pulled")))
 
 
@@ -267,6 +267,16 @@ def test_what_was_written_just_now_is_read_again(pulled, checked):
     checked.clear()
     FeatureSet.open(pulled)
     assert checked == [name]
+
+
+def test_a_damaged_shard_with_the_time_of_the_sound_one_is_read(pulled):
+    shard = pulled / read_record(pulled).shards[0].name
+    FeatureSet.open(pulled)
+    flip(shutil.copy2(shard, pulled.parent / "other"), 900)
+    shutil.copystat(shard, pulled.parent / "other")
+    shutil.copy2(pulled.parent / "other", shard)  # into the same inode, as `cp -p`
+    with pytest.raises(CacheError, match=f"{shard.name}: BLAKE3 .* damaged"):
+        FeatureSet.open(pulled)
 
 
 @pytest.mark.parametrize("memory", ["", "[1]", "PAR1"])

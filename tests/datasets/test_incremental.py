@@ -38,7 +38,7 @@ def read(monkeypatch) -> list[str]:
 
 @pytest.fixture
 def photographs(make_images, make_file) -> dict[str, object]:
-    """Ten photographs with captions, written an hour ago."""
+    """Ten photographs with captions, written a while ago."""
     names = [f"{number}.png" for number in range(12)]
     captions = "image,caption\n" + "".join(f"{name},a bird\n" for name in names)
     images = aged(make_images(names[:10]))
@@ -88,19 +88,35 @@ def test_a_file_changed_while_its_clock_stood_still_is_read_again(photographs, o
     assert read == ["3.png"]
 
 
-def test_verify_reads_all_of_it_again(photographs, out, read):
+def test_a_file_changed_in_place_whose_time_is_set_back_is_read_again(photographs, out, read):
+    """As viewers do that turn a photograph, `cp -p`, and tar."""
     prepare_dataset("pairs", out, **photographs)
     picture = photographs["images"] / "3.png"
-    before = picture.stat()
+    before, first = picture.stat(), written(out)
     picture.write_bytes((photographs["images"] / "4.png").read_bytes())
-    os.utime(picture, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a disk does that decays
+    os.utime(picture, ns=(before.st_atime_ns, before.st_mtime_ns))
     read.clear()
-    first = written(out)
     prepare_dataset("pairs", out, **photographs)
-    assert not read
+    assert read == ["3.png"]
+    assert written(out) != first
+
+
+def test_a_file_that_gained_a_link_is_read_once_more(photographs, out, read):
+    prepare_dataset("pairs", out, **photographs)
+    picture, first = photographs["images"] / "3.png", written(out)
+    os.link(picture, out.with_name("link"))
+    aged(photographs["images"])
+    for now in (["3.png"], []):
+        read.clear()
+        prepare_dataset("pairs", out, **photographs)
+        assert (read, written(out)) == (now, first)
+
+
+def test_verify_reads_all_of_it_again(photographs, out, read):
+    prepare_dataset("pairs", out, **photographs)
+    read.clear()
     prepare_dataset("pairs", out, verify=True, **photographs)
     assert len(read) == 10
-    assert written(out) != first
 
 
 def test_what_a_failed_run_has_read_is_remembered(photographs, make_file, out, read):

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from aged_files import aged
 from output_world import FILES, FOLDERS, IN_PLACE, Command, OutputWorld
 
 COMMANDS = {command.name: command for command in (*FOLDERS, *IN_PLACE, *FILES)}
@@ -186,7 +185,6 @@ def broken(world: OutputWorld, command: Command, folder: Path, **how: object) ->
     write_notes(base, {"notes.txt": "why"} if single else NOTES)
     if not single:
         write_notes(base / "out", {"notes.txt": "why", "model/notes.md": "so"})
-    aged(base)  # every run remembers it, and leaves the folder for that
     notes = {name: what for name, what in everything(base).items() if name not in ours}
     unbroken = world.run(command, copy_of(base, folder / "whole") / "out")
     points = one_of_every_name(unbroken.points)
