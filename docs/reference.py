@@ -20,7 +20,7 @@ from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettin
 from pipeline.params import Joined, Params, Run, System
 from sightline.settings import FamilySettings, Registry, field_help
 from train.evaluate.task import TASKS, task_class
-from train.objectives import OBJECTIVES, ObjectiveParams, objective_class
+from train.objectives import OBJECTIVES, Objective, objective_class
 
 PAGES = {
     "init": "start.md",
@@ -123,7 +123,7 @@ def _of_its_own(model: type[BaseModel]) -> str:
     """Where the keys are that a command has by its second word."""
     if issubclass(model, Source):
         return "[every key of the kind](#datasets)"
-    if issubclass(model, ObjectiveParams):
+    if issubclass(model, Objective):
         return "[every parameter of the objective](#parameters) but encoders and lists"
     return ""
 

@@ -7,17 +7,16 @@ It draws its data and takes under a minute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, normalize
 
 import sightline as sl
-from train.batch import Batch
-from train.objectives import Embeddings, FeatureNeed, GroundedObjective, GroundedParams
+from train.batch import Batch, Embeddings
+from train.objectives import FeatureNeed, GroundedObjective
 
 
 def sigmoid_loss(texts: Tensor, images: Tensor, scale: float = 10.0, bias: float = -5.0) -> Tensor:
@@ -38,8 +37,8 @@ def sigmoid_loss(texts: Tensor, images: Tensor, scale: float = 10.0, bias: float
     return -logsigmoid(matches * logits).sum() / len(logits)
 
 
-class SigmoidParams(GroundedParams):
-    """The objective as it is configured, beside the parameters that every objective has.
+class Sigmoid(GroundedObjective):
+    """L_text + λ times the average loss over the two views.
 
     Attributes:
         image: encoder of the image features.
@@ -62,32 +61,22 @@ class SigmoidParams(GroundedParams):
     def weights(self) -> dict[str, float]:
         return {"text": self.text_weight, "sigmoid": self.weight}
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> Sigmoid:
-        return Sigmoid(self, hidden, dims)
-
-
-class Sigmoid(GroundedObjective[SigmoidParams]):
-    """L_text + λ times the average loss over the two views."""
-
-    def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
-        params, sentences = self.params, embeddings["sentences"]
-        terms: dict[str, Tensor] = {}
-        if params.trains_on_text:
-            terms["text"] = self.text_term(sentences)
+    def terms(
+        self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
+    ) -> dict[str, Tensor]:
+        terms = self.text_term(heads, embeddings)
         if batch.stream == "pairs":
-            images = self.heads["image"](batch.features_of("image", params.image))
+            images = heads["image"](batch.features_of("image", self.image))  # (N, 256)
             first, second = (
-                sigmoid_loss(self.heads["grounding"](view), images, params.scale)
-                for view in sentences
+                sigmoid_loss(heads["grounding"](view), images, self.scale)
+                for view in embeddings["sentences"]
             )
             terms["sigmoid"] = (first + second) / 2
         return terms
 
 
 def main() -> None:
-    sl.OBJECTIVES.places["sigmoid"] = (
-        "new_loss:SigmoidParams"  # a package uses an entry point instead
-    )
+    sl.OBJECTIVES.places["sigmoid"] = "new_loss:Sigmoid"  # a package uses an entry point instead
     small = {"train_pairs": 60, "dev_pairs": 60, "test_pairs": 60, "student_hidden": 32}
     steps = {"resnet_steps": 5, "clip_steps": 0, "teacher_steps": 0}
     data = sl.prepare_dataset("scenes", "loss/data", scenes=60, sentences=60, **small, **steps)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pipeline.extract.inputs import FeatureInputs
     from pipeline.params import Params
     from sightline.cache.record import Kind
-    from train.objectives import ObjectiveParams
+    from train.objectives import Objective
     from train.run_spec import RunSpec
 
 FEATURES = Path("data/features")
@@ -171,5 +171,5 @@ def _require_features_of_the_system(params: Params, run: str, read: set[str]) ->
         )
 
 
-def _feature_sets(objective: ObjectiveParams) -> set[str]:
+def _feature_sets(objective: Objective) -> set[str]:
     return {f"{need.kind}/{need.encoder}" for need in objective.features}

@@ -47,6 +47,11 @@ def info_nce(queries: Any, keys: Any, temperature: float) -> Tensor:
     return mean(of_rows)
 
 
+def image_term(first: Any, second: Any, images: Any, temperature: float) -> Tensor:
+    """MCSE eq. 3, averaged over the views."""
+    return (info_nce(first, images, temperature) + info_nce(second, images, temperature)) / 2
+
+
 def adaptive_margin_nce(
     queries: Any,
     keys: Any,

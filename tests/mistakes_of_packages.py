@@ -18,8 +18,10 @@ TRAINING = (
     "--features",
     "image-thumbnail=features",
 )
-TRAINING += ("--data", "mine", "--tokens", "tokens", "--student", "bert-base-uncased")
-TRAINING += ("--epochs", "1", "--out", "runs/x")
+ON_TEXT = ("--data", "mine", "--tokens", "tokens", "--student", "bert-base-uncased")
+ON_TEXT += ("--epochs", "1", "--out", "runs/x")
+TRAINING += ON_TEXT
+WITH_STATE = ("train", "slow", *ON_TEXT)
 SCORING = ("evaluate", "odd-one-out", "--data", "odd.tsv", "--model", "bert-base-uncased")
 SCORING += ("--pooling", "cls", "--out", "results")
 MISTAKES = [
@@ -67,7 +69,7 @@ MISTAKES = [
     ("sidecar", "+= texts", "+= [3 for _ in texts]", PREPARING, "captions.texts.0: found 3 (int)"),
     ("hardest", '    name: ClassVar[str] = "hardest"\n', "", TRAINING, "name: found None"),
     ("hardest", 'str] = "hardest"', 'str] = "harder"', TRAINING, "expected 'hardest', as"),
-    ("hardest", "return Hardest(self, hidden, dims)", "return 3", TRAINING, "build: found 3"),
+    ("slow", "return SlowCopy(self, hidden, dims)", "return 3", WITH_STATE, "build: found 3"),
     ("hardest", 'FeatureNeed("image", self.image, ("hinge",), head="image")', "0", TRAINING,
      "FeatureNeed"),
     ("hardest", "        return terms\n", "        return []\n", TRAINING, "a builtins.dict"),
@@ -81,12 +83,12 @@ MISTAKES = [
      "sentences, one of its list: found 3"),
     ("odd_one_out", "return (sentence for triple in self.triples for sentence in triple)",
      "return 'a dog'", SCORING, "sentences: found 'a dog'"),
-    ("hardest", "    def forward(", "    def statistics(self, batch):\n        return {'x': 3}\n\n"
-     "    def forward(", TRAINING, "statistics, x: found 3"),
-    ("hardest", "    def forward(", "    def statistics(self, batch):\n        return []\n\n"
-     "    def forward(", TRAINING, "statistics: found []"),
-    ("hardest", "    def forward(", "    def warnings(self, batches):\n        return 'odd'\n\n"
-     "    def forward(", TRAINING, "warnings: found 'odd'"),
+    ("hardest", "    def terms(", "    def statistics(self, batch):\n        return {'x': 3}\n\n"
+     "    def terms(", TRAINING, "statistics, x: found 3"),
+    ("hardest", "    def terms(", "    def statistics(self, batch):\n        return []\n\n"
+     "    def terms(", TRAINING, "statistics: found []"),
+    ("hardest", "    def terms(", "    def warnings(self, batches):\n        return 'odd'\n\n"
+     "    def terms(", TRAINING, "warnings: found 'odd'"),
     ("sidecar", ", progress: Progress | None = None", "", PREPARING,
      "prepare: takes (self, folder, report), expected (self, folder, report, progress)"),
     ("thumbnail", "device: torch.device, precision: str)", "device: torch.device)", ENCODING,
@@ -103,26 +105,25 @@ MISTAKES = [
      "segment: takes (self, images), expected (self, images, boxes)"),
     ("ellipse", "return [self._fill(image, some)", "return [self._fill(image, some)[0]", GROUNDING,
      "segment: found ('bool', "),
-    ("hardest", "    def forward(", "    def start(self):\n        pass\n\n    def forward(",
-     TRAINING, "Hardest: start: takes (self), expected (self, student)"),
-    ("hardest", "hidden: int, dims: Mapping[str, int]", "hidden: int", TRAINING,
+    ("slow", "start(self, student: Student)", "start(self)", WITH_STATE,
+     "SlowCopy: start: takes (self), expected (self, student)"),
+    ("slow", "hidden: int, dims: Mapping[str, int]", "hidden: int", WITH_STATE,
      "build: takes (self, hidden), expected (self, hidden, dims)"),
     ("hardest", ', head="image")', ")", TRAINING,
-     "forward: found 'image' (str), expected a head, "),
-    ("hardest", 'params.image))', 'params.image, of="others"))', TRAINING,
-     "forward: found 'others/image-thumbnail' (str), expected a head, a block or features that"),
+     "terms: found 'image' (str), expected a head, "),
+    ("hardest", 'self.image))', 'self.image, of="others"))', TRAINING,
+     "terms: found 'others/image-thumbnail' (str), expected a head, a block or features that"),
     ("hardest", 'FeatureNeed("image"', 'FeatureNeed("images"', TRAINING,
      "features, kind: found 'images' (str), expected one of image, object, text, teacher, bright"),
-    ("hardest", "    def build(", "    @property\n    def files(self):\n        return ['margin']\n"
-     "\n    def build(", TRAINING, "files: found ['margin'] (list)"),
-    ("hardest", "    def build(", "    @property\n    def files(self):\n        import pathlib\n"
-     "\n        return {'marginn': pathlib.Path('x')}\n\n    def build(", TRAINING,
+    ("hardest", "    def terms(", "    @property\n    def files(self):\n        return ['margin']\n"
+     "\n    def terms(", TRAINING, "files: found ['margin'] (list)"),
+    ("hardest", "    def terms(", "    @property\n    def files(self):\n        import pathlib\n"
+     "\n        return {'marginn': pathlib.Path('x')}\n\n    def terms(", TRAINING,
      "files: found 'marginn' (str), expected one of caption, "),
     ("hardest", "/ 2\n", "* math.nan\n", TRAINING,
      "is nan. Nothing is saved after it; there is no checkpoint. Fix the loss of the package"),
-    ("hardest", "    def forward(", "    def after_step(self, student):\n        del "
-     "self.heads['image']\n\n    def forward(", TRAINING,
-     "after_step: found 'objective.heads.image.0.bias []'"),
+    ("slow", "        for own, new", "        del self.heads['text']\n        for own, new",
+     WITH_STATE, "after_step: found 'objective.heads.text.0.bias []'"),
     ("odd_one_out", "100 * float(np.mean(found))", "float('nan')", SCORING,
      "'TaskResult.scores.odd one out: Input should be a finite number; found nan' is a fault of"),
     ("odd_one_out", '    needs = "a TSV', '    need = "a TSV', SCORING, "needs: found None"),

@@ -38,8 +38,7 @@ from pipeline.extract.runner import BatchResult
 from sightline.cache import EncoderRecord
 from sightline.cache.feature_kind import FeatureKind
 from train.objectives import FeatureNeed
-from train.objectives.mcse import MCSEParams
-from train.objectives.modules.mcse import MCSE
+from train.objectives.mcse import MCSE
 
 AUDIO = FeatureKind(
     name="audio",
@@ -93,7 +92,7 @@ def encode_clips(task):
     return Encoding({"window": "all of it"}, compute)
 
 
-class HearsParams(MCSEParams):
+class Hears(MCSE):
     """MCSE with clips in place of images."""
 
     name: ClassVar[str] = "hears"
@@ -102,19 +101,14 @@ class HearsParams(MCSEParams):
     def features(self):
         return [FeatureNeed("audio", self.image, ("image",), head="image")]
 
-    def build(self, hidden, dims):
-        return Hears(self, hidden, dims)
-
-
-class Hears(MCSE):
-    def forward(self, batch, embeddings):
-        heard = {f"image-{self.params.image}": rows for rows in batch.features.values()}
-        return super().forward(type(batch)(**{**vars(batch), "features": heard}), embeddings)
+    def terms(self, heads, batch, embeddings):
+        heard = {f"image-{self.image}": rows for rows in batch.features.values()}
+        return super().terms(heads, type(batch)(**{**vars(batch), "features": heard}), embeddings)
 '''
 POINTS = {
     "sightline.feature_kinds": {"audio": "hearing:AUDIO"},
     "sightline.encoders": {"loudness": "hearing:Loudness"},
-    "sightline.objectives": {"hears": "hearing:HearsParams"},
+    "sightline.objectives": {"hears": "hearing:Hears"},
 }
 CAPTIONS = ["a red dog", "the big house", "a tree near a dog", "the sky"]
 

@@ -106,6 +106,11 @@ Blocks = Mapping[str, Block]
 of the batch, so code that splits, chunks or gathers blocks does not depend on what they hold."""
 
 
+Embeddings = Mapping[str, "Tensor"]
+"""Name of a block → float [2, n, d], two dropout views of its rows, before any head. Those of
+sentences are pooled, those of phrases are means over their tokens."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Micro-batch ``k``, ready for the model.

@@ -49,7 +49,7 @@ from train.schedule import Draw, Schedule, Stream
 if TYPE_CHECKING:
     import torch
 
-    from train.objectives import FeatureNeed, ObjectiveParams
+    from train.objectives import FeatureNeed, Objective
 
 
 CONTROLLED: Mapping[str, set[Kind]] = {
@@ -76,7 +76,7 @@ class TrainingData:
         samples: stream → a few texts with their token ids, to check the student's tokenizer.
     """
 
-    def __init__(self, spec: RunSpec, objective: ObjectiveParams) -> None:
+    def __init__(self, spec: RunSpec, objective: Objective) -> None:
         """Open and check every input of ``spec``."""
         _check(spec, objective)
         self.seed = spec.seed
@@ -156,7 +156,7 @@ class TrainingData:
         self,
         rows: StreamRows,
         tokens: TokenSet,
-        objective: ObjectiveParams,
+        objective: Objective,
         features: Mapping[str, Lookup],
         phrases: RaggedPhrases | None = None,
         of_objects: frozenset[str] = frozenset(),
@@ -185,7 +185,7 @@ class TrainingData:
         self.samples[rows.stream] = [(rows.texts[int(row)], part.tolist()) for row, part in samples]
 
     def _seconds(
-        self, rows: StreamRows, tokens: TokenSet, objective: ObjectiveParams
+        self, rows: StreamRows, tokens: TokenSet, objective: Objective
     ) -> tuple[dict[str, Texts], dict[str, Lookup]]:
         """The second texts that the objective brings, by block, and their features."""
         texts, features = dict[str, Texts](), dict[str, Lookup]()
@@ -205,9 +205,7 @@ class TrainingData:
             self.second_digests[f"{rows.stream}/{block}"] = second.digest
         return texts, features
 
-    def _add_pairs(
-        self, spec: RunSpec, source: PairSource, objective: ObjectiveParams
-    ) -> int | None:
+    def _add_pairs(self, spec: RunSpec, source: PairSource, objective: Objective) -> int | None:
         """Add the stream of pairs; returns how many pairs pace the schedule, if not these."""
         needs = objective.features
         pairs = read_pairs(source.captions, source.images, objective.caption, objective.data_seed)
@@ -286,7 +284,7 @@ class TrainingData:
             ) from error
 
 
-def _check(spec: RunSpec, objective: ObjectiveParams) -> None:
+def _check(spec: RunSpec, objective: Objective) -> None:
     """Refuse inputs and parameters that the objective lacks, or that would do nothing."""
     needs, which = objective.features, f"objective {spec.objective}"
     names, kinds = [need.name for need in needs], {need.kind for need in needs}

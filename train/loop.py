@@ -32,7 +32,7 @@ from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, Student
-from train.objectives.modules.objective import outside_packages, statistics_of
+from train.objectives.module import outside_packages, statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import LOOP_FILE, MODEL_FILE, RunFolder
@@ -224,7 +224,7 @@ class Loop:
                 gradients[name] = rows.grad[:, share.start : share.stop]
         own.backward(gradients)
         terms = {name: term.detach() for name, term in terms.items()}
-        self._window.add(terms, statistics_of(self._model.objective, batch), parts)
+        self._window.add(terms, statistics_of(self._model.objective.params, batch), parts)
         return terms
 
     def _seed_objective(self, when: str, number: int) -> None:

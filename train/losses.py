@@ -151,6 +151,16 @@ def info_nce(queries: Tensor, keys: Tensor, temperature: float = 0.05) -> Tensor
     return diagonal_nll(cosine_matrix(queries, keys) / temperature).mean()
 
 
+def image_term(first: Tensor, second: Tensor, images: Tensor, temperature: float = 0.05) -> Tensor:
+    """L_img: each view finds its image; the average over the views (Zhang et al. 2022, eq. 3).
+
+    Args:
+        first, second: both views in the grounded space, [N, d].
+        images: [N, d], row i is sentence i's.
+    """
+    return (info_nce(first, images, temperature) + info_nce(second, images, temperature)) / 2
+
+
 # ---- KDMCSE -------------------------------------------------------------------------------------
 
 

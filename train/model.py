@@ -17,9 +17,9 @@ from sightline.devices import TrainPrecision, to_device
 from sightline.errors import SightlineError
 from sightline.plugins import wrong
 from sightline.pooling import pool
-from train.batch import Batch, Blocks, TokenRows, TokenSpans
-from train.objectives.modules.objective import Embeddings, module_of, terms_of
-from train.objectives.parameters import ObjectiveParams
+from train.batch import Batch, Blocks, Embeddings, TokenRows, TokenSpans
+from train.objectives.module import module_of, terms_of
+from train.objectives.objective import Objective
 from train.run_spec import TrainedPooling
 
 Forward = Callable[..., tuple[Tensor, Tensor]]
@@ -51,7 +51,7 @@ class Student(nn.Module):
     def __init__(
         self,
         encoder: PreTrainedModel,
-        objective: ObjectiveParams,
+        objective: Objective,
         pooling: TrainedPooling,
         dims: Mapping[str, int],
         *,
@@ -86,7 +86,7 @@ class Student(nn.Module):
         return {**terms, TOTAL: total}
 
     def begin(self) -> None:
-        """Let the objective prepare for the first step of this process (`Objective.start`)."""
+        """Let the objective prepare for the first step of this process."""
         self.objective.start(self)
         trained = {id(weight) for weight in self.encoder.parameters()}
         if any(id(weight) in trained for weight in self.objective.parameters()):

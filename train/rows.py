@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from train.objectives import ObjectiveParams
+    from train.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SecondTexts:
 _TAKEN = {"sentences", "phrases"}
 
 
-def second_texts_of(objective: ObjectiveParams, rows: StreamRows) -> Mapping[str, SecondTexts]:
+def second_texts_of(objective: Objective, rows: StreamRows) -> Mapping[str, SecondTexts]:
     """Its `second_texts`; SightlineError if they are something else, or do not fit the rows."""
     found = objective.second_texts(rows)
     expect(found, dict, objective, "second_texts")
@@ -171,7 +171,7 @@ def second_texts_of(objective: ObjectiveParams, rows: StreamRows) -> Mapping[str
 
 
 def order_of(
-    objective: ObjectiveParams, rows: StreamRows, seed: int, pass_number: int
+    objective: Objective, rows: StreamRows, seed: int, pass_number: int
 ) -> NDArray[np.int64] | None:
     """Its `order`; SightlineError if that is no permutation of the rows."""
     order = objective.order(rows, pass_number, seed)

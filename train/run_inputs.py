@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned, digest
@@ -18,12 +18,9 @@ from train.code_digest import code_of, objectives_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
-from train.objectives import ObjectiveParams, make_objective
+from train.objectives import Objective, make_objective
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainedPooling
 from train.schedule import micro_batches, optimizer_steps, steps_on_pairs
-
-if TYPE_CHECKING:
-    from train.objectives import Objective
 
 _LOOKED_AT = 100  # micro-batches, for what is said before a run
 
@@ -42,7 +39,7 @@ class RunInputs:
     """
 
     spec: RunSpec
-    objective: ObjectiveParams
+    objective: Objective
     data: TrainingData
     dev: GradedPairs | None
     student: Pinned
@@ -129,12 +126,12 @@ class RunInputs:
                 "their text or image with another row of their batch, which counts as a negative"
             )
 
-    def warnings_of(self, objective: Objective[Any]) -> Sequence[str]:
-        """What its module finds wrong in the first paired batches."""
-        from train.objectives.modules.objective import warnings_of
+    def warnings(self) -> Sequence[str]:
+        """What the objective finds wrong in the first paired batches."""
+        from train.objectives.module import warnings_of
 
         batches = micro_batches(self.spec.train, self.data.schedule)
-        return warnings_of(objective, first_paired(self.data, batches))
+        return warnings_of(self.objective, first_paired(self.data, batches))
 
 
 def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
@@ -155,7 +152,7 @@ def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
     return own or "cls", own
 
 
-def _digest(spec: RunSpec, objective: ObjectiveParams, content: Mapping[str, Any]) -> str:
+def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
     body: dict[str, Any] = spec.model_dump(
         mode="json",
         exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "train", "device"},
@@ -172,7 +169,7 @@ def _digest(spec: RunSpec, objective: ObjectiveParams, content: Mapping[str, Any
 
 def _content(
     spec: RunSpec,
-    objective: ObjectiveParams,
+    objective: Objective,
     data: TrainingData,
     dev: GradedPairs | None,
     student: Pinned,
@@ -196,7 +193,7 @@ def _content(
     return {
         **second,
         "files": {name: key_of_file(path).hex() for name, path in files.items()},
-        "student": [student.weights_sha256, student.tokenizer_sha256],
+        "student files": [student.weights_sha256, student.tokenizer_sha256],
         "tokens": tokens,
         "dev": None if dev is None else dev.sha256,
         "features": {

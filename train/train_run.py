@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from train.embed import Embedder
     from train.loop import Callback
     from train.model import Student
-    from train.objectives import ObjectiveParams
+    from train.objectives import Objective
 
 
 def train_run(
@@ -117,7 +117,7 @@ def train_run(
         model, embedder, pooler = build_model(inputs)
 
         def begin() -> None:
-            of_objective = (f"warning: {line}" for line in inputs.warnings_of(model.objective))
+            of_objective = (f"warning: {line}" for line in inputs.warnings())
             for note in (*inputs.notes(device.type), *of_objective):
                 tell(f"{spec.run}: {note}")
             if state.step:
@@ -174,7 +174,7 @@ _OF_STUDENTS = StudentConfig.model_fields.keys() - {"model"}
 
 
 def train_model(
-    objective: ObjectiveParams,
+    objective: Objective,
     student: Path | str,
     out: Path | str,
     *,

@@ -25,11 +25,11 @@ from pipeline.cli.options import (
 from pipeline.extract.settings import OF_TRAINING, Machine
 from sightline.cache.feature_kind import KINDS
 from sightline.errors import BusyError
-from train.objectives import OBJECTIVES, ObjectiveParams, objective_class
+from train.objectives import OBJECTIVES, Objective, objective_class
 from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainConfig, run_spec
 
 
-def options_of(objective: type[ObjectiveParams]) -> list[str]:
+def options_of(objective: type[Objective]) -> list[str]:
     """The fields of an objective that are options of its command.
 
     Encoders, which are called as the kind of their features, follow from ``--features``; lists of
@@ -152,11 +152,11 @@ def _check_pairs(data: Path | None) -> None:
 
 
 def _objective(
-    objective: type[ObjectiveParams],
+    objective: type[Objective],
     words: Mapping[str, Any],
     set_: Sequence[str],
     features: Sequence[str],
-) -> tuple[ObjectiveParams, dict[str, Path]]:
+) -> tuple[Objective, dict[str, Path]]:
     """The objective and its feature sets by name; encoders are called as their folders are."""
     from sightline.cache import FeatureSet
     from sightline.cache.remote_sets import local_set
@@ -204,7 +204,7 @@ def _is_folder(word: str) -> bool:
     return "=" not in word or Path(word).is_dir()
 
 
-def _need_of(chosen: ObjectiveParams, folder: str, kind: str, sets: Mapping[str, Path]) -> str:
+def _need_of(chosen: Objective, folder: str, kind: str, sets: Mapping[str, Path]) -> str:
     """The one need that a set given without a name fits."""
     names = [need.name for need in chosen.features]
     fitting = [need.name for need in chosen.features if need.kind == kind and need.name not in sets]

@@ -22,7 +22,7 @@ from train.diagnose.findings import findings
 from train.diagnose.pair_cosines import separation
 from train.diagnose.settings import DiagnosisSettings
 from train.evaluate.retrieval import evaluate_retrieval
-from train.objectives.kdmcse import KDMCSEParams
+from train.objectives.kdmcse import KDMCSE
 from train.schedule import Schedule
 
 
@@ -101,8 +101,7 @@ def test_constant_features_find_nothing(own):
 
 def test_the_removed_share_is_what_the_objective_computes(world, diagnosis):
     thresholds = {"image_threshold": 0.35, "teacher_text_threshold": 0.5}
-    params = KDMCSEParams(image="clip", text="clip", **thresholds)
-    objective = params.build(8, {"image-clip": 8, "text-clip": 8})
+    params = KDMCSE(image="clip", text="clip", **thresholds)
     images, texts = FeatureSet.open(world.image_set), FeatureSet.open(world.text_set)
     schedule = Schedule(len(world.captions), 0, 16, 3)
     shares = {"image": [], "teacher_text": []}
@@ -116,7 +115,7 @@ def test_the_removed_share_is_what_the_objective_computes(world, diagnosis):
         ids, lengths = torch.ones(len(rows), 2, dtype=torch.int64), np.full(len(rows), 2)
         blocks = {"sentences": TokenRows(ids, lengths)}
         batch = Batch(k, 3, "pairs", blocks, features, keys)
-        for name, share in objective.statistics(batch).items():
+        for name, share in params.statistics(batch).items():
             shares[name.removeprefix("removed_")].append(float(share))
     for name, threshold in (("image", 0.35), ("teacher_text", 0.5)):
         removals = term(diagnosis, name).removals

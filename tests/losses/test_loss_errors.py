@@ -17,7 +17,7 @@ from train.losses import (
     object_phrase_nce,
     removed_share,
 )
-from train.objectives.modules.dalr import derangement
+from train.objectives.dalr import derangement
 
 ROWS = torch.eye(4, 6)
 SQUARE = torch.eye(4)

@@ -14,13 +14,14 @@ from train import losses
 from train.losses import (
     adaptive_margin_nce,
     consistency_loss,
+    image_term,
     info_nce,
     kl_alignment,
     list_mle,
     object_phrase_nce,
     removed_share,
 )
-from train.objectives.modules.dalr import derangement
+from train.objectives.dalr import derangement
 
 # ---- batches and losses -------------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ LOSSES = {
     # the loss of a batch, by `of`: train.losses, or the oracles
     "info_nce": lambda of, b: of.info_nce(b.queries, b.keys, 0.05),
     "info_nce, warm": lambda of, b: of.info_nce(b.queries, b.keys, 1.0),
+    "image_term": lambda of, b: of.image_term(b.queries, b.others, b.keys, 0.05),
     "adaptive": adaptive,
     "adaptive, filtered": lambda of, b: adaptive(of, b, threshold=0.4),
     "adaptive, all filtered": lambda of, b: adaptive(of, b, threshold=-2.0),
@@ -237,6 +239,7 @@ def test_defaults_are_the_papers():
     b = batch_of("random")
     for found, expected in (
         (info_nce(b.queries, b.keys), LOSSES["info_nce"](oracles, b)),
+        (image_term(b.queries, b.others, b.keys), LOSSES["image_term"](oracles, b)),
         (adaptive_margin_nce(b.queries, b.keys, b.labels), adaptive(oracles, b)),
         (consistency_loss(b.queries, b.keys, b.others), LOSSES["consistency"](oracles, b)),
         (object_phrase_nce(b.queries, b.keys, b.owners), objects(oracles, b, 0.05)),
@@ -263,6 +266,7 @@ def test_object_phrase_without_a_caption_of_two_pairs_is_zero_with_a_graph(owner
     ("loss", "inputs"),
     [
         ("info_nce", {"queries", "keys"}),
+        ("image_term", {"queries", "keys", "others"}),
         ("adaptive", {"queries", "keys", "labels"}),
         ("consistency", {"queries", "keys", "others"}),
         ("kl", {"cosines", "targets"}),

@@ -28,7 +28,7 @@ from sightline.errors import SightlineError
 from sightline.settings import field_help
 from train.evaluate.task import TASKS, task_class
 from train.objectives import OBJECTIVES, make_objective, objective_class
-from train.objectives.simcse import SimCSEParams
+from train.objectives.simcse import SimCSE
 from train.run_spec import StudentConfig, TrainConfig
 from train.train_run import train_model
 
@@ -144,7 +144,7 @@ def test_no_option_has_two_meanings():
 
 
 def test_a_field_of_a_package_with_another_meaning_is_an_error():
-    class Seeded(SimCSEParams):
+    class Seeded(SimCSE):
         seed: int = 0
 
     def command(words: dict, seed: Annotated[int, typer.Option("--seed")] = 0) -> None: ...

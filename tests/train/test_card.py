@@ -18,7 +18,7 @@ from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import save_result
 from train.evaluate.sts import load_graded_pairs
-from train.objectives.mcse import MCSEParams
+from train.objectives.mcse import MCSE
 from train.train_run import train_run
 
 TAGS = {"sentence-transformers", "feature-extraction", "sentence-similarity", "sightline", "mcse"}
@@ -31,7 +31,7 @@ def result(trained, world):
 
 
 def card_of(summary, *results):
-    return ModelCard(model_card(summary, MCSEParams.source, "cls", *results))
+    return ModelCard(model_card(summary, MCSE.source, "cls", *results))
 
 
 def test_hubs_read_it(trained, world):
@@ -138,7 +138,7 @@ def test_scores_of_another_training_are_refused(trained, result, tmp_path, capsy
     (out, summary), file = trained, tmp_path / "result.json"
     save_result(result, file)
     assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 0
-    assert capsys.readouterr().out == model_card(summary, MCSEParams.source, "cls", result)
+    assert capsys.readouterr().out == model_card(summary, MCSE.source, "cls", result)
     save_result(result.model_copy(update={"run_sha256": "0" * 64}), file)
     assert sightline("evaluate", "--model", str(out), "--card", str(file)) == 1
     assert "its scores are of another training" in " ".join(capsys.readouterr().err.split())

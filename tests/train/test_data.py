@@ -31,7 +31,7 @@ from train.data import TrainingData, first_paired
 from train.diagnose.diagnosis import diagnose
 from train.diagnose.settings import DiagnosisSettings
 from train.objectives import make_objective
-from train.objectives.kdmcse import KDMCSEParams
+from train.objectives.kdmcse import KDMCSE
 from train.run_inputs import RunInputs
 from train.run_spec import TrainConfig
 from train.schedule import Schedule, batches_per_pass
@@ -361,11 +361,10 @@ def test_a_control_of_features_that_are_not_read_or_a_second_one(
 @pytest.mark.parametrize("caption", ["all", "random"])
 def test_the_removed_share_is_that_of_a_trainings_first_paired_steps(features, caption):
     thresholds = {"image_threshold": 0.9, "teacher_text_threshold": 0.9}
-    params = KDMCSEParams(image="clip", text="clip", caption=caption, data_seed=4, **thresholds)
+    params = KDMCSE(image="clip", text="clip", caption=caption, data_seed=4, **thresholds)
     spec = Case(features, "kdmcse", params.model_dump()).spec().model_copy(update={"seed": 7})
-    objective = params.build(8, {"image-clip": 8, "text-clip": 8})
     data = TrainingData(spec, params)
-    steps = [objective.statistics(batch) for batch in first_paired(data, 400, 30)]
+    steps = [params.statistics(batch) for batch in first_paired(data, 400, 30)]
     told = {"batch_size": 6, "batches": 30, "caption": caption, "data_seed": 4, "seed": 7}
     root = features.world.root
     manifests = (root / "captions.parquet", root / "images.parquet")

@@ -22,7 +22,7 @@ from train.embed import Embedder
 from train.loop import Callback, Loop, NonFiniteLoss, TakenStep, first_bad
 from train.model import Student
 from train.objectives import make_objective
-from train.objectives.modules.mcse import MCSE
+from train.objectives.mcse import MCSE
 from train.records import RunSummary
 from train.train_run import train_run
 

@@ -23,7 +23,7 @@ from train.batch import TokenSpans
 from train.data import first_paired
 from train.losses import cosine_matrix
 from train.objectives import make_objective, objective_class
-from train.objectives.modules.mcseo import contrasted
+from train.objectives.mcseo import contrasted
 from train.run_spec import StudentConfig, TrainConfig
 from train.train_run import train_run
 
@@ -285,7 +285,7 @@ def test_the_share_that_a_threshold_removes_is_logged(features, parameters):
             "image": cosine_similarity(texts[:, None], images[None], dim=-1),
             "teacher_text": cosine_similarity(texts[:, None], texts[None], dim=-1),
         }
-    shares = model.objective.statistics(batch)
+    shares = model.objective.params.statistics(batch)
     assert shares.keys() == {"removed_image", "removed_teacher_text"}
     for term, values in scores.items():
         others = values[~torch.eye(len(batch), dtype=torch.bool)]
@@ -293,9 +293,9 @@ def test_the_share_that_a_threshold_removes_is_logged(features, parameters):
         assert float(shares[f"removed_{term}"]) == pytest.approx(float(share), abs=1e-6)
         assert 0 < share < 1
     with torch.autocast("cpu", torch.bfloat16):  # the teacher is compared in full precision
-        assert model.objective.statistics(batch) == shares
+        assert model.objective.params.statistics(batch) == shares
     text = next(data[k] for k in range(9) if data[k].stream == "text")
-    assert model.objective.statistics(text) == {}
+    assert model.objective.params.statistics(text) == {}
 
 
 def test_a_threshold_that_never_removes_anything_is_a_warning(features, tmp_path):
@@ -312,10 +312,10 @@ def test_a_threshold_that_never_removes_anything_is_a_warning(features, tmp_path
     for batch in batches:
         rows = cosine_matrix(batch.features["text-clip"], batch.features["image-clip"])
         scores.append(float((rows - 2 * torch.eye(len(rows))).max()))
-    (line,) = model.objective.warnings(batches)
+    (line,) = model.objective.params.warnings(batches)
     assert f"the highest score is {max(scores):.3f}" in line
     removes_one = make_objective("kdmcse", {**case.parameters, "image_threshold": max(scores)})
-    assert removes_one.build(16, data.dims).warnings(batches) == []
+    assert removes_one.warnings(batches) == []
 
 
 def test_warnings_are_of_the_first_hundred_paired_steps_of_the_run(features):
@@ -348,7 +348,7 @@ def test_a_batch_without_phrases_has_an_object_term_of_zero_with_a_graph(feature
 
 def test_captions_with_one_phrase_each_cause_a_warning(features):
     model, data = case_of(features, "mcseo").build()
-    objective, batch = model.objective, paired(data)
+    objective, batch = model.objective.params, paired(data)
     counts = [len(features.named[key.tobytes()]) for key in batch.keys]
     assert contrasted(batch).tolist() == [count >= 2 for count in counts]
     assert float(objective.statistics(batch)["phrases_per_caption"]) == np.float32(np.mean(counts))

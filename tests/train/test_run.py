@@ -27,7 +27,7 @@ from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import load_result, save_result
 from train.loop import LogWindow, NonFiniteLoss
 from train.objectives import make_objective
-from train.objectives.modules.simcse import SimCSE
+from train.objectives.simcse import SimCSE
 from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
 from train.schedule import Schedule

@@ -22,7 +22,7 @@ from sightline.output import Output
 from train import progress, run_folder
 from train.evaluate.models import EvaluatedModel
 from train.loop import Callback
-from train.objectives.modules.simcse import SimCSE
+from train.objectives.simcse import SimCSE
 from train.records import RunState, RunSummary
 from train.run_folder import RunFolder
 from train.run_inputs import RunInputs

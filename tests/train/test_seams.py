@@ -14,15 +14,14 @@ from conftest import silent
 from safetensors.torch import load_file
 
 from sightline.errors import SightlineError
-from train.objectives import OBJECTIVES
-from train.objectives.mcse import MCSEParams
-from train.objectives.modules.mcse import MCSE
+from train.objectives import OBJECTIVES, ObjectiveModule
+from train.objectives.mcse import MCSE
 from train.rows import SecondTexts
 from train.run_inputs import RunInputs
 from train.train_run import train_run
 
 
-class BringsParams(MCSEParams):
+class Brings(MCSE):
     """MCSE that brings what a test asks for."""
 
     name: ClassVar[str] = "brings"
@@ -39,29 +38,29 @@ class BringsParams(MCSEParams):
     def order(self, rows, pass_number, seed):
         return self.act.get("order", lambda *_: None)(rows, pass_number, seed)
 
+    def statistics(self, batch):
+        return self.act.get("statistics", lambda _: {})(batch)
+
     def build(self, hidden, dims):
-        return Brings(self, hidden, dims)
+        return BringsModule(self, hidden, dims)
 
 
-class Brings(MCSE):
+class BringsModule(ObjectiveModule):
     def start(self, student):
         self.params.act.get("start", lambda *_: None)(self, student)
 
     def after_step(self, student):
         self.params.act.get("after_step", lambda *_: None)(self, student)
 
-    def statistics(self, batch):
-        return self.params.act.get("statistics", lambda _: {})(batch)
-
 
 @pytest.fixture
 def brings(features, monkeypatch) -> Iterator[Callable[..., Case]]:
     """A case of the objective, which does this."""
-    place = f"{__name__}:BringsParams"
+    place = f"{__name__}:Brings"
     monkeypatch.setattr(OBJECTIVES, "places", {**OBJECTIVES.places, "brings": place})
 
     def case(parameters: Mapping[str, Any] = {}, **act: Callable[..., Any]) -> Case:
-        monkeypatch.setattr(BringsParams, "act", act)
+        monkeypatch.setattr(Brings, "act", act)
         return Case(features, "brings", {"caption": "all", "image": "clip", **parameters})
 
     return case

@@ -13,7 +13,7 @@ from sightline.settings import Settings
 from train.run_spec import RunSpec
 
 if TYPE_CHECKING:
-    from train.objectives.kdmcse import KDMCSEParams
+    from train.objectives.kdmcse import KDMCSE
 
 Tell = Callable[[str, int, int, str], None]
 """Takes what is being done, how many are done, how many there are, and their unit."""
@@ -56,14 +56,14 @@ class DiagnosisSettings(Settings):
         return [self.configured[term]] if term in self.configured else []
 
 
-def kdmcse_settings(params: KDMCSEParams | None = None) -> DiagnosisSettings:
+def kdmcse_settings(params: KDMCSE | None = None) -> DiagnosisSettings:
     """Captions and thresholds as KDMCSE has them, by its defaults or with ``params``.
 
     Thresholds of `variant: released` are of products, which have a scale of their own: none.
     """
-    from train.objectives.kdmcse import KDMCSEParams
+    from train.objectives.kdmcse import KDMCSE
 
-    params = params or KDMCSEParams(weight=0)  # reads no encoder, so that none has to be named
+    params = params or KDMCSE(weight=0)  # reads no encoder, so that none has to be named
     terms = {"image": params.image_threshold, "teacher_text": params.teacher_text_threshold}
     configured = {
         term: threshold
@@ -87,12 +87,12 @@ def settings_of_runs(
     Returns:
         None if no run does.
     """
-    from train.objectives.kdmcse import KDMCSEParams
+    from train.objectives.kdmcse import KDMCSE
 
     folders = {path.resolve() for path in sets}
     for run in (name for name, objective in objectives.items() if objective == "kdmcse"):
         spec = spec_of(run)
         if folders <= {path.resolve() for path in spec.features.values()}:
-            settings = kdmcse_settings(KDMCSEParams.model_validate(spec.parameters))
+            settings = kdmcse_settings(KDMCSE.model_validate(spec.parameters))
             return settings.model_copy(update={"batch_size": spec.train.batch_size, "run": run})
     return None

@@ -22,7 +22,7 @@ from sightline.sentence_transformers_folder import pin
 from train.embed import Embedder
 from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
-from train.objectives import Objective, make_objective
+from train.objectives import ObjectiveModule, make_objective
 from train.records import FILE_NAME, FeatureUse, RunSummary
 from train.run_folder import STATE_FILE
 
@@ -113,7 +113,7 @@ class EvaluatedModel:
             return nullcontext(lambda _: None)
         return progress(f"{self.name}: {what}", total, unit)
 
-    def objective(self) -> Objective:
+    def objective(self) -> ObjectiveModule:
         """The run's objective with its trained heads, in eval mode on the CPU.
 
         Raises:

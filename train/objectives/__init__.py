@@ -1,7 +1,7 @@
 """Objectives: which loss terms a batch has, with which weights, heads and cached features.
 
-An objective is its parameters, which import no torch, so that they are checked before anything
-heavy is loaded; they build the module that is trained (`train.objectives.modules`).
+An objective is one class, which imports no torch until it computes, so that its parameters are
+checked before anything heavy is loaded.
 """
 
 from __future__ import annotations
@@ -16,22 +16,15 @@ from sightline.plugins import expect, expect_all, expect_json, expect_valid, wro
 from sightline.settings import Registry, explain, flatten
 
 if TYPE_CHECKING:
-    from train.objectives.modules.objective import (
-        Embeddings,
-        GroundedObjective,
-        Objective,
-        text_head,
-    )
-    from train.objectives.parameters import FeatureNeed, GroundedParams, ObjectiveParams
+    from train.objectives.module import ObjectiveModule, text_head
+    from train.objectives.objective import FeatureNeed, GroundedObjective, Objective
 
 __all__ = [
     "OBJECTIVES",
-    "Embeddings",
     "FeatureNeed",
     "GroundedObjective",
-    "GroundedParams",
     "Objective",
-    "ObjectiveParams",
+    "ObjectiveModule",
     "make_objective",
     "objective_class",
     "text_head",
@@ -41,38 +34,35 @@ OBJECTIVES = Registry(
     "objective",
     "sightline.objectives",
     {
-        "simcse": "train.objectives.simcse:SimCSEParams",
-        "mcse": "train.objectives.mcse:MCSEParams",
-        "kdmcse": "train.objectives.kdmcse:KDMCSEParams",
-        "dalr": "train.objectives.dalr:DALRParams",
-        "mcseo": "train.objectives.mcseo:MCSEOParams",
-        "combined": "train.objectives.combined:CombinedParams",
+        "simcse": "train.objectives.simcse:SimCSE",
+        "mcse": "train.objectives.mcse:MCSE",
+        "kdmcse": "train.objectives.kdmcse:KDMCSE",
+        "dalr": "train.objectives.dalr:DALR",
+        "mcseo": "train.objectives.mcseo:MCSEO",
+        "combined": "train.objectives.combined:Combined",
     },
 )
-"""Where the parameters of each objective are: a line here, or an entry point of another package."""
+"""Where the class of each objective is: a line here, or an entry point of another package."""
 
 __getattr__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(
-            ("FeatureNeed", "GroundedParams", "ObjectiveParams"), "train.objectives.parameters"
+            ("FeatureNeed", "GroundedObjective", "Objective"), "train.objectives.objective"
         ),
-        **dict.fromkeys(
-            ("Embeddings", "GroundedObjective", "Objective", "text_head"),
-            "train.objectives.modules.objective",
-        ),
+        **dict.fromkeys(("ObjectiveModule", "text_head"), "train.objectives.module"),
     },
 )
 
 
-def objective_class(name: str) -> type[ObjectiveParams]:
-    """The parameters of the objective called ``name``."""
-    from train.objectives.parameters import ObjectiveParams
+def objective_class(name: str) -> type[Objective]:
+    """The class of the objective called ``name``."""
+    from train.objectives.objective import Objective
 
-    return OBJECTIVES.subclass(name, ObjectiveParams)
+    return OBJECTIVES.subclass(name, Objective)
 
 
-def make_objective(name: str, parameters: Mapping[str, Any]) -> ObjectiveParams:
+def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective:
     """The objective called ``name`` with ``parameters``, defaults filled in.
 
     Raises:
@@ -81,7 +71,7 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> ObjectiveParams:
     from pydantic import ValidationError
 
     from sightline.cache.feature_kind import KINDS
-    from train.objectives.parameters import FeatureNeed
+    from train.objectives.objective import FeatureNeed
 
     kind = objective_class(name)
     try:

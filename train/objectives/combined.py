@@ -12,7 +12,7 @@ Every objective has a weight for each of its terms, and 0 switches one off; so p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,16 +23,19 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sightline.errors import SightlineError
 from sightline.settings import Settings
-from train.objectives.parameters import FeatureNeed, ObjectiveParams
+from train.objectives.objective import FeatureNeed, Objective
 from train.rows import SecondTexts, StreamRows, order_of, second_texts_of
 
 if TYPE_CHECKING:
-    from train.objectives.modules.combined import Combined
+    from torch import Tensor
+
+    from train.batch import Batch
+    from train.objectives.module import ObjectiveModule
 
 _OF_A_PART = "temperature"
 """The one common parameter that each part sets for itself."""
 
-_SHARED = ObjectiveParams.model_fields.keys() - {_OF_A_PART}
+_SHARED = Objective.model_fields.keys() - {_OF_A_PART}
 """The parameters that all parts share."""
 
 
@@ -52,8 +55,8 @@ class Part(Settings):
     parameters: dict[str, Any] = {}
 
 
-class CombinedParams(ObjectiveParams):
-    """Parameters of a combination.
+class Combined(Objective):
+    """Σ over parts of weight × total of the part.
 
     Attributes:
         parts: name → part. Names prefix the names of terms, as in `mcseo.object`.
@@ -64,7 +67,7 @@ class CombinedParams(ObjectiveParams):
     parts: dict[str, Part] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _parts_make_sense(self) -> CombinedParams:
+    def _parts_make_sense(self) -> Combined:
         if _OF_A_PART in self.model_fields_set:
             raise ValueError(f"{_OF_A_PART} is a parameter of each part; give it there")
         texts = [name for name, part in self.objectives.items() if part.trains_on_text]
@@ -76,7 +79,7 @@ class CombinedParams(ObjectiveParams):
         return self
 
     @cached_property
-    def objectives(self) -> dict[str, ObjectiveParams]:
+    def objectives(self) -> dict[str, Objective]:
         """Name → objective, of the parts whose weight is above 0."""
         from train.objectives import make_objective
 
@@ -162,10 +165,29 @@ class CombinedParams(ObjectiveParams):
         for part in self.objectives.values():
             part.check_widths({need.name: dims[need.name] for need in part.features})
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> Combined:
-        from train.objectives.modules.combined import Combined
+    def build(self, hidden: int, dims: Mapping[str, int]) -> ObjectiveModule:
+        from train.objectives.combined_module import CombinedModule
 
-        return Combined(self, hidden, dims)
+        return CombinedModule(self, hidden, dims)
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        from train.objectives.module import statistics_of
+
+        return {
+            f"{name}.{figure}": value
+            for name, part in self.objectives.items()
+            for figure, value in statistics_of(part, batch).items()
+        }
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        from train.objectives.module import warnings_of
+
+        every = list(batches)
+        return [
+            f"{name}: {line}"
+            for name, part in self.objectives.items()
+            for line in warnings_of(part, every)
+        ]
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()

@@ -6,7 +6,7 @@ Negatives that the teacher finds similar are moved less; very similar ones are l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,10 +15,12 @@ from pydantic import Field, model_validator
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.objectives.parameters import FeatureNeed, GroundedParams
+from train.objectives.objective import FeatureNeed, GroundedObjective
 
 if TYPE_CHECKING:
-    from train.objectives.modules.kdmcse import KDMCSE
+    from torch import Tensor, nn
+
+    from train.batch import Batch, Embeddings
 
 _RELEASED_DEFAULTS = {
     "margin": 0.15,
@@ -54,8 +56,11 @@ class TeacherTerm:
         return kind == self.keys or any(kind in pair for pair in self.compared)
 
 
-class KDMCSEParams(GroundedParams):
-    """KDMCSE's parameters. The defaults are the paper's; those of `released` are noted.
+class KDMCSE(GroundedObjective):
+    """L_text + λ (L_v + L_t)/2 (Nguyen et al. 2024, eqs. 7–14; METHODS §3).
+
+    Terms: `text` (L_text), `image` (L_v), `teacher_text` (L_t), the last two on paired batches. The
+    defaults are the paper's; those of `released` are noted.
 
     Attributes:
         variant: `released` computes what the authors' code does: Δ of the image term from
@@ -97,7 +102,7 @@ class KDMCSEParams(GroundedParams):
         return values
 
     @model_validator(mode="after")
-    def _encoders_are_named(self) -> KDMCSEParams:
+    def _encoders_are_named(self) -> KDMCSE:
         for kind, encoder in self.encoders.items():
             if encoder is None and any(term.reads(kind) for term in self.teacher_terms.values()):
                 raise ValueError(
@@ -155,7 +160,100 @@ class KDMCSEParams(GroundedParams):
                 f"{widths['text']} wide; both must come from one model, such as CLIP"
             )
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> KDMCSE:
-        from train.objectives.modules.kdmcse import KDMCSE
+    def terms(
+        self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
+    ) -> dict[str, Tensor]:
+        from train.losses import adaptive_margin_nce
 
-        return KDMCSE(self, hidden, dims)
+        terms = self.text_term(heads, embeddings)
+        if batch.stream != "pairs" or not self.teacher_terms:
+            return terms
+        grounded = [heads["grounding"](view) for view in embeddings["sentences"]]  # (N, 256)
+        for name, term in self.teacher_terms.items():
+            teacher = heads[name](self._rows(batch, term.keys))  # (N, 256)
+            labels, scores = self._labels_and_scores(batch, term)
+            first, second = (
+                adaptive_margin_nce(
+                    view,
+                    teacher,
+                    labels,
+                    self.margin,
+                    self.teacher_temperature,
+                    term.threshold,
+                    filter_scores=None if term.products is None else scores,
+                    margin_gate=self.variant == "released",
+                )
+                for view in grounded
+            )
+            terms[name] = (first + second) / 2
+        return terms
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """The share of negatives that each threshold removes, 0 to 1."""
+        from train.losses import removed_share
+
+        return {
+            f"removed_{name}": removed_share(scores, threshold)
+            for name, threshold, scores in self._filtered(batch)
+        }
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        """A line for each threshold that removes no negative of the batches, or every one."""
+        from train.losses import diagonal
+
+        if all(term.threshold is None for term in self.teacher_terms.values()):
+            return []
+        count, extremes = 0, dict[str, Any]()  # of each term: lowest, highest and its threshold
+        for batch in batches:
+            count += 1
+            for name, threshold, scores in self._filtered(batch):
+                itself = diagonal(scores)
+                low = scores.masked_fill(itself, math.inf).min()
+                high = scores.masked_fill(itself, -math.inf).max()
+                lowest, highest, _ = extremes.get(name, (low, high, threshold))
+                extremes[name] = min(low, lowest), max(high, highest), threshold
+        lines = []
+        for name, (low, high, threshold) in extremes.items():
+            about = f"{name}_threshold {threshold} removes"
+            where = f"in the first {count} paired steps"
+            if high < threshold:  # as tensors, with the rounding of the filter
+                lines.append(
+                    f"{about} no negative {where}: the highest score is {float(high):.3f}. Lower "
+                    "it to filter, or set it to null"
+                )
+            elif low >= threshold:
+                lines.append(
+                    f"{about} every negative {where}, so the term learns nothing: the lowest score "
+                    f"is {float(low):.3f}. Raise it, or set it to null"
+                )
+        return lines
+
+    def text_term(self, heads: nn.ModuleDict, embeddings: Embeddings) -> dict[str, Tensor]:
+        """L_text; with a margin, Δ = 1 makes it the same for all negatives."""
+        from train.losses import adaptive_margin_nce
+
+        if self.text_margin == 0 or not self.trains_on_text:
+            return super().text_term(heads, embeddings)
+        first, second = map(heads["text"], embeddings["sentences"])
+        labels, gate = first.new_zeros(len(first), len(first)), self.variant == "released"
+        margins = self.text_margin, self.temperature
+        return {"text": adaptive_margin_nce(first, second, labels, *margins, margin_gate=gate)}
+
+    def _rows(self, batch: Batch, kind: Kind) -> Tensor:
+        return batch.features_of(kind, self.encoders[kind])
+
+    def _labels_and_scores(self, batch: Batch, term: TeacherTerm) -> tuple[Tensor, Tensor]:
+        """α of a teacher term, and what its threshold is compared with: [N, N] each."""
+        from train.losses import cosine_matrix
+
+        labels = cosine_matrix(*(self._rows(batch, kind) for kind in term.labels))
+        if term.products is None:
+            return labels, labels
+        first, second = (self._rows(batch, kind) for kind in term.products)
+        return labels, first @ second.mT
+
+    def _filtered(self, batch: Batch) -> Iterator[tuple[str, float, Tensor]]:
+        """Each filtered teacher term of a batch, its threshold, and what it is compared with."""
+        for name, term in self.teacher_terms.items() if batch.stream == "pairs" else ():
+            if term.threshold is not None:
+                yield name, term.threshold, self._labels_and_scores(batch, term)[1]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from train.objectives.parameters import FeatureNeed, GroundedParams
+from train.objectives.objective import FeatureNeed, GroundedObjective
 
 if TYPE_CHECKING:
-    from train.objectives.modules.mcse import MCSE
+    from torch import Tensor, nn
+
+    from train.batch import Batch, Embeddings
 
 
-class MCSEParams(GroundedParams):
-    """MCSE's parameters.
+class MCSE(GroundedObjective):
+    """L_text + λ L_img (Zhang et al. 2022, eqs. 3–4; METHODS §2).
 
     Attributes:
         variant: which image term is logged: the sum over both views (`paper`, eq. 3) or their
@@ -34,7 +35,7 @@ class MCSEParams(GroundedParams):
     image_temperature: float = Field(default=0.05, gt=0)
 
     @model_validator(mode="after")
-    def _image_is_named(self) -> MCSEParams:
+    def _image_is_named(self) -> MCSE:
         if self.weight > 0 and self.image is None:
             raise ValueError("image is not given; name the image encoder, or set weight to 0")
         return self
@@ -50,7 +51,15 @@ class MCSEParams(GroundedParams):
             return []
         return [FeatureNeed("image", self.image, ("image",), head="image")]
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> MCSE:
-        from train.objectives.modules.mcse import MCSE
+    def terms(
+        self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
+    ) -> dict[str, Tensor]:
+        from train.losses import image_term
 
-        return MCSE(self, hidden, dims)
+        terms = self.text_term(heads, embeddings)
+        if self.weight > 0 and batch.stream == "pairs":
+            images = heads["image"](batch.features_of("image", self.image))  # (N, 256)
+            first, second = map(heads["grounding"], embeddings["sentences"])
+            average = image_term(first, second, images, self.image_temperature)
+            terms["image"] = average if self.variant == "released" else 2 * average
+        return terms

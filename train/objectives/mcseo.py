@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
-from train.objectives.parameters import FeatureNeed, GroundedParams
+from train.objectives.objective import FeatureNeed, GroundedObjective
 
 if TYPE_CHECKING:
-    from train.objectives.modules.mcseo import MCSEO
+    from torch import Tensor, nn
+
+    from train.batch import Batch, Embeddings
 
 
-class MCSEOParams(GroundedParams):
-    """MCSEO's parameters.
+class MCSEO(GroundedObjective):
+    """L_text + α L_img + β L_obj (Zhao et al. 2025, eqs. 5–8; METHODS §5).
+
+    `object` is the mean over both views, and over the captions that have two phrases or more.
 
     Attributes:
         image: encoder of both image and object features; one head projects both.
@@ -60,7 +66,54 @@ class MCSEOParams(GroundedParams):
                 "one head projects both"
             )
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> MCSEO:
-        from train.objectives.modules.mcseo import MCSEO
+    def terms(
+        self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
+    ) -> dict[str, Tensor]:
+        from train.losses import image_term, object_phrase_nce
 
-        return MCSEO(self, hidden, dims)
+        terms = self.text_term(heads, embeddings)
+        if batch.stream == "text":
+            return terms
+        if self.image_weight > 0:
+            images = heads["image"](batch.features_of("image", self.image))  # (N, 256)
+            first, second = map(heads["grounding"], embeddings["sentences"])
+            terms["image"] = image_term(first, second, images, self.image_temperature)
+        if self.object_weight > 0:
+            objects = heads["image"](batch.features_of("object", self.image))  # (P, 256)
+            owners, temperature = batch.phrases.owners, self.object_temperature
+            first, second = (
+                object_phrase_nce(heads["grounding"](view), objects, owners, temperature)
+                for view in embeddings["phrases"]
+            )
+            terms["object"] = (first + second) / 2
+        return terms
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Phrases per caption, and the share of captions that contribute to the object term."""
+        import torch
+
+        if "phrases" not in batch.blocks:
+            return {}
+        return {
+            "phrases_per_caption": torch.tensor(len(batch.phrases) / len(batch)),
+            "captions_with_objects": torch.tensor(np.mean(contrasted(batch), dtype=np.float32)),
+        }
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        """One line if no caption of the batches has two phrases: the object term is 0 then."""
+        if self.object_weight == 0:
+            return []
+        count = 0
+        for batch in batches:
+            count += 1
+            if contrasted(batch).any():
+                return []
+        return [
+            f"no caption of the first {count} paired steps has two phrases with objects, so the "
+            "object term is 0. Check the phrases, or set object_weight to 0"
+        ]
+
+
+def contrasted(batch: Batch) -> NDArray[np.bool_]:
+    """Which captions have two phrases or more: bool [N]."""
+    return batch.phrases.counts >= 2

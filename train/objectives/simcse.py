@@ -6,17 +6,13 @@ it trains on exactly the batches of a grounded objective (MCSE's table 1, "wiki+
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from train.objectives.parameters import ObjectiveParams
-
-if TYPE_CHECKING:
-    from train.objectives.modules.simcse import SimCSE
+from train.objectives.objective import Objective
 
 
-class SimCSEParams(ObjectiveParams):
-    """SimCSE has no parameters beyond the common ones."""
+class SimCSE(Objective):
+    """L_text (Gao et al. 2021, eq. 4). It has no parameters beyond the common ones."""
 
     name: ClassVar[str] = "simcse"
     source: ClassVar[str] = "SimCSE (Gao et al. 2021, arXiv 2104.08821), unsupervised"
@@ -24,8 +20,3 @@ class SimCSEParams(ObjectiveParams):
     @property
     def weights(self) -> dict[str, float]:
         return {"text": 1.0}
-
-    def build(self, hidden: int, dims: Mapping[str, int]) -> SimCSE:
-        from train.objectives.modules.simcse import SimCSE
-
-        return SimCSE(self, hidden)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from train.batch import Batch
+from train.batch import Batch, Embeddings
 from train.losses import cosine_matrix
-from train.objectives import Embeddings, FeatureNeed, Objective, ObjectiveParams, text_head
+from train.objectives import FeatureNeed, Objective
 from train.rows import SecondTexts, StreamRows
 
 HARD = "hard_negatives"
 
 
-class MinedNegativesParams(ObjectiveParams):
-    """The objective as it is configured.
+class MinedNegatives(Objective):
+    """Each sentence finds its second view among the batch's and among all hard negatives.
+
+        mean_i −log( exp(cos(h_i, h′_i)/τ) / Σ_j (exp(cos(h_i, h′_j)/τ) + exp(cos(h_i, n_j)/τ)) )
+
+    Plain sentences have no hard negatives, which leaves SimCSE's term. The teacher's cosine between
+    a sentence and its negative is logged (`hardness`).
 
     Attributes:
         teacher: whose embeddings of the captions say which are near.
@@ -51,8 +55,22 @@ class MinedNegativesParams(ObjectiveParams):
         need = self.features[0].name
         return {HARD: rows.second(nearest_negatives(rows, need, self.too_near), [need])}
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> MinedNegatives:
-        return MinedNegatives(self, hidden)
+    def terms(
+        self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
+    ) -> dict[str, Tensor]:
+        first, second = map(heads["text"], embeddings["sentences"])  # (N, d)
+        logits = cosine_matrix(first, second)
+        if HARD in embeddings:
+            negatives = heads["text"](embeddings[HARD][0])
+            logits = torch.cat([logits, cosine_matrix(first, negatives)], dim=1)
+        own = torch.arange(len(logits), device=logits.device)
+        return {"text": cross_entropy(logits / self.temperature, own)}
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        if HARD not in batch.blocks:
+            return {}
+        sides = (batch.features_of("teacher", self.teacher, of) for of in (None, HARD))
+        return {"hardness": torch.cosine_similarity(*sides).mean()}
 
 
 def nearest_negatives(rows: StreamRows, name: str, too_near: float) -> NDArray[np.int64]:
@@ -74,32 +92,3 @@ def nearest_negatives(rows: StreamRows, name: str, too_near: float) -> NDArray[n
         cosines[of_own_image | (cosines >= too_near)] = -2
         nearest[part] = cosines.argmax(axis=1)
     return nearest
-
-
-class MinedNegatives(Objective[MinedNegativesParams]):
-    """Each sentence finds its second view among the batch's and among all hard negatives.
-
-        mean_i −log( exp(cos(h_i, h′_i)/τ) / Σ_j (exp(cos(h_i, h′_j)/τ) + exp(cos(h_i, n_j)/τ)) )
-
-    Plain sentences have no hard negatives, which leaves SimCSE's term. The teacher's cosine between
-    a sentence and its negative is logged (`hardness`).
-    """
-
-    def __init__(self, params: MinedNegativesParams, hidden: int) -> None:
-        super().__init__(params)
-        self.heads["text"] = text_head(hidden)
-
-    def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
-        first, second = map(self.heads["text"], embeddings["sentences"])  # (N, d)
-        logits = cosine_matrix(first, second)
-        if HARD in embeddings:
-            negatives = self.heads["text"](embeddings[HARD][0])
-            logits = torch.cat([logits, cosine_matrix(first, negatives)], dim=1)
-        own = torch.arange(len(logits), device=logits.device)
-        return {"text": cross_entropy(logits / self.params.temperature, own)}
-
-    def statistics(self, batch: Batch) -> dict[str, Tensor]:
-        if HARD not in batch.blocks:
-            return {}
-        sides = (batch.features_of("teacher", self.params.teacher, of) for of in (None, HARD))
-        return {"hardness": torch.cosine_similarity(*sides).mean()}

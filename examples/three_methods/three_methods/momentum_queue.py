@@ -11,15 +11,20 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from train.batch import Batch
-from train.objectives import Embeddings, Objective, ObjectiveParams, text_head
+from train.batch import Batch, Embeddings
+from train.objectives import Objective, ObjectiveModule
 
 if TYPE_CHECKING:
     from train.model import Student
 
 
-class MomentumQueueParams(ObjectiveParams):
-    """The objective as it is configured.
+class MomentumQueue(Objective):
+    """Each sentence finds the momentum encoder's key of itself among a queue of others' keys.
+
+        mean_i −log( exp(q_i·k_i/τ) / (exp(q_i·k_i/τ) + Σ_j exp(q_i·n_j/τ)) )
+
+    q: first view of the student; k: second view of the momentum encoder; n: the queue (He et al.
+    2020, eq. 1). After each batch its keys take the place of the oldest.
 
     Attributes:
         queue: keys of earlier batches that each batch is compared with.
@@ -36,25 +41,19 @@ class MomentumQueueParams(ObjectiveParams):
     def weights(self) -> dict[str, float]:
         return {"text": 1.0}
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> MomentumQueue:
-        return MomentumQueue(self, hidden)
+    def build(self, hidden: int, dims: Mapping[str, int]) -> MomentumEncoder:
+        return MomentumEncoder(self, hidden, dims)
 
 
-class MomentumQueue(Objective[MomentumQueueParams]):
-    """Each sentence finds the momentum encoder's key of itself among a queue of others' keys.
-
-        mean_i −log( exp(q_i·k_i/τ) / (exp(q_i·k_i/τ) + Σ_j exp(q_i·n_j/τ)) )
-
-    q: first view of the student; k: second view of the momentum encoder; n: the queue (He et al.
-    2020, eq. 1). After each batch its keys take the place of the oldest.
-    """
+class MomentumEncoder(ObjectiveModule):
+    """The slow encoder with its head, and the queue of its keys [queue, hidden]."""
 
     queue: Tensor
     oldest: Tensor
 
-    def __init__(self, params: MomentumQueueParams, hidden: int) -> None:
-        super().__init__(params)
-        self.heads["text"] = text_head(hidden)
+    def __init__(self, params: MomentumQueue, hidden: int, dims: Mapping[str, int]) -> None:
+        super().__init__(params, hidden, dims)
+        self.momentum = params.momentum
         self.register_buffer("queue", normalize(torch.randn(params.queue, hidden), dim=1))
         self.register_buffer("oldest", torch.zeros((), dtype=torch.int64))
 
@@ -86,4 +85,4 @@ class MomentumQueue(Objective[MomentumQueueParams]):
         encoder, head = self.slow
         for slow, fast in ((encoder, student.encoder), (head, self.heads["text"])):
             for own, other in zip(slow.parameters(), fast.parameters(), strict=True):
-                own.lerp_(other, 1 - self.params.momentum)
+                own.lerp_(other, 1 - self.momentum)

@@ -9,12 +9,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from train.batch import Batch
-from train.objectives import Embeddings, FeatureNeed, GroundedObjective, GroundedParams
+from train.batch import Batch, Embeddings
+from train.objectives import FeatureNeed, GroundedObjective, ObjectiveModule
 
 
-class SpreadOutParams(GroundedParams):
-    """The objective as it is configured.
+class SpreadOut(GroundedObjective):
+    """L_text + w_S L_S + w_D L_D; the last on paired batches, whose captions have a teacher.
+
+    `match` compares a linear map of an embedding, normalised, with the teacher's, normalised: the
+    mean squared distance of both views.
 
     Attributes:
         teacher: whose embeddings are matched.
@@ -41,33 +44,22 @@ class SpreadOutParams(GroundedParams):
             "match": self.match_weight,
         }
 
-    def build(self, hidden: int, dims: Mapping[str, int]) -> SpreadOut:
-        return SpreadOut(self, hidden, dims)
+    def build(self, hidden: int, dims: Mapping[str, int]) -> ObjectiveModule:
+        module = super().build(hidden, dims)
+        for need in self.features:
+            module.heads["teacher"] = nn.Linear(hidden, dims[need.name], bias=False)
+        return module
 
-
-class SpreadOut(GroundedObjective[SpreadOutParams]):
-    """L_text + w_S L_S + w_D L_D; the last on paired batches, whose captions have a teacher.
-
-    `match` compares a linear map of an embedding, normalised, with the teacher's, normalised: the
-    mean squared distance of both views.
-    """
-
-    def __init__(self, params: SpreadOutParams, hidden: int, dims: Mapping[str, int]) -> None:
-        super().__init__(params, hidden, dims)
-        for need in params.features:
-            self.heads["teacher"] = nn.Linear(hidden, dims[need.name], bias=False)
-
-    def forward(self, batch: Batch, embeddings: Embeddings) -> dict[str, Tensor]:
-        params, sentences = self.params, embeddings["sentences"]
-        terms: dict[str, Tensor] = {}
-        if params.trains_on_text:
-            terms["text"] = self.text_term(sentences)
-        if params.spread_weight > 0:
+    def terms(
+        self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
+    ) -> dict[str, Tensor]:
+        terms, sentences = self.text_term(heads, embeddings), embeddings["sentences"]
+        if self.spread_weight > 0:
             first, second = map(second_moment, sentences)
             terms["spread"] = first + second
-        if params.match_weight > 0 and batch.stream == "pairs":
-            target = normalize(batch.features_of("teacher", params.teacher), dim=1)  # (N, D)
-            mapped = normalize(self.heads["teacher"](sentences), dim=2)  # (2, N, D)
+        if self.match_weight > 0 and batch.stream == "pairs":
+            target = normalize(batch.features_of("teacher", self.teacher), dim=1)  # (N, D)
+            mapped = normalize(heads["teacher"](sentences), dim=2)  # (2, N, D)
             terms["match"] = (mapped - target).square().sum(dim=2).mean()
         return terms
 

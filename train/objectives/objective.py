@@ -1,4 +1,7 @@
-"""The parameters of an objective: the features it needs, its terms and their weights. No torch."""
+"""What an objective is: its parameters, the features it needs, its terms. Imports no torch.
+
+Heads and state are in `train.objectives.module`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ from train.batch import feature_name
 from train.rows import SecondTexts, StreamRows
 
 if TYPE_CHECKING:
-    from train.objectives.modules.objective import Objective
+    from torch import Tensor, nn
+
+    from train.batch import Batch, Embeddings
+    from train.objectives.module import ObjectiveModule
 
 PROJECTION_DIM = 256
 """Width of the space that sentences share with images and teachers (METHODS, table of heads)."""
@@ -66,11 +72,11 @@ class FeatureNeed:
         return f"{self.kind} features of {self.encoder}{of_terms}"
 
 
-class ObjectiveParams(Settings, ABC):
-    """An objective as it is configured; `build` makes the module that computes it.
+class Objective(Settings, ABC):
+    """An objective: its parameters, the features that it needs, and the terms of a batch.
 
     A new objective is one subclass, whose fields are its further parameters, and one line in
-    `OBJECTIVES`.
+    `OBJECTIVES`. One with state, such as a momentum encoder, builds a module of its own (`build`).
 
     Attributes:
         name: of the objective in parameters and folders.
@@ -93,6 +99,8 @@ class ObjectiveParams(Settings, ABC):
 
     name: ClassVar[str]
     source: ClassVar[str]
+    terms_of_text_head: ClassVar[tuple[str, ...]] = ("text",)
+    """The terms that read g_text."""
 
     caption: CaptionPolicy = "random"
     data_seed: int = Field(default=0, ge=0)
@@ -104,7 +112,7 @@ class ObjectiveParams(Settings, ABC):
     temperature: float = Field(default=0.05, gt=0)
 
     @model_validator(mode="after")
-    def _one_control_of_images(self) -> ObjectiveParams:
+    def _one_control_of_images(self) -> Objective:
         if self.shuffle_images and self.random_images:
             raise ValueError("shuffle_images and random_images are both on; choose one")
         return self
@@ -119,14 +127,53 @@ class ObjectiveParams(Settings, ABC):
     def weights(self) -> dict[str, float]:
         """Term → weight in the total; 0 switches a term off."""
 
-    @abstractmethod
-    def build(self, hidden: int, dims: Mapping[str, int]) -> Objective[Any]:
-        """The module, with new heads.
+    def terms(
+        self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
+    ) -> dict[str, Tensor]:
+        """Unweighted terms of one batch, each a scalar: L_text, unless an objective has others.
+
+        Args:
+            heads: those of the module. `text` is there if a term reads it (`terms_of_text_head`);
+                with projected features `grounding` and each `FeatureNeed.head`.
+            batch: its `stream` says which terms exist.
+            embeddings: of the batch's blocks.
+        """
+        return self.text_term(heads, embeddings)
+
+    def text_term(self, heads: nn.ModuleDict, embeddings: Embeddings) -> dict[str, Tensor]:
+        """L_text, if it is on: two views of a sentence attract (Gao et al. 2021, eq. 4)."""
+        from train.losses import info_nce
+
+        if not self.trains_on_text:
+            return {}
+        first, second = map(heads["text"], embeddings["sentences"])  # (N, d)
+        return {"text": info_nce(first, second, self.temperature)}
+
+    def statistics(self, batch: Batch) -> dict[str, Tensor]:
+        """Figures that are logged beside the terms of a batch: name → scalar; none by default.
+
+        A mean over `logging_steps` that is not finite is left out of the log.
+        """
+        return {}
+
+    def warnings(self, batches: Iterable[Batch]) -> list[str]:
+        """What looks wrong in the first paired batches of a run; nothing by default.
+
+        The batches are on the CPU, exactly as the run will see them. Each line is printed before
+        the first step, after the name of the run.
+        """
+        return []
+
+    def build(self, hidden: int, dims: Mapping[str, int]) -> ObjectiveModule:
+        """The module that is trained, with new heads.
 
         Args:
             hidden: width of the student's embedding.
             dims: name of a need → width of its feature set.
         """
+        from train.objectives.module import ObjectiveModule
+
+        return ObjectiveModule(self, hidden, dims)
 
     def check_widths(self, dims: Mapping[str, int]) -> None:
         """Refuse feature sets with incompatible widths, before anything is loaded.
@@ -183,7 +230,7 @@ class ObjectiveParams(Settings, ABC):
         return self.model_dump(mode="json")
 
 
-class GroundedParams(ObjectiveParams):
+class GroundedObjective(Objective):
     """Of objectives with images or teachers. Weight 0 switches a term off, with all it needs.
 
     Attributes:
@@ -195,7 +242,7 @@ class GroundedParams(ObjectiveParams):
     projection_dim: int = Field(default=PROJECTION_DIM, ge=1)
 
     @model_validator(mode="after")
-    def _trains_something(self) -> GroundedParams:
+    def _trains_something(self) -> GroundedObjective:
         expect_valid(self.weights, dict[str, float], self, "weights")
         if not self.on(self.weights):
             raise ValueError("every weight is 0, so there is nothing to train")

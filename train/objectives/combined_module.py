@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from train.batch import Batch
-from train.objectives.combined import CombinedParams
-from train.objectives.modules.objective import (
-    Embeddings,
-    Objective,
-    module_of,
-    statistics_of,
-    terms_of,
-    warnings_of,
-)
-from train.objectives.parameters import FeatureNeed
+from train.batch import Batch, Embeddings
+from train.objectives.combined import Combined
+from train.objectives.module import ObjectiveModule, module_of, terms_of
+from train.objectives.objective import FeatureNeed
 
 if TYPE_CHECKING:
     from train.model import Student
 
 
-class Combined(Objective[CombinedParams]):
+class CombinedModule(ObjectiveModule):
     """Σ over parts of weight × total of the part.
 
     Heads with the same name, shape and encoder are shared: all terms in the grounded space project
@@ -33,13 +26,13 @@ class Combined(Objective[CombinedParams]):
         parts: name → module.
     """
 
-    def __init__(self, params: CombinedParams, hidden: int, dims: Mapping[str, int]) -> None:
+    def __init__(self, params: Combined, hidden: int, dims: Mapping[str, int]) -> None:
         """
         Args:
-            hidden, dims: see `ObjectiveParams.build`.
+            hidden, dims: see `Objective.build`.
         """
-        super().__init__(params)
-        self.parts: dict[str, Objective[Any]] = {}
+        super().__init__(params, hidden, {})
+        self.parts: dict[str, ObjectiveModule] = {}
         first: dict[object, nn.Module] = {}  # of a name, encoder and shape
         for name, part in params.objectives.items():
             built = module_of(part, hidden, {need.name: dims[need.name] for need in part.features})
@@ -71,18 +64,3 @@ class Combined(Objective[CombinedParams]):
 
     def image_heads(self) -> list[tuple[FeatureNeed, nn.Module, nn.Module]]:
         return [heads for part in self.parts.values() for heads in part.image_heads()]
-
-    def statistics(self, batch: Batch) -> dict[str, Tensor]:
-        return {
-            f"{name}.{figure}": value
-            for name, part in self.parts.items()
-            for figure, value in statistics_of(part, batch).items()
-        }
-
-    def warnings(self, batches: Iterable[Batch]) -> list[str]:
-        every = list(batches)
-        return [
-            f"{name}: {line}"
-            for name, part in self.parts.items()
-            for line in warnings_of(part, every)
-        ]

@@ -1,1 +1,0 @@
-"""What each objective computes: modules with heads and buffers. They import torch."""
