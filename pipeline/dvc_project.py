@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.params import FILE_NAME
@@ -50,11 +51,16 @@ class Due(NamedTuple):
     needs: Sequence[str]
 
 
-def stages_due(targets: Sequence[str], options: Options) -> list[Due]:
+def stages_due(
+    targets: Sequence[str], options: Options, changed: Collection[Path] = ()
+) -> list[Due]:
     """The stages that `repro` would run, in an order in which it may; nothing is run.
 
     `dvc repro --dry` stops at the first stage whose inputs are not made yet. A stage that always
-    runs, as the one of the code's digests, is no reason for others.
+    runs is no reason for others, but for those that read what it would change.
+
+    Args:
+        changed: files that such a stage would write otherwise than they are.
 
     Raises:
         SightlineError: as for `Project`.
@@ -63,7 +69,7 @@ def stages_due(targets: Sequence[str], options: Options) -> list[Due]:
     for name, stage in project.stages.items():
         needs = [n for n in project.needs[name] if n in due]
         causes = [n for n in needs if not project.stages[n].always_changed]
-        if causes or project.commands(name):
+        if causes or project.reads(name, changed) or project.commands(name):
             due[name] = Due(name, str(stage.cmd), needs)
     return [*due.values()]
 
@@ -173,6 +179,12 @@ class Project:
             ]
             remedy = f"put it there, or give its place in {FILE_NAME}; nothing was run"
             raise SightlineError("\n".join([*lines, remedy]))
+
+    def reads(self, name: str, files: Collection[Path]) -> bool:
+        """Whether a stage depends on one of these files, or on a folder with one."""
+        places = [os.path.abspath(file) for file in files]  # noqa: PTH100  (links stay)
+        deps = self.stages[name].deps
+        return any(dep.fs.isin_or_eq(place, dep.fs_path) for dep in deps for place in places)
 
     def commands(self, name: str) -> list[list[str]]:
         """What brings a stage up to date that needs nothing more, in order; empty: it is.

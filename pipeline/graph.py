@@ -61,12 +61,13 @@ def phrase_tokens_folder(dataset: str, student: str) -> Path:
     return Path("data/phrase-tokens") / dataset / student
 
 
-CODE = Path("data/code")
+INPUTS = Path("data/inputs")
+"""What the stages read that DVC does not see (`pipeline.inputs`)."""
 
 
-def code_file(name: str) -> Path:
-    """Digests of source code: a system's, ``tasks/<task>``'s, or ``datasets/<kind>``'s."""
-    return CODE / f"{name}.json"
+def inputs_file(name: str) -> Path:
+    """What the stages of a source, encoder, … read, such as ``systems/mcse-clip``."""
+    return INPUTS / f"{name}.json"
 
 
 def evaluation_file(task: str) -> Path:

@@ -22,6 +22,7 @@ _IGNORED = """\
 # what the graph makes, which DVC keeps, and what it is made of
 /data/*
 !/data/README.md
+!/data/inputs/
 /runs/
 /results/
 /report/
@@ -41,7 +42,8 @@ The graph makes:
 - `features/`: rows of frozen models (`image-features`, `text-features`, `teachers` and others);
 - `objects/` and `cutouts/`: phrases with boxes and masks, and what is cut out (`ground`);
 - `tokens/` and `phrase-tokens/`: texts as the student reads them;
-- `code/` and `evaluation/`: digests of the code and data that scores are of.
+- `inputs/`: what identifies the files and code that the graph reads, to commit (`inputs`);
+- `evaluation/`: digests of the data that scores are of.
 
 `runs/`, `results/` and `report/` beside this folder hold what is trained, scored and shown.
 """

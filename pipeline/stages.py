@@ -24,7 +24,6 @@ from sightline.devices import compute_with
 from sightline.errors import SightlineError
 from sightline.output import write_file
 from sightline.progress import phase_progress
-from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.encode_again import Checked
@@ -170,32 +169,13 @@ def phrase_tokens(params: Params, dataset: str) -> str:
     return f"{out}: {summary(header)}"
 
 
-def code(params: Params) -> str:
-    """Write digests of the source files behind each system and task; returns a one-line summary."""
-    from train.code_digest import (
-        CODE_SCHEMA,
-        code_of,
-        code_of_package,
-        code_of_task,
-        objectives_of,
-    )
+def inputs(params: Params) -> Iterator[str]:
+    """Write what the other stages read that DVC does not see; yields what there is to say."""
+    from pipeline.inputs import Inputs
 
-    objectives: dict[str, set[str]] = {}
-    for run in params.runs.values():
-        names = objectives_of(run.objective, run.parameters)
-        objectives.setdefault(run.system, set()).update(names)
-    for name, trained_with in objectives.items():
-        body = {"schema": CODE_SCHEMA, "system": name, "modules": code_of(trained_with)}
-        _write_json(graph.code_file(name), body)
-    tasks = params.evaluation.tasks
-    for name, entry in tasks.items():
-        body = {"schema": CODE_SCHEMA, "task": name, "code": code_of_task(entry.task or name)}
-        _write_json(graph.code_file(f"tasks/{name}"), body)
-    drawn = {source.kind: source.drawn_by for source in params.datasets.values() if source.drawn_by}
-    for kind, package in drawn.items():
-        body = {"schema": CODE_SCHEMA, "kind": kind, "modules": code_of_package(package)}
-        _write_json(graph.code_file(f"datasets/{kind}"), body)
-    return f"{graph.CODE}: {counted(len(objectives), 'system')}, {counted(len(tasks), 'task')}"
+    found = Inputs(params)
+    found.write()
+    yield str(found)
 
 
 def _write_json(out: Path, body: dict[str, Any]) -> None:
@@ -408,7 +388,7 @@ STAGES: dict[str, Stage] = {
     "teachers": _features_stage("teacher"),
     "tokens": Stage(tokens),
     "phrase-tokens": Stage(phrase_tokens),
-    "code": Stage(code),
+    "inputs": Stage(inputs),
     "train": Stage(train),
     "evaluation-data": Stage(evaluation_data),
     "evaluate": Stage(evaluate),
@@ -434,7 +414,7 @@ def to_do(params: Params, command: str, needs: Sequence[str]) -> str:
     stage = STAGES.get(name)
     if stage is None or "dry_run" not in stage.options:
         return ""
-    if before := [name for name in needs if name != "code"]:
+    if before := [name for name in needs if name != "inputs"]:
         return f"unknown until {', '.join(before)}"
     try:
         return str(stage.run(params, *words, dry_run=True))
@@ -442,5 +422,5 @@ def to_do(params: Params, command: str, needs: Sequence[str]) -> str:
         return str(error)
 
 
-LIGHT = {"code", "tokens", "phrase-tokens", "evaluation-data", "report"}
+LIGHT = {"inputs", "tokens", "phrase-tokens", "evaluation-data", "report"}
 """Those that keep one core busy, or none."""

@@ -321,6 +321,11 @@ _OF_A_TOKENIZER = (
 )
 
 
+def is_of_tokenizer(name: str) -> bool:
+    """Whether a file of a model's folder decides how it reads a text: its tokens, its prompt."""
+    return name in (*_OF_A_TOKENIZER, "modules.json", "config_sentence_transformers.json")
+
+
 def pin(source: str | Path) -> Pinned:
     """Identify the files that `load_model` and `load_tokenizer` read of a folder or hub model."""
     folder = Pretrained(str(source), subfolder=read_recipe(source, bare=True).subfolder).pinned()

@@ -50,7 +50,6 @@ SCORING = (
 """The modules that every score goes through: from an encoder's folder to its embeddings."""
 _CARRIES_SCORES = ("train.evaluate.evaluation", "train.evaluate.results")
 
-CODE_SCHEMA = "sightline.code/1"
 _LOSSES = "train.losses"
 
 

@@ -70,13 +70,14 @@ def repro(
     params = load_here()
     require("dvc", "`sightline repro`")
     from pipeline.dvc_project import Options, stages_due
+    from pipeline.inputs import Inputs
     from pipeline.repro import repro as run_graph
 
     options = Options(force=force, pull=pull, allow_missing=allow_missing)
     if not dry:
         run_graph(targets or [], _jobs(params, jobs, devices), options)
         return
-    due = stages_due(targets or [], options)
+    due = stages_due(targets or [], options, Inputs(params).changed())
     for name, command, needs in due:
         told = to_do(params, command, needs)
         print(f"{name}: {told}" if told else name, flush=True)

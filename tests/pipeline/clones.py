@@ -111,7 +111,6 @@ def repository(folder: Path, path: str, remote: Path, changes: dict | None = Non
     for section, values in (changes or {}).items():
         params[section] |= values
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    (folder / "code.txt").write_text("what something is made from")
     (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))
     (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "/calls.txt\n")
     clone = Clone(folder, path)

@@ -53,13 +53,11 @@ def tokens() -> None:
     write(Path("data/tokens", params()["student"]["name"], "tokens.parquet"), "tokens")
 
 
-def code() -> None:
-    for system in params()["systems"]:
-        write(f"data/code/{system}.json", Path("code.txt").read_text())
-    for task in params()["evaluation"]["tasks"]:
-        write(f"data/code/tasks/{task}.json", Path("code.txt").read_text())
-    for dataset in params()["datasets"].values():
-        write(dataset["source"], Path("code.txt").read_text())  # below data/code
+def inputs() -> None:
+    from pipeline.inputs import Inputs
+    from pipeline.params import load_params
+
+    Inputs(load_params()).write()
 
 
 def train(run: str, seed: str) -> None:
@@ -82,7 +80,7 @@ def main() -> None:
         return
     with Path("calls.txt").open("a") as calls:
         calls.write(" ".join([stage, *words]) + "\n")
-    stages = (prepare, image_features, code, tokens, train)
+    stages = (prepare, image_features, inputs, tokens, train)
     {each.__name__.replace("_", "-"): each for each in stages}[stage](*words)
 
 

@@ -18,6 +18,7 @@ from made_results import made_result
 
 from pipeline import graph, stages
 from pipeline.configure import configuration, to_yaml
+from pipeline.inputs import Inputs
 from pipeline.params import ParamsError, load_params, validate_params
 from train.objectives import make_objective
 from train.report.write import write_report
@@ -91,7 +92,8 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
             assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
             reads |= {spec.pairs.phrases} - {None}
         assert (spec.text is not None) == spec.train.text_stream
-        reads |= {spec.dev, graph.code_file(config.system)}
+        reads |= {spec.dev, graph.inputs_file(f"systems/{config.system}")}
+        reads |= {graph.INPUTS / "student"}
         system = params.systems[config.system]
         needs = make_objective(str(system.objective), system.parameters).features
         of_system = {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
@@ -109,22 +111,38 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
 def test_stages_of_tokens_and_objects_depend_on_what_they_read(given):
     params, stages = given
     pairs = params.graph.pairs
-    assert set(map(Path, stages["tokens"]["deps"])) == set(graph.training_texts(params))
+    tokenizer = graph.inputs_file("student/tokenizer")
+    assert set(map(Path, stages["tokens"]["deps"])) == {*graph.training_texts(params), tokenizer}
     assert stages["tokens"]["params"] == ["student"]
     for name in params.graph.grounded:
         read = {graph.dataset_folder(name) / "captions.parquet", graph.grounding_folder(name)}
-        assert set(map(Path, stages[f"phrase-tokens@{name}"]["deps"])) == read
+        assert set(map(Path, stages[f"phrase-tokens@{name}"]["deps"])) == {*read, tokenizer}
         assert stages[f"phrase-tokens@{name}"]["params"] == ["student"]
     for encoder in params.graph.object_encoders:
         read = {graph.dataset_folder(pairs), graph.grounding_folder(pairs)}
+        read.add(graph.inputs_file(f"encoders/image/{encoder}"))
         assert set(map(Path, stages[f"object-features@{pairs}-{encoder}"]["deps"])) == read
 
 
-def test_the_code_stage_always_runs_and_no_stage_names_a_path_of_our_source():
-    assert STAGES["code"] == {
-        "cmd": "sightline stage code",
+def test_every_file_of_the_stage_inputs_is_read_by_a_stage_and_no_other_is(given):
+    params, stages = given
+    written = {graph.inputs_file(name) for name in Inputs(params).bodies}
+    deps = {Path(dep) for stage in stages.values() for dep in stage.get("deps", [])}
+    read = {dep for dep in deps if dep.is_relative_to(graph.INPUTS)}
+    folders = {dep for dep in read if dep.suffix != ".json"}
+    assert read - folders <= written
+    unread = {file for file in written - read if not folders.intersection(file.parents)}
+    used = params.graph
+    encoders = {*used.image_encoders, *used.object_encoders, *used.text_encoders, *used.teachers}
+    runs = {run.system for run in params.runs.values()}
+    assert not [file for file in unread if file.stem in encoders | runs | params.datasets.keys()]
+
+
+def test_the_stage_inputs_always_runs_and_no_stage_names_a_path_of_our_source():
+    assert STAGES["inputs"] == {
+        "cmd": "sightline stage inputs",
         "always_changed": True,
-        "outs": [{"data/code": {"persist": True}}],
+        "outs": [{"data/inputs": {"cache": False, "persist": True}}],
     }
     text = (ROOT / "dvc.yaml").read_text()
     for package in ("pipeline", "sightline", "train"):

@@ -62,8 +62,8 @@ def test_a_new_folder_becomes_a_project(tmp_path, capsys):
 
 
 def test_scenes_depend_on_the_digest_of_what_draws_them():
-    for source in configuration("scenes")["datasets"].values():
-        assert source["source"] == graph.code_file(f"datasets/{source['kind']}").as_posix()
+    for name, source in configuration("scenes")["datasets"].items():
+        assert source["source"] == graph.inputs_file(f"datasets/{name}").as_posix()
 
 
 def test_what_is_there_is_kept(tmp_path, capsys):
@@ -203,7 +203,7 @@ def test_a_wheel_makes_a_project_that_runs(tmp_path):
     steps = {"resnet_steps": 5, "clip_steps": 0, "teacher_steps": 0, "student_hidden": 32}
     drawn["datasets"]["scenes"] |= {**few, **steps}
     (folder / "params.yaml").write_text(yaml.safe_dump(drawn))
-    run("stage", "code", cwd=folder)
+    run("stage", "inputs", cwd=folder)
     run("stage", "prepare", "scenes", cwd=folder)
     assert (folder / "data/datasets/scenes/dataset.json").is_file()
-    assert (folder / "data/code/datasets/scenes.json").is_file()
+    assert (folder / "data/inputs/datasets/scenes.json").is_file()

@@ -304,28 +304,30 @@ def test_a_dry_run_lists_what_would_run_and_runs_nothing(project):
 
 
 def test_a_dry_run_goes_on_where_inputs_are_not_made_yet(project):
-    """`code` always runs, which makes nothing due that has its digest."""
-    code = {
+    """A stage that always runs makes nothing due that has its digest."""
+    inputs = {
         "cmd": "echo 1 > digest",
         "outs": [{"digest": {"persist": True}}],
         "always_changed": True,
     }
     last = {"cmd": "cat digest > c", "deps": ["digest"], "outs": ["c"]}
-    project.graph(a=writing("a"), b=writing("b", "a"), code=code, c=last)
+    project.graph(a=writing("a"), b=writing("b", "a"), inputs=inputs, c=last)
     with contextlib.chdir(project.folder):
-        assert [due.name for due in stages_due([], Options())] == ["a", "b", "code", "c"]
+        assert [due.name for due in stages_due([], Options())] == ["a", "b", "inputs", "c"]
         assert [due.needs for due in stages_due(["b"], Options())] == [[], ["a"]]
     project.repro()
     with contextlib.chdir(project.folder):
-        assert [due.name for due in stages_due([], Options())] == ["code"]
+        assert [due.name for due in stages_due([], Options())] == ["inputs"]
+        changed = [Path("digest")]
+        assert [due.name for due in stages_due([], Options(), changed)] == ["inputs", "c"]
 
 
 def test_a_dry_run_says_how_much_each_stage_would_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     params = validate_params(demo_params(), "params.yaml")
     features = "sightline stage image-features scenes clip"
-    assert to_do(params, features, ["code", "prepare@scenes"]) == "unknown until prepare@scenes"
-    assert "no prepared data set here" in to_do(params, features, ["code"])
+    assert to_do(params, features, ["inputs", "prepare@scenes"]) == "unknown until prepare@scenes"
+    assert "no prepared data set here" in to_do(params, features, ["inputs"])
     assert to_do(params, "sightline stage tokens", []) == to_do(params, "echo a", []) == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -560,7 +562,7 @@ def test_a_stage_beside_which_nothing_can_compute_gets_all_cores(monkeypatch):
     jobs = jobs_of(monkeypatch, {"threads": None})
     light = [
         "sightline stage tokens",
-        "sightline stage code",
+        "sightline stage inputs",
         "sightline stage evaluation-data sts",
     ]
     training = "sightline stage train mcse 0"

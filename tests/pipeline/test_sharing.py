@@ -49,7 +49,7 @@ def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner)
     mate.run(*pull)
     mate.run(*train)
     mate.run(*train[:-1], "train-mcse-clip@mcse-shuffled-0")  # it finds what the first has left
-    assert mate.calls() == ["code", "train mcse-clip 0", "code", "train mcse-shuffled 0"]
+    assert mate.calls() == ["inputs", "train mcse-clip 0", "inputs", "train mcse-shuffled 0"]
     assert (mate.folder / RUN).read_text() == '{"rows": 2000}'
     assert verify(mate.folder / CLIP) == []
     assert not (mate.folder / RESNET).exists()
@@ -59,7 +59,7 @@ def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner)
     other = mate.clone("without-a-run")
     other.run(*train)
     assert (other.folder / RUN).read_text() == '{"rows": 2000}'
-    assert other.calls() == ["code"]
+    assert other.calls() == ["inputs"]
     assert not (other.folder / CLIP).exists()
 
 
@@ -137,7 +137,7 @@ def test_a_remote_that_can_only_be_read_serves_pull_and_repro(owner):
         assert "run-cache is not supported for http" in out  # somebody else's run is computed again
         assert "push" not in out
         assert "2 stages done" in out
-        assert mate.calls() == ["code", "train mcse-clip 0"]
+        assert mate.calls() == ["inputs", "train mcse-clip 0"]
         assert (mate.folder / RUN).read_text() == '{"rows": 2000}'
         assert "1 stage done in" in mate.run(*train)
 
@@ -150,7 +150,7 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
     }
     real = path_with(tmp_path / "bin", *REAL)
     owner = repository(tmp_path / "owner", real, tmp_path / "remote", changes)
-    allowed = '[ "$1" = repro ] || [ "$2" = train ] || [ "$2" = code ] || exit 1'
+    allowed = '[ "$1" = repro ] || [ "$2" = train ] || [ "$2" = inputs ] || exit 1'
     only_training = f'{allowed}; exec {shlex.join(REAL)} "$@"'
     path = path_with(tmp_path / "no-gpu", "sh", "-c", only_training, "sightline")
     mate = owner.clone("mate", path)
@@ -162,7 +162,7 @@ def test_the_real_trainer_needs_one_feature_set_and_its_data_set(tmp_path):
         yaml.safe_load((clone.folder / "dvc.lock").read_text())["stages"] for clone in (owner, mate)
     )
     assert after.pop("train-mcse-clip@mcse-clip-0")
-    assert after.pop("code") == before.pop("code")
+    assert after.pop("inputs") == before.pop("inputs")
     assert after == before
 
 

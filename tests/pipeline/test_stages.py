@@ -72,7 +72,7 @@ DRAWING = {"matplotlib"}
 TOKENISING = {*DRAWING, "torch", "transformers", "accelerate", "scipy", "sklearn"}
 """What transformers imports for a tokenizer, its oldest supported version included."""
 NOTHING_TO_DO = {
-    "stage code": set(),
+    "stage inputs": set(),
     "stage train simcse 0": set(),
     "stage train mcse-clip 0": set(),
     "stage evaluation-data similarity": set(),
