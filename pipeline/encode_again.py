@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pipeline.extract.code_change import SAME, SAME_LENGTH, Agreement
 from pipeline.extract.encode_missing import WEIGHTS_CAST, extract_job
 from pipeline.extract.inputs import FeatureInputs
 from pipeline.extract.runner import run
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
-from sightline.cache.diff import cosines
 from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
 from sightline.cache.record import (
     FILE_NAME,
@@ -34,11 +33,6 @@ from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
-
-SAME = 0.9999
-"""Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
-SAME_LENGTH = 0.01
-"""Largest relative difference between the lengths of such rows, which a cosine does not see."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +91,18 @@ def check(
     if features.record.spec.normalised:
         new = unit_rows(new)
     new = new.astype(old.dtype)
-    cosine, off = cosines(old, new), _length_differences(old, new)
+    found = Agreement.of(old, new)
     faults = [
         f"{folder}: row {features.find([rows[i]])[0]} ({_name(by_key[rows[i]])}) has "
-        f"cosine {cosine[i]:.6f}, expected at least {SAME}, and its length differs by "
-        f"{off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
-        for i in np.flatnonzero(~((cosine >= SAME) & (off <= SAME_LENGTH)))
+        f"cosine {found.cosine[i]:.6f}, expected at least {SAME}, and its length differs by "
+        f"{found.off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
+        for i in np.flatnonzero(found.differs)
     ]
     respec = again.record.spec
     recheck = Recheck(
         rows=len(rows),
         differing=len(faults),
-        smallest_cosine=round(float(cosine.min()), 8),
+        smallest_cosine=round(float(found.cosine.min()), 8),
         largest_difference=float(f"{np.abs(old.astype(float) - new.astype(float)).max():.6g}"),
         encoder=f"{respec.encoder.name}, weights {respec.encoder.source}"[:1000],
         fingerprint=respec.fingerprint,
@@ -126,12 +120,6 @@ def _noted(folder: Path, recheck: Recheck) -> Provenance:
         if provenance != record.provenance:
             write_record(output, record.model_copy(update={"provenance": provenance}))
     return provenance
-
-
-def _length_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
-    """Relative difference of the lengths of each pair of rows, [n, dim] each: float64 [n]."""
-    a, b = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (first, second))
-    return np.abs(a - b) / np.maximum(np.maximum(a, b), np.finfo(np.float64).tiny)
 
 
 def _drawn(folder: Path, features: FeatureSet, keys: Keys, count: int) -> list[bytes]:

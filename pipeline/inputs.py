@@ -24,8 +24,8 @@ from sightline.digest import blake3_of_file, digest
 from sightline.errors import SightlineError
 from sightline.output import write_file
 from sightline.places import is_url
-from sightline.plugins import OURS, package_of
 from sightline.sentence_transformers_folder import is_of_tokenizer
+from sightline.source_code import code_of_others
 from sightline.storage import look
 from sightline.wording import counted
 
@@ -219,11 +219,8 @@ def _is_within(place: str, folder: Path | str) -> bool:
 
 
 def _code(*configured: object) -> _Body:
-    """Digests of the code of other packages that these are of; empty for Sightline's own."""
-    from train.code_digest import code_of_package
-
-    packages = sorted({package_of(each) for each in configured} - OURS)
-    code = {module: it for name in packages for module, it in code_of_package(name).items()}
+    """The code of other packages that these are of; empty for Sightline's own."""
+    code = code_of_others(*configured)
     return {"code": code} if code else {}
 
 

@@ -30,6 +30,7 @@ from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
 from sightline.places import required_location
 from sightline.plugins import expect, expect_count, expect_takes, expect_valid, wrong
+from sightline.source_code import digest_of_others
 from sightline.user_files import short
 from sightline.wording import counted
 
@@ -113,7 +114,10 @@ def extract_job(
     expect_takes(build, ["device", "precision"], build, "it")
     encoder = checked_encoder(build(device, settings.precision), build, kind.builder)
     job = feature_job(inputs, encoder, out, settings, machine.workers)
-    return replace(job, needs_device=needs_device)
+    spec = job.spec.model_copy(
+        update={"code": digest_of_others(config, kind.function(kind.encode))}
+    )
+    return replace(job, spec=spec, needs_device=needs_device)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.extract.code_change import changed_code, keep_if_equal
 from pipeline.extract.failed_rows import check_failures, named_failures
 from pipeline.extract.services import Service
 from pipeline.extract.settings import Machine
@@ -230,6 +232,11 @@ def run(
         BusyError: another run is writing there.
     """
     allow_open_files()
+    if record := changed_code(job):
+        if dry_run:  # as if the rows that are encoded first were equal
+            job = replace(job, spec=record.spec)
+        else:
+            to_stderr(keep_if_equal(job, record, partial(run, max_failed=1.0, machine=machine)))
     writer = SetWriter(job.out, job.spec, job.inputs, worker)
     options = {
         "lengths": job.lengths,

@@ -31,6 +31,7 @@ from sightline.errors import SightlineError
 from sightline.places import here
 from sightline.plugins import expect_fields, expect_json, expect_methods
 from sightline.settings import explain
+from sightline.source_code import digest_of_others
 from sightline.wording import counted
 
 _FORMAT = "grounding/1"
@@ -117,7 +118,8 @@ def ground_dataset(
             workers=workers,
             needs_device=needs_device,
         )
-        summary = fill(job)
+        code = digest_of_others(grounding.grounder, grounding.segmenter)
+        summary = fill(replace(job, spec=job.spec.model_copy(update={"code": code})))
     summary = replace(summary, remarks=(*remarks, *summary.remarks))
     if cutouts is None or (summary.record is None and summary.to_do != 0):
         return summary

@@ -93,7 +93,7 @@ def write_part(
         unfinished: folder to make the file in (`Output.unfinished`).
     """
     about = {
-        "fingerprint": spec.fingerprint,
+        "fingerprint": spec.origin,
         "rows": len(keys),
         "failed": {key.hex(): failed[key] for key in sorted(failed)},
         "computed": dict(computed),
@@ -146,7 +146,7 @@ def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> P
         if digest[:32] != name.digest:
             raise CacheError(f"{path}: damaged")
     about = note_of(run_folder, name)
-    if about["fingerprint"] != spec.fingerprint:
+    if about["fingerprint"] != spec.origin:
         return None
     shard = _shard(run_folder, name.file, digest, size, about)
     if shard is not None:

@@ -78,6 +78,25 @@ class EncoderRecord(_Strict):
 
 
 class _Spec(_Strict):
+    """What determines the rows of a set.
+
+    Attributes:
+        code: digest of the code of other packages that computed them; empty: of none. It is in the
+            record and not in the fingerprint, as a release may move no row.
+    """
+
+    code: Literal[""] | _Digest = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of all but the code."""
+        raise NotImplementedError
+
+    @property
+    def origin(self) -> str:
+        """The fingerprint, together with the code: rows of one origin may be mixed."""
+        return digest([self.fingerprint, self.code]) if self.code else self.fingerprint
+
     def differences(self, other: _Spec) -> list[str]:
         """Differences between two specs, one ``name: other → self`` line each."""
         after, before = flatten(self.model_dump()), flatten(other.model_dump())
@@ -335,6 +354,8 @@ def write_record(output: Output, record: SetRecord) -> None:
 def to_bytes(record: SetRecord) -> bytes:
     """The commit file of a record: its fields and their digest, in a canonical form."""
     body = record.model_dump(mode="json", by_alias=True, exclude=set() if record.cut else {"cut"})
+    if not record.spec.code:
+        del body["spec"]["code"]
     text = json.dumps({**body, "digest": digest(body)}, indent=1, ensure_ascii=False)
     return (text + "\n").encode()
 

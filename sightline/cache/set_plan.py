@@ -63,7 +63,7 @@ def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
         record = read_record(folder)
     except CacheError as error:
         return Found(none, None, (f"the existing set is damaged: {error}",))
-    if record.fingerprint != spec.fingerprint:
+    if record.spec.origin != spec.origin:
         return Found(none, None, tuple(spec.differences(record.spec)))
     faults = remembered_faults(folder, record.files, remember=remember)
     return Found(sound_part(folder, record, faults), record)
@@ -199,7 +199,7 @@ def plan_set(
     first = unique_sorted(keys)
     found = find_set(folder, spec, remember=remember)
     names, stored = part_names(run_folder), StoredPlan.load(run_folder)
-    if stored is not None and stored.fingerprint != spec.fingerprint:
+    if stored is not None and stored.fingerprint != spec.origin:
         stored = None
     shape = asked
     if stored is not None and any(name.plan == stored.name for name in names):
@@ -218,7 +218,7 @@ def plan_set(
         failed = {} if retry_failed else _failures(wanted, left, parts)
         left[find_keys(wanted, as_keys(sorted(failed)))] = False
         batches, digest = ordered(
-            spec.fingerprint,
+            spec.origin,
             picked(wanted, left),
             None if lengths is None else lengths[first][left],
             shape,
@@ -226,7 +226,7 @@ def plan_set(
         )
         blocks = groupby(batches, key=lambda batch: batch.block)
         file = StoredPlan(
-            spec.fingerprint,
+            spec.origin,
             int(left.sum()),
             shape,
             asked,
@@ -301,7 +301,7 @@ def _copies(
             continue
         try:
             record = read_record(other)
-            if record.fingerprint == live.spec.fingerprint and not record.provenance.imported:
+            if record.spec.origin == live.spec.origin and not record.provenance.imported:
                 faults = file_faults(other, [record.index]) if check else {}
                 rows = sound_part(other, record, faults).rows
                 copies.append(_take(rows, wanted, left, check=check))
