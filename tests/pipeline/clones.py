@@ -98,10 +98,14 @@ def path_with(folder: Path, *command: str | Path) -> str:
     return os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
-def repository(folder: Path, path: str, remote: Path, changes: dict | None = None) -> Clone:
+def repository(
+    folder: Path, path: str, remote: Path, changes: dict | None = None, own: tuple[str, ...] = ()
+) -> Clone:
     """A repository whose features and tokens are computed, committed and pushed to ``remote``.
 
-    ``changes`` are merged into sections of the demo's parameters.
+    Args:
+        changes: merged into sections of the demo's parameters.
+        own: files that Git ignores, so that they are on this machine alone.
     """
     (folder / ".dvc").mkdir(parents=True)  # without the project's config, which may have a remote
     (folder / ".dvc/config").write_text("[core]\n    analytics = false\n")
@@ -112,7 +116,10 @@ def repository(folder: Path, path: str, remote: Path, changes: dict | None = Non
         params[section] |= values
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     (folder / "pictures.txt").write_text("\n".join(f"picture-{i}" for i in range(2000)))
-    (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "/calls.txt\n")
+    ignored = "".join(f"/{name}\n" for name in ("calls.txt", *own))
+    (folder / ".gitignore").write_text((ROOT / ".gitignore").read_text() + ignored)
+    for name in own:
+        (folder / name).write_text(name)
     clone = Clone(folder, path)
     clone.run("git", "init", "-q", "-b", "main")
     clone.run("dvc", "remote", "add", "-q", "-d", "team", remote)

@@ -57,7 +57,9 @@ def inputs() -> None:
     from pipeline.inputs import Inputs
     from pipeline.params import load_params
 
-    Inputs(load_params()).write()
+    found = Inputs(load_params())
+    found.write()
+    print(found)
 
 
 def train(run: str, seed: str) -> None:

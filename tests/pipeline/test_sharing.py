@@ -22,6 +22,8 @@ from tiny_scenes import TINY
 from sightline.cache import FeatureSet, verify
 
 NO_GPU = "You have no GPU, and a team-mate has a cache"
+WEIGHTS = "resnet.safetensors"
+"""They lie beside the owner's project, and are neither in Git nor in the remote."""
 RUN = Path("runs/mcse-clip/seed-0/model.json")
 REAL = (sys.executable, "-c", "from pipeline.cli import main; main()")
 
@@ -40,7 +42,10 @@ def owner(tmp_path_factory) -> Clone:
     place = tmp_path_factory.mktemp("sharing")
     stub = Path(__file__).with_name("stub_sightline.py")
     path = path_with(place / "bin", sys.executable, stub)
-    return repository(place / "owner", path, place / "remote")
+    encoders = demo_params()["encoders"]
+    encoders["image"]["resnet"]["weights"] = f"file:{WEIGHTS}"
+    changes = {"encoders": encoders}
+    return repository(place / "owner", path, place / "remote", changes, own=(WEIGHTS,))
 
 
 def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner):
@@ -61,6 +66,32 @@ def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner)
     assert (other.folder / RUN).read_text() == '{"rows": 2000}'
     assert other.calls() == ["inputs"]
     assert not (other.folder / CLIP).exists()
+
+
+def test_a_clone_without_the_weights_runs_nothing_but_the_stage_that_always_runs(owner):
+    mate = owner.clone("without-weights")
+    fetch = ["sightline", "repro", "--pull", "--allow-missing", "image-features", "tokens"]
+    told = mate.run(*fetch)
+    assert f"encoders/image/resnet: {WEIGHTS} is not here, and keeps its identity" in told
+    mate.run("dvc", "pull", "-q", "image-features", "tokens", "prepare")
+    assert "1 stage done in" in mate.run("sightline", "repro", "image-features", "tokens")
+    assert mate.calls() == ["inputs", "inputs"]
+    assert verify(mate.folder / RESNET) == []
+    assert mate.run("git", "status", "--short") == ""
+
+    dry = ["sightline", "repro", "--dry", "image-features", "tokens"]
+    assert "image-features" not in mate.run(*dry)
+    (mate.folder / WEIGHTS).write_text("other weights")
+    due = mate.run(*dry)
+    assert "image-features@scenes-resnet" in due
+    assert "image-features@scenes-clip" not in due
+    assert mate.run("git", "status", "--short") == ""
+    mate.run(*dry[:2], *dry[3:])
+    assert mate.calls() == ["inputs", "inputs", "inputs", "image-features scenes resnet"]
+    assert mate.run("git", "status", "--short").split()[1::2] == [
+        *("data/inputs/encoders/image/resnet.json", "data/inputs/tasks/neighbours.json"),
+        *("data/inputs/tasks/retrieval.json", "dvc.lock"),
+    ]
 
 
 def objects_in(remote: Path) -> dict[str, int]:
