@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 class SightlineError(Exception):
     """A mistake or a state that the user can fix.
@@ -44,13 +54,42 @@ def message_of(error: Exception) -> str | None:
     """The message for a user error or a system error; None for any other exception."""
     if isinstance(error, SightlineError):
         return str(error)
+    failure = system_error(error)
+    if failure is None:
+        return None
+    # disk full, no permission, a device disconnected: the system's message is enough
+    where = f"{failure.filename}: " if failure.filename else ""
+    return f"{where}{failure.strerror or failure}; what was published before is intact"
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """The system's error that ``error`` is, or that a library hides in it; None for any other.
+
+    Libraries in Rust (safetensors, tokenizers) put its number into their text. `torch.save` raises
+    an error of its own while it handles that of the file, if it is given a file of Python's.
+    """
     if isinstance(error, OSError):
-        # disk full, no permission, a device disconnected: the system's message is enough
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}; what was published before is intact"
-    if type(error).__name__ == "SafetensorError" and "(os error " in str(error):  # as well
-        return f"{first_lines(error, 1)}; what was published before is intact"
+        return error
+    if hidden := _NUMBER.search(str(error)):
+        return OSError(int(hidden[1]), os.strerror(int(hidden[1])))
+    if "inline_container" in str(error) and isinstance(error.__context__, OSError):
+        return error.__context__
     return None
+
+
+@contextmanager
+def room_for(what: str, folder: Path) -> Iterator[None]:
+    """Name what there was no room for, and where, if the disk or a quota is full in the block."""
+    try:
+        yield
+    except Exception as error:
+        failure = system_error(error)
+        if failure is None or failure.errno not in _NO_ROOM:
+            raise
+        raise SightlineError(
+            f"{folder}: no room to write {what} ({failure.strerror}); what was written before is "
+            "intact. Make room on this disk, or raise the quota; the same command then goes on"
+        ) from error
 
 
 def first_lines(error: BaseException, count: int = 2) -> str:

@@ -319,7 +319,8 @@ class Loop:
         with self._folder.checkpoint(self.state) as tensors:
             weights = {name: value.contiguous() for name, value in self._model.kept().items()}
             save_file(weights, tensors / MODEL_FILE, metadata={"format": "pt"})
-            torch.save(of_the_loop, tensors / LOOP_FILE)
+            with (tensors / LOOP_FILE).open("wb") as file:  # of Python's: see `system_error`
+                torch.save(of_the_loop, file)
 
     def load(self, tensors: Path) -> None:
         """Take the tensors of the checkpoint that `state` is from."""

@@ -223,6 +223,11 @@ class RunSummary(BaseModel):
         """Peak memory of the GPU if there was one, otherwise of the process."""
         return self.peak_memory.get("device", self.peak_memory.get("host"))
 
+    def missing(self, folder: Path) -> list[str]:
+        """Those of its files, but the model's card, that are no longer in its ``folder``."""
+        names = [name for name in self.files if Path(name).name != "README.md"]
+        return [name for name in names if not (folder / name).is_file()]
+
     def is_of(self, code: Mapping[str, str]) -> bool:
         """Whether ``code`` trained it, or is accepted as equivalent."""
         return self.code == dict(code) or digest(dict(code)) in self.accepted_code

@@ -10,7 +10,7 @@ from blake3 import blake3
 from pydantic import ValidationError
 
 from sightline.digest import blake3_of_file, digest
-from sightline.errors import SightlineError
+from sightline.errors import SightlineError, room_for
 from sightline.output import Output, json_record
 from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
 from train.records import FILE_NAME, SCHEMA, RunState, RunSummary
@@ -18,7 +18,6 @@ from train.records import FILE_NAME, SCHEMA, RunState, RunSummary
 CHECKPOINTS = "checkpoints"
 TENSORS = MODEL_FILE, LOOP_FILE = "model.safetensors", "loop.pt"
 STATE_FILE = f"{CHECKPOINTS}/state.json"
-_OF_AN_EXPORT = ("modules.json", "config.json", "model.safetensors", "tokenizer_config.json")
 
 
 class RunFolder:
@@ -78,9 +77,7 @@ class RunFolder:
             changed = [name for name in code if summary.code.get(name) != code[name]]
             gone = [name for name in summary.code if name not in code]
             return f"its code changed: {', '.join(changed or gone)}"
-        model = self.path / MODEL_FOLDER
-        files = [self.path / HEADS_FILE, *(model / name for name in _OF_AN_EXPORT)]
-        missing = [file.name for file in files if not file.is_file()]
+        missing = summary.missing(self.path)
         return f"its model is incomplete: {missing[0]} is missing" if missing else ""
 
     def accept(self, code: Mapping[str, str]) -> bool:
@@ -114,7 +111,8 @@ class RunFolder:
     def keep_best(self, state: RunState, weights: bytes) -> None:
         """Keep the weights of `state.best_step`, beside those that the checkpoint lists."""
         name = f"{CHECKPOINTS}/best-{state.best_step}.safetensors"
-        self.output.write(name, weights)
+        with room_for("the best weights", self.path):
+            self.output.write(name, weights)
         superseded = state.best_tensors.keys() - self._listed
         state.best_tensors = {name: blake3(weights).hexdigest()}
         self.output.remove(superseded - {name})
@@ -125,12 +123,13 @@ class RunFolder:
         name = "b" if any(f.startswith(f"{CHECKPOINTS}/a/") for f in state.tensors) else "a"
         root = self.scratch / "checkpoint"
         part = root / CHECKPOINTS / name
-        part.mkdir(parents=True, exist_ok=True)
-        yield part
-        files = sorted(part.iterdir())
-        state.tensors = {f.relative_to(root).as_posix(): blake3_of_file(f) for f in files}
-        self.output.move_in(root)
-        self._write(state)
+        with room_for("the checkpoint", self.path):
+            part.mkdir(parents=True, exist_ok=True)
+            yield part
+            files = sorted(part.iterdir())
+            state.tensors = {f.relative_to(root).as_posix(): blake3_of_file(f) for f in files}
+            self.output.move_in(root)
+            self._write(state)
         of_checkpoints = {name for name in self.output.owned if name.startswith(CHECKPOINTS)}
         self.output.remove(of_checkpoints - self._listed - {STATE_FILE})
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.cache.prepared import hub_datasets
 from sightline.devices import device_name, float32_products, has_tf32
 from sightline.digest import digest
-from sightline.errors import LostProcess, SightlineError
+from sightline.errors import LostProcess, SightlineError, room_for
 from sightline.hardware import processor, versions
 from sightline.progress import Say, to_stderr
 from train.distributed import Processes, joined
@@ -356,11 +356,12 @@ def _export(
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     summary = _summary(inputs, state, trained, device)
     card = model_card(summary, inputs.objective.source, inputs.pooling)
-    with quiet():
-        export_model(results / MODEL_FOLDER, embedder, card, pooler)
-        check_export(results / MODEL_FOLDER, embedder)
-    export_heads(results / HEADS_FILE, model.objective.heads)
-    return folder.finish(summary, results)
+    with room_for("the model", folder.path):
+        with quiet():
+            export_model(results / MODEL_FOLDER, embedder, card, pooler)
+            check_export(results / MODEL_FOLDER, embedder)
+        export_heads(results / HEADS_FILE, model.objective.heads)
+        return folder.finish(summary, results)
 
 
 def _summary(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from cases import case_of
 from conftest import KillAfter, Killed, assert_equal, silent, weights_of
 from flat_tables import rows_with_keys
+from safetensors import SafetensorError
 
 from sightline.cache import key_column
 from sightline.cache.record import read_record
@@ -205,13 +208,29 @@ def test_changed_phrase_tokens_change_the_digest(features, tmp_path):
     assert RunInputs.open(spec).digest != before
 
 
-@pytest.mark.parametrize("name", ["model/model.safetensors", "heads.safetensors"])
-def test_a_run_that_lost_its_weights_is_not_finished(world, finished, name):
+LOST = [
+    *("heads.safetensors", "model/model.safetensors", "model/tokenizer.json"),
+    *("model/1_Pooling/config.json", "model/config_sentence_transformers.json"),
+]
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_run_that_lost_a_file_is_not_evaluated_and_trained_again(world, finished, name):
     first = RunSummary.read(finished)
     before = (finished / name).read_bytes()
     (finished / name).unlink()
+    with pytest.raises(SightlineError, match=f"{name} of this run is missing; restore it, or"):
+        EvaluatedModel.load(str(finished), device="cpu")
     assert train_run(world.spec(finished), say=silent).dev_history == first.dev_history
     assert (finished / name).read_bytes() == before
+    assert EvaluatedModel.load(str(finished), device="cpu").summary is not None
+
+
+def test_a_card_may_be_another_or_gone(world, finished):
+    (finished / "model/README.md").unlink()
+    lines = []
+    train_run(world.spec(finished), say=lines.append)
+    assert "already trained" in lines[0]
 
 
 def test_a_finished_run_of_another_version(world, finished):
@@ -407,6 +426,46 @@ def test_a_checkpoint_replaces_the_last_one_whole_or_not_at_all(tmp_path, monkey
         folder.check(folder.state())
         assert folder.state().step == 4
         assert {path.parent.name for path in folder.path.rglob("loop.pt")} == {"b"}
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "loop.pt"])
+def test_a_full_disk_at_a_checkpoint_is_named_and_the_one_before_stays(
+    world, killed, finished_run, file
+):
+    before = RunFolder(killed).state()
+    sizes = {path.name: path.stat().st_size for path in killed.rglob("checkpoints/*/*")}
+    with no_file_above(sizes[file] - 1), pytest.raises(SightlineError) as error:
+        train_run(world.spec(killed), say=silent)
+    told = f"{killed}: no room to write the checkpoint (File too large); what was written before"
+    assert str(error.value).startswith(told)
+    assert RunFolder(killed).state() == before
+    RunFolder(killed).check(before)
+    assert train_run(world.spec(killed), say=silent).steps == 6
+    assert_equal(weights_of(killed), weights_of(finished_run))
+
+
+def test_a_full_disk_at_the_export_is_named_and_the_same_command_goes_on(world, killed, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("train.train_run.export_heads", lambda path, heads: full(path))
+        with pytest.raises(SightlineError, match=r"run: no room to write the model \(No space left"):
+            train_run(world.spec(killed), say=silent)
+    assert RunFolder(killed).state().step == 6
+    assert train_run(world.spec(killed), say=silent).steps == 6
+
+
+@contextmanager
+def no_file_above(size):
+    """The system refuses to let a file grow beyond ``size``, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def full(path):
+    raise SafetensorError(f"Error while serializing {path}: No space left on device (os error 28)")
 
 
 # ---- `sightline train --dry-run` ----------------------------------------------------------------

@@ -85,6 +85,11 @@ class EvaluatedModel:
             embedder = Embedder.load(source, checked, device=device, precision=precision)
             return cls(source, embedder, pooling=checked, pinned=pin(source))
         summary = RunSummary.read(folder)
+        if missing := summary.missing(folder):
+            raise SightlineError(
+                f"{folder}: {missing[0]} of this run is missing; restore it, or make it again with "
+                "the command that trained the run"
+            )
         model = folder / MODEL_FOLDER
         embedder = Embedder.load(model, checked, device=device, precision=precision)
         return cls(summary.run, embedder, folder, summary, checked)
