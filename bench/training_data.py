@@ -28,6 +28,7 @@ from sightline.cache import (
     write_tokens,
 )
 from sightline.cache.keys import Keys
+from sightline.sentence_transformers_folder import tokenizer_sha256
 from train.data import TrainingData
 from train.objectives import make_objective
 from train.run_spec import RunSpec
@@ -92,7 +93,7 @@ class World:
 
     Attributes:
         captions, sentences: the texts of the two streams.
-        tokenizer: the one that made their token ids.
+        tokenizer: the one that made their token ids; `digest`: of it.
     """
 
     def __init__(self, folder: Path, sentences: int, pairs: int, words: int) -> None:
@@ -103,7 +104,8 @@ class World:
         self.sentences, of_sentences = texts(vocabulary, sentences, 21.0, 10.0, 2)
         found: Any = self.tokenizer(self.captions[:64], truncation=True, max_length=LONGEST)
         assert found["input_ids"] == ids[:64], "the ids are not the tokenizer's"
-        header = TokenHeader("bench", "0" * 64, LONGEST, 0, len(self.tokenizer))
+        self.digest = tokenizer_sha256(self.tokenizer)
+        header = TokenHeader("bench", self.digest, LONGEST, 0, len(self.tokenizer))
         images = as_keys([key_of_text(f"image {number}") for number in range(pairs)])
         names, splits = [f"{number:07}.jpg" for number in range(pairs)], [""] * pairs
         self._manifest(
@@ -130,7 +132,7 @@ class World:
         ends = np.array([len(each) - 1 for each in ids])[rows]
         starts = np.random.default_rng(0).integers(1, ends)
         objects = as_keys([key_of_text(f"object {number}") for number in range(len(rows))])
-        header = PhraseTokenHeader("bench", "0" * 64, LONGEST, len(rows))
+        header = PhraseTokenHeader("bench", self.digest, LONGEST, len(rows))
         pairs, ends = pair_keys(images[rows], keys[rows]), np.minimum(starts + 2, ends)
         path = self.folder / "phrases"
         write_phrase_tokens(path, header, pairs, objects, starts.tolist(), ends.tolist())

@@ -31,7 +31,12 @@ _CHUNK = 10_000
 
 
 def tokenize_phrases(
-    phrases: Path, captions: Path, student: str, max_length: int, out: Path, prompt: str = ""
+    phrases: Path,
+    captions: Path,
+    student: str,
+    max_length: int,
+    out: Path,
+    prompt: str | None = None,
 ) -> PhraseTokenHeader:
     """Write the phrase tokens of ``phrases`` for ``student`` to ``out``.
 
@@ -43,7 +48,7 @@ def tokenize_phrases(
         captions: the captions manifest with their texts.
         student: folder of a Hugging Face encoder or its hub name.
         max_length: maximum tokens of a caption, as in its token set.
-        prompt: text before every caption, as in its token set.
+        prompt: text before every caption, as in its token set; None: the student's default one.
 
     Raises:
         SightlineError: a manifest is missing, a phrase belongs to a missing caption or is outside
@@ -63,9 +68,17 @@ def tokenize_phrases(
                 f"{text[:60]!r}, which has {len(text)}; recreate the phrases of these captions"
             )
         rows_of.setdefault(text, []).append(row)
-    from sightline.sentence_transformers_folder import load_tokenizer, read_recipe, tokenizer_sha256
+    from sightline.sentence_transformers_folder import (
+        check_room,
+        load_tokenizer,
+        prompt_of,
+        read_recipe,
+        tokenizer_sha256,
+    )
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
+    prompt = prompt_of(student, prompt)
+    check_room(student, tokenizer, prompt, max_length)
     if not tokenizer.is_fast:
         raise SightlineError(f"{student}: its tokenizer has no character offsets; use a fast one")
     digest = tokenizer_sha256(tokenizer)

@@ -45,7 +45,7 @@ def tokenize(
     max_length: int,
     out: Path | str,
     inputs: Sequence[Path] = (),
-    prompt: str = "",
+    prompt: str | None = None,
 ) -> int:
     """Make ``out`` hold the tokens of exactly ``texts`` for ``student``; new ones are tokenised.
 
@@ -53,26 +53,30 @@ def tokenize(
         student: folder of a Hugging Face encoder or its hub name, also NAME@REVISION.
         max_length: maximum tokens per row, special tokens included; longer texts are truncated.
         inputs: source files of the texts.
-        prompt: text before every text.
+        prompt: text before every text; None: the student's default one; empty: none.
 
     Returns:
         The number of distinct texts.
 
     Raises:
-        SightlineError: the tokenizer cannot be loaded, has no padding token, or ``out`` cannot be
-            written to (`sightline.output`).
+        SightlineError: the tokenizer cannot be loaded, has no padding token, the prompt leaves no
+            room for a text, or ``out`` cannot be written to (`sightline.output`).
     """
     student, out = str(student), Path(out)
     set_output(out, [*inputs, *model_paths(student)], kind="tokens").check_place()
     from sightline.sentence_transformers_folder import (
+        check_room,
         count_longer,
         load_tokenizer,
+        prompt_of,
         read_recipe,
         token_ids,
         tokenizer_sha256,
     )
 
     tokenizer = load_tokenizer(student, read_recipe(student, bare=True))
+    prompt = prompt_of(student, prompt)
+    check_room(student, tokenizer, prompt, max_length)
     pad = tokenizer.pad_token_id
     if not isinstance(pad, int):
         raise SightlineError(f"{student}: its tokenizer has no padding token; give it one")

@@ -129,6 +129,18 @@ def commit_of(file: str | Path) -> str:
     return found[1] if found else ""
 
 
+def check_finite(name: str | Path, model: Any) -> None:
+    """Refuse weights with NaN or infinite values."""
+    weights = dict(model.named_parameters())
+    bad = [key for key, weight in weights.items() if not weight.isfinite().all()]
+    if bad:
+        raise SightlineError(
+            f"{name}: {len(bad)} of {len(weights)} weights hold NaN or infinite values, such as "
+            f"{bad[0]}: what made them diverged, or the file is damaged; name another model"
+        )
+
+
+_ADAPTER = "adapter_config.json"
 _EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"
 
 
@@ -168,6 +180,8 @@ class Pretrained:
             )
         elif not self._has("config.json") and self._has("model/config.json"):
             raise SightlineError(f"{self.name}: is a run; its model is {self.name}/model, name it")
+        else:
+            self._refuse_adapter()
 
     @property
     def folder(self) -> Path | None:
@@ -176,6 +190,18 @@ class Pretrained:
 
     def _has(self, file: str) -> bool:
         return self.folder is not None and (self.folder / file).is_file()
+
+    def _refuse_adapter(self) -> None:
+        """Refuse weights of LoRA beside the model or alone: transformers would apply them."""
+        places = {self, replace(self, subfolder="")} if self.subfolder else {self}
+        if any(place.files([_ADAPTER]) for place in places):
+            raise SightlineError(
+                f"{self.name}: holds an adapter ({_ADAPTER}), so its weights are not the ones that "
+                "compute. Merge it with peft, `PeftModel.from_pretrained(AutoModel.from_pretrained("
+                "BASE), ADAPTER).merge_and_unload().save_pretrained(NEW)`, where BASE is the model "
+                "without the adapter's files and ADAPTER a folder of those; save the tokenizer of "
+                "BASE to NEW, and name NEW. Or name BASE, and train adapters here with lora_rank"
+            )
 
     @property
     def location(self) -> str:
@@ -191,6 +217,7 @@ class Pretrained:
         """The same model, of the hub at the commit that its revision is now."""
         if self.folder:
             return self
+        self._refuse_adapter()
         with self.reading("configuration", silent=False):
             config = self._path_of("config.json", must_know=True)
         if config is None:
@@ -205,6 +232,8 @@ class Pretrained:
         """
         if self.folder and not self._has("config.json"):
             raise SightlineError(f"{self.folder}: not a model: no config.json here; {_EXPECTED}")
+        if not self.folder:
+            self._refuse_adapter()
         with self.reading("configuration"):
             if kind is None:
                 from transformers import AutoConfig as kind
@@ -295,6 +324,7 @@ class Pretrained:
             )
         if report["missing_keys"]:
             model.pooler = None
+        check_finite(self.name, model)
         return model.eval()
 
     def files(self, names: Iterable[str]) -> dict[str, Path]:

@@ -50,7 +50,8 @@ class Recipe:
     `pooling` is None for a plain Hugging Face folder, which does not specify it. `max_length` is in
     tokens, special tokens included; None leaves it to the tokenizer and the model. `prompt` comes
     before every text, `prompts` are those that its authors named; `pools_prompt` is False where the
-    folder leaves a prompt's tokens out of the pooling.
+    folder leaves a prompt's tokens out of the pooling. `similarity` is what its users compare
+    embeddings by, and `modules` are the kinds of those after the encoder.
     """
 
     pooling: Pooling | None = None
@@ -61,6 +62,8 @@ class Recipe:
     prompt: str = ""
     prompts: Mapping[str, str] = field(default_factory=dict)
     pools_prompt: bool = True
+    similarity: str = "cosine"
+    modules: tuple[str, ...] = ()
 
     def check_prompt(self, source: str | Path, prompt: str) -> None:
         """Refuse a ``prompt`` whose tokens would be pooled, against the folder."""
@@ -76,7 +79,7 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
 
     Args:
         bare: the caller chooses the pooling, so only the encoder's settings (maximum length,
-            lower-casing, sub-folder) are read and the modules after it are ignored.
+            lower-casing, sub-folder, prompts) are read and the modules after it are ignored.
         revision: of a hub name.
 
     Raises:
@@ -90,14 +93,16 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
             return Recipe()
         pooling: Pooling | None = None
         normalize, pools_prompt = False, True
-        subfolder = ""
+        subfolder, after = "", list[str]()
         for module in modules:
             kind = str(module["type"]).rsplit(".", 1)[-1]
             if kind == "Transformer":
                 subfolder = str(module["path"])
-            elif bare:
                 continue
-            elif kind == "Pooling":
+            after.append(kind)
+            if bare:
+                continue
+            if kind == "Pooling":
                 pooling, pools_prompt = _read_pooling(folder, f"{module['path']}/config.json")
             elif kind == "Normalize":
                 normalize = True
@@ -108,7 +113,7 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
                     "after it"
                 )
         described = folder.json("config_sentence_transformers.json") or {}
-        prompts = {name: text for name, text in (described.get("prompts") or {}).items() if text}
+        prompts = {name: text or "" for name, text in (described.get("prompts") or {}).items()}
         settings = sentence_settings(Pretrained(folder.name, folder.revision, subfolder))
         length = settings.get("max_seq_length")
         return Recipe(
@@ -117,10 +122,17 @@ def read_recipe(source: str | Path, *, bare: bool = False, revision: str = "") -
             max_length=None if length is None else int(length),
             do_lower_case=bool(settings.get("do_lower_case", False)),
             subfolder=subfolder,
-            prompt="" if bare else prompts.get(described.get("default_prompt_name"), ""),
+            prompt=prompts.get(described.get("default_prompt_name"), ""),
             prompts=prompts,
             pools_prompt=pools_prompt,
+            similarity=str(described.get("similarity_fn_name") or "cosine"),
+            modules=tuple(after),
         )
+
+
+def prompt_of(source: str | Path, prompt: str | None) -> str:
+    """``prompt``, or the default one of a folder or hub name if it is None; empty for none."""
+    return read_recipe(source, bare=True).prompt if prompt is None else prompt
 
 
 def sentence_settings(folder: Pretrained, *, or_give: str = "") -> dict[str, Any]:
@@ -243,6 +255,31 @@ def token_ids(
         return_token_type_ids=False,
     )
     return encoded["input_ids"]  # pyright: ignore[reportReturnType]
+
+
+def check_room(
+    source: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    max_length: int,
+    *,
+    setting: str = "max_length (`--max-length`)",
+) -> None:
+    """Refuse a ``prompt`` that leaves no token of ``max_length`` to the texts after it."""
+    if not prompt:
+        return
+    count = len(token_ids(tokenizer, [prompt], _NO_LIMIT)[0])
+    if count < max_length:
+        return
+    folder = Pretrained(str(source), subfolder=read_recipe(source, bare=True).subfolder)
+    most = positions(folder.config())
+    remedy = f"raise {setting} above {count}, or shorten the prompt"
+    if most is not None and most <= count:
+        remedy = f"shorten the prompt: the encoder has positions for {most} tokens"
+    raise SightlineError(
+        f"{source}: the prompt has {count} tokens, special tokens included, and of a text only "
+        f"{max_length} are read, so all texts would be alike; {remedy}"
+    )
 
 
 def count_longer(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> int:

@@ -22,6 +22,7 @@ from tiny_encoder import make_encoder
 
 from sightline import OBJECTIVES, Embedder, FeatureSet, RunSummary
 from sightline.cache import CAPTIONS, write_manifest
+from sightline.sentence_transformers_folder import Recipe
 from train.evaluate.similarity import evaluate_pairs, load_pairs, pair_cosines
 from train.export import export_model
 
@@ -121,7 +122,7 @@ GROUPS = ("small", "blue", "dog", "near")
 @pytest.fixture
 def map_inputs(tmp_path) -> Path:
     """A model, graded pairs, and a data set whose test captions are of four groups of twelve."""
-    export_model(tmp_path / "model", Embedder(*make_encoder(), "mean"), "A card.\n")
+    export_model(tmp_path / "model", Embedder(*make_encoder(), "mean"), "A card.\n", Recipe())
     texts = [" ".join([word] * count) for word in GROUPS for count in range(8, 20)]
     rows = [{"text": text, "split": "test"} for text in (*texts, texts[0])]
     rows.append({"text": "a big dog", "split": "train"})

@@ -26,7 +26,7 @@ from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from pipeline.tokenize_texts import weights_identity
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
-from sightline.sentence_transformers_folder import load_model, pin, read_recipe
+from sightline.sentence_transformers_folder import load_model, load_tokenizer, pin, read_recipe
 from train.run_spec import StudentConfig
 from train.student import load_student
 
@@ -211,6 +211,24 @@ def weights_of_another_shape(folder: Path, kind: str) -> list[str]:
     return [*names, "[3, 5]"]
 
 
+def weights_with_nan(folder: Path, kind: str) -> list[str]:
+    tensors, names = some_tensors(folder)
+    tensors[names[0]][0] = torch.nan
+    tensors[names[1]][0] = torch.inf
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return ["name another model"]
+
+
+def an_adapter_beside(folder: Path, kind: str) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def an_adapter_alone(folder: Path, kind: str) -> None:
+    an_adapter_beside(folder, kind)
+    no_config(folder, kind)
+    no_weights(folder, kind)
+
+
 def no_words(folder: Path, kind: str) -> None:
     if kind == "segmenter":
         pytest.skip("a segmenter reads no text")
@@ -233,6 +251,9 @@ SPOILT = {
     index_of_a_harmful_pickle: "a pickle that would run code",
     missing_weights: "its weights lack 2 tensors of the model and 0 have the wrong shape",
     weights_of_another_shape: "its weights lack 0 tensors of the model and 2 have the wrong shape",
+    weights_with_nan: "2 of [0-9]+ weights hold NaN or infinite values, such as",
+    an_adapter_beside: r"holds an adapter \(adapter_config\.json\)",
+    an_adapter_alone: r"holds an adapter \(adapter_config\.json\)",
     no_words: "has only special tokens|its processor cannot be read",
 }
 
@@ -378,3 +399,41 @@ def test_a_hub_student_is_never_a_pickle(whole, tmp_path, hub):
     as_pickle(place / "snapshots" / ("c" * 40))
     with pytest.raises(SightlineError, match=r"^papers/model: cached here only as pytorch"):
         load_model("papers/model", read_recipe("papers/model"))
+
+
+def tokenizer_of(model: str) -> object:
+    return load_tokenizer(model, read_recipe(model))
+
+
+@pytest.mark.parametrize("place", ["", "0_Transformer"])
+def test_an_adapter_of_the_hub_or_above_the_model_is_refused(whole, tmp_path, hub, place):
+    folder = tmp_path / "published"
+    shutil.copytree(whole["student"], folder / "0_Transformer")
+    module = {"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}
+    (folder / "modules.json").write_text(json.dumps([module]))
+    (folder / place / "adapter_config.json").write_text("{}")
+    hub(folder)
+    for name in (str(folder), "papers/model"):
+        for load in (lambda model: student(model, "pretrained"), pin, tokenizer_of):
+            with pytest.raises(SightlineError, match=f"^{name}: holds an adapter"):
+                load(name)
+
+
+def test_a_merged_adapter_is_a_student(whole, tmp_path):
+    """The remedy of the refusal."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+    from transformers import AutoModel, AutoTokenizer
+
+    base, adapter, merged = whole["student"], tmp_path / "adapter", tmp_path / "merged"
+    layers = LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
+    adapted = get_peft_model(AutoModel.from_pretrained(base), layers)
+    adapted.save_pretrained(str(adapter))
+    PeftModel.from_pretrained(
+        AutoModel.from_pretrained(base), str(adapter)
+    ).merge_and_unload().save_pretrained(merged)
+    AutoTokenizer.from_pretrained(base).save_pretrained(merged)
+    embedder, _ = student(str(merged), "")
+    ids = torch.tensor([[2, 5, 6, 3]])
+    expected = adapted.eval()(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(embedder.model(input_ids=ids).last_hidden_state, expected)
+    assert pin(merged).weights_sha256 != pin(base).weights_sha256

@@ -30,6 +30,7 @@ from sightline.cache import (
 from sightline.cache.feature_kind import RowOf
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
+from sightline.sentence_transformers_folder import prompt_of
 from train.batch import Batch
 from train.pairs import (
     describe_source,
@@ -73,7 +74,6 @@ class TrainingData:
         token_sets: stream → its token set.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
-        samples: stream → a few texts with their token ids, to check the student's tokenizer.
     """
 
     def __init__(self, spec: RunSpec, objective: Objective) -> None:
@@ -85,7 +85,6 @@ class TrainingData:
         self.dropped_pairs = self.dropped_phrases = 0
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
-        self.samples: dict[str, list[tuple[str, list[int]]]] = {}
         self.second_digests: dict[str, str] = {}
         self.token_sets: dict[Stream, TokenSet] = {}
         self._streams: dict[Stream, TrainedStream] = {}
@@ -111,11 +110,6 @@ class TrainingData:
     def dims(self) -> dict[str, int]:
         """Name of a feature set → width of its rows."""
         return {name: features.dim for name, features in self.feature_sets.items()}
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Size of the vocabulary that the token ids are from."""
-        return max(tokens.header.vocabulary_size for tokens in self.token_sets.values())
 
     @property
     def nbytes(self) -> int:
@@ -166,23 +160,16 @@ class TrainingData:
                 f"{self.source[rows.stream]}: too few rows to train on ({len(rows)}); a "
                 "contrastive loss needs at least two"
             )
-        own = Texts.of(tokens, rows.keys)
         self.token_sets[rows.stream] = tokens
         texts, of_seconds = self._seconds(rows, tokens, objective)
         self._streams[rows.stream] = TrainedStream(
             rows,
-            {"sentences": own, **texts},
+            {"sentences": Texts.of(tokens, rows.keys), **texts},
             {**features, **of_seconds},
             lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed)),
             phrases,
             of_objects,
         )
-        # some texts, spread over the stream, with the ids that the token set has for them
-        chosen = np.unique(np.linspace(0, len(rows) - 1, min(16, len(rows))).astype(int))
-        flat, sizes = tokens.gather(own.ids.at[chosen])
-        parts = np.split(flat, np.cumsum(sizes)[:-1])
-        samples = zip(chosen, parts, strict=True)
-        self.samples[rows.stream] = [(rows.texts[int(row)], part.tolist()) for row, part in samples]
 
     def _seconds(
         self, rows: StreamRows, tokens: TokenSet, objective: Objective
@@ -365,7 +352,8 @@ def _open(spec: RunSpec, need: FeatureNeed) -> FeatureSet:
 
 def open_tokens(path: Path, student: StudentConfig) -> TokenSet:
     """The token set in ``path``; refused if its length or prompt is not the student's."""
-    tokens, max_length, prompt = TokenSet.open(path), student.max_length, student.prompt
+    tokens, max_length = TokenSet.open(path), student.max_length
+    prompt = prompt_of(student.source, student.prompt)
     if tokens.header.prompt != prompt:
         raise SightlineError(
             f"{tokens.path}: made with the prompt {tokens.header.prompt!r}, but the student's is "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ from sightline.errors import SightlineError
 from sightline.out_of_memory import is_out_of_memory
 from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
 from sightline.sentence_transformers_folder import (
+    SENTENCE_SETTINGS,
+    Recipe,
     check_first_token,
+    check_room,
     count_longer,
     load_model,
     load_tokenizer,
@@ -104,22 +108,38 @@ class Embedder:
                 plain Hugging Face folder (which does not say how to pool) without `pooling`.
         """
         recipe = read_recipe(source, bare=pooling is not None)
+        if pooling is not None:
+            recipe = replace(recipe, pooling=pooling, prompt="")
+        return cls.by_recipe(source, recipe, device=device, precision=precision)
+
+    @classmethod
+    def by_recipe(
+        cls,
+        source: str | Path,
+        recipe: Recipe,
+        *,
+        device: str = "auto",
+        precision: Precision = "fp32",
+    ) -> Embedder:
+        """The encoder in ``source``, used as ``recipe`` says, which has a pooling; see `load`."""
         recipe.check_prompt(source, recipe.prompt)
         where = use_device(device)
         model = load_model(source, recipe)
-        chosen = pooling or recipe.pooling
-        if chosen is None:
+        if recipe.pooling is None:
             raise SightlineError(
                 f"{source}: the folder does not say how to pool (it has no modules.json with a "
                 "Pooling module); give a pooling: cls, pooler, mean, lasttoken or first_last_mean"
             )
-        check_first_token(str(source), model, chosen)
+        check_first_token(str(source), model, recipe.pooling)
         tokenizer = load_tokenizer(source, recipe)
+        length = own_max_length(tokenizer, model.config, recipe.max_length)
+        in_file = f"max_seq_length in its {SENTENCE_SETTINGS[0]}"
+        check_room(source, tokenizer, recipe.prompt, length, setting=in_file)
         return cls(
             model.to(where),  # pyright: ignore[reportArgumentType]
             tokenizer,
-            chosen,
-            own_max_length(tokenizer, model.config, recipe.max_length),
+            recipe.pooling,
+            length,
             prompt=recipe.prompt,
             precision=precision,
             normalize=recipe.normalize,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
 
+    from sightline.sentence_transformers_folder import Recipe
     from train.embed import Embedder
 
 HEADS_FILE = "heads.safetensors"
@@ -51,13 +52,18 @@ _TOLERANCE = 1e-5  # of a row's norm
 
 
 def export_model(
-    folder: Path, trained: Embedder, card: str, pooler: nn.Module | None = None
+    folder: Path,
+    trained: Embedder,
+    card: str,
+    recipe: Recipe,
+    pooler: nn.Module | None = None,
 ) -> None:
-    """Fill the new folder ``folder``: safetensors, modules Transformer + Pooling, and README.md.
+    """Fill the new folder ``folder``: safetensors, sentence-transformers' files, and README.md.
 
     Args:
         trained: the maximum length is the encoder's own, never that of training (METHODS §8), and
             every file that has a place for it says the same.
+        recipe: of the student; its named prompts and its similarity go out.
         pooler: of the encoder that training began with, which goes out as it came in.
     """
     encoder: Any = merged(trained.model)
@@ -73,7 +79,7 @@ def export_model(
         if pooler is not None:
             encoder.pooler = without
     _save_tokenizer(folder, trained.tokenizer, trained.max_length)
-    for name, content in _settings(trained).items():
+    for name, content in _settings(trained, recipe).items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -125,7 +131,8 @@ def check_export(folder: Path, trained: Embedder) -> None:
     if encoder.device.type != "cpu" or encoder.dtype != torch.float32:
         encoder = copy.deepcopy(encoder).to("cpu", torch.float32)  # pyright: ignore
     given = trained.pooling, trained.max_length
-    ours = Embedder(encoder, trained.tokenizer, *given, prompt=trained.prompt)
+    made = {"prompt": trained.prompt, "normalize": trained.normalize}
+    ours = Embedder(encoder, trained.tokenizer, *given, **made)
     expected = ours.encode(PROBES)
     if find_spec("sentence_transformers") is not None:
         from sentence_transformers import SentenceTransformer
@@ -147,12 +154,17 @@ def check_export(folder: Path, trained: Embedder) -> None:
         )
 
 
-def _settings(trained: Embedder) -> dict[str, Any]:
+def _settings(trained: Embedder, recipe: Recipe) -> dict[str, Any]:
     """The JSON files of a sentence-transformers folder, in the form that every version reads.
 
     Its own writer names classes of the installed version, which earlier versions do not have.
     """
-    modules = ((0, "Transformer", ""), (1, "Pooling", "1_Pooling"))
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    modules += [("Normalize", "2_Normalize")] if trained.normalize else []
+    prompts = dict(recipe.prompts)
+    if trained.prompt and trained.prompt not in prompts.values():
+        prompts["trained"] = trained.prompt
+    default = (name for name, text in prompts.items() if text and text == trained.prompt)
     return {
         "modules.json": [
             {
@@ -161,7 +173,7 @@ def _settings(trained: Embedder) -> dict[str, Any]:
                 "path": path,
                 "type": f"sentence_transformers.models.{kind}",
             }
-            for index, kind, path in modules
+            for index, (kind, path) in enumerate(modules)
         ],
         "sentence_bert_config.json": {
             "max_seq_length": trained.max_length,
@@ -172,9 +184,9 @@ def _settings(trained: Embedder) -> dict[str, Any]:
             **{name: pooling == trained.pooling for name, pooling in _MODES.items()},
         },
         "config_sentence_transformers.json": {
-            "prompts": {"trained": trained.prompt} if trained.prompt else {},
-            "default_prompt_name": "trained" if trained.prompt else None,
-            "similarity_fn_name": "cosine",
+            "prompts": prompts,
+            "default_prompt_name": next(default, None),
+            "similarity_fn_name": recipe.similarity,
         },
     }
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
 from sightline.hardware import cpu_warning
-from sightline.sentence_transformers_folder import licence_of, pin, read_recipe
+from sightline.sentence_transformers_folder import Recipe, licence_of, pin
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
 from train.objectives import Objective, make_objective
-from train.run_spec import OF_THE_MACHINE, RunSpec, StudentConfig, TrainedPooling
+from train.run_spec import OF_THE_MACHINE, RunSpec, TrainedPooling
 from train.schedule import micro_batches, optimizer_steps, steps_on_pairs
+from train.student import recipe_of
 
 _LOOKED_AT = 100  # micro-batches, for what is said before a run
 
@@ -32,7 +33,7 @@ class RunInputs:
     Attributes:
         student: the encoder to train, by the content of its files.
         licence: of it, as its model card says; empty: not known.
-        pooling: how it is pooled; `own_pooling`: how its folder says, or None.
+        recipe: how it is used; `own_recipe`: how its folder says (`train.student.recipe_of`).
         digest: SHA-256 (hex) over what determines the result: parameters and the content of every
             input. Paths and settings of the machine (`OF_THE_MACHINE`) do not change it.
         code: digests of the code that trains on them.
@@ -44,8 +45,8 @@ class RunInputs:
     dev: GradedPairs | None
     student: Pinned
     licence: str
-    pooling: TrainedPooling
-    own_pooling: str | None
+    recipe: Recipe
+    own_recipe: Recipe
     digest: str
     code: dict[str, str]
 
@@ -64,8 +65,8 @@ class RunInputs:
         if dev is not None and (why := why_undefined(dev.gold)):
             raise SightlineError(f"{spec.dev}: {why}; give a dev set with scores")
         student = pin(spec.student.source)
-        pooling, own_pooling = pooling_of(spec.student)
-        content = {**_content(spec, objective, data, dev, student), "pooling": pooling}
+        recipe, own_recipe = recipe_of(spec.student)
+        content = _content(spec, objective, data, dev, student, recipe)
         code = code_of(objectives_of(spec.objective, spec.parameters))
         return cls(
             spec=spec,
@@ -74,8 +75,8 @@ class RunInputs:
             dev=dev,
             student=student,
             licence=licence_of(spec.student.source),
-            pooling=pooling,
-            own_pooling=own_pooling,
+            recipe=recipe,
+            own_recipe=own_recipe,
             digest=_digest(spec, objective, content),
             code=code,
         )
@@ -84,6 +85,11 @@ class RunInputs:
     def files(self) -> list[Path]:
         """Files and folders that the run reads."""
         return [*self.spec.inputs, *self.objective.files.values()]
+
+    @property
+    def pooling(self) -> TrainedPooling:
+        """How the student is pooled."""
+        return cast("TrainedPooling", self.recipe.pooling)
 
     @property
     def steps(self) -> int:
@@ -105,11 +111,13 @@ class RunInputs:
                     "warning: fewer than one step in fifty is on pairs, so the objective can "
                     "hardly differ from one without features; give more pairs or fewer sentences"
                 )
-        if self.own_pooling not in (None, self.pooling):
-            yield f"pooling is {self.pooling}, but the student's folder says {self.own_pooling}"
+        yield from self._unlike_the_folder()
         if warning := cpu_warning(device):
             yield f"warning: {warning}"
         yield from self.dev.notes if self.dev else ()
+        for tokens in {tokens.path: tokens for tokens in data.token_sets.values()}.values():
+            if told := tokens.record.cut_in_words:
+                yield f"{tokens.path}: {told}"
         if data.dropped_pairs:
             yield f"{data.dropped_pairs} pairs left out: their images were not extracted"
         if data.dropped_phrases:
@@ -126,30 +134,28 @@ class RunInputs:
                 "their text or image with another row of their batch, which counts as a negative"
             )
 
+    def _unlike_the_folder(self) -> Iterator[str]:
+        """What the run does otherwise than the student's folder says, or takes over from it."""
+        recipe, own = self.recipe, self.own_recipe
+        if own.pooling not in (None, recipe.pooling):
+            yield f"pooling is {recipe.pooling}, but the student's folder says {own.pooling}"
+        told = {"Dropout", "Pooling" if own.pooling else ""}
+        if left_out := [kind for kind in own.modules[len(recipe.modules) :] if kind not in told]:
+            yield (
+                f"warning: pooling is {recipe.pooling}, so the student is its encoder without the "
+                f"modules after it ({', '.join(left_out)})"
+            )
+        if recipe.prompt != own.prompt:
+            yield f"prompt is {recipe.prompt!r}, but the student's folder says {own.prompt!r}"
+        elif recipe.prompt:
+            yield f"prompt is {recipe.prompt!r}, as the student's folder says"
+
     def warnings(self) -> Sequence[str]:
         """What the objective finds wrong in the first paired batches."""
         from train.objectives.module import warnings_of
 
         batches = micro_batches(self.spec.train, self.data.schedule)
         return warnings_of(self.objective, first_paired(self.data, batches))
-
-
-def pooling_of(config: StudentConfig) -> tuple[TrainedPooling, str | None]:
-    """How a run pools, and how the student's folder does; None if it does not say that."""
-    try:
-        own = read_recipe(config.source).pooling
-    except SightlineError:
-        if config.pooling is None:
-            raise
-        own = None
-    if config.pooling is not None:
-        return config.pooling, own
-    if own in ("pooler", "first_last_mean"):
-        raise SightlineError(
-            f"{config.model}: its folder pools by {own}, which is not trained; give cls, mean or "
-            "lasttoken"
-        )
-    return own or "cls", own
 
 
 def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
@@ -162,7 +168,8 @@ def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> 
         *outer, last = name.split(".")
         del reduce(getitem, outer, body["parameters"])[last]
     body["train"] = spec.train.model_dump(mode="json", exclude=set(OF_THE_MACHINE))
-    for name in ("model", "revision", "pooling"):  # what they come to is among the contents
+    # what these come to is among the contents
+    for name in ("model", "revision", "pooling", "prompt"):
         del body["student"][name]
     return digest({**body, **content})
 
@@ -173,6 +180,7 @@ def _content(
     data: TrainingData,
     dev: GradedPairs | None,
     student: Pinned,
+    recipe: Recipe,
 ) -> dict[str, Any]:
     """Digests of every input of ``spec``, opened as ``data`` and ``dev``."""
     files: dict[str, Path] = {}
@@ -193,7 +201,8 @@ def _content(
     return {
         **second,
         "files": {name: key_of_file(path).hex() for name, path in files.items()},
-        "student files": [student.weights_sha256, student.tokenizer_sha256],
+        "student": [student.weights_sha256, student.tokenizer_sha256],
+        "recipe": {name: value for name, value in asdict(recipe).items() if name != "subfolder"},
         "tokens": tokens,
         "dev": None if dev is None else dev.sha256,
         "features": {

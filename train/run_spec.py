@@ -38,7 +38,8 @@ class StudentConfig(Settings):
         max_length: tokens of a training text, special tokens included. Evaluation and export use
             the encoder's own maximum instead.
         layers: keep only this many first layers; None: all.
-        prompt: text before every text, in training, evaluation and the export.
+        prompt: text before every text, in training, evaluation and the export; None: the default
+            one of the student's folder; empty: none.
         lora_rank: train adapters of this rank beside frozen weights (LoRA, Hu et al. 2022, arXiv
             2106.09685; the extra `lora`), which the export has merged; None: train all weights.
         lora_alpha: adapters are scaled by this over their rank.
@@ -52,7 +53,7 @@ class StudentConfig(Settings):
     pooling: TrainedPooling | None = None
     max_length: int = Field(default=32, ge=3)
     layers: int | None = Field(default=None, ge=1)
-    prompt: str = ""
+    prompt: str | None = None
     lora_rank: int | None = Field(default=None, ge=1)
     lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import copy
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
-from sightline.sentence_transformers_folder import fit_pooler, positions, token_ids
+from sightline.sentence_transformers_folder import (
+    Recipe,
+    check_room,
+    fit_pooler,
+    positions,
+    read_recipe,
+    tokenizer_sha256,
+)
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
+    from sightline.cache import TokenSet
     from train.embed import Embedder
     from train.run_spec import StudentConfig
+
+
+def recipe_of(config: StudentConfig) -> tuple[Recipe, Recipe]:
+    """How a run uses its student, and how the student's folder or hub model says to.
+
+    With another pooling than the folder's, the run trains the encoder without the modules after it.
+    """
+    try:
+        own = read_recipe(config.source)
+    except SightlineError:
+        if config.pooling is None:
+            raise
+        own = read_recipe(config.source, bare=True)
+    prompt = own.prompt if config.prompt is None else config.prompt
+    if config.pooling in (None, own.pooling):
+        used = replace(own, pooling=own.pooling or "cls", prompt=prompt)
+    else:
+        bare = {"normalize": False, "pools_prompt": True, "modules": ()}
+        used = replace(own, pooling=config.pooling, prompt=prompt, **bare)
+    used.check_prompt(config.model, prompt)
+    return used, own
 
 
 def load_student(config: StudentConfig) -> tuple[Embedder, nn.Module | None]:
@@ -30,8 +61,9 @@ def load_student(config: StudentConfig) -> tuple[Embedder, nn.Module | None]:
     """
     from train.embed import Embedder
 
-    embedder = Embedder.load(config.source, config.pooling or "cls", device="cpu")
-    embedder.prompt = config.prompt
+    recipe, _ = recipe_of(config)
+    embedder = Embedder.by_recipe(config.source, recipe, device="cpu")
+    check_room(config.model, embedder.tokenizer, recipe.prompt, config.max_length)
     pooler: Any = getattr(embedder.model, "pooler", None)
     fit_pooler(embedder.model, config.model, embedder.pooling)
     if config.layers is not None:
@@ -103,32 +135,20 @@ def merged(encoder: PreTrainedModel) -> PreTrainedModel:
     return whole.requires_grad_(True)
 
 
-def check_tokenizer(
-    student: Embedder,
-    samples: Mapping[str, list[tuple[str, list[int]]]],
-    max_length: int,
-    vocabulary_size: int,
-) -> None:
-    """Refuse token sets made with another tokenizer, by tokenising a few of their texts again."""
+def check_tokens(student: Embedder, config: StudentConfig, sets: Collection[TokenSet]) -> None:
+    """Refuse token sets of another tokenizer, and a length beyond the student's positions."""
     limit = positions(student.model.config)
-    if limit is not None and max_length > limit:
+    if limit is not None and config.max_length > limit:
         raise SightlineError(
-            f"max_length is {max_length}, but the student has positions for {limit} tokens; run "
-            f"`sightline tokens` and train with `--max-length {limit}` or less"
+            f"max_length is {config.max_length}, but the student has positions for {limit} tokens; "
+            f"run `sightline tokens` and train with `--max-length {limit}` or less"
         )
-    rows = int(student.model.config.vocab_size)
-    if vocabulary_size > rows:
-        raise SightlineError(
-            f"the token sets have a vocabulary of {vocabulary_size}, but the student has "
-            f"embeddings for {rows}; run `sightline tokens` with this student"
-        )
-    for stream, texts in samples.items():
-        whole = [student.prompt + text for text, _ in texts]
-        tokens_of = token_ids(student.tokenizer, whole, max_length)
-        for (text, ids), tokens in zip(texts, tokens_of, strict=True):
-            if tokens != ids:
-                raise SightlineError(
-                    f"the token set of the {stream} stream was not made with the student's "
-                    f"tokenizer: {text[:60]!r} is {ids[:8]} … there and {tokens[:8]} … here; "
-                    "run `sightline tokens` with this student"
-                )
+    own = tokenizer_sha256(student.tokenizer)
+    for tokens in sets:
+        if tokens.header.tokenizer_sha256 != own:
+            raise SightlineError(
+                f"{tokens.path}: made with another tokenizer (of {tokens.header.student}) than "
+                f"that of {config.model}; make them again with `sightline tokens --student "
+                f"{shlex.quote(config.source)}`, or leave out `--tokens`; in a graph: `sightline "
+                "repro --force tokens`"
+            )

@@ -302,12 +302,12 @@ def build_model(inputs: RunInputs) -> tuple[Student, Embedder, nn.Module | None]
     import torch
 
     from train.model import Student
-    from train.student import check_tokenizer, load_student
+    from train.student import check_tokens, load_student
 
     spec, train, data = inputs.spec, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
-    embedder, pooler = load_student(spec.student.model_copy(update={"pooling": inputs.pooling}))
-    check_tokenizer(embedder, data.samples, spec.student.max_length, data.vocabulary_size)
+    embedder, pooler = load_student(spec.student)
+    check_tokens(embedder, spec.student, data.token_sets.values())
     model = Student(
         embedder.model,
         inputs.objective,
@@ -358,7 +358,7 @@ def _export(
     card = model_card(summary, inputs.objective.source, inputs.pooling)
     with room_for("the model", folder.path):
         with quiet():
-            export_model(results / MODEL_FOLDER, embedder, card, pooler)
+            export_model(results / MODEL_FOLDER, embedder, card, inputs.recipe, pooler)
             check_export(results / MODEL_FOLDER, embedder)
         export_heads(results / HEADS_FILE, model.objective.heads)
         return folder.finish(summary, results)
@@ -375,7 +375,11 @@ def _summary(
     return RunSummary(
         **spec.model_dump(mode="json", include={"run", "objective", "seed", "train"}),
         parameters=inputs.objective.describe(),
-        student={**spec.student.model_dump(mode="json"), "pooling": inputs.pooling},
+        student={
+            **spec.student.model_dump(mode="json"),
+            "pooling": inputs.pooling,
+            "prompt": inputs.recipe.prompt,
+        },
         data=data.source,
         dropped_pairs=data.dropped_pairs,
         dropped_phrases=data.dropped_phrases,

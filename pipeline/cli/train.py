@@ -223,6 +223,7 @@ def _need_of(chosen: Objective, folder: str, kind: str, sets: Mapping[str, Path]
 def _tokens_beside(data: Path | None, text: Path | None, student: StudentConfig) -> Path:
     """Where the tokens of these data sets are kept if the user names no folder."""
     from sightline.cache.keys import key_of_file, key_of_text
+    from sightline.sentence_transformers_folder import prompt_of
 
     folders = [folder.resolve() for folder in (data, text) if folder is not None] or [Path()]
     sets = "+".join(dict.fromkeys(folder.name for folder in folders))
@@ -230,8 +231,8 @@ def _tokens_beside(data: Path | None, text: Path | None, student: StudentConfig)
     file = Path(student.model) / "tokenizer.json"
     if file.is_file():  # two students may have folders of one name
         name += f"-{key_of_file(file).hex()[:8]}"
-    if student.prompt:
-        name += f"-{key_of_text(student.prompt).hex()[:8]}"
+    if prompt := prompt_of(student.source, student.prompt):
+        name += f"-{key_of_text(prompt).hex()[:8]}"
     return folders[0].parent / "tokens" / name
 
 

@@ -23,6 +23,7 @@ from sightline.sentence_transformers_folder import (
     Recipe,
     check_encoder,
     check_first_token,
+    check_room,
     check_vocabulary,
     count_longer,
     fit_pooler,
@@ -73,6 +74,7 @@ def build_text(config: TransformersConfig, device: torch.device, precision: str)
         model, f"transformers/{source.title}", spec, revision=source.revision, source=source
     )
     max_length = _max_length(config, source, tokenizer, settings)
+    check_room(config.model, tokenizer, prompt, max_length, setting="max_length")
 
     def forward(ids: Tensor, mask: Tensor) -> Tensor:
         output = model(
@@ -140,7 +142,8 @@ def _prompt(config: TransformersConfig, recipe: Recipe) -> str:
     """What comes before every text: the user's words, or those that the folder has for a name."""
     name = config.prompt_name
     if name is None:
-        return recipe.prompt if config.prompt is None else config.prompt
+        own = recipe.prompt if config.pooling is None else ""  # a given pooling is the bare encoder
+        return own if config.prompt is None else config.prompt
     if config.prompt is not None:
         raise SightlineError(f"{config.model}: prompt and prompt_name are both given; choose one")
     if name not in recipe.prompts:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
+from sightline.pretrained import Pretrained, check_finite
 from sightline.user_files import OBJECT, read_json
 
 _SHOWN = 3
@@ -157,6 +157,7 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str, mo
             f"{'; '.join(problems)}. Use the model these weights were made for, or other weights"
         )
     module.load_state_dict(dict(state), strict=False)
+    check_finite(source, module)
 
 
 def build_model(source: Pretrained, spec: WeightsSpec, architecture: Any, settings: Any) -> Any:

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from sightline.errors import SightlineError
 from sightline.pooling import check_pooling, pool
+from sightline.sentence_transformers_folder import Recipe
 from train.embed import Embedder
 from train.export import export_model
 
@@ -56,7 +57,7 @@ def test_equals_sentence_transformers(kind, pooling, normalize, tmp_path):
     save_as_theirs(tmp_path / "theirs", save_model(tmp_path / kind, kind), pooling, normalize)
     if kind == "roberta":  # it would run past the last position otherwise
         edit(tmp_path / "theirs/sentence_bert_config.json", max_seq_length=39)
-    export_model(tmp_path / "ours", Embedder(*make_encoder(kind), pooling), "A card.\n")
+    export_model(tmp_path / "ours", Embedder(*make_encoder(kind), pooling), "A card.\n", Recipe())
     texts = [*SENTENCES, "a dog " * 60, "an owl, ünknown", " a  dog\n"]
     for folder in (tmp_path / "theirs", tmp_path / "ours"):
         theirs = SentenceTransformer(str(folder), device="cpu")

@@ -17,6 +17,7 @@ from transformers import BertConfig, BertModel
 
 from sightline.cache import (
     PhraseTokenHeader,
+    TokenSet,
     as_keys,
     key_of_bytes,
     key_of_text,
@@ -120,7 +121,8 @@ class Features:
             phrases += self.named[key]
         images, keys = (as_keys(column) for column in zip(*pairs, strict=True))
         starts, ends, cutouts = (list(column) for column in zip(*phrases, strict=True))
-        header = PhraseTokenHeader("tiny", "0" * 64, MAX_LENGTH, len(phrases))
+        digest = TokenSet.open(self.world.root / "tokens").header.tokenizer_sha256
+        header = PhraseTokenHeader("tiny", digest, MAX_LENGTH, len(phrases))
         keys = pair_keys(images, keys)
         write_phrase_tokens(self.phrases, header, keys, as_keys(cutouts), starts, ends)
         rng = np.random.default_rng(5)

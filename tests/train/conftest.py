@@ -30,6 +30,7 @@ from sightline.cache import (
     write_manifest,
     write_tokens,
 )
+from sightline.sentence_transformers_folder import tokenizer_sha256
 from train.loop import Callback
 from train.records import RunState, RunSummary
 from train.run_spec import RunSpec
@@ -202,7 +203,8 @@ def _write_student(root: Path, texts: list[str]) -> None:
     BertModel(config).save_pretrained(folder)
     tokenizer = BertTokenizerFast.from_pretrained(folder)
     ids = tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
-    header = TokenHeader("tiny", "0" * 64, MAX_LENGTH, 0, len(tokenizer))
+    digest = tokenizer_sha256(tokenizer)
+    header = TokenHeader("tiny", digest, MAX_LENGTH, 0, len(tokenizer))
     write_tokens(root / "tokens", header, keys_of_texts(texts), ids)
 
 

@@ -23,12 +23,12 @@ from transformers import (
 )
 
 from sightline.errors import SightlineError
+from sightline.sentence_transformers_folder import Recipe
 from train import export
 from train.embed import Embedder
 from train.export import PROBES, check_export, export_model
-from train.run_inputs import pooling_of
 from train.run_spec import StudentConfig
-from train.student import load_student
+from train.student import load_student, recipe_of
 
 TEXT = "a black dog runs on the beach two children play in snow and white stone wall"
 WORDS = [*dict.fromkeys(TEXT.split())]
@@ -83,13 +83,13 @@ def as_sentence_transformer(
 
 
 def loaded(folder: Path, pooling: str | None = None) -> tuple[Embedder, nn.Module | None]:
-    config = StudentConfig.model_validate({"model": str(folder), "pooling": pooling})
-    return load_student(config.model_copy(update={"pooling": pooling_of(config)[0]}))
+    return load_student(StudentConfig.model_validate({"model": str(folder), "pooling": pooling}))
 
 
-def exported(folder: Path, out: Path, pooling: str | None = None) -> Embedder:
-    trained, pooler = loaded(folder, pooling)
-    export_model(out, trained, "A card.\n", pooler)
+def exported(folder: Path, out: Path, **settings: object) -> Embedder:
+    config = StudentConfig.model_validate({"model": str(folder), **settings})
+    trained, pooler = load_student(config)
+    export_model(out, trained, "A card.\n", recipe_of(config)[0], pooler)
     check_export(out, trained)
     return trained
 
@@ -103,7 +103,95 @@ def test_the_folders_own_pooling_and_length_are_followed_and_exported(tmp_path):
     theirs = Embedder.load(folder, device="cpu")
     np.testing.assert_allclose(ours.encode(PROBES), theirs.encode(PROBES), atol=1e-6)
     config = StudentConfig.model_validate({"model": str(folder), "pooling": "cls"})
-    assert pooling_of(config) == ("cls", "mean")  # which the run says
+    assert [recipe.pooling for recipe in recipe_of(config)] == ["cls", "mean"]  # which the run says
+
+
+PROMPTS = {"query": "a white dog ", "document": ""}
+
+
+def described(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "config_sentence_transformers.json").read_text())
+
+
+def as_described(folder: Path, *more: str, **settings: object) -> Path:
+    """A folder with modules after the pooling, prompts and a similarity."""
+    as_sentence_transformer(folder)
+    modules = json.loads((folder / "modules.json").read_text())
+    for kind in more:
+        number = len(modules)
+        modules.append(
+            {"idx": number, "name": str(number), "path": f"{number}_{kind}", "type": kind}
+        )
+    (folder / "modules.json").write_text(json.dumps(modules))
+    described = {"prompts": PROMPTS, "default_prompt_name": "query", **settings}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(described))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("prompt", "default", "prompts"),
+    [
+        (None, "query", PROMPTS),
+        ("", None, PROMPTS),
+        ("two ", "trained", {**PROMPTS, "trained": "two "}),
+    ],
+)
+def test_prompts_normalisation_and_similarity_go_out(tmp_path, prompt, default, prompts):
+    folder = as_described(student(tmp_path / "base"), "Normalize", similarity_fn_name="dot")
+    trained = exported(folder, tmp_path / "out", prompt=prompt)
+    assert trained.prompt == prompts.get(default, "")
+    out = described(tmp_path / "out")
+    assert (out["prompts"], out["default_prompt_name"]) == (prompts, default)
+    assert out["similarity_fn_name"] == "dot"
+    ours = Embedder.load(tmp_path / "out", device="cpu").encode(PROBES)
+    np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(ours, trained.encode(PROBES), atol=1e-6)
+    if prompt is None:
+        theirs = Embedder.load(folder, device="cpu").encode(PROBES)
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("module", ["Dense", "LayerNorm", "WeightedLayerPooling"])
+def test_another_module_is_refused_or_left_out_by_another_pooling(tmp_path, module):
+    folder = as_described(student(tmp_path / "base"), module, "Normalize")
+    with pytest.raises(SightlineError, match=rf"base: modules\.json lists a {module} module"):
+        loaded(folder)
+    trained = exported(folder, tmp_path / "out", pooling="cls")
+    assert (trained.pooling, trained.normalize, trained.prompt) == ("cls", False, "a white dog ")
+    used, own = recipe_of(StudentConfig.model_validate({"model": str(folder), "pooling": "cls"}))
+    assert (used.modules, own.modules) == ((), ("Pooling", module, "Normalize"))
+
+
+def test_a_prompt_that_the_folder_does_not_pool_is_refused_unless_left_out(tmp_path):
+    folder = as_described(student(tmp_path / "base"))
+    config = json.loads((folder / "1_Pooling/config.json").read_text())
+    (folder / "1_Pooling/config.json").write_text(json.dumps({**config, "include_prompt": False}))
+    for prompt in (None, "two "):
+        settings = {"model": str(folder), "prompt": prompt}
+        with pytest.raises(SightlineError, match="leaves the tokens of a prompt out"):
+            load_student(StudentConfig.model_validate(settings))
+    assert exported(folder, tmp_path / "out", prompt="").prompt == ""
+
+
+def test_a_prompt_that_leaves_no_room_for_a_text_is_refused(tmp_path):
+    folder = as_sentence_transformer(student(tmp_path / "base"), max_seq_length=None)
+    long = "a black dog runs on " * 2  # 10 tokens and 2 special ones
+    for length, fits in ((12, False), (13, True)):
+        config = StudentConfig.model_validate(
+            {"model": str(folder), "prompt": long, "max_length": length}
+        )
+        if fits:
+            assert load_student(config)[0].prompt == long
+            continue
+        message = (
+            r"base: the prompt has 12 tokens, special tokens included, and of a text only 12 are "
+            r"read, so all texts would be alike; raise max_length \(`--max-length`\) above 12, or"
+        )
+        with pytest.raises(SightlineError, match=message):
+            load_student(config)
+    config = StudentConfig.model_validate({"model": str(folder), "prompt": long * 40})
+    with pytest.raises(SightlineError, match=r"shorten the prompt: the encoder has positions for"):
+        load_student(config)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +259,7 @@ def test_the_pooler_goes_out_as_it_came_in(tmp_path):
 def test_an_export_that_embeds_otherwise_is_refused(tmp_path, monkeypatch, installed):
     monkeypatch.setattr(export, "find_spec", lambda name: installed or None)
     trained, pooler = loaded(student(tmp_path / "base"))
-    export_model(tmp_path / "out", trained, "A card.\n", pooler)
+    export_model(tmp_path / "out", trained, "A card.\n", Recipe(), pooler)
     check_export(tmp_path / "out", trained)
     config = tmp_path / "out/1_Pooling/config.json"
     swapped = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}

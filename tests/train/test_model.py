@@ -14,17 +14,16 @@ from conftest import KillAfter, Killed, assert_alike, assert_equal, silent, weig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from transformers import BertModel
+from transformers import AutoModel, AutoTokenizer, BertModel
 
 from sightline.errors import SightlineError
 from train.batch import TokenSpans
-from train.data import TrainingData, first_paired
+from train.data import first_paired
 from train.gradient_cache import CachedEmbeddings, chunks_of, split
 from train.loop import Callback
 from train.model import length_groups
-from train.objectives import make_objective
 from train.run_spec import StudentConfig
-from train.student import check_tokenizer, load_student
+from train.student import check_tokens, load_student
 from train.train_run import train_run
 
 CPU = torch.device("cpu")
@@ -245,21 +244,40 @@ def test_layers_keeps_the_first_ones(world, tmp_path):
     assert again.config.num_hidden_layers == 1
 
 
-def test_tokens_that_the_student_cannot_have_made_are_refused(world, tmp_path):
+@pytest.mark.parametrize("change", ["swapped", "added", "copied"])
+def test_tokens_of_another_tokenizer_are_refused_wherever_they_lie(world, tmp_path, change):
     folder = tmp_path / "other"
     shutil.copytree(world.student, folder)
     text = (folder / "tokenizer.json").read_text()
-    swapped = text.replace('"circle"', '"\x00"').replace('"square"', '"circle"')
-    (folder / "tokenizer.json").write_text(swapped.replace('"\x00"', '"square"'))
-    data = TrainingData(world.spec(tmp_path / "unused"), make_objective("simcse", {}))
-    embedder, _ = load_student(student(world, model=str(folder)))
-    with pytest.raises(SightlineError, match="not made with the student's tokenizer"):
-        check_tokenizer(embedder, data.samples, 16, data.vocabulary_size)
-    with pytest.raises(SightlineError, match="vocabulary of 999"):
-        check_tokenizer(embedder, {}, 16, 999)
-    check_tokenizer(embedder, {}, 32, data.vocabulary_size)
+    if change == "swapped":
+        swapped = text.replace('"circle"', '"\x00"').replace('"square"', '"circle"')
+        (folder / "tokenizer.json").write_text(swapped.replace('"\x00"', '"square"'))
+    if change == "added":  # of which none of the texts has one
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.add_tokens(["zebra crossing"])
+        model = AutoModel.from_pretrained(folder, add_pooling_layer=False)
+        model.resize_token_embeddings(len(tokenizer))
+        for part in (model, tokenizer):
+            part.save_pretrained(folder)
+    base = world.spec(tmp_path / "run", train={"max_steps": 1})
+    spec = base.model_copy(update={"student": student(world, model=str(folder), max_length=16)})
+    if change == "copied":
+        assert train_run(spec, say=lambda line: None).steps == 1
+        return
+    message = (
+        rf"made with another tokenizer \(of tiny\) than that of {folder}; make them again with "
+        rf"`sightline tokens --student {folder}`, or leave out `--tokens`"
+    )
+    with pytest.raises(SightlineError, match=message):
+        train_run(spec, say=lambda line: None)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+
+
+def test_a_length_beyond_the_students_positions_is_refused(world):
+    embedder, _ = load_student(student(world))
+    check_tokens(embedder, student(world, max_length=32), [])
     with pytest.raises(SightlineError, match="max_length is 33, but the student has positions for"):
-        check_tokenizer(embedder, {}, 33, data.vocabulary_size)
+        check_tokens(embedder, student(world, max_length=33), [])
 
 
 @pytest.mark.parametrize("pooling", ["pooler", "first_last_mean"])

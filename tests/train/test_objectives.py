@@ -16,7 +16,7 @@ from cases import FIVE, TEACHERS, case_of, paired, terms_of
 from conftest import MAX_LENGTH, silent
 from torch.nn.functional import cosine_similarity
 
-from sightline.cache import PhraseTokenHeader, as_keys, write_phrase_tokens
+from sightline.cache import PhraseTokenHeader, TokenSet, as_keys, write_phrase_tokens
 from sightline.errors import SightlineError
 from sightline.settings import unknown
 from train.batch import TokenSpans
@@ -386,8 +386,9 @@ def test_missing_objects_and_unfit_phrases_are_named(features, tmp_path):
     rows = features.rows["object/clip"]
     features.write("object/few", dict(list(rows.items())[2:]))
     key = as_keys([b"k" * 32])
-    for name, digest, length in (("other", "1", 0), ("short", "0", -1), ("foreign", "0", 0)):
-        header = PhraseTokenHeader("tiny", digest * 64, MAX_LENGTH + length, 1)
+    own = TokenSet.open(features.world.root / "tokens").header.tokenizer_sha256
+    for name, digest, length in (("other", "1" * 64, 0), ("short", own, -1), ("foreign", own, 0)):
+        header = PhraseTokenHeader("tiny", digest, MAX_LENGTH + length, 1)
         write_phrase_tokens(tmp_path / name, header, key, key, [1], [2])
     for phrases, message in (
         (None, "make them with `sightline tokens --phrases`"),

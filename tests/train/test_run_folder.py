@@ -444,10 +444,14 @@ def test_a_full_disk_at_a_checkpoint_is_named_and_the_one_before_stays(
     assert_equal(weights_of(killed), weights_of(finished_run))
 
 
-def test_a_full_disk_at_the_export_is_named_and_the_same_command_goes_on(world, killed, monkeypatch):
+def test_a_full_disk_at_the_export_is_named_and_the_same_command_goes_on(
+    world, killed, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr("train.train_run.export_heads", lambda path, heads: full(path))
-        with pytest.raises(SightlineError, match=r"run: no room to write the model \(No space left"):
+        with pytest.raises(
+            SightlineError, match=r"run: no room to write the model \(No space left"
+        ):
             train_run(world.spec(killed), say=silent)
     assert RunFolder(killed).state().step == 6
     assert train_run(world.spec(killed), say=silent).steps == 6
