@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import load_file, save, save_file
@@ -26,18 +26,19 @@ from torch.amp.grad_scaler import GradScaler
 from sightline import devices
 from sightline.devices import peak_memory
 from sightline.errors import SightlineError
+from sightline.plugins import wrong
 from train.batch import Batch
 from train.data import TrainingData, make_feed
 from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, Student
-from train.objectives.module import outside_packages, statistics_of
+from train.objectives.module import AwaitedTerms, outside_packages, statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import LOOP_FILE, MODEL_FILE, RunFolder
 from train.run_spec import TrainConfig
-from train.schedule import micro_batches, optimizer_steps
+from train.schedule import Stream, micro_batches, optimizer_steps
 
 SAVE_SECONDS = 600.0
 """From one checkpoint to the next, unless `save_steps` says how many steps."""
@@ -107,6 +108,9 @@ class Loop:
         self._dev_score = dev_score
         self._callbacks = callbacks
         self._window = LogWindow()
+        rows = {"pairs": data.schedule.pairs, "text": data.schedule.text}
+        streams: list[Stream] = [name for name in get_args(Stream) if rows[name]]
+        self._awaited = AwaitedTerms(model.objective.params, streams)
         self.state = state
         state.steps = optimizer_steps(config, data.schedule)
 
@@ -215,6 +219,7 @@ class Loop:
         }
         self._seed_objective("forward", batch.k)
         terms = self._model.terms(batch, embeddings)
+        self._awaited.take(batch, {k: v for k, v in terms.items() if k != TOTAL}, terms[TOTAL])
         loss = terms[TOTAL] / parts
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         gradients = dict[str, Tensor]()  # of this process's rows
@@ -222,6 +227,9 @@ class Loop:
             if rows.grad is not None:
                 share = ranges[name][rank]
                 gradients[name] = rows.grad[:, share.start : share.stop]
+        if not gradients and not self.state.step:
+            expected = "terms of the embeddings, with a gradient"
+            raise wrong(self._model.objective.params, "terms", [*terms], expected)
         own.backward(gradients)
         terms = {name: term.detach() for name, term in terms.items()}
         self._window.add(terms, statistics_of(self._model.objective.params, batch), parts)

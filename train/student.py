@@ -17,16 +17,24 @@ from sightline.sentence_transformers_folder import (
     fit_pooler,
     positions,
     read_recipe,
+    token_ids,
     tokenizer_sha256,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
     from transformers import PreTrainedModel
 
     from sightline.cache import TokenSet
     from train.embed import Embedder
+    from train.evaluate.similarity import GradedPairs
     from train.run_spec import StudentConfig
+
+
+_MOST_UNKNOWN = 0.5
+"""The largest share of a dev set's tokens that the student's tokenizer may not know."""
 
 
 def recipe_of(config: StudentConfig) -> tuple[Recipe, Recipe]:
@@ -152,3 +160,28 @@ def check_tokens(student: Embedder, config: StudentConfig, sets: Collection[Toke
                 f"{shlex.quote(config.source)}`, or leave out `--tokens`; in a graph: `sightline "
                 "repro --force tokens`"
             )
+
+
+def check_dev(student: Embedder, dev: GradedPairs, source: Path) -> None:
+    """Refuse a dev set of words that the student does not know, or of pairs alike to it."""
+    tokenizer: Any = student.tokenizer
+    first, second = (
+        token_ids(tokenizer, [student.prompt + text for text in texts], student.max_length)
+        for texts in (dev.first, dev.second)
+    )
+    known = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    words = [each for row in (*first, *second) for each in row if each not in known]
+    unknown = words.count(tokenizer.unk_token_id) / max(1, len(words))
+    if unknown > _MOST_UNKNOWN:
+        raise SightlineError(
+            f"{source}: {100 * unknown:.0f} % of its tokens are {tokenizer.unk_token}, words that "
+            "the student's tokenizer does not know, so its scores would mean nothing; give a dev "
+            "set in the student's language, or another student"
+        )
+    # the cosine of equal rows is 1, whatever they are
+    cosines = {frozenset(map(tuple, pair)) for pair in zip(first, second, strict=True)}
+    if len({pair if len(pair) > 1 else None for pair in cosines}) < 2:
+        raise SightlineError(
+            f"{source}: all its pairs are alike to the student, which reads {student.max_length} "
+            "tokens of a text, so their correlation is not defined; give pairs that differ"
+        )

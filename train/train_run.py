@@ -302,12 +302,14 @@ def build_model(inputs: RunInputs) -> tuple[Student, Embedder, nn.Module | None]
     import torch
 
     from train.model import Student
-    from train.student import check_tokens, load_student
+    from train.student import check_dev, check_tokens, load_student
 
     spec, train, data = inputs.spec, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
     embedder, pooler = load_student(spec.student)
     check_tokens(embedder, spec.student, data.token_sets.values())
+    if inputs.dev is not None and spec.dev is not None:
+        check_dev(embedder, inputs.dev, spec.dev)
     model = Student(
         embedder.model,
         inputs.objective,

@@ -273,6 +273,39 @@ def test_tokens_of_another_tokenizer_are_refused_wherever_they_lie(world, tmp_pa
     assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (
+            [("两只 狗", "一只 猫"), ("雪", "一只 狗 在 雪"), ("猫", "a")],
+            r"\d+ % of its tokens are",
+        ),
+        (
+            [("a circle", "a  circle"), ("the square", "the square")],
+            "all its pairs are alike",
+        ),
+        (
+            [("a circle", "a square"), ("a square", "a circle")],
+            "all its pairs are alike",
+        ),
+        ([("a circle", "a square"), ("a square", "a square")], ""),
+    ],
+)
+def test_a_dev_set_that_says_nothing_is_named_before_the_first_step(
+    world, tmp_path, pairs, message
+):
+    rows = [f"{number}\t{one}\t{other}" for number, (one, other) in enumerate(pairs)]
+    dev = tmp_path / "dev.tsv"
+    dev.write_text("\n".join(["score\tsentence1\tsentence2", *rows]) + "\n", "utf-8")
+    spec = world.spec(tmp_path / "run", dev=dev, train={"max_steps": 1})
+    if not message:
+        assert train_run(spec, say=silent).steps == 1
+        return
+    with pytest.raises(SightlineError, match=rf"dev\.tsv: {message}"):
+        train_run(spec, say=silent)
+    assert not (tmp_path / "run/checkpoints/state.json").exists()
+
+
 def test_a_length_beyond_the_students_positions_is_refused(world):
     embedder, _ = load_student(student(world))
     check_tokens(embedder, student(world, max_length=32), [])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from cases import Case, Features
+from cases import Case, Features, case_of
 from conftest import silent
 from safetensors.torch import load_file
 
 from sightline.errors import SightlineError
-from train.objectives import OBJECTIVES, ObjectiveModule
+from train.data import first_paired
+from train.loop import Callback
+from train.objectives import OBJECTIVES, ObjectiveModule, make_objective
 from train.objectives.mcse import MCSE
+from train.objectives.module import AwaitedTerms
 from train.rows import SecondTexts
 from train.run_inputs import RunInputs
 from train.train_run import train_run
@@ -40,6 +44,14 @@ class Brings(MCSE):
 
     def statistics(self, batch):
         return self.act.get("statistics", lambda _: {})(batch)
+
+    @property
+    def weights(self):
+        return super().weights | self.act.get("weights", dict)()
+
+    def terms(self, heads, batch, embeddings):
+        terms = super().terms(heads, batch, embeddings)
+        return self.act.get("terms", lambda batch, terms: terms)(batch, terms)
 
     def build(self, hidden, dims):
         return BringsModule(self, hidden, dims)
@@ -240,3 +252,94 @@ def test_what_needs_no_gradient_is_not_trained(brings, tmp_path):
     assert {name for name in begun if name.startswith("embeddings.")} == same - {
         name for name in same if name.startswith("pooler.")
     }
+
+
+# ---- terms that are declared and not given ------------------------------------------------------
+
+
+def zero_in(stream):
+    """A term that is a 0 with a gradient in batches of one stream, and left out in others."""
+
+    def terms(batch, terms):
+        return terms | ({"more": 0 * terms["text"]} if batch.stream == stream else {})
+
+    return terms
+
+
+@pytest.mark.parametrize("stream", ["pairs", "text"])
+def test_a_term_of_one_stream_alone_is_awaited_until_that_one_comes(brings, tmp_path, stream):
+    case = brings(weights=lambda: {"more": 0.5}, terms=zero_in(stream))
+    assert train_run(case.spec(tmp_path / "run", max_steps=6), say=silent).steps == 6
+
+
+def test_a_term_that_never_comes_is_named_when_both_streams_have_had_a_batch(brings, tmp_path):
+    case = brings(weights=lambda: {"more": 0.5})
+    steps = []
+    message = r"Brings: terms of a batch of (pairs|text): found .*, expected more as well"
+    with pytest.raises(SightlineError, match=message):
+        train_run(case.spec(tmp_path / "run", max_steps=6), say=silent, callbacks=[Steps(steps)])
+    streams = [case.data().schedule.draw(k).stream for k in range(len(steps) + 1)]
+    assert set(streams) == {"pairs", "text"} != set(streams[:-1])
+    assert case.spec(tmp_path / "off", max_steps=2)
+    case = brings(weights=lambda: {"more": 0.0})
+    assert train_run(case.spec(tmp_path / "off", max_steps=6), say=silent).steps == 6
+
+
+class Steps(Callback):
+    """Notes the steps."""
+
+    def __init__(self, steps: list[int]) -> None:
+        self.steps = steps
+
+    def step(self, state: Any) -> None:
+        self.steps.append(state.step)
+
+
+def without_image(batch, terms):
+    return {name: term for name, term in terms.items() if name != "image"}
+
+
+def detached(batch, terms):
+    return {name: term.detach() for name, term in terms.items()}
+
+
+def detached_image(batch, terms):
+    return {name: term.detach() if name == "image" else term for name, term in terms.items()}
+
+
+def of_nothing(batch, terms):
+    return {"text": torch.ones((), requires_grad=True)}
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        (without_image, r"terms of a batch of pairs: found \['text'\] .*, expected image as well"),
+        (detached, r"terms: found .*, expected a term with a gradient"),
+        (detached_image, r"terms, image: found .*, expected a scalar with a gradient"),
+        (of_nothing, r"terms: found .*, expected terms of the embeddings, with a gradient"),
+    ],
+)
+def test_terms_without_what_they_declare_are_named_at_their_first_batch(
+    brings, tmp_path, terms, message
+):
+    case = brings(terms=terms)
+    steps = []
+    with pytest.raises(SightlineError, match=message):
+        train_run(case.spec(tmp_path / "run", max_steps=6), say=silent, callbacks=[Steps(steps)])
+    streams = [case.data().schedule.draw(k).stream for k in range(len(steps) + 1)]
+    assert "pairs" not in streams[:-1]
+
+
+def test_an_object_term_is_awaited_until_a_caption_has_two_phrases(features, monkeypatch):
+    case = case_of(features, "mcseo")
+    data, params = case.data(), make_objective("mcseo", case.parameters)
+    awaited = AwaitedTerms(params, ["pairs", "text"])
+    term = torch.ones((), requires_grad=True) * 1
+    batch = next(iter(first_paired(data, 20)))
+    few = replace(batch.blocks["phrases"], counts=np.ones_like(batch.phrases.counts))
+    terms = {"text": term, "image": term}
+    awaited.take(replace(batch, blocks={**batch.blocks, "phrases": few}), terms, term)
+    awaited.take(replace(batch, stream="text"), terms, term)
+    with pytest.raises(SightlineError, match="expected object as well"):
+        awaited.take(batch, terms, term)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sightline.plugins import OURS, expect, expect_all, expect_methods, package_of, wrong
 from train.batch import Batch, Embeddings
 from train.objectives.objective import PROJECTION_DIM, FeatureNeed, Objective
+from train.schedule import Stream
 
 if TYPE_CHECKING:
     from train.model import Student
@@ -110,6 +111,44 @@ def terms_of(module: ObjectiveModule, batch: Batch, embeddings: Embeddings) -> d
         if name not in weights or getattr(term, "shape", None) != ():
             raise wrong(params, f"terms, {name}", term, f"scalars named {', '.join(weights)}")
     return terms
+
+
+class AwaitedTerms:
+    """What an objective declares and has not yet given: its terms, and a gradient in each stream.
+
+    A term that reads features is due in the first batch that has what it reads; any other one when
+    each stream of the run has had a batch. A 0 with a gradient is a term too.
+
+    Args:
+        streams: of the run.
+    """
+
+    def __init__(self, params: Objective, streams: Iterable[Stream]) -> None:
+        self._params = params
+        self._terms = set(params.on(params.weights))
+        self._streams = set(streams)
+
+    def take(self, batch: Batch, terms: Mapping[str, Tensor], total: Tensor) -> None:
+        """The terms of a batch, and their weighted sum."""
+        if not total.requires_grad:
+            raise wrong(self._params, "terms", dict(terms), "a term with a gradient")
+        self._streams.discard(batch.stream)
+        for name in self._terms & terms.keys():
+            if not terms[name].requires_grad and terms[name] != 0:
+                raise wrong(self._params, f"terms, {name}", terms[name], "a scalar with a gradient")
+        self._terms -= terms.keys()
+        due = (name for name in self._params.on(sorted(self._terms)) if self._is_due(name, batch))
+        if missing := [*due]:
+            expected = f"{', '.join(missing)} as well, or a weight of 0"
+            raise wrong(self._params, f"terms of a batch of {batch.stream}", [*terms], expected)
+
+    def _is_due(self, term: str, batch: Batch) -> bool:
+        kinds = {need.row_of for need in self._params.features if term in need.terms}
+        if not kinds:
+            return not self._streams
+        if batch.stream != "pairs":
+            return False
+        return "object" not in kinds or bool((batch.phrases.counts >= 2).any())
 
 
 def outside_packages(module: ObjectiveModule) -> list[str]:

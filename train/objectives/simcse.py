@@ -1,7 +1,8 @@
 """SimCSE: two dropout views of one sentence attract, the rest of the batch repels.
 
 The text term of METHODS §1. It reads the captions of the paired stream as plain sentences, so that
-it trains on exactly the batches of a grounded objective (MCSE's table 1, "wiki+flickr").
+it trains on the batches of a grounded objective (MCSE's table 1, "wiki+flickr"): exactly on these
+if no image failed. The pairs of images that did are left out by that objective and kept by this.
 """
 
 from __future__ import annotations
