@@ -20,10 +20,11 @@ from sightline.cache.record import (
     Spec,
     read_record,
     set_output,
+    snapshot,
     to_bytes,
     write_record,
 )
-from sightline.cache.verify import verify
+from sightline.cache.verify import require_whole, verify
 from sightline.errors import CacheError, SightlineError
 from sightline.output import replacing_file
 from sightline.places import here, shown
@@ -39,9 +40,11 @@ def export_set(folder: Path, archive: Path | str) -> int:
 
     Verifies it first, so that no damaged set is exported.
     """
-    if faults := verify(folder):
-        raise CacheError(faults[0])
-    record = read_record(folder)
+    return snapshot(folder, lambda record: _export(folder, record, archive))
+
+
+def _export(folder: Path, record: SetRecord, archive: Path | str) -> int:
+    require_whole(folder, record)
     if isinstance(archive, str):
         with TemporaryDirectory() as scratch:
             _refuse_another(archive, folder, record)

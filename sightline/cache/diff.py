@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.record import FeatureSpec, SetRecord, kind_in_words, read_record
+from sightline.cache.record import FeatureSpec, SetRecord, kind_in_words, snapshot
 from sightline.cache.rows import Rows
 from sightline.cache.verify import all_sound
 from sightline.errors import CacheError
@@ -60,7 +60,10 @@ def compare(a: Path, b: Path) -> Difference:
 
     Of features, the rows whose digests differ are read, a few thousand at a time.
     """
-    first, second = read_record(a), read_record(b)
+    return snapshot(a, lambda first: snapshot(b, lambda second: _difference(a, first, b, second)))
+
+
+def _difference(a: Path, first: SetRecord, b: Path, second: SetRecord) -> Difference:
     _require_comparable(a, first, b, second)
     before, after = all_sound(a, first), all_sound(b, second)
     places = after.rows.find(before.rows.keys)

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sightline.cache.manifest import PHRASES, read_manifest
-from sightline.cache.sets import open_tables
+from sightline.cache.sets import open_tables, read_rows
 from sightline.cache.tables import DROPS
 
 
@@ -30,8 +29,7 @@ def read_grounding(folder: Path) -> tuple[pa.Table, dict[bytes, str]]:
 
     Columns are those of `sightline.cache.tables.GROUNDED`.
     """
-    _, rows, failed = open_tables(folder, "grounding")
-    return rows.gather(np.arange(len(rows))), failed
+    return read_rows(folder, "grounding")
 
 
 def groundings(folder: Path) -> tuple[Iterator[pa.Table], dict[bytes, str]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, overload
+from typing import Annotated, Any, Literal, TypeVar, get_args, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,6 +16,8 @@ from sightline.digest import digest
 from sightline.errors import CacheError, SightlineError
 from sightline.output import Output
 from sightline.settings import flatten
+
+T = TypeVar("T")
 
 SCHEMA = "sightline.set/3"
 FILE_NAME = "set.json"
@@ -384,6 +387,38 @@ def read_record(folder: Path, kind: str = "") -> SetRecord:
     return record
 
 
+def snapshot(
+    folder: Path, read: Callable[[Any], T], kind: Literal["features", ""] | TableKind = ""
+) -> T:
+    """What ``read`` makes of the record in ``folder`` and of the files that it lists.
+
+    All is of one moment: where another run has published by then, whose `gc` may even have removed
+    files of this record, it is read again.
+
+    Args:
+        read: gets the record.
+        kind: as of `read_record`.
+    """
+    while True:
+        record = read_record(folder, kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        try:
+            found = read(record)
+        except (CacheError, OSError):
+            if _is_current(folder, record):
+                raise
+        else:
+            if _is_current(folder, record):
+                return found
+
+
+def _is_current(folder: Path, record: SetRecord) -> bool:
+    """Whether no other set was published in ``folder`` since this record was read there."""
+    try:
+        return read_record(folder) == record
+    except (CacheError, OSError):
+        return True  # there is no other one
+
+
 def _checked_record(folder: Path, expected: str) -> SetRecord:
     """The record in ``folder``; ``expected`` names the set if there is none."""
     path = folder / FILE_NAME
@@ -391,6 +426,8 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
         raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
     try:
         body = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}") from error
     except (ValueError, RecursionError) as error:
         raise CacheError(f"{path}: truncated or not JSON ({error}); {_AGAIN}") from error
     if not isinstance(body, dict) or body.get("schema") != SCHEMA:
@@ -412,6 +449,9 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
         raise CacheError(f"{path}: {where}: {first['msg']}; {_AGAIN}") from error
     if record.fingerprint != record.spec.fingerprint:
         raise CacheError(f"{path}: its fingerprint does not match its description; {_AGAIN}")
+    names = Counter(shard.name for shard in record.shards)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise CacheError(f"{path}: lists {twice[0]} {names[twice[0]]} times; {_AGAIN}")
     return record
 
 

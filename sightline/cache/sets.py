@@ -29,11 +29,12 @@ from sightline.cache.manifest import key_array, key_column
 from sightline.cache.record import (
     FeatureSetRecord,
     Provenance,
+    SetRecord,
     TableKind,
     TableSetRecord,
     TableSpec,
-    read_record,
     set_output,
+    snapshot,
 )
 from sightline.cache.remote_sets import local_set
 from sightline.cache.rows import Rows, rows_of_no_file
@@ -47,7 +48,8 @@ class FeatureSet:
     """A published feature set, open for reading.
 
     Rows are numbered 0 … ``len(self) - 1`` in the order of their keys. Reading is safe from several
-    threads, after ``fork``, and after pickling (the other process opens the folder itself).
+    threads, after ``fork``, and after pickling: the other process opens the folder itself, and
+    refuses other rows, which a run may have published there meanwhile.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class FeatureSet:
         self.dtype = np.dtype(record.spec.dtype).newbyteorder("<")
 
     @classmethod
-    def open(cls, path: Path | str, fingerprint: str | None = None) -> FeatureSet:
+    def open(
+        cls, path: Path | str, fingerprint: str | None = None, content_digest: str | None = None
+    ) -> FeatureSet:
         """Open the feature set in folder ``path``.
 
         The first time, every byte is read and checked; what was sound is remembered in the run
@@ -71,24 +75,34 @@ class FeatureSet:
             path: folder that holds ``set.json``, or its URL: ``s3://``, ``gs://``, ``https://`` or
                 ``hf://datasets/OWNER/NAME@REVISION/…``; see `sightline.cache.remote_sets`.
             fingerprint: reject a set with a different fingerprint.
+            content_digest: reject a set with other rows, so that row numbers stay those of a set
+                that was opened before.
 
         Raises:
             CacheError: no such set, a different schema version, a damaged or missing file, an
-                invalid layout, or a fingerprint other than the one requested.
+                invalid layout, or another fingerprint or content than requested.
         """
         path = local_set(path)
-        record = read_record(path, "features")
-        if fingerprint is not None and record.fingerprint != fingerprint:
-            raise CacheError(
-                f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: its "
-                f"rows come from {record.spec.encoder.name} ({record.spec.encoder.source}) with "
-                "different weights, preprocessing or precision; rerun its stage"
-            )
-        require_sound(path, record)
-        rows, failed = read_index(path, record)
-        for number in range(len(record.shards)):
-            rows.shard(number)  # one clear error now, not in the middle of a training
-        return cls(path, record, rows, failed)
+
+        def read(record: FeatureSetRecord) -> FeatureSet:
+            if fingerprint is not None and record.fingerprint != fingerprint:
+                raise CacheError(
+                    f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: "
+                    f"its rows come from {record.spec.encoder.name} "
+                    f"({record.spec.encoder.source}) with different weights, preprocessing or "
+                    "precision; rerun its stage"
+                )
+            if content_digest is not None and record.content_digest != content_digest:
+                raise CacheError(
+                    f"{path}: holds other rows (content {record.content_digest[:16]}) than when it "
+                    f"was opened ({content_digest[:16]}): a run has published since; open it again"
+                )
+            rows, failed = _sound_rows(path, record)
+            for number in range(len(record.shards)):
+                rows.shard(number)  # one clear error now, not in the middle of a training
+            return cls(path, record, rows, failed)
+
+        return snapshot(path, read, "features")
 
     @property
     def dim(self) -> int:
@@ -147,7 +161,7 @@ class FeatureSet:
         return self.gather(self.rows(keys))
 
     def __reduce__(self) -> tuple:
-        return FeatureSet.open, (self.path, self.fingerprint)
+        return FeatureSet.open, (self.path, self.fingerprint, self.record.content_digest)
 
     def __repr__(self) -> str:
         return f"FeatureSet({str(self.path)!r}, {len(self)} × {self.dim} {self.dtype.name})"
@@ -164,9 +178,23 @@ def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Rows, di
     Raises:
         CacheError: missing, damaged, or of a different kind or version.
     """
-    record = read_record(folder, kind)
+    return snapshot(folder, lambda record: (record, *_sound_rows(folder, record)), kind)
+
+
+def read_rows(folder: Path, kind: TableKind) -> tuple[pa.Table, dict[bytes, str]]:
+    """All rows of such a set in the order of their keys, and the codes of failed keys."""
+
+    def read(record: TableSetRecord) -> tuple[pa.Table, dict[bytes, str]]:
+        rows, failed = _sound_rows(folder, record)
+        return rows.gather(np.arange(len(rows))), failed
+
+    return snapshot(folder, read, kind)
+
+
+def _sound_rows(folder: Path, record: SetRecord) -> tuple[Rows, dict[bytes, str]]:
+    """The rows of a set whose files are sound, and the codes of failed keys."""
     require_sound(folder, record)
-    return record, *read_index(folder, record)
+    return read_index(folder, record)
 
 
 def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int:
@@ -233,7 +261,11 @@ class TokenSet:
     def open(cls, path: Path | str) -> TokenSet:
         """Open the token set in folder ``path``, or at its URL."""
         path = local_set(path)
-        record, rows, _ = open_tables(path, "tokens")
+        return snapshot(path, lambda record: cls._of(path, record), "tokens")
+
+    @classmethod
+    def _of(cls, path: Path, record: TableSetRecord) -> TokenSet:
+        rows, _ = _sound_rows(path, record)
         header = _header(path, record, TokenHeader, "sightline tokens")
         lists, offsets = _lists(rows, "input_ids")
         ids = _int32(lists)
@@ -340,7 +372,11 @@ class PhraseTokens:
     def open(cls, path: Path | str) -> PhraseTokens:
         """Open the phrase tokens in folder ``path``, or at its URL."""
         path = local_set(path)
-        record, rows, _ = open_tables(path, "phrase-tokens")
+        return snapshot(path, lambda record: cls._of(path, record), "phrase-tokens")
+
+    @classmethod
+    def _of(cls, path: Path, record: TableSetRecord) -> PhraseTokens:
+        rows, _ = _sound_rows(path, record)
         header = _header(path, record, PhraseTokenHeader, "sightline tokens --phrases")
         lists, offsets = _lists(rows, "phrases")
         starts, ends, cutouts = lists.flatten()

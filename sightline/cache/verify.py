@@ -24,6 +24,7 @@ from sightline.cache.record import (
     TableSpec,
     read_record,
     set_output,
+    snapshot,
     to_bytes,
 )
 from sightline.cache.rows import Rows, Shard, rows_in
@@ -46,9 +47,30 @@ def verify(
     """
     folder = Path(folder)
     try:
-        record = read_record(folder)
+        snapshot(folder, lambda record: require_whole(folder, record, progress, rows=rows))
+    except Damaged as error:
+        return error.faults
     except CacheError as error:
         return [str(error)]
+    return []
+
+
+class Damaged(CacheError):
+    """A set is damaged.
+
+    Attributes:
+        faults: one line each.
+    """
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__(faults[0])
+        self.faults = faults
+
+
+def require_whole(
+    folder: Path, record: SetRecord, progress: Progress = lambda _: None, *, rows: bool = False
+) -> None:
+    """Raise `Damaged` unless the files of a set are whole; arguments as of `verify`."""
     faults: list[str] = []
     if (folder / FILE_NAME).read_bytes() != to_bytes(record):
         faults.append(f"{folder / FILE_NAME}: its content is valid, but the file was rewritten")
@@ -70,12 +92,13 @@ def verify(
             faults.append(
                 f"{folder}: content digest {digest[:16]}, expected {record.content_digest[:16]}"
             )
-    return faults
+    if faults:
+        raise Damaged(faults)
 
 
 def rows_to_compute(folder: Path) -> int:
     """How many rows `repair` took out of a sound set and no run has computed since."""
-    _, failed = read_index(folder, read_record(folder))
+    _, failed = snapshot(folder, lambda record: read_index(folder, record))
     return sum(code == DAMAGED for code in failed.values())
 
 
