@@ -1,13 +1,20 @@
-"""Arrays for Arrow, whose own conversion takes half a second to import pandas."""
+"""Arrays and files for Arrow: its own conversion imports pandas, its own paths are UTF-8."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+
+def os_file(path: Path, mode: Literal["r", "w"] = "r") -> pa.NativeFile:
+    """An open file, whatever the bytes of its name; as a path, Arrow may take it for a URL."""
+    return pa.OSFile(os.fsencode(path), mode)
 
 
 def number_array(values: NDArray[Any]) -> pa.Array:

@@ -119,13 +119,13 @@ def write_bytes(path: Path, data: bytes | memoryview, via: Path | None = None) -
 
 def folders_below(
     top: Path,
-    skipped: Callable[[str], bool],
+    skipped: Callable[[Path], bool],
     failed: Callable[[OSError], object] | None = None,
 ) -> Iterator[tuple[Path, list[str]]]:
     """Every folder at and below ``top`` with its files; links after all others, none twice.
 
     Args:
-        skipped: whether a folder of this name is passed over.
+        skipped: whether a folder is passed over.
         failed: takes the error of a folder that cannot be read; None: it is passed over.
     """
     linked, visited = deque([top]), set()
@@ -137,7 +137,7 @@ def folders_below(
                 continue
             visited.add((about.st_dev, about.st_ino))
             yield Path(parent), files
-            names[:] = sorted(name for name in names if not skipped(name))
+            names[:] = sorted(name for name in names if not skipped(Path(parent, name)))
             links = (Path(parent) / name for name in names)
             linked.extend(path for path in links if path.is_symlink())
 

@@ -43,8 +43,11 @@ RECORDS = {
 }
 """Every kind of record → what its folder holds."""
 _OURS = re.compile(rb'"schema": ?"sightline\.')
+REMEMBERED = "remembered.parquet"
+"""In a run folder: what was read of files (`sightline.cache.file_memory`)."""
 _RUN_FILES = ("plan.json", "failures.jsonl", "parts")
 """What runs keep in a run folder, besides its lock."""
+_RUN = ".run"
 _SCRATCH = "scratch-"
 _HEAD_BYTES = 4096
 _MOST_SYNCED = 100  # files of a folder; more are cheaper to rewrite than to sync
@@ -99,6 +102,11 @@ class Output:
             raise SightlineError(f"{folder}: {HOME_REMEDY}")
         self.given = folder
         self.folder = Path(os.path.realpath(folder))
+        if folder.name.endswith(_RUN) or self.folder.name.endswith(_RUN):
+            raise SightlineError(
+                f"{folder}: a folder NAME{_RUN} is for the files of runs that write to NAME; name "
+                "another output, or rename this one if it is one"
+            )
         self.run_folder = run_folder_of(self.folder)
         self.unfinished = self.run_folder
         self.record = record
@@ -160,6 +168,12 @@ class Output:
             )
         check_apart(self.run_folder, self._inputs)
         run = self.run_folder
+        if run.exists() and (_device(run) != _device(self.folder) or is_mount_point(run.resolve())):
+            leads = f" (a link to {run.readlink()})" if run.is_symlink() else ""
+            raise SightlineError(
+                f"{run}{leads} and {self.given} lie on two file systems, but what a run makes in "
+                "the first is moved into the second; put both on one"
+            )
         there = [name for name in _RUN_FILES if os.path.lexists(run / name)]
         if there and not os.path.lexists(run / "lock"):
             raise SightlineError(
@@ -365,8 +379,14 @@ def run_folder_of(folder: Path) -> Path:
     """Where runs that write to ``folder`` keep their own files; see `Output`."""
     folder = Path(os.path.realpath(folder))
     if is_mount_point(folder):
-        return folder / ".run"
-    return folder.with_name(folder.name + ".run")
+        return folder / _RUN
+    return folder.with_name(folder.name + _RUN)
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether runs keep their files there, so that no output is at or below it."""
+    names = ("lock", REMEMBERED, *_RUN_FILES)
+    return folder.name.endswith(_RUN) and any(os.path.lexists(folder / name) for name in names)
 
 
 @contextmanager
@@ -410,6 +430,19 @@ def write_file(path: Path, data: bytes, mark: bytes, inputs: Iterable[Path] = ()
     assert mark in data[:_HEAD_BYTES], f"{path.name}: lacks its mark {mark!r}"
     with replacing_file(path, mark, inputs) as part:
         part.write_bytes(data)
+
+
+def run_files(run_folder: Path) -> list[Path]:
+    """What runs keep in a run folder: their lock, and what a killed one left."""
+    files = [run_folder / name for name in ("lock", REMEMBERED, *_RUN_FILES)]
+    for name in ("parts", f"{_SCRATCH}*"):
+        files += [path for folder in run_folder.glob(name) for path in folder.rglob("*")]
+    return [path for path in files if path.is_file() or path.is_symlink()]
+
+
+def _device(path: Path) -> int:
+    """The file system that ``path`` is on, or would be made on."""
+    return next(place for place in (path, *path.parents) if place.exists()).stat().st_dev
 
 
 def _stays_inside(name: str) -> bool:

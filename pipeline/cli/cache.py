@@ -82,20 +82,22 @@ def info(
     from pipeline import provenance
     from pipeline.grounding import stats
     from sightline.cache.prepared import PreparedDataset
-    from sightline.cache.record import read_record
+    from sightline.cache.record import SetRecord, snapshot
 
-    record = read_record(path)
-    grounding = record.spec.kind == "grounding"
-    if data is not None and not grounding:
-        raise typer.BadParameter(
-            f"{path} is of kind {record.spec.kind}, not a grounding", param_hint="--data"
-        )
-    facts = provenance.about(path, record)
+    def facts_of(record: SetRecord) -> dict[str, Any]:
+        facts = provenance.about(path, record)
+        if record.spec.kind == "grounding":
+            captions = None if data is None else PreparedDataset.open(data).captions_manifest
+            facts["statistics"] = stats.statistics(path, captions)
+        elif data is not None:
+            raise typer.BadParameter(
+                f"{path} is of kind {record.spec.kind}, not a grounding", param_hint="--data"
+            )
+        return facts
+
+    facts = snapshot(path, facts_of)
     lines = {"Set": f"{facts['path']} ({facts['kind']})", **provenance.described(facts)}
-    if grounding:
-        captions = None if data is None else PreparedDataset.open(data).captions_manifest
-        facts["statistics"] = stats.statistics(path, captions)
-        lines |= stats.described(facts["statistics"])
+    lines |= stats.described(facts["statistics"]) if "statistics" in facts else {}
     if as_json:
         print_json(facts)
         return
@@ -175,24 +177,42 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be removed.")
     ] = False,
+    lost_runs: Annotated[
+        bool,
+        typer.Option(
+            "--lost-runs",
+            help="Remove folders NAME.run whose set NAME is gone too, with the unfinished work "
+            "in them.",
+        ),
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Remove what sets no longer reference: superseded files, and rows dropped by the manifest.
 
     Example: sightline cache gc data --dry-run
     """
-    from sightline.cache.compact import Garbage, collect, garbage
-    from sightline.cache.compact import compact as compact_set
+    from sightline.cache import compact as cache
 
     if compact and dry_run:
         raise typer.BadParameter("not with --dry-run", param_hint="--compact")
+    lost = cache.lost_runs(path) if path.is_dir() else {}
+    if lost and not lost_runs:
+        size = in_bytes(sum(waste.bytes for waste in lost.values()))
+        print(
+            f"warning: of {counted(len(lost), 'run folder')} the set is gone ({size}): "
+            f"{', '.join(map(str, lost))}; --lost-runs removes them, with unfinished work in them",
+            file=sys.stderr,
+        )
 
-    def garbage_of(folder: Path) -> Garbage:
-        if compact:
-            compact_set(folder)
-        return (garbage if dry_run else collect)(folder)
+    def garbage_of(folder: Path) -> cache.Garbage:
+        if folder in lost:
+            if not dry_run:
+                cache.remove_run(folder)
+            return lost[folder]
+        return cache.garbage(folder) if dry_run else cache.collect(folder, compact=compact)
 
-    with _of_each(sets_below(path), garbage_of) as garbage_of_sets:
+    folders = [*sets_below(path, required=not lost), *(lost if lost_runs else ())]
+    with _of_each(folders, garbage_of) as garbage_of_sets:
         if as_json:
             print_json({folder: asdict(waste) for folder, waste in garbage_of_sets.items()})
             return
@@ -210,7 +230,10 @@ app.command("import", cls=Command)(cache_exchange.import_set)
 
 @contextmanager
 def _of_each(folders: Iterable[Path], do: Callable[[Path], T]) -> Iterator[dict[str, T]]:
-    """What ``do`` gives for each set; an error of one stops no other, and comes after the block."""
+    """What ``do`` gives for each set; an error of one stops no other, and comes after the block.
+
+    That includes an error of its disk, which is full, or cannot be written or read.
+    """
     from sightline.errors import SightlineError
 
     results, faults = dict[str, T](), list[str]()
@@ -219,22 +242,26 @@ def _of_each(folders: Iterable[Path], do: Callable[[Path], T]) -> Iterator[dict[
             results[folder.as_posix()] = do(folder)
         except SightlineError as error:
             faults.append(str(error))
+        except OSError as error:
+            faults.append(f"{folder}: {error.strerror or error}")
     yield results
     if faults:
         raise SightlineError("\n".join(faults))
 
 
-def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
+def sets_below(path: Path, *, lost: bool = False, required: bool = True) -> list[Path]:
     """The sets at or below ``path``, behind links too; an error if there are none.
 
     Names links that lead nowhere, such as to a disk that is not mounted, on standard error.
 
     Args:
         lost: include folders with files of a set but no commit file.
+        required: raise if there are none.
     """
     from sightline.atomic_files import folders_below
     from sightline.cache import CacheError
     from sightline.cache.record import FILE_NAME
+    from sightline.output import is_run_folder
 
     if not path.is_dir():
         raise CacheError(
@@ -242,12 +269,12 @@ def sets_below(path: Path, *, lost: bool = False) -> list[Path]:
             "expected a set, or a folder of sets"
         )
     folders_of_sets: list[Path] = []
-    for parent, files in folders_below(path, lambda name: name.endswith(".run"), _raise):
+    for parent, files in folders_below(path, is_run_folder, _raise):
         if FILE_NAME in files or (lost and any(map(_LOST.fullmatch, files))):
             folders_of_sets.append(parent)
         else:
             _name_broken_links(parent, files)
-    if not folders_of_sets:
+    if required and not folders_of_sets:
         raise CacheError(
             f"{path}: no cache set here or below; create one with `sightline extract`, `ground` or "
             "`tokens`"

@@ -219,8 +219,8 @@ def files_below(folder: Path, root: Path, ignored: Counter[str]) -> Iterator[str
     Hidden folders are left out, and counted in ``ignored``. Linked ones are followed, each once.
     """
 
-    def skipped(name: str) -> bool:
-        if hidden := name.startswith("."):
+    def skipped(below: Path) -> bool:
+        if hidden := below.name.startswith("."):
             ignored[HIDDEN_FOLDERS] += 1
         return hidden
 

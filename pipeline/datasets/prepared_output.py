@@ -12,15 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, Source
-from sightline.cache.file_memory import FILE_NAME, FileMemory
-from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, read_manifest, read_schema
+from sightline.cache.file_memory import FileMemory
+from sightline.cache.manifest import (
+    CAPTIONS,
+    IMAGES,
+    SENTENCES,
+    count_rows,
+    read_manifest,
+    read_schema,
+)
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
 from sightline.errors import CacheError
-from sightline.output import Output, json_record
+from sightline.output import REMEMBERED, Output, json_record
 from sightline.places import here, is_url, shown
 from sightline.plugins import wrong
 from sightline.settings import explain
@@ -166,7 +172,7 @@ def building(
                 "another folder, or delete that data set first"
             )
         output.check(writes)
-        report.memory = FileMemory(output.run_folder / FILE_NAME, again=verify)
+        report.memory = FileMemory(output.run_folder / REMEMBERED, again=verify)
         with output.scratch() as folder:
             try:
                 yield folder, report
@@ -210,9 +216,7 @@ def _write_card(output: Output, folder: Path, report: PrepareReport) -> None:
         output.owned.discard(_CARD)
         return
     counts = {
-        name: pq.read_metadata(file.absolute()).num_rows
-        for name in _TABLES
-        if (file := folder / f"{name}.parquet").is_file()
+        name: count_rows(file) for name in _TABLES if (file := folder / f"{name}.parquet").is_file()
     }
     names = [name for name, rows in counts.items() if rows]
     if not names:

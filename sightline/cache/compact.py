@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.atomic_files import folders_below
 from sightline.cache.commit import commit, write_shards
 from sightline.cache.keys import Keys, as_keys, sort_order
 from sightline.cache.parts import FOLDER as PARTS
@@ -18,7 +19,15 @@ from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.verify import UsableRows, all_sound
 from sightline.errors import CacheError
-from sightline.output import Output, next_names, run_folder_of
+from sightline.lock import WriterLock
+from sightline.output import (
+    RECORDS,
+    Output,
+    is_run_folder,
+    next_names,
+    run_files,
+    run_folder_of,
+)
 
 
 @dataclass(frozen=True)
@@ -47,11 +56,15 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
         shard_rows: rows per shard; default: as in a run.
     """
     with set_output(folder) as output:
-        record = read_record(folder)
-        usable = all_sound(folder, record)
-        keys = np.concatenate([usable.rows.keys, as_keys(list(usable.failed))])
-        cut = shard_rows or format_of(record.spec).shard_rows
-        return _rewrite(output, record, usable, [keys[sort_order(keys)]], cut)
+        return _compact(output, shard_rows)
+
+
+def _compact(output: Output, shard_rows: int | None = None) -> SetRecord:
+    record = read_record(output.given)
+    usable = all_sound(output.given, record)
+    keys = np.concatenate([usable.rows.keys, as_keys(list(usable.failed))])
+    cut = shard_rows or format_of(record.spec).shard_rows
+    return _rewrite(output, record, usable, [keys[sort_order(keys)]], cut)
 
 
 def garbage(folder: Path) -> Garbage:
@@ -68,25 +81,76 @@ def garbage(folder: Path) -> Garbage:
     return Garbage(files, rows, sum(files.values()) + dead)
 
 
-def collect(folder: Path) -> Garbage:
-    """Remove what a set no longer references from its folder: files, and rows inside shards.
+def collect(folder: Path, *, compact: bool = False) -> Garbage:
+    """Remove what a set no longer references from its folder: files, then rows inside shards.
 
-    Rewrites shards with such rows. Leaves other files alone.
+    Shards with such rows are rewritten, which takes room. Leaves other files alone.
+
+    Args:
+        compact: rewrite every shard, as `compact` does.
+
+    Raises:
+        OSError: there is no room for a shard; the files are gone, the set is as it was.
     """
     with set_output(folder) as output:
         before = garbage(folder)
-        if before.rows:
-            record = read_record(folder)
-            usable = all_sound(folder, record)
-            parts = [usable.rows.keys[rows] for rows in usable.rows.by_shard() if len(rows)]
-            _rewrite(output, record, usable, parts, max(shard.rows for shard in record.shards))
-        removed = garbage(folder).files
-        output.remove(removed)
-        for part in _strange_parts(folder).values():
-            part.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds others
-            (output.run_folder / PARTS).rmdir()
-        return Garbage(removed, before.rows, before.bytes)
+        size = read_record(folder).size + sum(before.files.values())
+        _free(output, before)
+        try:
+            if compact:
+                _compact(output)
+            elif before.rows:
+                _drop_rows(output)
+        finally:
+            after = garbage(folder)
+            _free(output, after)
+        freed = max(0, size - read_record(folder).size)
+        return Garbage(before.files | after.files, before.rows, freed)
+
+
+def _drop_rows(output: Output) -> None:
+    """Rewrite the shards with rows that the index no longer references."""
+    record = read_record(output.given)
+    usable = all_sound(output.given, record)
+    parts = [usable.rows.keys[rows] for rows in usable.rows.by_shard() if len(rows)]
+    _rewrite(output, record, usable, parts, max(shard.rows for shard in record.shards))
+
+
+def _free(output: Output, waste: Garbage) -> None:
+    """Remove the files of ``waste``."""
+    output.remove(waste.files)
+    for part in _strange_parts(output.folder).values():
+        part.unlink(missing_ok=True)
+    with suppress(OSError):  # it holds others
+        (output.run_folder / PARTS).rmdir()
+
+
+def lost_runs(top: Path) -> dict[Path, Garbage]:
+    """The run folders at and below ``top`` whose output is gone, and what of ours they hold."""
+    lost: dict[Path, Garbage] = {}
+    for parent, _ in folders_below(top, is_run_folder):
+        for run_folder in sorted(path for path in parent.iterdir() if is_run_folder(path)):
+            name = run_folder.name.removesuffix(".run")
+            folder = run_folder.with_name(name) if name else parent
+            if not any((folder / record).is_file() for record in RECORDS):
+                files = {path: path.lstat().st_size for path in run_files(run_folder)}
+                names = {path.relative_to(run_folder).as_posix(): files[path] for path in files}
+                lost[run_folder] = Garbage(names, 0, sum(files.values()))
+    return lost
+
+
+def remove_run(run_folder: Path) -> None:
+    """Remove what runs left in their folder, and the folder unless it holds something else.
+
+    Raises:
+        BusyError: a run is writing there.
+    """
+    with WriterLock(run_folder):
+        for path in run_files(run_folder):
+            path.unlink(missing_ok=True)
+    for folder in (run_folder / PARTS, run_folder):
+        with suppress(OSError):  # it holds something else
+            folder.rmdir()
 
 
 def _strange_parts(folder: Path) -> dict[str, Path]:

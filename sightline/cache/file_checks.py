@@ -10,10 +10,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from sightline.cache.file_memory import FILE_NAME, FileMemory
+from sightline.cache.file_memory import FileMemory
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.errors import CacheError
-from sightline.output import run_folder_of
+from sightline.output import REMEMBERED, run_folder_of
 from sightline.storage import look
 
 _CORES = os.cpu_count() or 1
@@ -66,7 +66,7 @@ def remembered_faults(
     Args:
         remember: keep what is found now, too.
     """
-    path = run_folder_of(folder) / FILE_NAME
+    path = run_folder_of(folder) / REMEMBERED
     memory = FileMemory(path)
     looks = {file.name: look(folder / file.name) for file in files}
     states = {name: found.state if found else "" for name, found in looks.items()}

@@ -17,10 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sightline.arrow_arrays import text_array
+from sightline.arrow_arrays import os_file, text_array
 
-FILE_NAME = "remembered.parquet"
-"""In the run folder of an output."""
 _SCHEMA = pa.schema([("file", pa.string()), ("value", pa.binary())])
 
 
@@ -38,7 +36,8 @@ class FileMemory:
         if path is not None and not again:
             with suppress(Exception):  # of a damaged file nothing; the library may raise anything
                 # read_table would take half a second to import pandas, as other conversions
-                known = pq.ParquetFile(path.absolute()).read().cast(_SCHEMA)
+                with os_file(path) as file:
+                    known = pq.ParquetFile(file).read().cast(_SCHEMA)
                 known.validate(full=True)
                 self._known = known
         self._kept: list[pa.Table] = []

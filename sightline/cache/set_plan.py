@@ -32,7 +32,7 @@ from sightline.cache.rows import Rows, joined, rows_in
 from sightline.cache.shards import Numbers, format_of
 from sightline.cache.verify import UsableRows, sound_part
 from sightline.errors import CacheError
-from sightline.output import run_folder_of
+from sightline.output import is_run_folder, run_folder_of
 
 
 def block_rows(spec: Spec) -> int:
@@ -293,7 +293,7 @@ def _copies(
     would lose their provenance.
     """
     copies = [_take(_dropped(live), wanted, left)] if left.any() else []
-    below = [] if root is None else folders_below(root, lambda name: name.endswith(".run"))
+    below = [] if root is None else folders_below(root, is_run_folder)
     for other in sorted(other for other, files in below if FILE_NAME in files):
         if not left.any():
             break

@@ -264,3 +264,25 @@ def test_scratch_folders_can_be_nested(tmp_path):
             assert inner != outer
         assert (outer / "kept").exists()
     assert not list(tmp_path.rglob("scratch*"))
+
+
+@pytest.mark.parametrize("name", ["set.run", ".run", "link"])
+def test_a_folder_for_the_files_of_runs_is_no_output(tmp_path, name):
+    (tmp_path / "set.run").mkdir()
+    (tmp_path / "link").symlink_to("set.run")
+    with pytest.raises(SightlineError, match=f"{name}: a folder NAME.run is for the files of runs"):
+        Output(tmp_path / name, RECORD, json_record(SCHEMA))
+
+
+def test_a_run_folder_on_another_file_system_is_refused_at_the_start(tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "out.run").symlink_to("scratch")
+    publish(tmp_path / "out", a="1")  # on one file system it works
+
+    def device(path):
+        return 1 + (path.name == "out.run")
+
+    monkeypatch.setattr("sightline.output._device", device)
+    with pytest.raises(SightlineError, match=r"out.run \(a link to scratch\) and .*out lie on two"):
+        publish(tmp_path / "out", a="2")
+    assert (tmp_path / "out/a").read_text() == "1"

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
 from PIL import Image
 from small_inputs import extracting
 
-from sightline.cache import FeatureSet, keys_of_texts, verify
+from sightline.cache import (
+    FeatureSet,
+    TokenHeader,
+    TokenSet,
+    keys_of_texts,
+    verify,
+    write_tokens,
+)
 from sightline.cache.prepared import SCHEMA, PreparedDataset
+
+HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
 
 
 def damage(folder: str) -> str:
@@ -151,6 +163,63 @@ def test_gc_compacts_shards_and_removes_the_old_ones(says, fails, world):
     assert len(shards()) == 1
     assert verify(Path("image")) == []
     assert FeatureSet.open("image").record.rows == 7
+
+
+def test_an_error_of_the_disk_stops_gc_and_repair_of_no_other_set(said, world, monkeypatch):
+    def full(folder, *_, **__):
+        if folder.name == "image":
+            raise OSError(28, "No space left on device")
+        return real(folder)
+
+    for command, module, name in (("gc", "compact", "collect"), ("repair", "verify", "repair")):
+        real = resolve_name(f"sightline.cache.{module}:{name}")
+        monkeypatch.setattr(sys.modules[f"sightline.cache.{module}"], name, full)
+        damage("text")
+        code, out, err = said("cache", command, ".")
+        assert code == 1
+        assert "text: " in out
+        assert "image: No space left on device" in err
+
+
+def test_gc_names_run_folders_whose_set_is_gone_and_removes_them_if_asked(said, says, world):
+    says(*extracting("image", "sets/other"))
+    Path("sets/other.run/parts").mkdir(parents=True)
+    Path("sets/other.run/lock").touch()
+    Path("sets/other.run/parts/part-x.h5").write_bytes(b"unfinished")
+    Path("sets/other.run/notes.txt").write_text("mine")
+    Path("sets/photos.run").mkdir()  # somebody's
+    assert "run folder" not in said("cache", "gc", "sets")[2]
+    shutil.rmtree("sets/other")
+    for words in ((), ("--lost-runs", "--dry-run")):
+        _, _, err = said("cache", "gc", "sets", *words)
+        assert ("of 1 run folder the set is gone (" in err) == (not words)
+        assert Path("sets/other.run/parts/part-x.h5").exists()
+    assert "sets/other.run: " in says("cache", "gc", "sets", "--lost-runs")
+    assert [*map(str, Path("sets/other.run").rglob("*"))] == ["sets/other.run/notes.txt"]
+    assert Path("sets/photos.run").is_dir()
+
+
+def test_a_set_below_a_folder_called_like_that_of_a_run_is_looked_at(said, says, world):
+    shutil.copytree("image", "sets/first.run/clip")
+    shutil.copytree("image", "sets/second.run")
+    for folder in ("sets/first.run/clip", "sets/second.run"):
+        name = damage(folder)
+        code, out, _ = said("cache", "verify", "sets")
+        assert code == 1
+        assert f"{folder}/{name}" in out
+    assert "NAME.run is for the files of runs" in said(*extracting("image", "a.run"))[2]
+
+
+def test_a_set_below_a_folder_whose_name_is_not_utf_8(says, world):
+    folder = Path(os.fsdecode(b"caf\xe9"))
+    says(*extracting("image", folder / "set"))
+    assert verify(folder / "set") == []
+    assert len(FeatureSet.open(folder / "set")) == 6
+    assert "sound" in says("cache", "verify", folder)
+    says("cache", "gc", folder, "--compact")
+    says("cache", "export", folder / "set", "--out", folder / "rows", "--format", "parquet")
+    write_tokens(folder / "tokens", HEADER, keys_of_texts(["a"]), [[1]])
+    assert len(TokenSet.open(folder / "tokens")) == 1
 
 
 def test_export_import_and_diff(says, world):
