@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +79,7 @@ def _opened(path: Path | str) -> Iterator[tuple[pa.Schema, Batches]]:
                     lambda columns, rows: file.iter_batches(rows, columns=columns),
                 )
         else:
-            with pa.memory_map(str(path)) as source:
+            with pa.memory_map(os.fsencode(path)) as source:
                 yield _arrow(source)
 
 

@@ -29,6 +29,7 @@ def main() -> None:
     Exit codes: 0 done, 1 failed, 2 misuse, 130 stopped by SIGINT (Ctrl-C), 143 by SIGTERM.
     """
     import gc
+    import io
     import os
 
     from sightline.devices import allow_open_files
@@ -41,6 +42,8 @@ def main() -> None:
     gc.set_threshold(100_000, 20, 50)
     allow_open_files()
     keep_heap()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as of standard error: names of files
     heard = stop_on_signals()
     try:
         with one_of_several():

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from sightline.arrow_arrays import os_file
 from sightline.cache import FeatureSet
 from sightline.cache.feature_kind import is_of_texts
 
@@ -65,10 +66,13 @@ def write_parquet(folder: Path, source: ExportedRows) -> None:
     """Write ``data/rows-N.parquet`` below ``folder``: key, names and features."""
     (folder / "data").mkdir()
     for number, rows in _files(source):
-        path = folder.absolute() / "data" / f"rows-{number:04}.parquet"
-        with pq.ParquetWriter(
-            path, source.schema, compression="none", use_dictionary=False
-        ) as writer:
+        path = folder / "data" / f"rows-{number:04}.parquet"
+        with (
+            os_file(path, "w") as file,
+            pq.ParquetWriter(
+                file, source.schema, compression="none", use_dictionary=False
+            ) as writer,
+        ):
             for table in source.tables(rows):
                 writer.write_table(table)
 
@@ -87,7 +91,8 @@ def write_npy(folder: Path, source: ExportedRows) -> None:
         with ExitStack() as stack:
             path = folder / f"{prefix}_emb" / f"{prefix}_emb_{number:04}.npy"
             file = stack.enter_context(path.open("xb"))
-            table = folder.absolute() / "metadata" / f"metadata_{number:04}.parquet"
+            path = folder / "metadata" / f"metadata_{number:04}.parquet"
+            table = stack.enter_context(os_file(path, "w"))
             schema = source.schema.remove(source.schema.get_field_index(FEATURES))
             writer = stack.enter_context(pq.ParquetWriter(table, schema))
             header = {**shape, "shape": (len(rows), source.features.dim)}

@@ -11,10 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from sightline.arrow_arrays import number_array, text_array
+from sightline.arrow_arrays import number_array, os_file, text_array
 from sightline.cache.keys import KEY_BYTES, as_keys, increasing, picked, sort_order
-from sightline.cache.manifest import KEY, key_array, key_column, read_batches, read_schema
-from sightline.cache.record import FileRecord, SetRecord, check_file
+from sightline.cache.manifest import (
+    KEY,
+    count_rows,
+    key_array,
+    key_column,
+    read_batches,
+    read_schema,
+)
+from sightline.cache.record import FILE_NAME, FileRecord, SetRecord, check_file
 from sightline.cache.rows import Rows, Shard
 from sightline.cache.shards import DIGEST_BYTES
 from sightline.errors import CacheError
@@ -25,15 +32,22 @@ INDEX_BYTES = 61
 """Of a row, about."""
 _ROWS = 1 << 16  # at once
 _AGAIN = "pull the set again, or rerun its stage"
-_SCHEMA = pa.schema(
-    [
-        ("key", KEY),
-        ("shard", pa.int32()),  # position in the record's list; -1 for a row without values
-        ("row", pa.int32()),
-        ("digest", pa.binary(DIGEST_BYTES)),  # zeros for a row without values
-        ("status", pa.dictionary(pa.int8(), pa.string())),
-    ]
-)
+_FEW_CODES, _MANY_CODES = pa.int8(), pa.int32()
+
+
+def _schema(codes: pa.DataType) -> pa.Schema:
+    """The columns of an index; ``codes`` is the type of the numbers of its codes of status."""
+    return pa.schema(
+        [
+            ("key", KEY),
+            ("shard", pa.int32()),  # position in the record's list; -1 for a row without values
+            ("row", pa.int32()),
+            ("digest", pa.binary(DIGEST_BYTES)),  # zeros for a row without values
+            ("status", pa.dictionary(codes, pa.string())),
+        ]
+    )
+
+
 # Keys are random bytes; shards and rows mostly count up, which delta encoding stores in a few bits.
 _ENCODING = {"key": "PLAIN", "digest": "PLAIN"} | dict.fromkeys(
     ("shard", "row"), "DELTA_BINARY_PACKED"
@@ -47,15 +61,16 @@ def write_index(output: Output, rows: Rows, failed: Mapping[bytes, str]) -> File
         failed: key → error code of rows without values.
     """
     with output.scratch() as made:  # in memory it would take twice its size
-        path = made.absolute() / "index"
-        pq.write_table(
-            _table(rows, failed),
-            path,
-            compression="none",
-            column_encoding=_ENCODING,
-            use_dictionary=["status"],  # pyright: ignore[reportArgumentType]
-            write_statistics=False,
-        )
+        path = made / "index"
+        with os_file(path, "w") as file:
+            pq.write_table(
+                _table(rows, failed),
+                file,
+                compression="none",
+                column_encoding=_ENCODING,
+                use_dictionary=["status"],  # pyright: ignore[reportArgumentType]
+                write_statistics=False,
+            )
         with pa.memory_map(os.fsencode(path)) as opened:
             data = memoryview(opened.read_buffer())
         digest = blake3(data).hexdigest()
@@ -67,23 +82,24 @@ def write_index(output: Output, rows: Rows, failed: Mapping[bytes, str]) -> File
 def _table(rows: Rows, failed: Mapping[bytes, str]) -> pa.Table:
     assert rows.digests is not None
     columns = [rows.keys, rows.shards, rows.numbers, rows.digests]
-    codes, status = [OK], np.zeros(len(rows), dtype=np.int8)
+    bad = sorted(failed)
+    codes = {code: i for i, code in enumerate(dict.fromkeys([OK, *(failed[k] for k in bad)]))}
+    kind = _FEW_CODES if len(codes) <= 1 << 7 else _MANY_CODES
+    status = np.zeros(len(rows), dtype=kind.to_pandas_dtype())
     if failed:
-        bad = sorted(failed)
-        codes = list(dict.fromkeys([*codes, *(failed[key] for key in bad)]))
         none = np.full(len(bad), -1, dtype=np.int32)
         zeros = np.zeros((len(bad), DIGEST_BYTES), dtype=np.uint8)
-        numbers = np.array([codes.index(failed[key]) for key in bad], dtype=np.int8)
+        numbers = np.array([codes[failed[key]] for key in bad], dtype=status.dtype)
         failures = [as_keys(bad), none, none, zeros]
         columns = [np.concatenate(both) for both in zip(columns, failures, strict=True)]
         order = sort_order(columns[0])
         columns = [column[order] for column in columns]
         status = np.concatenate([status, numbers])[order]
-    names = text_array(codes, pa.string())
+    names = text_array([*codes], pa.string())
     coded = pa.DictionaryArray.from_arrays(number_array(status), names)
     keys, shards, numbers, digests = columns
     places = [number_array(shards), number_array(numbers)]
-    return pa.table([key_array(keys), *places, key_array(digests), coded], schema=_SCHEMA)
+    return pa.table([key_array(keys), *places, key_array(digests), coded], schema=_schema(kind))
 
 
 def read_index(
@@ -98,19 +114,22 @@ def read_index(
         CacheError: the index is missing, truncated, unsorted, or points outside the shards.
     """
     path = check_file(folder, record.index)
-    count = record.rows + record.failed
+    count, there = record.rows + record.failed, count_rows(path)
+    if there != count:  # before memory is taken for so many
+        raise CacheError(
+            f"{path}: has {there:,} rows, but {FILE_NAME} says {record.rows:,} and "
+            f"{record.failed:,} failed ones; {_AGAIN}"
+        )
+    if not any(read_schema(path).equals(_schema(codes)) for codes in (_FEW_CODES, _MANY_CODES)):
+        raise CacheError(f"{path}: not an index of this version; {_AGAIN}")
     keys = np.empty((count, KEY_BYTES), dtype=np.uint8)
     shards, rows = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
     hashes = np.empty((count if digests else 0, DIGEST_BYTES), dtype=np.uint8)
     failed: dict[bytes, str] = {}
-    if not read_schema(path).equals(_SCHEMA):
-        raise CacheError(f"{path}: not an index of this version; {_AGAIN}")
     end = 0
-    columns = [name for name in _SCHEMA.names if digests or name != "digest"]
+    columns = [name for name in _schema(_FEW_CODES).names if digests or name != "digest"]
     for batch in read_batches(path, columns, _ROWS):
         start, end = end, end + len(batch)
-        if end > count:
-            break
         keys[start:end] = key_column(batch.column("key"))
         # Arrow's own to_numpy() takes half a second to import pandas
         shards[start:end] = np.from_dlpack(batch.column("shard"))
@@ -118,8 +137,6 @@ def read_index(
         if digests:
             hashes[start:end] = key_column(batch.column("digest"), DIGEST_BYTES)
         failed |= _failed(batch)
-    if end != count:
-        raise CacheError(f"{path}: has other rows than the {count} expected; {_AGAIN}")
     if not increasing(keys):
         raise CacheError(f"{path}: keys are not sorted or appear twice; {_AGAIN}")
     live = shards >= 0

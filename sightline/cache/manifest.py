@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sightline.arrow_arrays import os_file
 from sightline.atomic_files import replacing
 from sightline.cache.chunks import chunk_rows
 from sightline.cache.keys import KEY_BYTES, Keys
@@ -85,7 +86,8 @@ def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None
     metadata = {**(table.schema.metadata or {}), **(schema.metadata or {})}
     with replacing(path) as part:
         table = table.replace_schema_metadata(metadata)
-        pq.write_table(table, part.absolute(), compression="zstd")
+        with os_file(part, "w") as file:
+            pq.write_table(table, file, compression="zstd")
 
 
 def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
@@ -229,21 +231,21 @@ def read_schema(path: Path) -> pa.Schema:
     Raises:
         CacheError: it is not a readable Parquet file.
     """
-    with _readable(path):
-        return pq.read_schema(path.absolute())
+    with _readable(path), os_file(path) as file:
+        return pq.read_schema(file)
 
 
 def count_rows(path: Path) -> int:
     """How many rows a Parquet file has; raises as `read_schema`."""
-    with _readable(path):
-        return pq.read_metadata(path.absolute()).num_rows
+    with _readable(path), os_file(path) as file:
+        return pq.read_metadata(file).num_rows
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """A Parquet file as a table, or some of its columns; raises as `read_schema`."""
     with _readable(path):
         # one file, not a folder of partitions
-        with pq.ParquetFile(path.absolute(), pre_buffer=False) as file:
+        with os_file(path) as source, pq.ParquetFile(source, pre_buffer=False) as file:
             schema = file.schema_arrow
             batches = [
                 batch
@@ -268,7 +270,11 @@ def _row_group(
 
 def read_batches(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
     """Some columns of a Parquet file, at most ``rows`` rows at a time; raises as `read_schema`."""
-    with _readable(path), pq.ParquetFile(path.absolute(), pre_buffer=False) as file:
+    with (
+        _readable(path),
+        os_file(path) as source,
+        pq.ParquetFile(source, pre_buffer=False) as file,
+    ):
         yield from file.iter_batches(rows, columns=columns)
 
 

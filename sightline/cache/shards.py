@@ -24,7 +24,14 @@ from xxhash import xxh3_128_digest
 
 from sightline.cache.chunks import joined, taken
 from sightline.cache.keys import KEY_BYTES, Keys
-from sightline.cache.manifest import KEY, key_array, key_column, read_manifest, read_table
+from sightline.cache.manifest import (
+    KEY,
+    count_rows,
+    key_array,
+    key_column,
+    read_manifest,
+    read_table,
+)
 from sightline.cache.record import (
     REMEDY,
     FeatureSpec,
@@ -174,8 +181,7 @@ class Tables:
     def opened(self, path: Path, record: ShardRecord) -> OpenShard:
         """As that of `Numbers`."""
         table = read_manifest(path, _with_key(self.schema))
-        if table.num_rows != record.rows:
-            raise CacheError(f"{path}: found {table.num_rows:,} rows, expected {record.rows:,}")
+        _require_rows(path, record, table.num_rows)
         return OpenShard(key_column(table.column("key")), table.drop_columns("key"))
 
     def gathered(self, parts: Iterable[pa.Table], places: Sequence[NDArray[np.int64]]) -> pa.Table:
@@ -247,8 +253,15 @@ def open_shard(folder: Path, record: ShardRecord, spec: Spec) -> OpenShard:
 def keys_in(folder: Path, record: ShardRecord, spec: Spec) -> Keys:
     """The keys of a shard alone: uint8 [n, 32]; raises as `open_shard`."""
     if isinstance(spec, TableSpec):
-        return key_column(read_table(check_file(folder, record), ["key"]).column("key"))
+        path = check_file(folder, record)
+        _require_rows(path, record, count_rows(path))
+        return key_column(read_table(path, ["key"]).column("key"))
     return open_shard(folder, record, spec).keys
+
+
+def _require_rows(path: Path, record: ShardRecord, rows: int) -> None:
+    if rows != record.rows:
+        raise CacheError(f"{path}: found {rows:,} rows, expected {record.rows:,}; {REMEDY}")
 
 
 def _new_file(image: io.BytesIO) -> h5py.File:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from stub_set import (
     DIM,
+    KEYS,
     SHARD_ROWS,
     Forger,
     every_format,
@@ -260,7 +261,7 @@ def test_numbers_that_cannot_be_mapped_are_refused(world, options, message):
         ("row", lambda rows: [1000] * len(rows), "rows that do not exist"),
         ("row", lambda rows: [-3] * len(rows), "rows that do not exist"),
         ("shard", lambda shards: [7] * len(shards), "rows that do not exist"),
-        ("row", lambda rows: rows[1:], "has other rows than"),
+        ("row", lambda rows: rows[1:], "has 99 rows, but set.json says 99 and 1 failed"),
         ("row", lambda rows: [str(row) for row in rows], "not an index"),
     ],
 )
@@ -286,6 +287,22 @@ def test_a_null_inside_a_list_is_named_by_its_place(world):
     row["phrases"][0]["box"] = [1.0, None, 2.0, 3.0]
     Forger(world / "grounding").rows(pa.Table.from_pylist([row], ROWS_OF["grounding"]))
     assert "row 0: phrases[0].box[1]: found null" in verify(world / "grounding", rows=True)[0]
+
+
+@pytest.mark.parametrize("kind", ["image", "tokens"])
+@pytest.mark.parametrize("field", ["rows", "failed"])
+def test_a_count_that_no_memory_holds_is_compared_before_memory_is_taken(world, kind, field):
+    Forger(world / kind).say(lambda body: body.update({field: (1 << 47)}))
+    message = "rows, but set.json says .*140,737,488,355,328"
+    expect_unsound(world / kind, kind, message)
+    assert len(repair(world / kind).rows)  # by the shards
+    assert verify(world / kind) == []
+
+
+@every_kind
+def test_a_shard_that_is_listed_twice_is_named(world, kind):
+    Forger(world / kind).say(lambda body: body.update(shards=[body["shards"][0], *body["shards"]]))
+    expect_unsound(world / kind, kind, r"set.json: lists shard-\w+\.\w+ 2 times")
 
 
 # --- what is in the way of a writer
@@ -322,7 +339,18 @@ def test_a_run_does_not_write_through_links_in_the_set(world, run_folder, tmp_pa
     assert verify(folder) == []
 
 
-def test_a_damaged_list_of_failures_is_named(run_folder, tmp_path):
-    (run_folder / "failures.jsonl").write_text('{"key": 5}\n')
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"key": 5}',
+        '{"key": "ab", "code": "", "path": "", "reason": ""}',
+        f'{{"key": "{KEYS[0].tobytes().hex()}", "code": 5, "path": "", "reason": ""}}',
+        f'{{"key": "{KEYS[0].tobytes().hex()}"}}',
+        "[1]",
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_list_of_failures_is_named(run_folder, tmp_path, line):
+    (run_folder / "failures.jsonl").write_text(f"{line}\n")
     with pytest.raises(CacheError, match=r"failures.jsonl: not a list of failures .* delete it"):
         fill(tmp_path / "set")
