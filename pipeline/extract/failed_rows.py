@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from sightline.cache.blocks import NOT_FINITE
+from sightline.cache.blocks import NOT_FINITE, UNDERFLOW
 from sightline.cache.parts import FAILURES
 from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
@@ -50,7 +50,7 @@ def check_failures(
         remedies.append("put back what is missing and rerun with --retry-failed")
     if asked:
         remedies.append("ask again for the failed ones alone, with --retry-failed")
-    if set(codes) - absent - {NOT_FINITE} or not codes:
+    if set(codes) - absent - {NOT_FINITE, UNDERFLOW} or not codes:
         remedies.append(
             "fix or remove these files (and rerun `sightline prepare` for a prepared data set)"
         )
