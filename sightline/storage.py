@@ -61,7 +61,15 @@ class StorageError(SightlineError):
 
     def __init__(self, place: str, reason: str, *, lasting: bool = True) -> None:
         super().__init__(f"{shown(place)}: {reason}")
-        self.reason, self.lasting = reason, lasting
+        self.place, self.reason, self.lasting = place, reason, lasting
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.place, self.reason, self.lasting)
+
+
+def _again(kind: type[StorageError], place: str, reason: str, lasting: bool) -> StorageError:
+    """An error that was pickled."""
+    return kind(place, reason, lasting=lasting)
 
 
 class MissingFile(StorageError):
@@ -354,7 +362,7 @@ def _fault(url: str, error: BaseException) -> StorageError:
         error = error.__cause__  # whatever it was
     response = getattr(error, "response", None)  # of the hub
     status = getattr(error, "status", None) or getattr(response, "status_code", None)
-    if status == 404 or isinstance(error, FileNotFoundError):
+    if status in (404, 410) or isinstance(error, FileNotFoundError):
         return MissingFile(url, "no such file")
     denied = isinstance(error, PermissionError) or _is(error, "NoCredentials")
     denied |= protocol == "gs" and str(error).startswith("Forbidden")  # an OSError like others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -356,3 +357,12 @@ Source.model_validate(dict(kind="webdataset", images="s3://bucket/cc12m"))
 assert not {{"fsspec", "aiohttp", "s3fs"}} & {{*sys.modules}}, sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_error_survives_the_way_from_another_process():
+    for error in (
+        StorageError("https://a/b?secret=1", "it is down", lasting=False),
+        MissingFile("s3://a/b", "no such file"),
+    ):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.lasting) == (type(error), str(error), error.lasting)

@@ -22,7 +22,7 @@ from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
 from sightline.places import is_url
-from sightline.storage import StorageError, read
+from sightline.storage import StorageError, look, read
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -200,6 +200,7 @@ def read_place(place: Place) -> bytes:
 
     Raises:
         OSError: the file cannot be read.
+        StorageError: nor on its server, which is no fault of the image.
         ImageError: ``missing`` (a pipe or a device), ``empty`` or ``outside``.
     """
     if place.length == 0:
@@ -207,24 +208,33 @@ def read_place(place: Place) -> bytes:
     if is_url(place.path):
         try:
             return read(*place.span)
-        except StorageError as error:
-            raise ImageError("missing", f"cannot be read: {error.reason}") from error
+        except StorageError:
+            found = look(place.path)  # of a server that has died, its error
+            if found is None:
+                raise ImageError("missing", "no such file") from None
+            _require_inside(place, found.size)
+            raise
     path = Path(place.path)
     if not stat.S_ISREG(path.stat().st_mode):  # reading it may not end
         raise ImageError("missing", "not a regular file")
     if place.offset is None or place.length is None:
         return path.read_bytes()
-    end = place.offset + place.length
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if end > size:  # checked first: `read` allocates the requested number of bytes
-            raise ImageError(
-                "outside",
-                f"its place is bytes {place.offset:,} to {end:,} of a file that has {size:,}; get "
-                "the complete file, or the matching manifest",
-            )
+        # `read` allocates the requested number of bytes
+        _require_inside(place, os.fstat(file.fileno()).st_size)
         file.seek(place.offset)
         return file.read(place.length)
+
+
+def _require_inside(place: Place, size: int) -> None:
+    """Raise `ImageError` for a place that extends beyond a file of ``size`` bytes."""
+    _, start, end = place.span
+    if end is not None and end > size:
+        raise ImageError(
+            "outside",
+            f"its place is bytes {start:,} to {end:,} of a file that has {size:,}; get the "
+            "complete file, or the matching manifest",
+        )
 
 
 def _pixels(data: bytes, image: Image.Image, torchvision: bool) -> NDArray[Any]:

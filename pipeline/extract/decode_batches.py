@@ -36,7 +36,7 @@ from pipeline.extract.objects import CutoutPreprocessing
 from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
 from sightline.places import is_url
-from sightline.storage import reading_ahead
+from sightline.storage import StorageError, reading_ahead
 from sightline.wording import in_bytes
 
 _AHEAD = 2  # batches of each decode process
@@ -115,7 +115,11 @@ class _BatchDecoder(Dataset[tuple[Tensor, Tensor]]):
     read: Reader
 
     def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        pixels, failed = decode_batch(entries, self.batch_size, self.read)
+        failed: dict[bytes, Failure] | StorageError
+        try:
+            pixels, failed = decode_batch(entries, self.batch_size, self.read)
+        except StorageError as error:  # PyTorch would hand it on as text
+            pixels, failed = torch.empty(0, dtype=torch.uint8), error
         pickled = torch.frombuffer(bytearray(pickle.dumps(failed)), dtype=torch.uint8)
         if get_worker_info() is not None:
             try:
@@ -151,6 +155,7 @@ def decoded_batches(
 
     Raises:
         SightlineError: a decode process died, or cannot hand on its batches.
+        StorageError: a server does not give an image.
     """
     first = next(batches, None)
     if first is None:
@@ -173,7 +178,10 @@ def decoded_batches(
     )
     try:
         for pixels, pickled in _watched(loader):
-            yield pixels, pickle.loads(pickled.numpy().data)
+            failed = pickle.loads(pickled.numpy().data)
+            if isinstance(failed, StorageError):
+                raise failed
+            yield pixels, failed
     except _NotShared as error:
         reason = str(error).splitlines()[-1]  # below the traceback of the decode process
         raise _too_little_shared(decoder.needed(workers), workers, reason) from error

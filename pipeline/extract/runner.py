@@ -39,6 +39,7 @@ from sightline.hardware import cpu_warning, versions
 from sightline.out_of_memory import HalvingCalls
 from sightline.progress import progress, to_stderr
 from sightline.signals import Stopped
+from sightline.storage import StorageError
 from sightline.wording import in_bytes
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -408,6 +409,10 @@ def _saying_what_is_kept(writer: SetWriter, unit: str) -> Iterator[None]:
         raise SightlineError(
             f"{kept()}, and {writer.blocks.rows_left:,} are left to do, since calls were given up: "
             f"{error}. Rerun the same command to ask for those that are left"
+        ) from error
+    except StorageError as error:
+        raise SightlineError(
+            f"{kept()}, then: {error}. Once the server answers, rerun the same command to resume"
         ) from error
     except OSError as error:
         remedy = "free some space" if error.errno in _DISK_FULL else "fix this"

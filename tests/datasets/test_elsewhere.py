@@ -26,8 +26,10 @@ from pipeline.extract.decode_batches import decode_batch, decoded_batches
 from pipeline.extract.inputs import inputs_of
 from sightline import storage
 from sightline.cache import FeatureSet
+from sightline.cache.feature_kind import IMAGE
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
+from sightline.storage import StorageError
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
 SHARDS = "{00000..00002}.tar"
@@ -201,23 +203,12 @@ class Reader:
         return load_image(entry.place, entry.key)[:, :1, :1]
 
 
-def test_a_batch_is_read_several_images_at_once_and_a_failure_costs_its_row(shelf, out):
+def test_a_batch_is_read_several_images_at_once_and_what_is_not_there_costs_its_row(shelf, out):
     prepare_dataset("webdataset", out, images=shelf.url, shards=SHARDS)
     entries = inputs_of("image", out).entries.take(list(range(6)))
     pixels, failed = decode_batch(entries, 8, Reader())
     assert not failed
     assert pixels[:6, 0, 0, 0].tolist() == list(range(6))
-
-    shelf.faults.of[shelf.path("00001.tar")] = [503] * 50
-    pixels, failed = decode_batch(entries, 8, Reader())
-    assert [*failed] == [entry.key for entry in entries[2:4]]
-    assert pixels[[0, 1, 4, 5], 0, 0, 0].tolist() == [0, 1, 4, 5]
-    (why, _) = failed.values()
-    assert why["code"] == "missing"
-    assert why["path"].startswith(f"{shelf.url}/00001.tar[")
-    assert why["reason"].startswith("cannot be read: ")
-    shelf.faults.of.clear()
-    assert not decode_batch(entries, 8, Reader())[1]
 
     write_tar(shelf.folder / "00001.tar", samples(2, 3)[::-1])
     shelf.put()
@@ -225,8 +216,45 @@ def test_a_batch_is_read_several_images_at_once_and_a_failure_costs_its_row(shel
         load_image(entries[2].place, entries[2].key)
     (shelf.folder / "00001.tar").write_bytes(b"short")
     shelf.put()
-    with pytest.raises(ImageError, match="missing: cannot be read"):
+    with pytest.raises(ImageError, match=r"outside: its place is bytes .* of a file that has 5"):
         load_image(entries[2].place, entries[2].key)
+    shelf.faults.of[shelf.path("00001.tar")] = [410] * 50
+    pixels, failed = decode_batch(entries, 8, Reader())
+    assert [*failed] == [entry.key for entry in entries[2:4]]
+    assert pixels[[0, 1, 4, 5], 0, 0, 0].tolist() == [0, 1, 4, 5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_server_that_has_died_is_no_fault_of_the_rows(shelf, out, workers):
+    prepare_dataset("webdataset", out, images=shelf.url, shards=SHARDS)
+    entries = inputs_of("image", out).entries.take(list(range(6)))
+    shelf.faults.of[shelf.path("00001.tar")] = [503] * 50
+    decoded = decoded_batches(iter([entries[:2], entries[2:]]), 4, Reader(), workers)
+    assert not next(decoded)[1]
+    with pytest.raises(StorageError, match=r"00001\.tar: "):
+        next(decoded)
+    shelf.faults.of.clear()
+    assert not decode_batch(entries, 8, Reader())[1]
+
+
+def test_what_is_done_when_a_server_dies_is_kept_and_nothing_is_marked(
+    tars, out, monkeypatch, capsys
+):
+    words = ["extract", "image", "--data", out, "--out", out.with_name("features")]
+    words += ["--encoder", "resnet18", "--weights", "random:0", "--workers", 0, "--batch-size", 2]
+    monkeypatch.setitem(vars(IMAGE), "block_rows", 2)
+    with web_shelf(tars, monkeypatch) as shelf:
+        prepare_dataset("webdataset", out, images=shelf.url, shards=SHARDS)
+        keys = PreparedDataset.open(out).images.sort_by("key")["path"].to_pylist()
+        shelf.faults.of[f"/{keys[-1]}"] = [503] * 50
+        assert sightline(*words) == 1
+        said = unboxed(capsys.readouterr().err)
+        assert "HTTP 503. Once the server answers, rerun the same command to resume" in said
+        assert "images are done and kept" in said
+        shelf.faults.of.clear()
+        assert sightline(*words) == 0
+        features = FeatureSet.open(out.with_name("features"))
+        assert (len(features), features.failed) == (6, {})
 
 
 def test_decode_processes_read_elsewhere_too(shelf, out):
@@ -298,7 +326,7 @@ def test_a_signature_is_in_no_record_and_no_message(tars, out, monkeypatch, caps
         words = ["prepare", "webdataset", "--images", url, "--out", out]
         assert sightline(*words, "--shards", SHARDS) == 0
         monkeypatch.delenv(storage.SIGNED_URLS, raising=False)
-        with pytest.raises(ImageError, match="access denied; give the signed URL in the environ"):
+        with pytest.raises(StorageError, match="access denied; give the signed URL in the environ"):
             load_all(out)
         monkeypatch.setenv(storage.SIGNED_URLS, url)
         assert len(load_all(out)) == 6
