@@ -20,6 +20,7 @@ _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}
 _held: set[tuple[int, int]] = set()
 """Device and inode of the locks of this process; the kernel would let it take them again."""
 _OURS = (b"process ", b"worker ")  # how a lock of ours begins
+_SHARED = b"shared\n"
 _TOKEN = re.compile(rb"^[0-9a-f]{16}$", re.MULTILINE)
 _WAIT = 0.02  # seconds between polls of a lock that a worker plans or publishes under
 _GRACE = 1.0  # seconds that a worker which took the lock needs to write its line into it
@@ -35,7 +36,8 @@ class WriterLock:
 
     A run locks every byte of the file. Workers, which share an output, share a lock on its first
     byte, and each locks the bytes of the blocks that it is computing. The first worker locks every
-    byte until it calls `share`; the others wait for that.
+    byte until it calls `share`, which it writes into the file; the others wait for that. A worker
+    that finds the lock free just after a run has ended is the first one again.
 
     Args:
         folder: the run folder.
@@ -91,6 +93,7 @@ class WriterLock:
 
     def share(self) -> None:
         """Let other workers in, and keep out runs that write alone."""
+        os.pwrite(self._handle, _SHARED, os.fstat(self._handle).st_size)
         fcntl.lockf(self._handle, fcntl.LOCK_SH, 1)
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 0, 1)
         self.alone = False
@@ -121,7 +124,8 @@ class WriterLock:
             try:
                 self.alone = locked = _locked(handle, exclusive=True)
                 if not locked and self._join:
-                    locked = _locked(handle, exclusive=False, length=1)
+                    # whoever held it may have ended since, and with it the plan that it shared
+                    locked = _locked(handle, exclusive=False, length=1) and _is_shared(handle)
             except OSError as error:
                 os.close(handle)
                 raise SightlineError(
@@ -172,6 +176,11 @@ def _locked(handle: int, *, exclusive: bool, length: int = 0, start: int = 0) ->
             return False
         raise
     return True
+
+
+def _is_shared(handle: int) -> bool:
+    """Whether the last that held every byte of the lock shares it."""
+    return os.pread(handle, 1 << 16, 0).endswith(_SHARED)
 
 
 def _ours(content: bytes) -> bool:

@@ -25,6 +25,7 @@ from sightline.errors import CacheError
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
 _NAME = re.compile(r"part-([0-9a-f]{16})-(\d{5,})-([0-9a-f]{32})\.(?:h5|parquet)")
+_OF_A_FAILURE = ("code", "path", "reason")
 Failure = dict[str, str]
 """``code``, ``path`` and ``reason`` of a row that could not be computed."""
 
@@ -201,8 +202,11 @@ def read_failures(run_folder: Path) -> dict[bytes, Failure]:
     for line in filter(None, text.split("\n")):
         try:
             about = json.loads(line)
-            failures[bytes.fromhex(about.pop("key"))] = about
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            (key,) = as_keys([bytes.fromhex(about.pop("key"))])
+            failures[key.tobytes()] = {name: about[name] for name in _OF_A_FAILURE}
+            if not all(isinstance(about[name], str) for name in _OF_A_FAILURE):
+                raise TypeError(f"{', '.join(_OF_A_FAILURE)} are not all texts")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CacheError(
                 f"{path}: not a list of failures ({error}); delete it: only "
                 "the paths and reasons of failed rows are lost"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from sightline.atomic_files import write_bytes
 from sightline.cache.keys import Keys, at, sort_order
@@ -36,7 +38,10 @@ class Batch:
     length: int
 
 
-@dataclass(frozen=True)
+_EXACTLY = ConfigDict(extra="forbid", strict=True)
+
+
+@checked_dataclass(frozen=True, config=_EXACTLY)
 class Shape:
     """How rows are computed, as far as it may affect their last bits or the files.
 
@@ -55,7 +60,7 @@ class Shape:
     code: str = ""
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=_EXACTLY)
 class StoredPlan:
     """The file of a plan, by which runs that resume or join know that theirs is the same.
 
@@ -95,9 +100,12 @@ class StoredPlan:
         try:
             body = json.loads((run_folder / FILE).read_bytes())
             shapes = {name: Shape(**body.pop(name)) for name in ("shape", "asked")}
-            blocks = tuple(rows for rows, count in body.pop("blocks") for _ in range(count))
+            equal = body.pop("blocks")
+            if sum(rows * count for rows, count in equal) != body["rows"]:
+                return None
+            blocks = tuple(rows for rows, count in equal for _ in range(count))
             return cls(parts=frozenset(body.pop("parts")), blocks=blocks, **shapes, **body)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def differences(self, resumed: StoredPlan) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,7 +99,10 @@ def local_dataset(place: Path | str) -> Path:
 def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     """Bring the manifests that changed at a URL; returns name → state there."""
     memory = incoming / "states"
-    remembered = json.loads(memory.read_bytes()) if memory.is_file() else {}
+    remembered: Any = None
+    with suppress(OSError, ValueError):  # of a torn one nothing
+        remembered = json.loads(memory.read_bytes())
+    known: dict[str, Any] = remembered if isinstance(remembered, dict) else {}
     memory.unlink(missing_ok=True)
     places = [joined(url, name) for name in MANIFESTS]
     manifests = dict[str, Found]()
@@ -109,7 +113,7 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     changed = {
         name: file
         for name, file in manifests.items()
-        if not file.state or remembered.get(name) != file.state or not (folder / name).is_file()
+        if not file.state or known.get(name) != file.state or not (folder / name).is_file()
     }
     if changed:
         (folder / RECORD).unlink(missing_ok=True)  # no data set until all of them are there

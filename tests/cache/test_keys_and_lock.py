@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
+from sightline import lock
 from sightline.atomic_files import write_bytes
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
 from sightline.cache.keys import as_keys, find_keys, increasing, sort_order, unique_sorted
@@ -269,3 +270,25 @@ def test_a_file_system_that_cannot_rename_over_a_file_is_named(tmp_path, monkeyp
     with SetWriter(tmp_path / "set", SPEC) as writer, said:
         writer.plan(KEYS, batch_size=16)
     assert not (tmp_path / "set").exists()
+
+
+def test_a_worker_that_meets_the_end_of_another_run_is_the_first_one(tmp_path, monkeypatch):
+    """It finds the lock taken, and free a moment later."""
+    locked, tried = lock._locked, []
+
+    def just_ended(handle, **how):
+        tried.append(how)
+        return len(tried) > 1 and locked(handle, **how)
+
+    with WriterLock(tmp_path, "worker 1/2"):
+        pass
+    monkeypatch.setattr(lock, "_locked", just_ended)
+    with WriterLock(tmp_path, "worker 0/2", join=True) as first:
+        assert first.alone
+        first.share()
+        with pytest.raises(BusyError, match="already writing"):
+            WriterLock(tmp_path).__enter__()
+    assert (tmp_path / "lock").read_text().endswith("shared\n")
+    with WriterLock(tmp_path, "worker 0/2", join=True) as first:
+        assert first.alone
+        assert "shared" not in (tmp_path / "lock").read_text()

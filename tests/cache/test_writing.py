@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import time
@@ -50,7 +51,7 @@ from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
-from sightline.output import run_folder_of
+from sightline.output import Output, run_folder_of
 
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
 
@@ -102,6 +103,25 @@ def test_a_row_that_cannot_be_stored_is_an_error_row(tmp_path, value):
         record = writer.publish()
     assert (record.rows, record.failed) == (3, 1)
     assert list(FeatureSet.open(tmp_path / "set").failed.values()) == ["not_finite"]
+
+
+def test_a_row_that_float16_would_lose_is_an_error_row_and_float32_holds_it(tmp_path):
+    rows = rows_of(KEYS[:5])
+    rows[0] *= 1e-10  # zeros in float16
+    rows[1] *= 3e-9  # a few steps of float16 above zero
+    rows[2] = 0.0
+    rows[3, 1:] *= 1e-10  # beside a number that float16 holds
+    for dtype, lost in (("float16", 2), ("float32", 0)):
+        folder = tmp_path / dtype
+        with SetWriter(folder, SPEC.model_copy(update={"dtype": dtype})) as writer:
+            (batch,) = writer.plan(KEYS[:5], batch_size=5)
+            writer.add(batch, rows[[KEYS[:5].tolist().index(k.tolist()) for k in batch.keys]])
+            writer.publish()
+            reasons = [failure["reason"] for failure in writer.failures.values()]
+        features = FeatureSet.open(folder)
+        assert set(features.failed) == {key.tobytes() for key in KEYS[:lost]}
+        assert set(features.failed.values()) <= {"underflow"}
+        assert all("too small for float16" in why and "float32" in why for why in reasons)
 
 
 @pytest.mark.parametrize("still", [frozenset(), BAD], ids=["now sound", "still failing"])
@@ -427,6 +447,31 @@ def test_gc_removes_only_what_the_set_no_longer_references(tmp_path, kind):
     assert (garbage(folder).bytes, collect(folder).files) == (0, {})
 
 
+@pytest.mark.parametrize("all_shards", [False, True])
+def test_gc_without_room_for_a_shard_frees_what_is_superseded(tmp_path, monkeypatch, all_shards):
+    folder = tmp_path / "set"
+    for part in (KEYS[:40], KEYS, KEYS[:9]):
+        fill(folder, part)
+    superseded = garbage(folder)
+    assert superseded.files
+    assert superseded.rows
+
+    def no_room(output, name, data):
+        if name.startswith("index"):  # after the shards
+            assert not files(folder).keys() & superseded.files.keys()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(output, name, data)
+
+    write = Output.write
+    monkeypatch.setattr(Output, "write", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        collect(folder, compact=all_shards)
+    monkeypatch.undo()
+    assert verify(folder) == []
+    assert garbage(folder).files == {}
+    assert len(FeatureSet.open(folder)) == 9
+
+
 def test_compact_leaves_full_shards_alone_and_waits_for_no_run(tmp_path):
     fill(tmp_path / "set")
     before = {path: path.stat().st_ino for path in (tmp_path / "set").glob("shard-*")}
@@ -500,6 +545,52 @@ def test_after_any_history_a_set_equals_that_of_a_clean_run(tmp_path_factory, cl
     assert files(folder) == files(clean)
     np.testing.assert_array_equal(
         FeatureSet.open(folder).take(KEYS), rows_of(KEYS).astype(np.float16)
+    )
+
+
+def test_more_codes_of_failures_than_a_byte_holds(tmp_path):
+    keys = keys_of_texts([str(number) for number in range(300)])
+    with SetWriter(tmp_path / "set", SPEC) as writer:
+        (batch,) = writer.plan(keys, batch_size=300)
+        bad = {
+            key.tobytes(): {"code": f"code {number}", "path": "", "reason": ""}
+            for number, key in enumerate(batch.keys[:250])
+        }
+        codes = {key: failure["code"] for key, failure in bad.items()}
+        writer.add(batch, rows_of(batch.keys[250:]), bad)
+        assert writer.publish().failed == 250
+    assert verify(tmp_path / "set", rows=True) == []
+    assert FeatureSet.open(tmp_path / "set").failed == codes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": "x"},
+        {"rows": None},
+        {"blocks": [[4, 25.0]]},
+        {"blocks": [["a", 1]]},
+        {"blocks": 3},
+        {"blocks": [[1, 1 << 60]]},
+        {"parts": [1]},
+        {"parts": None},
+        {"digest": 5},
+        {"shape": {"batch_size": "16"}},
+        {"asked": []},
+        {"shape": None},
+        {"more": 1},
+    ],
+)
+def test_a_plan_of_wrong_types_is_no_plan(tmp_path, clean, change):
+    fill(tmp_path / "set", stop_after=2, rows_per_block=16)
+    path = tmp_path / "set.run" / "plan.json"
+    body = json.loads(path.read_text())
+    for text in (json.dumps({**body, **change}), "[" * 100_000):
+        path.write_text(text)
+        assert blocks.rows_done(tmp_path / "set") is None
+    assert (
+        fill(tmp_path / "set", rows_per_block=16)[0].content_digest
+        == read_record(clean).content_digest
     )
 
 
