@@ -88,8 +88,7 @@ def write_captioned(
     ids = images["image_id"]
     bare = pc.invert(pc.is_in(ids, pc.unique(captions["image_id"])))
     report.note("images_without_caption", ids.filter(bare).to_pylist())
-    # those without a split are trained on
-    report.note("images_in_two_splits", (image for _, image in shared_images(images, "split")))
+    report.note("images_in_two_splits", _in_two_splits(images))
     if strict:
         report.refuse_problems()
     if not len(captions):
@@ -201,6 +200,13 @@ def shared_images(images: pa.Table, column: str) -> list[tuple[str, str]]:
         if value != row[column]:
             pairs.append((image, row["image_id"]))
     return pairs
+
+
+def _in_two_splits(images: pa.Table) -> list[str]:
+    # those without a split are trained on
+    splits = pc.if_else(pc.equal(images["split"], ""), "train", images["split"])
+    images = images.set_column(images.schema.get_field_index("split"), "split", splits)
+    return [image for _, image in shared_images(images, "split")]
 
 
 def _visible_captions(captions: pa.Table, report: PrepareReport) -> pa.Table:
