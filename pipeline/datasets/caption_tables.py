@@ -176,8 +176,7 @@ def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> No
         value: split_name(name, "splits") for name, values in theirs.items() for value in values
     }
     kept = [i for i, value in enumerate(captions.splits) if value in ours]
-    files = [Path(name).name for name in captions.images]
-    captions.left_out |= {*files}.difference(files[i] for i in kept)
+    captions.left_out |= {*captions.images}.difference(captions.images[i] for i in kept)
     captions.splits = [ours[captions.splits[i]] for i in kept]
     captions.other_splits = len(captions.images) - len(kept)
     for name in ("images", "texts", "ids", "numbers", "lines"):

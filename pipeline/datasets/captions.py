@@ -85,7 +85,7 @@ class Captions:
         splits: [n], the split of each row.
         lines: [n], number of each row in the file (its last line, in a CSV) or its own file.
         listed: (name of an image, its split, the file that says so), or None.
-        left_out: names of the files of images that are not wanted.
+        left_out: names of images that are not wanted.
         problems: kind of loss → what it concerns.
         other_splits: number of rows whose split was not chosen.
         remarks: what was read otherwise than it is written, for the user.
@@ -142,6 +142,7 @@ def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:
             captions.images.append(name)
             captions.texts.append(sentence["raw"])
             captions.numbers.append(str(number))
+            captions.splits.append(split)
     return captions
 
 
@@ -162,10 +163,18 @@ def read_coco(files: Mapping[str, Path]) -> Captions:
             raise DatasetError(f"{path}: images: several have the id {twice}; give each its own")
         listed += [(image, split, str(path)) for image in names.values()]
         for annotation in body["annotations"]:
-            image = annotation["image_id"]
-            captions.images.append(names.get(str(image), f"image_id {image}"))
+            number, image = annotation["id"], str(annotation["image_id"])
+            if image not in names:
+                captions.problems["captions_without_image"].append(f"image_id {image}#{number}")
+                continue
+            captions.images.append(names[image])
             captions.texts.append(annotation["caption"])
-            captions.numbers.append(str(annotation["id"]))
+            captions.numbers.append(str(number))
+            captions.splits.append(split)
+    if not captions.texts:
+        raise DatasetError(
+            f"{captions.where}: no annotation has the image_id of one of the `images` in its file"
+        )
     return captions
 
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
@@ -43,7 +43,7 @@ def scan_images(
     report: PrepareReport,
     folders: Iterable[str] = (".",),
     progress: Progress | None = None,
-    leave_out: Collection[str] = (),
+    leave_out: Callable[[Sequence[str]], Collection[str]] | None = None,
     beside: str = "",
 ) -> pa.Table:
     """Find every image below ``folders`` in ``root`` and read its header.
@@ -54,7 +54,7 @@ def scan_images(
 
     Args:
         root: a folder here, or its URL; of a web server, with braces that name the images.
-        leave_out: names of files that are not wanted.
+        leave_out: which of their paths are not wanted.
         beside: suffix of files that hold the images' captions.
 
     Returns:
@@ -69,7 +69,10 @@ def scan_images(
         below |= images
         report.ignored += ignored
     report.ignored.pop(beside, None)
-    paths = sorted(path for path in below if path.rpartition("/")[2] not in leave_out)
+    paths = sorted(below)
+    if leave_out is not None:
+        left_out = leave_out(paths)
+        paths = [path for path in paths if path not in left_out]
     if not paths:
         raise DatasetError(
             f"{shown(root)}: all of its {len(below):,} images are of splits that are left out; "
@@ -79,7 +82,7 @@ def scan_images(
     sizes = images[:, KEY_BYTES:].copy().view(np.int32)
     report.counts["images"] = len(paths)
     report.counts["files_ignored"] = report.ignored.total() - report.ignored[HIDDEN_FOLDERS]
-    if leave_out:
+    if leave_out is not None:
         report.counts["images_left_out"] = len(below) - len(paths)
     report.note("unreadable_images", (paths[i] for i in np.flatnonzero(sizes[:, 0] == 0)))
     columns = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from pipeline.datasets.caption_images import write_pairs
+from pipeline.datasets.caption_images import not_wanted, write_pairs
 from pipeline.datasets.caption_tables import (
     Beside,
     captions_beside,
@@ -111,7 +112,7 @@ class PairsSource(Source):
             ]
         if values := {n: v for n, v in (self.splits or {}).items() if isinstance(v, list)}:
             choose_splits(captions, values)
-        if captions.splits and captions.listed is not None:
+        if captions.splits and captions.listed is not None and captions is not listed:
             raise DatasetError(
                 f"{captions.where}: has a column `split`, but "
                 f"`{'splits' if self.splits else 'karpathy'}` also gives splits; use one of them"
@@ -215,8 +216,13 @@ def _write_manifests(
     if not captions.texts:
         raise DatasetError(f"{captions.where}: contains no captions; give a file that holds them")
     beside = isinstance(source, PairsSource) and source.beside
+    root = base_of(source.images)
     images = scan_images(
-        source.images, report, subfolders, progress, captions.left_out, f".{beside or ''}"
+        source.images,
+        report,
+        subfolders,
+        progress,
+        partial(not_wanted, captions, root) if captions.left_out else None,
+        f".{beside or ''}",
     )
-    root = Path(shown(base_of(source.images)))
     write_pairs(folder, images, captions, report, strict=source.strict, root=root)

@@ -26,13 +26,14 @@ MOST_SHOWN = 6  # of one kind on the terminal; dataset.json has all
 KEY_WITH_DOT = (
     "WebDataset ends a key at the first dot: rename the members, so that no key contains one"
 )
-AMBIGUOUS = "several files have this name: write the path from the folder `images`"
+WRITE_PATHS = "write the paths from the folder `images`"
+AMBIGUOUS = f"several files have this name: {WRITE_PATHS}"
 
 LOSSES: dict[str, str] = {
     "captions_of_ambiguous_image": AMBIGUOUS,
     "captions_that_look_quoted": "only .csv has quotation marks around values: write .csv",
     "captions_whose_key_contains_a_dot": KEY_WITH_DOT,
-    "captions_without_image": "check the names in the captions, and that their images are there",
+    "captions_without_image": f"check that the images are there, or {WRITE_PATHS}",
     "captions_without_their_control_characters": "",
     "captions_whose_key_has_another": "only the first text of a key is kept",
     "empty_captions": "",
@@ -52,7 +53,7 @@ LOSSES: dict[str, str] = {
     "shards_with_links_or_devices": "",
     "shards_without_images": "",
     "split_entries_of_ambiguous_image": AMBIGUOUS,
-    "split_entries_without_image": "check the names in the lists of splits",
+    "split_entries_without_image": f"check the lists of splits, or {WRITE_PATHS}",
     "tables_not_read": "no split has them: see the data set's description, or move them out",
     "unreadable_images": "",
     "urls_in_place_of_images": FETCH,

@@ -200,7 +200,7 @@ class BoxTable(DrawnBoxes):
         names = column.unique()
         distinct = names.to_pylist()
         paths = image_names(units.manifest, units.images)
-        images = ImageNames(paths, ids=units.images["image_id"].to_pylist())
+        images = ImageNames(paths, units.root, units.images["image_id"].to_pylist())
         of_file = images.of_file(distinct)
         if of_file.beginning:
             remarks.append(f"{self.path.name}: {of_file.beginning!r} before all names left out")
@@ -208,6 +208,7 @@ class BoxTable(DrawnBoxes):
             rows = np.array([of_file.find(name) for name in distinct], dtype=np.int64)
         except SightlineError as error:
             raise SightlineError(f"{self.path}: {error}") from error
+        remarks += [f"{self.path.name}: {remark}" for remark in of_file.remarks()]
         return rows[pc.index_in(column, names).to_numpy()]
 
 

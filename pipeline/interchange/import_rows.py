@@ -52,6 +52,7 @@ class Imported:
         repeated: rows left out because an earlier one has the same key.
         contradicting: those of them with other numbers.
         columns: of the rows and names of the first file, in words.
+        remarks: on names of images.
         trimmed: texts that lost outer white space or control characters, as in every data set.
     """
 
@@ -62,6 +63,7 @@ class Imported:
     repeated: int = 0
     contradicting: int = 0
     trimmed: int = 0
+    remarks: tuple[str, ...] = ()
 
     def lines(self, out: Path) -> list[str]:
         """What became of the rows, in words."""
@@ -74,6 +76,7 @@ class Imported:
         ]
         if self.missing:
             lines.append(f"{counted(self.missing, 'row')} left out: their {spec.kind} is missing")
+        lines += self.remarks
         if self.trimmed:
             texts = counted(self.trimmed, "text")
             lines.append(f"white space around {texts} left out, as in every data set")
@@ -99,7 +102,7 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     """
     form, parts = find(source, options)
     dim, dtype = _one_shape(parts)
-    keys, keyed, counts, trimmed = _keys(source, parts, options)
+    keys, keyed, counts, trimmed, remarks = _keys(source, parts, options)
     kept = np.flatnonzero(keyed)
     kept = kept[np.sort(unique_sorted(keys[keyed]))]
     if not len(kept):
@@ -125,7 +128,9 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     )
     record = write_rows(out, spec, keys[kept], blocks, inputs)
     repeated, missing = int(keyed.sum()) - len(kept), int((~keyed).sum())
-    return Imported(record, form, parts[0].about, missing, repeated, contradicting, trimmed)
+    return Imported(
+        record, form, parts[0].about, missing, repeated, contradicting, trimmed, remarks
+    )
 
 
 def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
@@ -145,21 +150,21 @@ def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
 
 def _keys(
     source: Path, parts: list[Part], options: ImportOptions
-) -> tuple[Keys, NDArray[np.bool_], list[int], int]:
-    """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part; and
-    how many texts differ from what manifests hold.
+) -> tuple[Keys, NDArray[np.bool_], list[int], int, tuple[str, ...]]:
+    """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part; how
+    many texts differ from what manifests hold; and remarks on the names.
     """
     keys: list[bytes | None] = []
     counts: list[int] = []
     lost = ""
     trimmed = 0
-    images: _ImageKeys | None = None
+    named = [part for part in parts if part.kind == "image" and not part.keyed]
+    images = _ImageKeys(source, options.data, named) if named else None
     for part in parts:
         names = part.names_of_rows()
         if part.keyed:
             part_keys = names
-        elif part.kind == "image":
-            images = images or _ImageKeys(source, options.data, names)
+        elif images is not None:
             part_keys = images.of(names)
         else:
             texts = cleaned(pa.array(names, pa.string())).to_pylist()
@@ -171,16 +176,18 @@ def _keys(
         keys += part_keys
         counts.append(len(names))
     keyed = np.array([key is not None for key in keys], dtype=bool)
+    remarks = () if images is None else tuple(images.names.remarks())
     if lost and not (options.allow_missing and keyed.any()):
         kind = parts[0].kind
         where = f"not in {options.data}" if kind == "image" else "empty"
-        remedy = "; --allow-missing leaves these rows out" if keyed.any() else ""
+        remedies = ["--allow-missing leaves these rows out"] if keyed.any() else []
+        remedies += [] if images is None else images.names.remedies()
         raise SightlineError(
             f"{source}: {int((~keyed).sum()):,} of {len(keys):,} rows have no key, because their "
-            f"{kind} is {where}, such as {lost}{remedy}"
+            f"{'; '.join((f'{kind} is {where}, such as {lost}', *remedies))}"
         )
     raw = b"".join(key or bytes(KEY_BYTES) for key in keys)
-    return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), keyed, counts, trimmed
+    return np.frombuffer(raw, np.uint8).reshape(-1, KEY_BYTES), keyed, counts, trimmed, remarks
 
 
 class _ImageKeys:
@@ -189,21 +196,26 @@ class _ImageKeys:
     Args:
         source: the files that name them, for messages.
         data: a folder, whose named images are hashed, or a prepared data set, whose images were.
-        names: some of the names.
+        parts: those that name images.
+
+    Attributes:
+        names: how all of them are found.
     """
 
-    def __init__(self, source: Path, data: Path | None, names: _Names) -> None:
+    def __init__(self, source: Path, data: Path | None, parts: Sequence[Part]) -> None:
+        names = (name for part in parts for name in part.names_of_rows() if name)
         if data is None:
-            example = next((f"{name!r:.80}" for name in names if name), "none")
+            example = next((f"{name!r:.80}" for name in names), "none")
             raise SightlineError(
                 f"{source}: a row's key is the SHA-256 of its image, and these rows name images "
                 f"such as {example}; give their folder, or a prepared data set, with --data"
             )
         self._root, self._source = data, source
         self._keys: dict[int, bytes | None] = {}  # row → key; None: cannot be read
-        ids: list[str] = []
+        folder, ids = data, list[str]()
         if (data / RECORD).is_file():
             dataset = PreparedDataset.open(data)
+            folder = dataset.image_root
             self._paths = image_names(dataset.images_manifest, dataset.images)
             ids = dataset.images["image_id"].to_pylist()
             self._keys = dict(enumerate(dataset.images["key"].to_pylist()))
@@ -211,8 +223,7 @@ class _ImageKeys:
             self._paths = sorted(found_images(data, data)[0])
         else:
             raise SightlineError(f"{data}: expected a folder of images, or a prepared data set")
-        images = ImageNames(self._paths, data, ids)
-        self._names = images.of_file(filter(None, names))
+        self.names = ImageNames(self._paths, folder, ids).of_file(names)
 
     def of(self, names: _Names) -> list[bytes | None]:
         """The key of each image, or None if it is missing, unreadable or unnamed."""
@@ -225,9 +236,9 @@ class _ImageKeys:
     def _row(self, name: str | None) -> int:
         if not name:
             return UNKNOWN
-        row = self._names.find(name)
+        row = self.names.find(name)
         if row == AMBIGUOUS:
-            several = " and ".join(self._names.candidates(name))
+            several = " and ".join(self.names.candidates(name))
             raise SightlineError(
                 f"{self._source}: {name!r} may be {several}; give paths in place of names, or the "
                 "folder that holds one of them with --data"

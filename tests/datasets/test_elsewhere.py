@@ -186,6 +186,21 @@ def test_a_photograph_that_is_refused_costs_itself_and_a_fault_that_may_pass_the
         prepare_dataset("pairs", out, images=photographs, captions=captions)
 
 
+def test_names_with_the_folders_of_photographs_elsewhere(shelf, photographs, make_file, out):
+    names = ["photos/sub/0.png", "album/1.png", "https://cdn/a/photos/sub/2.png?w=3", "sub/3.png"]
+    lines = [json.dumps({"image": name, "caption": "a"}) for name in names]
+    if shelf.url.startswith("https"):
+        lines.pop(2)  # a table of URLs of web servers is refused
+    else:
+        lines[2] = lines[2].replace("https://cdn/a", shelf.url).replace("?w=3", "")
+    captions = make_file("c.jsonl", "\n".join(lines))
+    prepare_dataset("pairs", out, images=photographs, captions=captions)
+    found = {path.rpartition("/")[2] for path in column(out, "image_id", "captions")}
+    assert found == {"0.png", "3.png"} | (set() if shelf.url.startswith("https") else {"2.png"})
+    problems = json.loads((out / "dataset.json").read_text())["problems"]
+    assert problems["captions_without_image"] == ["album/1.png"]
+
+
 def test_captions_beside_photographs_elsewhere_are_refused(photographs, out):
     with pytest.raises(DatasetError, match="`beside` reads captions beside images on this machine"):
         prepare_dataset("pairs", out, images=photographs, beside="txt")

@@ -313,6 +313,21 @@ def test_columns_that_lack(data, tmp_path):
         Opened(data, path)
 
 
+def test_boxes_of_folders_that_are_not_here_are_of_no_image(data, tmp_path):
+    (data.folder / "images/a").mkdir()
+    data.add("a/9.png", RED)
+    path, there = tmp_path / "boxes.jsonl", {**ROW, "image": "a/9.png"}
+    with pytest.raises(SightlineError, match=r"1 image name .* 'b/9\.png', end like .* 'a/9\.png'"):
+        Opened(data, write(path, [{**ROW, "image": "b/9.png"}]))
+    opened = Opened(data, write(path, [there, {**there, "image": "b/9.png", "box": [0, 0, 9, 9]}]))
+    assert opened.found("a/9.png") == [("A red dog", [[4, 5, 20, 10]])]
+    others = [{**ROW, "image": f"{folder}/7.png"} for folder in ("data/images", "data/photos")]
+    opened = Opened(data, write(path, [{**others[1], "box": [0, 0, 9, 9]}, others[0]]))
+    assert opened.found() == [("A red dog", [[4, 5, 20, 10]])]  # the images' own folder counts
+    opened = Opened(data, write(path, [{**ROW, "image": "9", "box": [0, 0, 9, 9]}, ROW]))
+    assert opened.remarks == ["boxes.jsonl: 1 image name matched by less than a path"]
+
+
 def test_what_is_left_out_is_counted_and_nothing_left_names_both_sides(data, tmp_path):
     (data.folder / "images/a").mkdir()
     (data.folder / "images/b").mkdir()

@@ -106,6 +106,32 @@ def test_clip_retrieval_is_imported(tmp_path, photos, names, prepare):
     assert verify(tmp_path / "set") == []
 
 
+@pytest.mark.parametrize("start", ["", "/data/frames/", "https://host/frames/"])
+@pytest.mark.parametrize("by_data", [False, True])
+def test_rows_of_folders_that_are_not_here_are_no_images(tmp_path, photos, start, by_data):
+    folder = photos.rename(tmp_path / "video1")
+    for name in ("cam", "more/cam"):
+        (folder / name).mkdir()
+        shutil.copy(folder / "0.png", folder / name / "7.png")
+        with (folder / name / "7.png").open("ab") as file:
+            file.write(name.encode())
+    videos = ("video3", "video1", "video2")
+    names = [f"{video}/{name}" for video in videos for name in ("0.png", "cam/7.png")]
+    (tmp_path / "tables").mkdir()
+    for part in range(2):
+        rows = [[float(i), 1.0] for i in range(3 * part, 3 * part + 3)]
+        table = pa.table({"path": [start + n for n in names[3 * part :][:3]], "x": rows})
+        pq.write_table(table, tmp_path / f"tables/{part}.parquet")
+    data = prepared(folder, "0.png") if by_data else folder
+    with pytest.raises(SightlineError, match=r"4 of 6 rows have no key.*write its path"):
+        imported(tmp_path / "tables", folder, data=data)
+    found = imported(tmp_path / "tables", folder, data=data, allow_missing=True)
+    assert (found.record.rows, found.missing, found.repeated) == (2, 4, 0)
+    keys = [key_of_file(folder / name) for name in ("0.png", "cam/7.png")]
+    assert FeatureSet.open(tmp_path / "set").take(keys)[:, 0].tolist() == [2, 3]
+    assert "such as" in "\n".join(found.lines(tmp_path / "set"))
+
+
 def test_every_file_counts_for_the_length_and_of_an_image_the_one_with_the_lower_number(
     tmp_path, photos
 ):
