@@ -10,6 +10,7 @@ from pydantic import NonNegativeInt
 
 from pipeline.extract.decode import ImageError
 from sightline.plugins import expect, expect_all, expect_array, expect_count, expect_valid, wrong
+from sightline.user_files import short
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,6 +179,10 @@ def checked_answers(
             expect_valid(phrase.phrase, str, grounder, "phrase")
             span, count = (phrase.char_start, phrase.char_end), len(phrase.boxes)
             expect_valid(span, tuple[NonNegativeInt, NonNegativeInt], grounder, "span")
+            start, end = span
+            if not (start < end <= len(caption.text) and phrase.phrase.strip()):
+                subject = f"the span of {short(phrase.phrase)} in {short(caption.text)}"
+                raise wrong(grounder, subject, span, f"some of its {len(caption.text)} characters")
             if caption.text[slice(*span)] != phrase.phrase:
                 raise wrong(grounder, f"span {span}", phrase.phrase, "the caption's own characters")
             expect_array(phrase.boxes, "float32", (max(count, 1), 4), grounder, "boxes")

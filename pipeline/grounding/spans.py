@@ -8,14 +8,20 @@ import regex
 
 _WORD = regex.compile(r"[\p{L}\p{N}\p{M}_]")
 """Of the Unicode that finds clusters (``\\X``), which may be newer than Python's own."""
+_UNSPACED = regex.compile(
+    r"[\p{scx=Han}\p{scx=Hiragana}\p{scx=Katakana}\p{scx=Bopomofo}"
+    r"\p{scx=Thai}\p{scx=Lao}\p{scx=Khmer}\p{scx=Myanmar}]"
+)
+"""Of scripts that put no spaces between words."""
 
 
 class SpanFinder:
     """Finds the spans of one caption's phrases; a second mention gets the second occurrence.
 
     Letters are compared by Unicode case folding and composed form, runs of white space as one
-    space. A span starts and ends at a word boundary, never between a letter and its combining
-    marks or inside an emoji sequence.
+    space. A span starts and ends at a word boundary, beside any letter of a script without spaces
+    (Chinese, Japanese, Thai, …), never between a letter and its combining marks or inside an emoji
+    sequence.
 
     Args:
         caption: spans count its characters.
@@ -58,7 +64,7 @@ class SpanFinder:
         if at in (0, len(self._folded)):
             return True
         (before, start, _), (after, next_start, _) = self._folded[at - 1 : at + 1]
-        return start != next_start and not (_in_word(before) and _in_word(after))
+        return start != next_start and not _joined(before, after)
 
     def _widened(self, start: int, end: int) -> tuple[int, int]:
         """The span, extended over ignored non-ASCII letters at its ends."""
@@ -89,6 +95,13 @@ def _fold(text: str, ascii_only: bool) -> list[tuple[str, int, int]]:
 
 def _composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
+
+
+def _joined(before: str, after: str) -> bool:
+    """Whether two characters may be of one word."""
+    if _UNSPACED.match(before) or _UNSPACED.match(after):
+        return False
+    return _in_word(before) and _in_word(after)
 
 
 def _in_word(character: str) -> bool:

@@ -42,6 +42,20 @@ def read(caption: str, label: str, ascii_only: bool = False) -> str | None:
         ("a 🇩🇪 flag", "🇩🇪", "🇩🇪"),
         ("a 🇩🇪 flag", "🇩", None),
         ("한 man", "하", None),
+        ("개가 달린다", "개", None),
+        ("一只狗在草地上", "草地", "草地"),
+        ("犬が走る。", "犬", "犬"),
+        ("サッカーボールを蹴る", "ボール", "ボール"),
+        ("カ\u3099ム", "カ", None),
+        ("ชายคนหนึ่งกับสุนัข", "สุนัข", "สุนัข"),
+        ("ชายคนหนึ่งกับสุนัข", "สุน", None),
+        ("ຫມານ້ອຍ", "ນ້ອຍ", "ນ້ອຍ"),
+        ("黒いTシャツとiPhone", "iphone", "iPhone"),
+        ("黒いTシャツとiPhone", "シャツ", "シャツ"),
+        ("黒いTシャツとiPhone", "phone", None),
+        ("一本catalogue", "cat", None),
+        ("狗2只", "2", "2"),
+        ("狗12只", "2", None),
         ("a dog", "   ", None),
         ("", "a dog", None),
     ],
@@ -66,6 +80,8 @@ def test_labels_without_their_non_ascii_letters_are_found(caption, label, expect
 
 
 def test_a_second_mention_gets_the_second_occurrence_and_a_third_none():
+    finder = SpanFinder("白い犬と黒い犬")
+    assert [finder.find("犬") for _ in range(3)] == [(2, 3), (6, 7), None]
     finder = SpanFinder("a dog chases a dog")
     assert finder.find("A dog") == (0, 5)
     assert finder.find("a DOG") == (13, 18)
