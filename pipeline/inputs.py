@@ -163,7 +163,7 @@ class Inputs:
         if path.is_file():
             return self._digests([path])[0]
         files: list[Path] = []
-        for folder, names in folders_below(path, lambda name: name.startswith(".")):
+        for folder, names in folders_below(path, lambda below: below.name.startswith(".")):
             names = [SET] if SET in names else names  # which lists the digests of the others
             read = (name for name in names if not name.startswith(".") and is_read(name))
             files += (folder / name for name in read if not name.endswith(".md"))

@@ -100,7 +100,7 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     """Bring the manifests that changed at a URL; returns name → state there."""
     memory = incoming / "states"
     remembered: Any = None
-    with suppress(OSError, ValueError):  # of a torn one nothing
+    with suppress(OSError, ValueError, RecursionError):  # of a torn one nothing
         remembered = json.loads(memory.read_bytes())
     known: dict[str, Any] = remembered if isinstance(remembered, dict) else {}
     memory.unlink(missing_ok=True)

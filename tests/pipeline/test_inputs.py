@@ -18,6 +18,7 @@ from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings
 from pipeline.inputs import SCHEMA, Inputs
 from pipeline.params import Params, validate_params
+from sightline import source_code
 
 OF_FEATURES = {"tasks/retrieval", "tasks/neighbours"}
 """The tasks that read features, and so what any encoder reads."""
@@ -210,8 +211,6 @@ def test_what_the_graph_makes_is_known_by_what_it_is_made_from(project):
 
 
 def test_the_code_of_a_package_is_that_of_what_it_makes_alone(project, package):
-    from train import code_digest
-
     first = Inputs(project())
     assert set(first.bodies["encoders/image/cells"]["code"]) == {
         *("addon", "addon.cells", "addon.words"),
@@ -219,8 +218,8 @@ def test_the_code_of_a_package_is_that_of_what_it_makes_alone(project, package):
     assert first.bodies["grounding"]["code"] == first.bodies["encoders/image/cells"]["code"]
     assert "code" not in first.bodies["encoders/image/clip"]
     (package / "cells.py").write_text(f"{PACKAGE['cells.py']}\nMORE = 1  # a comment\n")
-    code_digest._tree.cache_clear()
-    code_digest._digest.cache_clear()
+    for cached in (source_code._file, source_code._tree, source_code._digest):
+        cached.cache_clear()
     assert changed(first, Inputs(project())) == {
         *("encoders/image/cells", "grounding"),
         *OF_FEATURES,
