@@ -204,8 +204,7 @@ class Embedder:
                     left = left[len(rows) :]
                     advance(len(rows))
         if self.normalize if normalize is None else normalize:
-            norms = np.linalg.norm(distinct, axis=1, keepdims=True)
-            distinct /= np.maximum(norms, 1e-12)
+            distinct = of_length_one(distinct)
         if len(row_of) == len(sentences):
             return distinct
         return distinct[[row_of[sentence] for sentence in sentences]]
@@ -260,3 +259,9 @@ class Embedder:
             # Module by module: a part that was already in eval mode stays in it.
             for module in training:
                 module.training = True
+
+
+def of_length_one(rows: np.ndarray) -> np.ndarray:
+    """Embeddings [n, d], each divided by its norm, as a Normalize module does."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.maximum(norms, 1e-12)

@@ -85,6 +85,23 @@ def test_every_objective_retrieves_in_its_own_space(features, tmp_path, run):
     assert [found.scores[each] for each in METRICS] == pytest.approx(expected)
 
 
+def test_heads_read_what_they_were_trained_on_whether_or_not_embeddings_are_normalised(
+    features, tmp_path
+):
+    case = Case(features, "mcse", {"caption": "all", **CLIP})
+    train_run(case.spec(tmp_path, max_steps=2), say=silent)
+    where = {"data": features.world.root, "features": features.root, "split": "train"}
+    tasks = Evaluation.load({"retrieval": where})
+    before = tasks.score(EvaluatedModel.load(str(tmp_path), device="cpu"))["retrieval"].scores
+    file = tmp_path / "model/modules.json"
+    last = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "Normalize"}
+    file.write_text(json.dumps([*json.loads(file.read_text()), last]))
+    model = EvaluatedModel.load(str(tmp_path), device="cpu")
+    assert tasks.score(model)["retrieval"].scores == before
+    rows = model.encode(["a red circle", "a blue square"])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+
+
 # ---- stages -------------------------------------------------------------------------------------
 
 

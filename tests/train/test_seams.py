@@ -280,7 +280,6 @@ def test_a_term_that_never_comes_is_named_when_both_streams_have_had_a_batch(bri
         train_run(case.spec(tmp_path / "run", max_steps=6), say=silent, callbacks=[Steps(steps)])
     streams = [case.data().schedule.draw(k).stream for k in range(len(steps) + 1)]
     assert set(streams) == {"pairs", "text"} != set(streams[:-1])
-    assert case.spec(tmp_path / "off", max_steps=2)
     case = brings(weights=lambda: {"more": 0.0})
     assert train_run(case.spec(tmp_path / "off", max_steps=6), say=silent).steps == 6
 
@@ -331,7 +330,7 @@ def test_terms_without_what_they_declare_are_named_at_their_first_batch(
     assert "pairs" not in streams[:-1]
 
 
-def test_an_object_term_is_awaited_until_a_caption_has_two_phrases(features, monkeypatch):
+def test_an_object_term_is_awaited_until_a_caption_has_two_phrases(features):
     case = case_of(features, "mcseo")
     data, params = case.data(), make_objective("mcseo", case.parameters)
     awaited = AwaitedTerms(params, ["pairs", "text"])

@@ -19,7 +19,7 @@ from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
 from sightline.progress import progress
 from sightline.sentence_transformers_folder import pin
-from train.embed import Embedder
+from train.embed import Embedder, of_length_one
 from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import ObjectiveModule, make_objective
@@ -102,11 +102,17 @@ class EvaluatedModel:
         distinct = dict.fromkeys(sentences)
         if distinct.keys() - self._row_of.keys():
             with self.progress("encoding", len(distinct), "sentences") as advance:
-                self._rows = self.embedder.encode(list(distinct), advance=advance)
+                texts, embedder = list(distinct), self.embedder
+                self._rows = embedder.encode(texts, normalize=False, advance=advance)
             self._row_of = {sentence: row for row, sentence in enumerate(distinct)}
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Embeddings float32 [n, d], in the order of ``sentences``."""
+        rows = self.pooled(sentences)
+        return of_length_one(rows) if self.embedder.normalize else rows
+
+    def pooled(self, sentences: Sequence[str]) -> np.ndarray:
+        """What `encode` gives before any normalisation: the heads of a run were trained on that."""
         self.encode_once(sentences)
         return self._rows[[self._row_of[sentence] for sentence in sentences]]
 

@@ -86,7 +86,7 @@ def find_images(
         opened = open_features(
             features, "image", space.encoder, model.name, data.name, space.features
         )
-        rows = project(space.sentences, model.encode(queries))
+        rows = project(space.sentences, model.pooled(queries))
         found = find_images_by_rows(rows, own_images, pool, opened, k, captions, space.images)
     except NotDefinedError as error:
         return Found(reason=str(error)), []

@@ -187,7 +187,7 @@ class RetrievalTask(Task[RetrievalSettings]):
             space = image_space(model, self.settings.encoder)
             features = self._open("image", space.encoder, model.name, space.features)
             rows, present = rows_of_images(features, self.images.keys)
-            sentences = project(space.sentences, model.encode(self.captions))
+            sentences = project(space.sentences, model.pooled(self.captions))
             scores = self._recall(project(space.images, rows), present, sentences)
         except NotDefinedError as error:
             reasons = dict.fromkeys(METRICS, str(error))
