@@ -81,7 +81,8 @@ class Student(nn.Module):
         """
         terms, weights = terms_of(self.objective, batch, embeddings), self.objective.params.weights
         if not terms:
-            raise wrong(self.objective, "forward", terms, f"terms of a batch of {batch.stream}")
+            expected = f"terms of a batch of {batch.stream}"
+            raise wrong(self.objective.params, "terms", terms, expected)
         total: Any = sum(weights[name] * term for name, term in terms.items())
         return {**terms, TOTAL: total}
 
@@ -103,7 +104,8 @@ class Student(nn.Module):
         kept: dict[int, tuple[str, Tensor]] = {}
         for name, value in self.state_dict(keep_vars=True).items():
             if not isinstance(value, Tensor):
-                raise wrong(self.objective, name, value, "its state in parameters and buffers")
+                params = self.objective.params
+                raise wrong(params, name, value, "its state in parameters and buffers")
             fixed = isinstance(value, nn.Parameter) and not value.requires_grad
             if name.startswith("objective.") or not fixed:
                 kept.setdefault(id(value), (name, value))
