@@ -25,7 +25,7 @@ from sightline.errors import SightlineError
 from sightline.output import write_file
 from sightline.places import is_url
 from sightline.sentence_transformers_folder import is_of_tokenizer
-from sightline.source_code import code_of_others
+from sightline.source_code import code_of_others, code_of_package
 from sightline.storage import look
 from sightline.wording import counted
 
@@ -81,7 +81,7 @@ class Inputs:
     # ---- which stage reads what -----------------------------------------------------------------
 
     def _bodies(self) -> Iterator[tuple[str, _Body]]:
-        from train.code_digest import code_of, code_of_package, code_of_task, objectives_of
+        from train.code_digest import code_of, code_of_task, objectives_of
         from train.objectives import make_objective
 
         params = self._params

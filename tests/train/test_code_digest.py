@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,13 @@ import pytest
 from conftest import KillAfter, Killed, silent
 from made_results import made_result
 
-import train.losses
+from sightline import source_code
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.hardware import versions
+from sightline.source_code import with_imports
 from train import code_digest, run_inputs
-from train.code_digest import CORE, code_of, code_of_task, objectives_of
+from train.code_digest import APART, CORE, code_of, code_of_task, objectives_of
 from train.evaluate.evaluation import (
     Evaluation,
     accept_code,
@@ -75,7 +75,7 @@ async def _run(items):
 
 
 def tree_digest(source: str) -> str:
-    return digest(code_digest._plain(ast.parse(source)))
+    return digest(source_code._plain(ast.parse(source)))
 
 
 def test_the_stored_digest_of_a_source_is_the_same_on_every_python():
@@ -92,133 +92,113 @@ def test_comments_docstrings_and_layout_leave_it_alone():
     assert tree_digest("x = ''") != tree_digest("x = b''")
 
 
-EXEMPT = {
-    "sightline.cache": "its rows are inputs, whose digests a run has; the choice is in CORE",
-    "sightline.devices": "picks a device and copies to it",
-    "sightline.sentence_transformers_folder": "opens the student, an input",
-    "sightline.cache.prepared": "for the model card",
-    "sightline.settings": "checks parameters, which are in the digest of the run",
-    **dict.fromkeys(
-        [
-            *("sightline.digest", "sightline.errors"),
-            *("sightline.atomic_files", "sightline.hardware"),
-            *("sightline.lazy_names", "sightline.pretrained", "sightline.lock", "sightline.output"),
-            *(
-                "sightline.user_files",
-                "sightline.file_kinds",
-                "sightline.places",
-                "sightline.storage",
-            ),
-            *("sightline.outside_tables", "sightline.outside_columns"),
-            *("sightline.arrow_arrays", "sightline.arrow_files"),
-            *("sightline.progress", "sightline.wording"),
-            *("sightline.removed", "sightline.out_of_memory", "sightline.plugins"),
-            "sightline.optional_imports",
-        ],
-        "files, messages and imports",
-    ),
-    "train.card": "writes the model card",
-    "train.code_digest": "computes these digests",
-    "train.embed": "encodes the dev set: it selects, as the other evaluations do",
-    "train.evaluate": "scores; a score says what it was measured with",
-    "train.export": "writes the folder of sentence-transformers, whose embeddings are compared",
-    "train.progress": "shows progress and handles signals",
-    "train.records": "what a run records of itself",
-    "train.report": "shows results",
-    "train.run_folder": "the files of a run; that a resumed one is equal is tested bit for bit",
-    "train.run_inputs": "opens inputs, which are checked by digest",
-    "train.tracking": "shows a run elsewhere; it is told copies of the log",
-    "train.train_run": "calls the loop",
-}
-"""Modules that a training imports, and why their code is not part of its digest."""
+# ---- which modules ------------------------------------------------------------------------------
 
 
-def exempt(module: str) -> bool:
-    return any(module == each or module.startswith(f"{each}.") for each in EXEMPT)
+def test_every_module_that_a_training_imports_is_listed():
+    """A new module fails here: list it in `CORE`, or in `APART` with the reason."""
+    assert with_imports(["train.train_run"], CORE, APART) == set(CORE)
+    listed = {*CORE, *(name.removesuffix(".*") for name in APART)}
+    assert {name for name in listed if source_code._file(name) is None} == set()
 
 
-def test_a_module_that_a_training_imports_is_digested_or_exempt(world, tmp_path):
-    """A new module fails here: list it in `CORE`, or say in `EXEMPT` why it trains nothing."""
-    spec = world.spec(tmp_path / "run", "mcse", train={"max_steps": 2})
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+def test_digests_are_computed_without_importing_what_they_are_of():
     program = (
         "import sys; from train.code_digest import code_of; code_of(['dalr']);"
-        "early = sorted({'torch', 'train.loop', 'pyarrow'} & set(sys.modules));"
-        "from pathlib import Path; from train.run_spec import RunSpec;"
-        "from train.train_run import train_run;"
-        "train_run(RunSpec.model_validate_json(Path(sys.argv[1]).read_text()), say=lambda x: 0);"
-        "print(*(name for name in sys.modules if name.startswith(('train.', 'sightline.'))));"
-        "print(early)"
+        "print({'torch', 'train.loop', 'pyarrow'} & set(sys.modules))"
     )
-    command = [sys.executable, "-c", program, tmp_path / "spec.json"]
+    command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    names, early = ended.stdout.splitlines()
-    assert early == "[]"  # digests are computed without importing what they are of
-    imported = set(names.split())
-    packages = {"train.objectives", "train.losses"}
-    unknown = imported - {*code_of(["mcse"]), *packages}
-    assert {name for name in unknown if not exempt(name)} == set()
-    assert set(CORE) <= imported
-    assert not [name for name in CORE if name in EXEMPT]
+    assert ended.stdout.strip() == "set()"
 
 
-ALL = {"simcse", "mcse", "kdmcse", "dalr", "mcseo", "combined"}
-LOSSES = {  # which systems name a loss, themselves or through another
-    "info_nce": ALL,
-    "image_term": {"mcse", "dalr", "mcseo"},
-    "adaptive_margin_nce": {"kdmcse"},
-    "removed_share": {"kdmcse"},
-    "consistency_loss": {"dalr"},
-    "kl_alignment": {"dalr"},
-    "cross_modal_alignment": {"dalr"},
-    "list_mle": {"dalr"},
-    "_descending": {"dalr"},
-    "object_phrase_nce": {"mcseo"},
-    "cosine_matrix": ALL,
-    "diagonal_nll": ALL,
-    "full_precision": ALL,
-    "check_shapes": ALL,
-    "_unit_rows": ALL,
-}
+REMEMBERED = (source_code._file, source_code._tree, source_code._digest, code_of_task)
 
 
 def forget() -> None:
     """Read sources again, which have changed."""
-    code_digest._tree.cache_clear()
-    code_digest._digest.cache_clear()
+    for remembered in REMEMBERED:
+        remembered.cache_clear()
 
 
-def test_an_edited_loss_changes_its_systems_and_no_others(monkeypatch):
-    read, source = code_digest._tree, Path(train.losses.__file__)
-    before = {name: code_of([name]) for name in OBJECTIVES.places}
-    functions = inspect.getmembers(train.losses, inspect.isfunction)
-    own = {name for name, each in functions if each.__module__ == "train.losses"}
-    assert {name for name in own if name[0] != "_"} <= {*LOSSES, "check_number", "diagonal"}
-    for loss, systems in LOSSES.items():
-        edited = ast.parse(source.read_text(encoding="utf-8"))
-        (function,) = (n for n in edited.body if getattr(n, "name", "") == loss)
-        function.body.insert(0, ast.parse("edited = 1").body[0])
-        trees = {"train.losses": edited}
-        monkeypatch.setattr(code_digest, "_tree", lambda name, of=trees: of.get(name) or read(name))
-        after = {name: code_of([name]) for name in OBJECTIVES.places}
-        assert {name for name in after if after[name] != before[name]} == systems, loss
-        for name in systems:
-            changed = {k for k, v in after[name].items() if before[name].get(k) != v}
-            assert changed == {f"train.losses.{loss}"}
+@pytest.fixture
+def add_to(monkeypatch):
+    """Adds a line to the source of a module, for this test."""
+    read = source_code._tree
+
+    def add(module: str, line: str) -> None:
+        edited = {module: ast.parse(ast.unparse(read(module)) + f"\n{line}\n")}
+        forget()
+        monkeypatch.setattr(source_code, "_tree", lambda name: edited.get(name) or read(name))
+
+    yield add
+    forget()
+
+
+OTHER = "train.diagnose.settings"
+IMPORTS = (
+    "import train.diagnose.settings",
+    "from train.diagnose import settings",
+    "from train.diagnose.settings import kdmcse_settings as helper",
+    "from train.diagnose import *",
+    "if 1:\n    from train.diagnose import settings",
+    "def f():\n    import train.diagnose.settings",
+    "try:\n    from train.diagnose import settings\nexcept ImportError:\n    pass",
+)
+
+
+@pytest.mark.parametrize("line", [*IMPORTS, "from .diagnose import settings"])
+def test_no_way_to_import_a_module_escapes_the_list(add_to, line):
+    add_to("train.losses", line)
+    assert OTHER in with_imports(["train.train_run"], CORE, APART)
+
+
+@pytest.mark.parametrize("line", [*IMPORTS, "from ..diagnose import settings"])
+def test_what_an_objective_or_a_task_imports_is_part_of_its_code(add_to, line):
+    add_to("train.objectives.mcse", line)
+    assert OTHER in code_of(["mcse"])
+    assert OTHER not in code_of(["simcse"])
+    before = code_of_task("geometry")
+    add_to("train.evaluate.geometry", line)
+    assert code_of_task("geometry") != before
+    place = ["train.evaluate.geometry"]
+    assert OTHER in with_imports(place, code_digest.SCORING, APART)
+
+
+EDITS = (
+    "def diagonal(scores):\n    return scores",
+    "T: float = 0.05",
+    "T, S = 0.05, 0.07",
+    "if T:\n    T = 0.07",
+    "T += 1",
+)
+
+
+@pytest.mark.parametrize("line", EDITS)
+def test_an_edited_loss_changes_every_system_and_no_score(add_to, line):
+    systems = {name: code_of([name]) for name in OBJECTIVES.places}
+    tasks = {name: code_of_task(name) for name in TASKS}
+    add_to("train.losses", line)
+    for name, before in systems.items():
+        changed = {module for module, digest in code_of([name]).items() if digest != before[module]}
+        assert changed == {"train.losses"}
+    assert {name: code_of_task(name) for name in TASKS} == tasks
+
+
+def test_a_metric_changes_no_system(add_to):
+    systems = {name: code_of([name]) for name in OBJECTIVES.places}
+    add_to("train.evaluate.sts", "T: float = 0.05")
+    assert {name: code_of([name]) for name in OBJECTIVES.places} == systems
 
 
 def test_an_objective_has_its_own_file_and_a_combination_those_of_its_parts():
     for name in OBJECTIVES.places:
-        others = {f"train.objectives.{other}" for other in OBJECTIVES.places if other != name}
-        code = code_of([name])
-        assert f"train.objectives.{name}" in code
-        assert not others & code.keys()
-        assert code.keys() >= set(CORE)
+        imported = {"train.objectives.combined_module"} if name == "combined" else set()
+        assert code_of([name]).keys() == {*CORE, *imported, f"train.objectives.{name}"}
     parts = {"dalr": {"weight": 1}, "mine": {"objective": "mcseo"}}
     names = objectives_of("combined", {"parts": parts})
     assert names == {"combined", "dalr", "mcseo"}
-    both = {f"train.losses.{name}" for name in ("list_mle", "object_phrase_nce")}
-    assert both <= code_of(names).keys()
+    assert {f"train.objectives.{name}" for name in names} <= code_of(names).keys()
 
 
 @pytest.fixture
@@ -250,12 +230,10 @@ def test_another_packages_objective_has_its_whole_package(package):
         *("other_losses", "other_losses.base", "other_losses.objective"),
         *("other_losses.deep", "other_losses.deep.margins"),
     }
-    assert {"train.objectives.mcse", "train.losses.kl_alignment", *CORE} <= code.keys()
-    assert "train.losses.list_mle" not in code
-    for whole in ("from train import losses\n", "import train.losses\n"):
-        (package / "objective.py").write_text(whole)
-        forget()
-        assert "train.losses.list_mle" in code_of(["other"])
+    assert {"train.objectives.mcse", *CORE} <= code.keys()
+    (package / "objective.py").write_text("from train.evaluate import cosines\n")
+    forget()
+    assert "train.evaluate.cosines" in code_of(["other"])  # whatever it is to our own objectives
 
 
 def test_what_a_package_imports_from_elsewhere_is_digested_too(package):
@@ -295,7 +273,7 @@ def test_an_invalid_source_is_one_error(package):
 
 # ---- the code of runs ---------------------------------------------------------------------------
 
-LOSS = "train.losses.info_nce"
+LOSS = "train.losses"
 
 
 @pytest.fixture
@@ -369,12 +347,12 @@ def test_only_a_finished_run_is_accepted(tmp_path):
 @pytest.fixture
 def edited(monkeypatch):
     """Makes as if these modules had been edited."""
-    real = code_digest._digest
+    real = source_code._digest
 
     def edit(*modules: str) -> None:
         code_of_task.cache_clear()
         monkeypatch.setattr(
-            code_digest, "_digest", lambda module: real(module) + "!" * (module in modules)
+            source_code, "_digest", lambda module: real(module) + "!" * (module in modules)
         )
 
     yield edit
@@ -385,6 +363,7 @@ def edited(monkeypatch):
     ("module", "tasks"),
     [
         ("train.embed", {*TASKS}),
+        ("sightline.devices", {*TASKS}),
         ("sightline.pooling", {*TASKS}),
         ("train.evaluate.sts", {"sts", "similarity", "geometry"}),
         ("train.evaluate.cosines", {*TASKS}),
