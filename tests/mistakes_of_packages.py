@@ -119,11 +119,8 @@ MISTAKES = [
      "terms: found 'others/image-thumbnail' (str), expected a head, a block or features that"),
     ("hardest", 'FeatureNeed("image"', 'FeatureNeed("images"', TRAINING,
      "features, kind: found 'images' (str), expected one of image, object, text, teacher, bright"),
-    ("hardest", "    def terms(", "    @property\n    def files(self):\n        return ['margin']\n"
-     "\n    def terms(", TRAINING, "files: found ['margin'] (list)"),
-    ("hardest", "    def terms(", "    @property\n    def files(self):\n        import pathlib\n"
-     "\n        return {'marginn': pathlib.Path('x')}\n\n    def terms(", TRAINING,
-     "files: found 'marginn' (str), expected one of caption, "),
+    ("hardest", '= "hardest"\n', '= "hardest"\n    version: ClassVar[int] = 3\n', TRAINING,
+     "version: found 3 (int), expected a text"),
     ("hardest", "/ 2\n", "* math.nan\n", TRAINING,
      "is nan. Nothing is saved after it; there is no checkpoint. Fix the loss of the package"),
     ("slow", "        for own, new", "        del self.heads['text']\n        for own, new",

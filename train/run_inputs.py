@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import getitem
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
 from sightline.hardware import cpu_warning
+from sightline.identity import content_of, identity
 from sightline.sentence_transformers_folder import Recipe, licence_of, pin
 from train.code_digest import code_of, objectives_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
 from train.objectives import Objective, make_objective
-from train.run_spec import OF_THE_MACHINE, RunSpec, TrainedPooling
+from train.run_spec import RunSpec, TrainedPooling
 from train.schedule import micro_batches, optimizer_steps, steps_on_pairs
 from train.student import recipe_of
 
@@ -34,8 +32,9 @@ class RunInputs:
         student: the encoder to train, by the content of its files.
         licence: of it, as its model card says; empty: not known.
         recipe: how it is used; `own_recipe`: how its folder says (`train.student.recipe_of`).
-        digest: SHA-256 (hex) over what determines the result: parameters and the content of every
-            input. Paths and settings of the machine (`OF_THE_MACHINE`) do not change it.
+        digest: SHA-256 (hex) over what determines the result: every setting and the content of
+            every input. Paths, labels and where a run computes do not change it
+            (`sightline.identity`).
         code: digests of the code that trains on them.
     """
 
@@ -66,8 +65,6 @@ class RunInputs:
             raise SightlineError(f"{spec.dev}: {why}; give a dev set with scores")
         student = pin(spec.student.source)
         recipe, own_recipe = recipe_of(spec.student)
-        content = _content(spec, objective, data, dev, student, recipe)
-        code = code_of(objectives_of(spec.objective, spec.parameters))
         return cls(
             spec=spec,
             objective=objective,
@@ -77,14 +74,14 @@ class RunInputs:
             licence=licence_of(spec.student.source),
             recipe=recipe,
             own_recipe=own_recipe,
-            digest=_digest(spec, objective, content),
-            code=code,
+            digest=_digest(spec, objective, data, dev, student, recipe),
+            code=code_of(objectives_of(spec.objective, spec.parameters)),
         )
 
     @property
     def files(self) -> list[Path]:
         """Files and folders that the run reads."""
-        return [*self.spec.inputs, *self.objective.files.values()]
+        return [*self.spec.inputs, *self.objective.files]
 
     @property
     def pooling(self) -> TrainedPooling:
@@ -158,55 +155,39 @@ class RunInputs:
         return warnings_of(self.objective, first_paired(self.data, batches))
 
 
-def _digest(spec: RunSpec, objective: Objective, content: Mapping[str, Any]) -> str:
-    body: dict[str, Any] = spec.model_dump(
-        mode="json",
-        exclude={"out", "pairs", "text", "features", "dev", "parameters", "run", "train", "device"},
-    )
-    body["parameters"] = objective.describe()
-    for name in objective.files:  # known by its content
-        *outer, last = name.split(".")
-        del reduce(getitem, outer, body["parameters"])[last]
-    body["train"] = spec.train.model_dump(mode="json", exclude=set(OF_THE_MACHINE))
-    # what these come to is among the contents
-    for name in ("model", "revision", "pooling", "prompt"):
-        del body["student"][name]
-    return digest({**body, **content})
-
-
-def _content(
+def _digest(
     spec: RunSpec,
     objective: Objective,
     data: TrainingData,
     dev: GradedPairs | None,
     student: Pinned,
     recipe: Recipe,
-) -> dict[str, Any]:
-    """Digests of every input of ``spec``, opened as ``data`` and ``dev``."""
+) -> str:
+    """The digest of a run: each part stands under a name of its own."""
     files: dict[str, Path] = {}
     if spec.pairs is not None:
         files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
     if spec.text is not None:
         files["sentences"] = spec.text.sentences
-    for name, path in objective.files.items():
-        if not path.is_file():
-            raise SightlineError(f"objective {spec.objective}: {name}: {path}: no such file")
-        files[f"parameter {name}"] = path
-    tokens = {
-        f"of {name}": opened.record.content_digest for name, opened in data.token_sets.items()
-    }
-    if data.phrases_digest is not None:
-        tokens["of phrases"] = data.phrases_digest
-    second = {"second texts": data.second_digests} if data.second_digests else {}
-    return {
-        **second,
-        "files": {name: key_of_file(path).hex() for name, path in files.items()},
-        "student": [student.weights_sha256, student.tokenizer_sha256],
-        "recipe": {name: value for name, value in asdict(recipe).items() if name != "subfolder"},
-        "tokens": tokens,
-        "dev": None if dev is None else dev.sha256,
-        "features": {
-            name: [features.fingerprint, features.record.content_digest]
-            for name, features in data.feature_sets.items()
-        },
-    }
+    try:
+        parameters = objective.identity()
+    except SightlineError as error:
+        raise SightlineError(f"objective {spec.objective}: {error}") from error
+    tokens = {name: opened.record.content_digest for name, opened in data.token_sets.items()}
+    return digest(
+        {
+            "settings": identity(spec),
+            "parameters": parameters,
+            "student": [student.weights_sha256, student.tokenizer_sha256],
+            "recipe": {k: v for k, v in asdict(recipe).items() if k != "subfolder"},
+            "files": {name: content_of(path) for name, path in files.items()},
+            "tokens": tokens,
+            "phrases": data.phrases_digest,
+            "second texts": data.second_digests,
+            "dev": None if dev is None else dev.sha256,
+            "features": {
+                name: [features.fingerprint, features.record.content_digest]
+                for name, features in data.feature_sets.items()
+            },
+        }
+    )

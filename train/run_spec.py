@@ -7,22 +7,22 @@ anything heavy. Parameters of an objective live with the objective (train/object
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from sightline.atomic_files import model_paths
 from sightline.devices import TrainPrecision
 from sightline.errors import SightlineError
+from sightline.identity import Elsewhere, Outside, declared
 from sightline.settings import Settings, explain
 
 TrainedPooling = Literal["cls", "mean", "lasttoken"]
 """The poolings that a folder of sentence-transformers can express."""
-
-
-OF_THE_MACHINE = frozenset({"device_cache", "eval_batch_size", "logging_steps", "save_steps"})
-"""Fields of `TrainConfig` that say where and how a run computes: they change no result beyond
-rounding, so a finished run stays finished, and rows of a paper are compared, whatever they are."""
+_LABEL = Outside("a label")
+_MACHINE = Outside("where and how a run computes; it changes no result beyond rounding")
+_CONTENT = Elsewhere("the content of the inputs")
+_OF_RECIPE = Elsewhere("how the student is used, as it and its folder say")
 
 
 class StudentConfig(Settings):
@@ -47,13 +47,13 @@ class StudentConfig(Settings):
         lora_modules: names of the linear layers that have adapters, such as q_proj; empty: all.
     """
 
-    name: str = Field(default="", min_length=1)
-    model: str = Field(min_length=1)
-    revision: str = ""
-    pooling: TrainedPooling | None = None
+    name: Annotated[str, _LABEL] = Field(default="", min_length=1)
+    model: Annotated[str, Elsewhere("the student's files")] = Field(min_length=1)
+    revision: Annotated[str, Elsewhere("the student's files")] = ""
+    pooling: Annotated[TrainedPooling | None, _OF_RECIPE] = None
     max_length: int = Field(default=32, ge=3)
     layers: int | None = Field(default=None, ge=1)
-    prompt: str | None = None
+    prompt: Annotated[str | None, _OF_RECIPE] = None
     lora_rank: int | None = Field(default=None, ge=1)
     lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -125,12 +125,12 @@ class TrainConfig(Settings):
     warmup: float = Field(default=0.0, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     eval_steps: int = Field(default=125, ge=1)
-    save_steps: int | None = Field(default=None, ge=1)
+    save_steps: Annotated[int | None, _MACHINE] = Field(default=None, ge=1)
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    logging_steps: int = Field(default=25, ge=1)
-    eval_batch_size: int = Field(default=128, ge=1)
+    logging_steps: Annotated[int, _MACHINE] = Field(default=25, ge=1)
+    eval_batch_size: Annotated[int, _MACHINE] = Field(default=128, ge=1)
     text_stream: bool = True
-    device_cache: float = Field(default=0.25, ge=0, lt=1)
+    device_cache: Annotated[float, _MACHINE] = Field(default=0.25, ge=0, lt=1)
     compile: Literal["off", "on"] = "off"
 
     @model_validator(mode="before")
@@ -154,6 +154,11 @@ class TrainConfig(Settings):
         if self.epochs is not None and self.max_steps is not None:
             raise ValueError("both of epochs and max_steps given; set only one of them")
         return self
+
+
+OF_THE_MACHINE = frozenset(name for name, mark in declared(TrainConfig).items() if mark is _MACHINE)
+"""Fields of `TrainConfig` that say where and how a run computes: a finished run stays finished, and
+rows of a paper are compared, whatever they are."""
 
 
 class PairSource(Settings):
@@ -191,18 +196,18 @@ class RunSpec(Settings):
             several processes takes a GPU of its own.
     """
 
-    run: str = Field(min_length=1)
+    run: Annotated[str, _LABEL] = Field(min_length=1)
     student: StudentConfig
     train: TrainConfig
     objective: str
-    parameters: dict[str, Any] = {}
+    parameters: Annotated[dict[str, Any], Elsewhere("the objective, defaults included")] = {}
     seed: int = Field(default=0, ge=0, lt=1 << 32)
-    pairs: PairSource | None = None
-    text: TextSource | None = None
-    features: dict[str, Path] = {}
-    dev: Path | None = None
-    out: Path
-    device: str = "auto"
+    pairs: Annotated[PairSource | None, _CONTENT] = None
+    text: Annotated[TextSource | None, _CONTENT] = None
+    features: Annotated[dict[str, Path], _CONTENT] = {}
+    dev: Annotated[Path | None, _CONTENT] = None
+    out: Annotated[Path, Outside("a place")]
+    device: Annotated[str, _MACHINE] = "auto"
 
     @property
     def inputs(self) -> list[Path]:

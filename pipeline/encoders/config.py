@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator
 from pipeline.encoders.preprocessing import Interpolation
 from sightline.cache.feature_kind import Encoders
 from sightline.errors import SightlineError
+from sightline.identity import Elsewhere, MayBePath, Outside
 from sightline.optional_imports import require
 from sightline.pooling import Pooling
 from sightline.settings import FamilySettings, Registry, explain, listed
@@ -108,8 +109,8 @@ class EncoderConfig(FamilySettings):
     )
 
     family: str
-    model: str = Field(min_length=1)
-    weights: Weights
+    model: Annotated[str, MayBePath()] = Field(min_length=1)
+    weights: Annotated[Weights, MayBePath("file:")]
 
     @property
     def weights_spec(self) -> WeightsSpec:
@@ -151,9 +152,19 @@ class EncoderConfig(FamilySettings):
 
 _Pixels = Annotated[int, Field(ge=1, le=4096)]
 _Triple = tuple[float, float, float]
+_OF_MODEL = Elsewhere("the name of the model, and the digest of its weights")
+_OF_INPUT = Elsewhere("the preprocessing")
+_COMPUTED = Outside("how the model is run: part of the plan, and recorded with each shard")
 
 
-class _ImageConfig(EncoderConfig):
+class _OwnConfig(EncoderConfig):
+    """Of the families of Sightline, whose models say in their records what they are."""
+
+    model: Annotated[str, _OF_MODEL] = Field(min_length=1)
+    weights: Annotated[Weights, _OF_MODEL]
+
+
+class _ImageConfig(_OwnConfig):
     """What models of images share.
 
     Attributes:
@@ -161,10 +172,10 @@ class _ImageConfig(EncoderConfig):
         compile: run the model with ``torch.compile``.
     """
 
-    interpolation: Interpolation | None = None
-    mean: _Triple | None = None
-    std: _Triple | None = None
-    compile: bool = False
+    interpolation: Annotated[Interpolation | None, _OF_INPUT] = None
+    mean: Annotated[_Triple | None, _OF_INPUT] = None
+    std: Annotated[_Triple | None, _OF_INPUT] = None
+    compile: Annotated[bool, _COMPUTED] = False
 
 
 class TorchvisionConfig(_ImageConfig):
@@ -175,8 +186,8 @@ class TorchvisionConfig(_ImageConfig):
     """
 
     family: Literal["torchvision"]
-    resize: _Pixels | None = None
-    crop: _Pixels | None = None
+    resize: Annotated[_Pixels | None, _OF_INPUT] = None
+    crop: Annotated[_Pixels | None, _OF_INPUT] = None
 
     def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
         from pipeline.encoders import torchvision_resnet
@@ -195,7 +206,7 @@ class OpenClipConfig(_ImageConfig):
     """
 
     family: Literal["open_clip"]
-    channels_last: bool = False
+    channels_last: Annotated[bool, _COMPUTED] = False
 
     @property
     def file(self) -> Path | None:
@@ -220,7 +231,7 @@ class OpenClipConfig(_ImageConfig):
         return open_clip_towers.build_text(self, device, precision)
 
 
-class TransformersConfig(EncoderConfig):
+class TransformersConfig(_OwnConfig):
     """A Hugging Face model: a teacher of texts, a vision model, or both towers of a CLIP or SigLIP.
 
     Attributes:
@@ -237,11 +248,11 @@ class TransformersConfig(EncoderConfig):
     """
 
     family: Literal["transformers"]
-    pooling: Pooling | None = None
-    max_length: Annotated[int, Field(ge=2)] | None = None
-    prompt: str | None = None
-    prompt_name: str | None = None
-    compile: bool = False
+    pooling: Annotated[Pooling | None, _OF_INPUT] = None
+    max_length: Annotated[Annotated[int, Field(ge=2)] | None, _OF_INPUT] = None
+    prompt: Annotated[str | None, _OF_INPUT] = None
+    prompt_name: Annotated[str | None, _OF_INPUT] = None
+    compile: Annotated[bool, _COMPUTED] = False
 
     def require_files(self) -> None:
         from sightline.pretrained import Pretrained
@@ -274,7 +285,7 @@ class TimmConfig(_ImageConfig):
     """
 
     family: Literal["timm"]
-    channels_last: bool = False
+    channels_last: Annotated[bool, _COMPUTED] = False
 
     @field_validator("model")
     @classmethod

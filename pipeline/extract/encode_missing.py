@@ -27,6 +27,7 @@ from sightline.cache.plan import Batch
 from sightline.cache.record import set_output
 from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
+from sightline.identity import also, identity
 from sightline.out_of_memory import HalvingCalls
 from sightline.places import required_location
 from sightline.plugins import expect, expect_count, expect_takes, expect_valid, wrong
@@ -113,7 +114,8 @@ def extract_job(
     device = use_device(machine.device) if needs_device else pick_device("cpu")
     expect_takes(build, ["device", "precision"], build, "it")
     encoder = checked_encoder(build(device, settings.precision), build, kind.builder)
-    job = feature_job(inputs, encoder, out, settings, machine.workers)
+    named = {"encoder": identity(config), "extract": identity(settings)}
+    job = feature_job(inputs, encoder, out, settings, machine.workers, named)
     spec = job.spec.model_copy(
         update={"code": digest_of_others(config, kind.function(kind.encode))}
     )
@@ -184,6 +186,7 @@ def feature_job(
     out: Path,
     settings: ExtractSettings,
     workers: int = 0,
+    named: Mapping[str, Mapping[str, object]] = {},
 ) -> Job:
     """Encoding ``inputs`` into the feature set ``out``.
 
@@ -196,6 +199,7 @@ def feature_job(
         encoder: what the kind's builder has made: a `TextEncoder` for texts, an `ImageEncoder` or
             `ImageFileEncoder` for images and objects.
         workers: processes that decode images (0: none besides this one).
+        named: settings that the rows are named by, besides what ``encoder`` says of itself.
 
     Raises:
         SightlineError: nothing to encode.
@@ -218,7 +222,7 @@ def feature_job(
     spec = FeatureSpec(
         kind=inputs.kind,
         encoder=encoder.identity,
-        preprocessing=dict(encoding.preprocessing),
+        preprocessing={**encoding.preprocessing, **also(named)},
         precision=precision_rule(encoder, "fp32" if service else settings.precision),
         dim=encoder.dim,
         dtype=settings.dtype,
@@ -346,8 +350,18 @@ def _of_pictures(
 ) -> Encoding:
     from pipeline.extract.decode_batches import Reader
 
-    description = {**preprocessing.describe(), **task.encoder.configuration}
-    return Encoding(description, partial(_rows_of_pictures, task, Reader(load, preprocessing)))
+    described, configuration = preprocessing.describe(), task.encoder.configuration
+    if twice := sorted(described.keys() & configuration.keys()):
+        raise wrong(
+            task.encoder.preprocessing,
+            "`configuration` of its encoder",
+            twice[0],
+            "names that the preprocessing has for nothing else",
+        )
+    return Encoding(
+        {**described, **configuration},
+        partial(_rows_of_pictures, task, Reader(load, preprocessing)),
+    )
 
 
 def _rows_of_texts(

@@ -22,6 +22,7 @@ from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import TableSpec
 from sightline.cache.rle import decode_mask
 from sightline.cache.sets import open_tables
+from sightline.identity import identity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,16 +206,16 @@ class CutoutPreprocessing:
 
     def describe(self) -> dict[str, object]:
         """Everything that determines a pixel, as JSON values: part of the fingerprint."""
-        return {
-            "decoder": self.image.decoder,
-            "cutout": CROP_RULE,
-            "compose": COMPOSE,
-            **self.rules.model_dump(mode="json"),
-            "size": list(self.size),
-            "kernel": f"{self.image.interpolation}, {KERNEL}",
-            "mean": list(self.image.mean),
-            "std": list(self.image.std),
-        }
+        return dict(  # where a name stands twice, this is an error
+            decoder=self.image.decoder,
+            cutout=CROP_RULE,
+            compose=COMPOSE,
+            **identity(self.rules),
+            size=list(self.size),
+            kernel=f"{self.image.interpolation}, {KERNEL}",
+            mean=list(self.image.mean),
+            std=list(self.image.std),
+        )
 
 
 def file_reader() -> Callable[[CutoutEntry], bytes]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from sightline.cache.record import DTypeName
 from sightline.devices import Precision
 from sightline.errors import SightlineError
+from sightline.identity import Elsewhere, Outside
 from sightline.settings import Settings
 
 OF_TRAINING = frozenset({"track"})
@@ -46,11 +47,11 @@ class ExtractSettings(Settings):
         cutouts: preprocessing of objects for image encoders.
     """
 
-    precision: Precision = "fp32"
-    dtype: DTypeName = "float16"
-    batch_size: int = Field(default=64, ge=1, le=4096)
-    max_failed: float = Field(default=0.01, ge=0, le=1)
-    cutouts: CutoutRules = CutoutRules()
+    precision: Annotated[Precision, Elsewhere("the precision of the rows")] = "fp32"
+    dtype: Annotated[DTypeName, Elsewhere("the type of the rows")] = "float16"
+    batch_size: Annotated[int, Outside("part of the plan")] = Field(default=64, ge=1, le=4096)
+    max_failed: Annotated[float, Outside("ends a run")] = Field(default=0.01, ge=0, le=1)
+    cutouts: Annotated[CutoutRules, Elsewhere("the preprocessing of objects")] = CutoutRules()
 
 
 class Machine(Settings):

@@ -28,8 +28,9 @@ from sightline.cache.record import TableSpec, set_output
 from sightline.cache.sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
+from sightline.identity import also, identity
 from sightline.places import here
-from sightline.plugins import expect_fields, expect_json, expect_methods
+from sightline.plugins import OURS, expect_fields, expect_json, expect_methods, package_of
 from sightline.settings import explain
 from sightline.source_code import digest_of_others
 from sightline.wording import counted
@@ -117,6 +118,7 @@ def ground_dataset(
             block_images=grounding.block_images,
             workers=workers,
             needs_device=needs_device,
+            named=_named(grounding, settings),
         )
         code = digest_of_others(grounding.grounder, grounding.segmenter)
         summary = fill(replace(job, spec=job.spec.model_copy(update={"code": code})))
@@ -131,6 +133,16 @@ def ground_dataset(
     elif not dry_run:
         write_rows(cutouts, SPEC, as_keys([]), CUTOUTS.empty_table())
     return summary
+
+
+def _named(grounding: GroundingSettings, settings: ExtractSettings) -> dict[str, dict[str, Any]]:
+    """What names a grounding besides what its parts describe: part → settings."""
+    parts = {"grounder": grounding.grounder, "segmenter": grounding.segmenter}
+    named = {name: identity(part) for name, part in parts.items()}
+    for name, part in parts.items():
+        if part.needs_device and package_of(part) not in OURS:  # ours describe it
+            named[name]["@precision"] = settings.precision
+    return {**named, "grounding": identity(grounding), "extract": identity(settings)}
 
 
 def ground_captions(
@@ -178,6 +190,7 @@ def grounding_job(
     block_images: int,
     workers: int,
     needs_device: bool = True,
+    named: Mapping[str, Mapping[str, object]] = {},
 ) -> Job:
     """Grounding exactly ``units`` into ``out``.
 
@@ -190,6 +203,7 @@ def grounding_job(
         block_images: images that are finished together; with a model behind an API each alone.
         workers: threads that decode images.
         needs_device: whether the grounder or the segmenter computes on a device.
+        named: settings that the grounding is named by, besides what its parts describe.
 
     Raises:
         SightlineError: nothing to ground.
@@ -204,8 +218,9 @@ def grounding_job(
         "segmenter": {"family": "annotations"}
         if segmenter is None
         else expect_json(segmenter.describe(), segmenter, "describe"),
-        "rules": rules.model_dump(mode="json"),
+        "rules": identity(rules),
         "crop_rule": CROP_RULE,
+        **also(named),
     }
     description = json.loads(json.dumps(description))  # tuples become lists, as when read back
     spec = TableSpec(kind="grounding", description=description)

@@ -86,7 +86,8 @@ class ModelGrounder(Generic[_Settings]):
     def describe(self) -> dict[str, object]:
         """See `Grounder`: the model, and the parameters of its family."""
         parameters = self._settings.model_dump(mode="json", exclude={"model", "weights"})
-        return {**parameters, **self._identity, "precision": self._precision}
+        # where a name stands twice, this is an error
+        return dict(**parameters, **self._identity, precision=self._precision)
 
 
 def describe_weights(model: Any, source: Pretrained, spec: WeightsSpec) -> dict[str, object]:

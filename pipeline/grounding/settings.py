@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from pipeline.encoders.config import Weights, parse_weights
+from sightline.identity import Elsewhere, Outside
 from sightline.settings import FamilySettings, Registry, Settings
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ CaptionChoice = Literal["longest", "all"]
 BoxFormat = Literal["xyxy", "xywh", "rel_xyxy", "rel_xywh"]
 """Corners, or a corner with width and height; in pixels, or from 0 to 1 of the image."""
 _Share = Annotated[float, Field(ge=0, le=1)]
+_DESCRIBED = Elsewhere("`describe` of what it builds")
+_RUN = Outside("how it runs")
 
 
 class Rules(Settings):
@@ -85,8 +88,8 @@ class ModelSettings(GrounderSettings):
         weights: ``pretrained``, ``pretrained:REVISION`` or ``random:SEED``.
     """
 
-    model: str = Field(min_length=1)
-    weights: str = "pretrained"
+    model: Annotated[str, _DESCRIBED] = Field(min_length=1)
+    weights: Annotated[str, _DESCRIBED] = "pretrained"
 
     @field_validator("weights")
     @classmethod
@@ -110,8 +113,8 @@ class Florence2Settings(ModelSettings):
     """
 
     family: Literal["florence2"]
-    beams: int = Field(default=3, ge=1, le=64)
-    max_length: int = Field(default=1024, ge=8)
+    beams: Annotated[int, _DESCRIBED] = Field(default=3, ge=1, le=64)
+    max_length: Annotated[int, _DESCRIBED] = Field(default=1024, ge=8)
 
     def build(self, device: torch.device, precision: str) -> Grounder:
         from pipeline.grounding.florence2 import Florence2Grounder
@@ -128,8 +131,8 @@ class GroundingDinoSettings(ModelSettings):
     """
 
     family: Literal["grounding-dino"]
-    box_threshold: _Share = 0.35
-    text_threshold: _Share = 0.25
+    box_threshold: Annotated[_Share, _DESCRIBED] = 0.35
+    text_threshold: Annotated[_Share, _DESCRIBED] = 0.25
 
     def build(self, device: torch.device, precision: str) -> Grounder:
         from pipeline.grounding.grounding_dino import GroundingDinoGrounder
@@ -157,8 +160,8 @@ class Sam3Settings(ModelSettings):
     """
 
     family: Literal["sam3"]
-    threshold: _Share = 0.3
-    mask_threshold: _Share = 0.5
+    threshold: Annotated[_Share, _DESCRIBED] = 0.3
+    mask_threshold: Annotated[_Share, _DESCRIBED] = 0.5
 
     def build(self, device: torch.device, precision: str) -> Grounder:
         from pipeline.grounding.sam3 import Sam3Grounder
@@ -176,8 +179,8 @@ class AnnotationSettings(GrounderSettings):
 
     needs_device = False
     family: Literal["annotations"]
-    path: Path
-    box_format: BoxFormat | None = None
+    path: Annotated[Path, _DESCRIBED]
+    box_format: Annotated[BoxFormat | None, _DESCRIBED] = None
 
     def require_files(self) -> None:
         from pipeline.grounding.annotations import require_annotations
@@ -257,8 +260,8 @@ class Sam2Settings(SegmenterSettings):
     """
 
     family: Literal["sam2"] = "sam2"
-    model: str = Field(default="sam2.1-hiera-large", min_length=1)
-    weights: Weights = "pretrained"
+    model: Annotated[str, _DESCRIBED] = Field(default="sam2.1-hiera-large", min_length=1)
+    weights: Annotated[Weights, _DESCRIBED] = "pretrained"
 
     def build(self, device: torch.device, precision: str) -> Segmenter:
         from pipeline.grounding.segmenters import sam2
@@ -274,7 +277,7 @@ class Sam2HfSettings(Sam2Settings):
     """
 
     family: Literal["sam2-hf"] = "sam2-hf"  # pyright: ignore[reportIncompatibleVariableOverride]
-    model: str = Field(default="facebook/sam2.1-hiera-large", min_length=1)
+    model: Annotated[str, _DESCRIBED] = Field(default="facebook/sam2.1-hiera-large", min_length=1)
 
     def build(self, device: torch.device, precision: str) -> Segmenter:
         from pipeline.grounding.segmenters import sam2_hf
@@ -296,10 +299,10 @@ class GroundingSettings(Settings):
         cutouts: whether the objects' pictures are stored as well; their set is empty otherwise.
     """
 
-    captions: CaptionChoice = "longest"
-    grounder: GrounderSettings
-    segmenter: SegmenterSettings = Sam2Settings()
-    rules: Rules = Rules()
-    batch_size: int = Field(default=16, ge=1, le=4096)
-    block_images: int = Field(default=256, ge=1, le=65_536)
-    cutouts: bool = True
+    captions: Annotated[CaptionChoice, Elsewhere("the keys of the rows")] = "longest"
+    grounder: Annotated[GrounderSettings, _DESCRIBED]
+    segmenter: Annotated[SegmenterSettings, _DESCRIBED] = Sam2Settings()
+    rules: Annotated[Rules, Elsewhere("the rules of the grounding")] = Rules()
+    batch_size: Annotated[int, _RUN] = Field(default=16, ge=1, le=4096)
+    block_images: Annotated[int, _RUN] = Field(default=256, ge=1, le=65_536)
+    cutouts: Annotated[bool, Outside("makes another set")] = True

@@ -368,6 +368,7 @@ def test_a_task_with_anothers_metric_or_without_its_own_is_named(pairs):
         name="clash",
         title="",
         metrics=(Metric("similarity", EvaluationSet.of(0)),),
+        identity={},
         settings_of_result=dict,
         sentences=list,
         score=lambda model: TaskResult(scores={"other": 1.0}),

@@ -32,10 +32,6 @@ class Brings(MCSE):
     act: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     path: Path | None = None
 
-    @property
-    def files(self):
-        return {} if self.path is None else {"path": self.path}
-
     def second_texts(self, rows):
         return self.act.get("second_texts", lambda rows: {})(rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from sightline.cache import CAPTIONS, IMAGES, CacheError, FeatureSet
 from sightline.cache.manifest import read_split
-from sightline.cache.record import FILE_NAME, Kind
+from sightline.cache.record import FILE_NAME, Kind, read_record
 from sightline.errors import SightlineError
 from sightline.outside_tables import read_sentence_lines
 from train.records import FeatureUse
@@ -139,6 +140,19 @@ def read_images(manifest: Path, split: str | None = None) -> ImagePool:
         split: those of one split only; None for all.
     """
     return ImagePool.of(read_split(manifest, IMAGES, split))
+
+
+def image_features_below(folder: Path) -> dict[str, str]:
+    """What a model may read there, as `open_features` looks: set → its content digest."""
+    digests = dict[str, str]()
+    for pattern in (FILE_NAME, f"*/{FILE_NAME}", f"image/*/{FILE_NAME}"):
+        for file in sorted(folder.glob(pattern)):
+            with suppress(CacheError):  # it is refused where it is read
+                record = read_record(file.parent)
+                if record.spec.kind == "image":
+                    name = file.parent.relative_to(folder).as_posix()
+                    digests[name] = record.content_digest
+    return digests
 
 
 def open_features(

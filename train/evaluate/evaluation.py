@@ -257,7 +257,7 @@ def _measured(name: str, task: Task[Any]) -> TaskResult:
     return TaskResult(
         task=task.name,
         title=task.title if name == task.name else f"{name}: {task.title or task.name}",
-        settings=task.settings_of_result(),
+        settings={**task.identity, **task.settings_of_result()},
         evaluated_on={metric: about.data for metric, about in metrics.items()},
         lower_is_better=tuple(m for m, about in metrics.items() if not about.higher_is_better),
         hidden=tuple(metric for metric, about in metrics.items() if not about.shown),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,7 @@ from train.evaluate.cosines import NotDefinedError, norms_of, unit_rows
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
 from train.evaluate.sts import load_graded_pairs
-from train.evaluate.task import Metric, Task, TaskSettings
+from train.evaluate.task import MEASURED, Metric, Task, TaskSettings
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
@@ -111,7 +111,7 @@ class GeometrySettings(TaskSettings):
         split: of STS-B; a TSV has none.
     """
 
-    split: Literal["train", "dev", "test", "all"] = Field(
+    split: Annotated[Literal["train", "dev", "test", "all"], MEASURED] = Field(
         default="dev", description="of STS-B: train, dev, test or all (MCSE's figure 2)"
     )
 

@@ -20,6 +20,7 @@ from sightline.errors import SightlineError
 from train.evaluate.candidates import (
     CaptionPool,
     ImagePool,
+    image_features_below,
     note_of_failed,
     open_features,
     read_images,
@@ -28,7 +29,7 @@ from train.evaluate.candidates import (
 )
 from train.evaluate.cosines import NearestRows, NotDefinedError, nearest, ranks_of_matches
 from train.evaluate.results import EvaluationSet, Found, ModelNeighbours, Neighbour, TaskResult
-from train.evaluate.task import Metric, Task, TaskSettings
+from train.evaluate.task import CONTENT, Metric, Task, TaskSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,7 +187,7 @@ class NeighboursSettings(TaskSettings):
         encoder: which image features, for runs with heads for several.
     """
 
-    features: Path | None = Field(
+    features: Annotated[Path | None, CONTENT] = Field(
         default=None, description="folder with its feature sets; with it also the nearest images"
     )
     split: str = Field(default="test", description="split of the captions and images")
@@ -265,10 +266,12 @@ class NeighboursTask(Task[NeighboursSettings]):
         )
 
     def settings_of_result(self) -> dict[str, object]:
-        """Settings, and a digest of the images, which the neighbours depend on."""
-        settings = self.settings.model_dump(mode="json", exclude={"data", "features"})
-        images = _sha256(self.images.ids, [key.hex() for key in self.images.keys])
-        return {**settings, "images": images, "nearest_images": self.settings.features is not None}
+        """Digests of the images and their features, which the neighbours depend on."""
+        folder = self.settings.features
+        return {
+            "images": _sha256(self.images.ids, [key.hex() for key in self.images.keys]),
+            "features": None if folder is None else image_features_below(folder),
+        }
 
 
 def _sha256(*content: Sequence[object]) -> str:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,15 @@ from sightline.cache import CAPTIONS, IMAGES, FeatureSet, keys_of_texts, read_ma
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.evaluate.candidates import ImagePool, note_of_failed, open_features
+from train.evaluate.candidates import (
+    ImagePool,
+    image_features_below,
+    note_of_failed,
+    open_features,
+)
 from train.evaluate.cosines import NotDefinedError, ranks_of_matches
 from train.evaluate.results import UNTRAINED, EvaluationSet, TaskResult
-from train.evaluate.task import Metric, Task, TaskSettings
+from train.evaluate.task import CONTENT, Metric, Task, TaskSettings
 from train.records import FeatureUse
 
 if TYPE_CHECKING:
@@ -119,7 +124,9 @@ class RetrievalSettings(TaskSettings):
         encoder: which image features, for runs with heads for several.
     """
 
-    features: Path = Field(description="folder with its feature sets, `image/…` and `text/…`")
+    features: Annotated[Path, CONTENT] = Field(
+        description="folder with its feature sets, `image/…` and `text/…`"
+    )
     split: str = Field(default="test", description="split of the captions")
     captions: int = Field(default=5, ge=1, description="captions of an image, the first ones")
     folds: int = Field(default=1, ge=1, description="parts of consecutive images to average over")
@@ -203,10 +210,11 @@ class RetrievalTask(Task[RetrievalSettings]):
         )
 
     def settings_of_result(self) -> dict[str, object]:
-        settings = self.settings.model_dump(mode="json", exclude={"data", "features"})
+        settings: dict[str, object] = {"features": image_features_below(self.settings.features)}
         with contextlib.suppress(SightlineError):  # nothing is scored before they are made
             if towers := self._towers:
-                settings["frozen_features"] = [tower.fingerprint for tower in towers]
+                contents = [(t.fingerprint, t.record.content_digest) for t in towers]
+                settings["frozen_features"] = [list(content) for content in contents]
         return settings
 
     @cached_property

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sightline.errors import SightlineError
-from sightline.plugins import expect, expect_all, expect_class, expect_json, expect_valid
+from sightline.identity import Elsewhere, identity, version_of
+from sightline.plugins import expect, expect_all, expect_class, expect_json, expect_valid, wrong
 from sightline.settings import Registry, Settings, explain
 from train.evaluate.results import EvaluationSet, TaskResult
 
@@ -43,6 +44,11 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """Names, in YAML a list, on a command line separated by commas."""
 
 
+MEASURED = Elsewhere("the metrics, and what each is measured on")
+"""Of a setting that only chooses these."""
+CONTENT = Elsewhere("what `settings_of_result` says of its content")
+
+
 class TaskSettings(Settings):
     """Settings of a task; each field is an option of `sightline evaluate`.
 
@@ -50,7 +56,7 @@ class TaskSettings(Settings):
         data: the file or folder that the task reads.
     """
 
-    data: Path = Field(description="file or folder with the task's data")
+    data: Annotated[Path, MEASURED] = Field(description="file or folder with the task's data")
 
 
 class SubsetSettings(TaskSettings):
@@ -60,7 +66,7 @@ class SubsetSettings(TaskSettings):
         subsets: names of the data sets to score; empty: all.
     """
 
-    subsets: Names = Field(
+    subsets: Annotated[Names, MEASURED] = Field(
         default=(), description="score only these data sets, such as STS-B,SICK-R, and no mean"
     )
 
@@ -90,6 +96,8 @@ class Task(ABC, Generic[S]):
 
     Attributes:
         name: the one it is registered under, set by `make_task`.
+        identity: its settings as scores depend on them, and the ``version`` of a task or settings
+            that declare one; set by `make_task`.
         about: what it measures, in one line.
         needs: what its data is and where to get it, in one line.
         title: heading of its table in a report; tasks with an empty one share the main table.
@@ -98,6 +106,7 @@ class Task(ABC, Generic[S]):
     """
 
     name: str = ""
+    identity: Mapping[str, object] = {}
     about: ClassVar[str]
     needs: ClassVar[str]
     title: ClassVar[str] = ""
@@ -126,7 +135,7 @@ class Task(ABC, Generic[S]):
         """Scores of every metric of one model; its `encode` has all `sentences` at hand."""
 
     def settings_of_result(self) -> dict[str, object]:
-        """What else, besides the data, a score depends on; results record it."""
+        """What else, besides its settings and data, a score depends on; results record it."""
         return {}
 
 
@@ -184,8 +193,13 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
         raise SightlineError("\n".join(explain(error, where or name))) from error
     task = kind(checked)
     task.name = registered
+    task.identity = {**identity(checked), **version_of(kind)}
     metrics = expect_all(task.metrics, Metric, task, "metrics")
     expect_valid(list(metrics), list[Metric], task, "metrics")
     expect_valid(tuple(task.warnings), tuple[str, ...], task, "warnings")
-    expect_json(task.settings_of_result(), task, "settings_of_result")
+    further = expect_json(task.settings_of_result(), task, "settings_of_result")
+    for key in further.keys() & task.identity.keys():
+        if further[key] != task.identity[key]:
+            expected = "names that its settings do not have"
+            raise wrong(task, "settings_of_result", key, expected)
     return task

@@ -7,13 +7,12 @@ checked before anything heavy is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
 from sightline.plugins import expect, expect_all, expect_json, expect_valid, wrong
-from sightline.settings import Registry, explain, flatten
+from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
     from train.objectives.module import ObjectiveModule, text_head
@@ -87,10 +86,7 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective:
                 expected = f"one of {', '.join(KINDS)}"
                 raise wrong(objective, "features, kind", need.kind, expected)
         expect_valid(objective.weights, dict[str, float], objective, "weights")
-        fields = flatten(expect_json(objective.describe(), objective, "describe"))
-        expect_valid(objective.files, Mapping[str, Path], objective, "files")
-        if unknown := objective.files.keys() - fields:
-            raise wrong(objective, "files", min(unknown), f"one of {', '.join(fields)}")
+        expect_json(objective.describe(), objective, "describe")
         return objective
     except ValidationError as error:
         raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error

@@ -129,12 +129,15 @@ class Combined(Objective):
         return any(part.trains_on_text for part in self.objectives.values())
 
     @property
-    def files(self) -> dict[str, Path]:
-        return {
-            f"parts.{name}.parameters.{field}": path
+    def files(self) -> list[Path]:
+        return [path for part in self.objectives.values() for path in part.files]
+
+    def identity(self) -> dict[str, Any]:
+        parts = {
+            name: [self.parts[name].weight, part.name, part.identity()]
             for name, part in self.objectives.items()
-            for field, path in part.files.items()
         }
+        return {**super().identity(), "parts": parts}
 
     def second_texts(self, rows: StreamRows) -> dict[str, SecondTexts]:
         blocks: dict[str, SecondTexts] = {}

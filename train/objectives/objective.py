@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.cache.feature_kind import RowOf, feature_kind
 from sightline.cache.record import Kind
+from sightline.identity import identity, paths_in
 from sightline.plugins import expect_valid
 from sightline.settings import Settings
 from train.batch import feature_name
@@ -187,9 +188,13 @@ class Objective(Settings, ABC):
         """
 
     @property
-    def files(self) -> Mapping[str, Path]:
-        """Name of a field → the file that it names; a run is known by the file's content."""
-        return {}
+    def files(self) -> list[Path]:
+        """Files and folders among its parameters, those of type `Path`."""
+        return paths_in(self)
+
+    def identity(self) -> dict[str, Any]:
+        """What its runs are named by: its parameters, and the content of its `files`."""
+        return identity(self)
 
     def second_texts(self, rows: StreamRows) -> Mapping[str, SecondTexts]:
         """Second texts of the rows of a stream, once before a run; none by default.

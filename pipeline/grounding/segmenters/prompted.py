@@ -73,7 +73,8 @@ class PromptedSegmenter(ABC):
         """
 
     def describe(self) -> dict[str, object]:
-        return {"family": self.name, "rule": RULE, **self._identity, "precision": self._precision}
+        # where a name stands twice, this is an error
+        return dict(family=self.name, rule=RULE, **self._identity, precision=self._precision)
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
         """See `Segmenter`. Images without boxes cost nothing."""
