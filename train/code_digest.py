@@ -48,7 +48,7 @@ APART = {
     **dict.fromkeys(
         [
             *("sightline.arrow_arrays", "sightline.arrow_files", "sightline.atomic_files"),
-            *("sightline.digest", "sightline.dvc_cache", "sightline.errors"),
+            *("sightline.digest", "sightline.errors"),
             *("sightline.file_kinds", "sightline.hardware", "sightline.lazy_names"),
             *("sightline.lock", "sightline.optional_imports", "sightline.out_of_memory"),
             *("sightline.output", "sightline.outside_columns", "sightline.outside_tables"),
