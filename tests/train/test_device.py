@@ -276,10 +276,10 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
     """Terms are read once in four steps, before a score or a checkpoint could have bad weights."""
     told = {"max_steps": 8, "eval_steps": 4, "logging_steps": 8}
     told["gradient_accumulation"] = accumulation
-    healthy, bad, looks = MCSE.forward, 5 * accumulation, []
+    healthy, bad, looks = MCSE.terms, 5 * accumulation, []
 
-    def forward(self, batch, embeddings):
-        found = healthy(self, batch, embeddings)
+    def terms(self, heads, batch, embeddings):
+        found = healthy(self, heads, batch, embeddings)
         factor = float("nan") if batch.k == bad else 1.0
         return {**found, "text": found["text"] * factor}
 
@@ -289,7 +289,7 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
 
     run, whole = tmp_path / "run", tmp_path / "whole"
     with monkeypatch.context() as patch:
-        patch.setattr(MCSE, "forward", forward)
+        patch.setattr(MCSE, "terms", terms)
         patch.setattr(loop, "first_bad", counted)
         message = rf"step 6 \(micro-batch {bad}, \w+\): text is nan\. .*checkpoint is of step 4\. "
         with pytest.raises(NonFiniteLoss, match=message):

@@ -302,15 +302,15 @@ def nan_gradient(value):
 def test_a_non_finite_value_stops_the_run_naming_its_batch_and_is_not_saved(
     world, finished_run, tmp_path, monkeypatch, bad, broken, message
 ):
-    terms = SimCSE.forward
+    terms = SimCSE.terms
 
-    def broken_terms(self, batch, embeddings):
-        found = terms(self, batch, embeddings)
+    def broken_terms(self, heads, batch, embeddings):
+        found = terms(self, heads, batch, embeddings)
         return {name: broken(v) for name, v in found.items()} if batch.k == bad else found
 
     spec = world.spec(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(SimCSE, "forward", broken_terms)
+        patch.setattr(SimCSE, "terms", broken_terms)
         with pytest.raises(NonFiniteLoss, match=message):
             train_run(spec, say=silent)
     assert RunFolder(tmp_path).state().step == (2 if bad == 3 else 0)

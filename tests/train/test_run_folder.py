@@ -516,15 +516,15 @@ def ending():
 
 def signal_twice(monkeypatch, number, step):
     """Signal this process in the middle of the step after ``step`` ones."""
-    terms = SimCSE.forward
+    terms = SimCSE.terms
 
-    def signalling(self, batch, embeddings):
+    def signalling(self, heads, batch, embeddings):
         if batch.k == step:
             signal.raise_signal(number)
             signal.raise_signal(number)
-        return terms(self, batch, embeddings)
+        return terms(self, heads, batch, embeddings)
 
-    monkeypatch.setattr(SimCSE, "forward", signalling)
+    monkeypatch.setattr(SimCSE, "terms", signalling)
 
 
 @pytest.mark.parametrize(
