@@ -82,6 +82,10 @@ def replacing(path: Path, via: Path | None = None) -> Iterator[Path]:
         fsync(part)
         _rename(part, path)
         fsync(path.parent)
+    except OSError as error:
+        if error.filename is None:  # that of a write names no file
+            error.filename = os.fspath(path)
+        raise
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)

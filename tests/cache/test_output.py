@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.atomic_files import check_apart
-from sightline.errors import BusyError, SightlineError
+from sightline.atomic_files import check_apart, write_bytes
+from sightline.errors import BusyError, SightlineError, message_of
 from sightline.output import RECORDS, Output, json_record, next_names, run_folder_of, write_file
 
 RECORD, SCHEMA = "dataset.json", "sightline.dataset/1"
@@ -286,3 +287,22 @@ def test_a_run_folder_on_another_file_system_is_refused_at_the_start(tmp_path, m
     with pytest.raises(SightlineError, match=r"out.run \(a link to scratch\) and .*out lie on two"):
         publish(tmp_path / "out", a="2")
     assert (tmp_path / "out/a").read_text() == "1"
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_full_disk_is_told_by_the_file_and_the_system(tmp_path, monkeypatch, hidden):
+    """By the system, or by a library in Rust, such as safetensors and tokenizers."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_bytes(tmp_path / "set.json", b"{}")
+    error = caught.value
+    if hidden:
+        error = Exception("Error while serializing: No space left on device (os error 28)")
+    where = "" if hidden else f"{tmp_path / 'set.json'}: "
+    expected = f"{where}No space left on device; what was published before is intact"
+    assert message_of(error) == expected
+    assert message_of(Exception("error 28")) is None
