@@ -82,7 +82,9 @@ def run_folder(run: str, seed: int) -> Path:
 
 def result_file(run: str, seed: int) -> Path:
     """The scores of one training run."""
-    return RESULTS / run / f"seed-{seed}.json"
+    from train.evaluate import result_files
+
+    return result_files.result_file(RESULTS, run, seed)
 
 
 def prepared(dataset: str) -> PreparedDataset:

@@ -312,6 +312,7 @@ def report(params: Params) -> Path:
                 f"{files[-1]}: found the scores of {result.run}, seed {result.seed}, expected "
                 f"those of {run}, seed {seed}; delete the file and run `sightline repro`"
             )
+        result = result.restricted(params.evaluation.tasks)
         results.append(result.model_copy(update={"run": runs[run].label}))
     baseline, comparisons = runs[about.baseline].label, []
     if about.gain is not None:

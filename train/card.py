@@ -82,7 +82,7 @@ def card_with_scores(folder: Path, results: Path) -> str:
         raise SightlineError(
             f"{results}: its scores are of another training than {folder}, of its model folder "
             "alone, or of another pooling or precision; evaluate the run again, with "
-            f"`--model {folder}`"
+            f"`--model {folder}` and another --out"
         )
     source = make_objective(summary.objective, summary.parameters).source
     return model_card(summary, source, summary.student["pooling"], result)

@@ -13,6 +13,7 @@ from sightline.cache.record import Doubt
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
 from sightline.user_files import read_json
+from train.run_spec import OF_THE_MACHINE
 
 FILE_NAME = "run.json"
 SCHEMA = "sightline.run/1"
@@ -231,6 +232,19 @@ class RunSummary(BaseModel):
     def is_of(self, code: Mapping[str, str]) -> bool:
         """Whether ``code`` trained it, or is accepted as equivalent."""
         return self.code == dict(code) or digest(dict(code)) in self.accepted_code
+
+    def is_seed_of(self, other: RunSummary) -> bool:
+        """Whether both are of one training but for the seed."""
+        return self._settings == other._settings
+
+    @property
+    def _settings(self) -> tuple[object, ...]:
+        """What the seeds of one training share."""
+        student = {name: value for name, value in self.student.items() if name != "model"}
+        train = {name: value for name, value in self.train.items() if name not in OF_THE_MACHINE}
+        features = {name: use.fingerprint for name, use in self.features.items()}
+        own = self.objective, self.parameters, student, self.pinned, train
+        return (*own, self.data_sets, features)
 
     def to_bytes(self) -> bytes:
         """The content of ``run.json``."""

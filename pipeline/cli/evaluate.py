@@ -60,7 +60,7 @@ def evaluate(
         Path | None,
         option(
             "Output",
-            "Folder for result files, which `sightline compare` reads.",
+            "Folder for results, which `sightline compare` reads; each keeps its other tasks.",
             file_okay=False,
             writable=True,
         ),
@@ -93,13 +93,13 @@ def evaluate(
         return
     settings = _settings_of(names, data, set_)
     sources = models_of(models)
-    from train.evaluate.evaluation import Evaluation, evaluate_model
+    from train.evaluate.evaluation import Evaluation, evaluate_model, unscored
     from train.evaluate.models import EvaluatedModel, name_models
+    from train.evaluate.result_files import add_result, earlier_result, file_of
 
     named_models = name_models(sources)
     evaluation = Evaluation.load(settings)  # before any model, so that a missing file fails fast
     results: list[RunResult] = []
-    partial: list[RunResult] = []
     failures: list[str] = []
     for source in named_models:
         failed: dict[str, SightlineError] = {}
@@ -108,15 +108,23 @@ def evaluate(
             model.shows_progress = True
             if source is named_models[0]:
                 _say_where(model)
+            if out is not None:  # before it is scored, so that a refused one fails fast
+                result = unscored(model, source.run)
+                earlier_result(file_of(result, out), result, evaluation.measured, source.source)
             result = evaluate_model(model, evaluation, source.run, failed)
-            if len(failed) < len(evaluation.tasks):
-                results.append(result)
-                partial += [result] if failed else []
         except SightlineError as error:  # of the model itself
             if len(named_models) == 1:
                 raise
             failures.append(f"{source.name} was not scored: {error}")
+            continue
         failures += [f"{task} failed for {source.name}: {error}" for task, error in failed.items()]
+        if len(failed) < len(evaluation.tasks):
+            results.append(result)
+            if out is not None:
+                file = file_of(result, out)
+                for task in add_result(file, result, failed, source.source):
+                    print(f"{file}: keeps its scores of {task}, which failed", file=sys.stderr)
+                print(f"{file}: written", file=sys.stderr)
     if not results:
         raise SightlineError("\n".join(failures))
     if as_json:
@@ -125,8 +133,6 @@ def evaluate(
         for warning in evaluation.warnings:
             print(f"warning: {warning}")
         _print_results(results)
-    if out is not None:
-        _save(results, out, partial)
     if failures:
         raise SightlineError("\n".join(failures))
 
@@ -254,22 +260,3 @@ def _print_results(results: Sequence[RunResult]) -> None:
     lines += [f"Note: {note}." for note in table.notes]
     grids = [grid_of_table(*part) for part in table.parts]
     print_grids(Console(), grids, [printable(line) for line in lines])
-
-
-def _save(results: Sequence[RunResult], out: Path, partial: Sequence[RunResult]) -> None:
-    """One file for each result, where `sightline compare` finds them.
-
-    A result in ``partial``, of which a task failed, replaces no file.
-    """
-    from train.evaluate.results import FILE_NAME, NOT_TRAINED, save_result
-
-    for result in results:
-        folder = out / result.run.strip("/.").replace("/", "--")
-        trained = result.objective != NOT_TRAINED
-        file = folder / (f"seed-{result.seed}.json" if trained else FILE_NAME)
-        if result in partial and file.exists():
-            print(f"{file}: kept, as a task failed this time", file=sys.stderr)
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        save_result(result, file)
-        print(f"{file}: written", file=sys.stderr)

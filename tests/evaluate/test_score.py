@@ -15,11 +15,9 @@ import pytest
 import torch
 from command_line import sightline
 from letters import Letters, model
-from made_results import untrained_result
 from scipy.stats import spearmanr
 from small_senteval import write_transfer
 
-from pipeline.cli.evaluate import _save
 from sightline.errors import SightlineError
 from train.evaluate import sts
 from train.evaluate.evaluation import Evaluation, evaluate_model
@@ -421,12 +419,6 @@ def test_one_test_set_of_a_task_is_scored_alone_and_without_a_mean(senteval):
     assert list(some.evaluated_on) == ["STS-B", "SICK-R", "TREC"]
     scores = some.score(model(), ["sts"])["sts"].scores
     assert scores == {name: whole.scores[name] for name in ("STS-B", "SICK-R")}
-
-
-@pytest.mark.parametrize("given", ["../models/bert/", "/models/bert"])
-def test_the_result_of_a_path_is_kept_in_one_folder_of_out(tmp_path, given):
-    _save([untrained_result(given)], tmp_path, [])
-    assert [path.name for path in tmp_path.iterdir()] == ["models--bert"]
 
 
 def test_sentences_that_the_model_cuts_are_a_note_of_the_result(encoder_folder, tmp_path):

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from invented_runs import SCORES, SUBSETS, invented, write_invented
+from made_results import made_result
 
-from train.evaluate.results import EvaluationSet, save_result
+from train.evaluate.results import EvaluationSet, TaskResult, save_result
 from train.report.charts import colour_of, subset_chart
-from train.report.comparison import compare_results, find_run, find_runs
+from train.report.comparison import FoundRun, compare_results, compare_runs, find_run, find_runs
 from train.report.comparison_document import charts_of, document_of
+from train.report.curve import RUN, curve_of
 from train.report.differences import differences_from, p_text, t_test
 from train.report.published import published_rows, select_published
 from train.report.render import escape_latex, terminal_text
@@ -424,3 +426,15 @@ def test_runs_of_different_precisions_are_marked():
     assert make_table(alike).notes == ()
     (note,) = make_table([*alike, other]).notes
     assert "different precisions (bf16: x, y; fp32: z)" in note
+
+
+def test_only_tasks_that_all_runs_have_are_compared():
+    shared, more = ({name: TaskResult(scores={name: 1.0})} for name in ("shared", "more"))
+    runs = [
+        FoundRun(name, (Path(name),), (made_result(name, tasks=tasks),))
+        for name, tasks in (("a", shared), ("b", {**more, **shared}))
+    ]
+    table = compare_runs(runs, "a")
+    assert table.table.tasks == ("shared",)
+    assert "left out, as not every run was scored on it: more" in table.notes
+    assert curve_of(runs, RUN).metric == "shared"

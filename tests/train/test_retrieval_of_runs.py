@@ -258,8 +258,12 @@ def test_the_command_scores_runs_and_models_in_one_table(project, said, monkeypa
     assert [scores[each] for each in METRICS] == pytest.approx(
         [result().scores[each] for each in METRICS]
     )
+    code, _, err = said("evaluate", "retrieval", *words, "--precision=bf16")
+    assert code == 1
+    assert "give this one a name, `--model NAME=runs/mcse-clip/seed-0`" in " ".join(err.split())
+    words[-1] = "--model=bf16=runs/mcse-clip/seed-0"
     assert said("evaluate", "retrieval", *words, "--precision=bf16")[0] == 0
-    found = load_result(Path("out/mcse-clip/seed-0.json"))
+    found = load_result(Path("out/bf16/seed-0.json"))
     assert (found.precision, found.marks[-1]) == ("bf16", "scored in bf16")
     assert [found.scores[each] for each in METRICS] == pytest.approx(
         [scores[each] for each in METRICS], abs=5
@@ -287,7 +291,7 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, said):
     assert "such as one of mcse, kdmcse or dalr" in other.reasons["I2T R@1"]
     for again, message in (
         (["retrieval", *words], "retrieval failed for mcse-clip"),  # nothing to replace it with
-        (both, f"{file}: kept, as a task failed this time"),
+        (both, f"{file}: keeps its scores of retrieval, which failed"),
     ):
         code, _, err = said("evaluate", *again)
         assert code == 1

@@ -218,7 +218,7 @@ def test_only_what_changed_is_scored_again(world, finished_run, tmp_path):
         tasks = {name: {"data": path} for name, path in files.items()}
         result, names = evaluate_run(run, Evaluation.load(tasks), out, "cpu")
         assert result == load_result(out)
-        assert list(result.tasks) == list(tasks)
+        assert list(result.tasks)[: len(tasks)] == list(tasks)
         return names
 
     assert scored(similarity=dev) == ["similarity"]
@@ -227,13 +227,17 @@ def test_only_what_changed_is_scored_again(world, finished_run, tmp_path):
     assert out.read_bytes() == whole
     assert scored(similarity=dev, geometry=dev) == ["geometry"]
     assert scored(similarity=other, geometry=dev) == ["similarity"]
-    with pytest.MonkeyPatch.context() as patch:  # a task left out takes its scores along
+    both = out.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:  # a task left out keeps its scores
         patch.delattr(EvaluatedModel, "load")  # and needs no model
         assert scored(similarity=other) == []
+        assert out.read_bytes() == both
+        assert scored(geometry=dev, similarity=other) == []  # another order
+    assert scored(similarity=dev) == ["similarity"]
+    assert list(load_result(out).tasks) == ["similarity", "geometry"]
+    out.write_bytes(both[:-20])  # a damaged one is replaced
     assert scored(similarity=dev) == ["similarity"]
     assert out.read_bytes() == whole
-    out.write_bytes(whole[:-20])  # a damaged one is replaced
-    assert scored(similarity=dev) == ["similarity"]
     summary = run / "run.json"
     summary.write_text(summary.read_text().replace('"max_steps": 6', '"max_steps": 7'))
     assert scored(similarity=dev) == ["similarity"]
@@ -260,7 +264,7 @@ def test_a_figure_that_is_not_finite_keeps_no_run_from_going_on(world, tmp_path,
 
 
 def test_several_seeds_of_a_run_make_one_row_of_the_command(world, finished_run, tmp_path, said):
-    spec = world.spec(tmp_path / "1", seed=1, train={"max_steps": 2, "eval_steps": 1})
+    spec = world.spec(tmp_path / "1", seed=1)
     train_run(spec, say=silent)
     models = ["--model", finished_run, "--model", spec.out]
     words = ["evaluate", "similarity", "--data", str(spec.dev), "--device", "cpu", *models]
@@ -277,6 +281,56 @@ def test_several_seeds_of_a_run_make_one_row_of_the_command(world, finished_run,
     code, _, err = said(*words, *models[2:])
     assert code == 1
     assert "two models are called 'simcse, seed 1'" in err
+
+
+def test_a_result_gains_tasks_of_its_run_and_no_other(world, finished_run, tmp_path, said):
+    other = world.spec(tmp_path / "other", seed=1, train={"max_steps": 2})
+    train_run(other, say=silent)
+    alike = Path(shutil.copytree(finished_run, tmp_path / "alike"))
+    record = alike / "run.json"
+    record.write_text(record.read_text().replace('"seconds": ', '"seconds": 1'))
+    file = tmp_path / "results/simcse/seed-0.json"
+
+    def evaluated(task, model, *more):
+        words = ["--data", other.dev, "--device", "cpu", "--out", tmp_path / "results", *more]
+        code, _, err = said("evaluate", task, "--model", model, *words)
+        assert code == bool("error" in err)
+        return err
+
+    assert "written" in evaluated("similarity", finished_run)
+    similarity = load_result(file).tasks["similarity"]
+    assert "written" in evaluated("geometry", finished_run)
+    assert load_result(file).tasks["similarity"] == similarity
+    assert list(load_result(file).tasks) == ["similarity", "geometry"]
+    before = file.read_bytes()
+    for model, more, message in (
+        (alike, (), f"{file}: has the scores of another run than {alike}"),
+        (finished_run, ("--pooling", "mean"), "pooled as its folder says in fp32, not pooled by m"),
+        (finished_run, ("--precision", "bf16"), "in fp32, not pooled as its folder says in bf16"),
+        (other.out, (), f"{file}: has the scores of what {other.out} is not another seed of"),
+    ):
+        err = evaluated("similarity", model, *more)
+        assert message in err
+        remedy = re.search("--model (NAME=[^`]*)`", err)[1]
+        assert "written" in evaluated("similarity", remedy, *more)
+        shutil.rmtree(tmp_path / "results/NAME")
+    assert file.read_bytes() == before
+    assert "written" in evaluated("similarity", finished_run, "--pooling", "cls")  # its own
+    assert sorted(path.name for path in file.parent.parent.rglob("*")) == [
+        *("seed-0.json", "simcse")
+    ]
+
+
+def test_runs_of_one_name_that_differ_in_more_than_the_seed_need_names(
+    world, finished_run, tmp_path, said
+):
+    other = world.spec(tmp_path / "other", seed=1, train={"max_steps": 2})
+    train_run(other, say=silent)
+    words = ["evaluate", "similarity", "--data", other.dev, "--device", "cpu"]
+    code, _, err = said(*words, "--model", finished_run, "--model", other.out)
+    assert code == 1
+    assert f"two models are called 'simcse': {finished_run} and {other.out}; rename one" in err
+    assert said(*words, "--model", finished_run, "--model", f"NAME={other.out}")[0] == 0
 
 
 # ---- what stops a run ---------------------------------------------------------------------------

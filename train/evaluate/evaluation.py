@@ -11,6 +11,7 @@ from sightline.hardware import versions
 from sightline.plugins import expect, expect_all, wrong
 from sightline.wording import counted
 from train.code_digest import code_of_task
+from train.evaluate.result_files import alone_with
 from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
 from train.evaluate.task import TASKS, Task, make_task
 from train.records import RunSummary, digest_of_run
@@ -104,6 +105,20 @@ class Evaluation:
         return results
 
 
+def unscored(model: EvaluatedModel, run: str | None = None) -> RunResult:
+    """The result of any model, without tasks.
+
+    Args:
+        run: name of the result's row; None for the model's own.
+    """
+    of_run: dict[str, Any] = {"pinned": model.pinned, "recipe": model.recipe}
+    if (precision := model.embedder.precision) != "fp32":
+        of_run["precision"] = precision
+    if model.folder is not None and model.summary is not None:
+        of_run |= {"training": model.summary, "run_sha256": digest_of_run(model.folder)}
+    return RunResult(run=run or model.name, pooling=model.pooling or "", **of_run)
+
+
 def evaluate_model(
     model: EvaluatedModel,
     evaluation: Evaluation,
@@ -116,13 +131,8 @@ def evaluate_model(
         run: name of the result's row; None for the model's own.
         failed: see `Evaluation.score`.
     """
-    of_run: dict[str, Any] = {"pinned": model.pinned}
-    if (precision := model.embedder.precision) != "fp32":
-        of_run["precision"] = precision
-    if model.folder is not None and model.summary is not None:
-        of_run |= {"training": model.summary, "run_sha256": digest_of_run(model.folder)}
     tasks = evaluation.score(model, failed=failed)
-    return RunResult(run=run or model.name, tasks=tasks, pooling=model.pooling or "", **of_run)
+    return unscored(model, run).model_copy(update={"tasks": tasks})
 
 
 def evaluate_run(
@@ -135,8 +145,9 @@ def evaluate_run(
 ) -> tuple[RunResult, list[str]]:
     """Score the model that a run exported and write its result.
 
-    Tasks that the result in ``out`` already has, of the same run, data and settings, are kept. If a
-    task fails, the result is written without it, so the next call scores only that.
+    Tasks that the result in ``out`` already has, of the same run, data and settings, are kept, and
+    so are the run's scores on tasks that the evaluation has not. If a task fails, the result is
+    written without it, so the next call scores only that.
 
     Args:
         folder: the run, as `train.train_run.train_run` left it.
@@ -162,11 +173,15 @@ def evaluate_run(
         model.shows_progress = shows_progress
         kept |= evaluation.score(model, missing, failed)
     tasks = {name: kept[name] for name in evaluation.tasks if name not in failed}
-    result = RunResult(
-        run=summary.run, tasks=tasks, training=summary, run_sha256=digest_of_run(folder)
-    )
-    if tasks or not evaluation.tasks:
-        save_result(result, out)
+    with alone_with(out):
+        if (previous := _previous(folder, out)) is not None:  # it may have gained tasks since
+            others = previous.tasks.keys() - evaluation.tasks.keys()
+            tasks |= {name: task for name, task in previous.tasks.items() if name in others}
+        result = RunResult(
+            run=summary.run, tasks=tasks, training=summary, run_sha256=digest_of_run(folder)
+        )
+        if tasks or not evaluation.tasks:
+            save_result(result, out)
     if failed:
         raise SightlineError("\n".join(f"{task} failed: {why}" for task, why in failed.items()))
     return result, missing
@@ -181,8 +196,9 @@ def current_result(folder: Path, evaluation: Evaluation, out: Path) -> RunResult
     RunSummary.read(folder)
     if (previous := _previous(folder, out)) is None:
         return None
-    names = list(evaluation.tasks)  # all of them as they are now, and no other, in their order
-    return previous if list(previous.tasks) == names == list(_kept(previous, evaluation)) else None
+    names = list(evaluation.tasks)  # all of them as they are now, in their order, before others
+    first = list(previous.tasks)[: len(names)]
+    return previous if first == names == list(_kept(previous, evaluation)) else None
 
 
 def _previous(folder: Path, out: Path) -> RunResult | None:
@@ -210,13 +226,14 @@ def accept_code(file: Path) -> list[str]:
     Returns:
         The tasks whose code had changed.
     """
-    result, accepted = load_result(file), dict[str, TaskResult]()
-    for name, task in result.tasks.items():
-        if task.task in TASKS and not task.is_of(code := code_of_task(task.task)):
-            codes = (*task.accepted_code, code)
-            accepted[name] = task.model_copy(update={"accepted_code": codes})
-    if accepted:
-        save_result(result.model_copy(update={"tasks": {**result.tasks, **accepted}}), file)
+    with alone_with(file):
+        result, accepted = load_result(file), dict[str, TaskResult]()
+        for name, task in result.tasks.items():
+            if task.task in TASKS and not task.is_of(code := code_of_task(task.task)):
+                codes = (*task.accepted_code, code)
+                accepted[name] = task.model_copy(update={"accepted_code": codes})
+        if accepted:
+            save_result(result.model_copy(update={"tasks": {**result.tasks, **accepted}}), file)
     return list(accepted)
 
 
@@ -226,10 +243,11 @@ def accept_run(file: Path, folder: Path, before: str) -> None:
     Args:
         before: `digest_of_run` until then; a result of any other run stays as it is.
     """
-    result = load_result(file)
-    if result.run_sha256 == before:
-        update = {"training": RunSummary.read(folder), "run_sha256": digest_of_run(folder)}
-        save_result(result.model_copy(update=update), file)
+    with alone_with(file):
+        result = load_result(file)
+        if result.run_sha256 == before:
+            update = {"training": RunSummary.read(folder), "run_sha256": digest_of_run(folder)}
+            save_result(result.model_copy(update=update), file)
 
 
 def _sentences(task: Task[Any]) -> Sequence[str]:

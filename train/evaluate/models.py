@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,11 @@ from safetensors import SafetensorError
 
 from sightline.cache import FeatureSet
 from sightline.devices import Precision
-from sightline.digest import Pinned
+from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
 from sightline.progress import progress
-from sightline.sentence_transformers_folder import pin
+from sightline.sentence_transformers_folder import pin, read_recipe
 from train.embed import Embedder, of_length_one
 from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
@@ -42,6 +41,7 @@ class EvaluatedModel:
         summary: of the training run; None for any other model.
         pooling: the one that was asked for; None if the folder's own is used.
         pinned: which model it is, where no summary says it; None: not known.
+        recipe: digest of what its folder says about embedding, where no summary says it.
         shows_progress: whether what takes long says how far it is.
     """
 
@@ -57,6 +57,7 @@ class EvaluatedModel:
         self.name, self.embedder, self.pinned = name, embedder, pinned
         self.folder, self.summary = folder, summary
         self.pooling = pooling
+        self.recipe = ""
         self.shows_progress = False
         self._row_of: dict[str, int] = {}
         self._rows = np.empty((0, embedder.dim), dtype=np.float32)
@@ -83,15 +84,16 @@ class EvaluatedModel:
                     "began it"
                 )
             embedder = Embedder.load(source, checked, device=device, precision=precision)
-            return cls(source, embedder, pooling=checked, pinned=pin(source))
+            model = cls(source, embedder, pooling=checked, pinned=pin(source))
+            model.recipe = digest(asdict(read_recipe(source, bare=checked is not None)))
+            return model
         summary = RunSummary.read(folder)
         if missing := summary.missing(folder):
             raise SightlineError(
                 f"{folder}: {missing[0]} of this run is missing; restore it, or make it again with "
                 "the command that trained the run"
             )
-        model = folder / MODEL_FOLDER
-        embedder = Embedder.load(model, checked, device=device, precision=precision)
+        embedder = Embedder.load(folder / MODEL_FOLDER, checked, device=device, precision=precision)
         return cls(summary.run, embedder, folder, summary, checked)
 
     def encode_once(self, sentences: Iterable[str]) -> None:
@@ -189,13 +191,14 @@ class NamedModel:
 def name_models(words: Sequence[str]) -> list[NamedModel]:
     """A name for each model, without loading it.
 
-    A training run has its own name, followed by its seed if several seeds of it are given; any
-    other model is called as it was given.
+    A training run has its own name, followed by its seed if several seeds of it are given, which
+    differ in nothing else; any other model is called as it was given.
 
     Args:
         words: folders or names on the hub; a prefix `NAME=` renames the model.
     """
-    labelled: list[tuple[str, str, int | None]] = []
+    runs: dict[str, list[tuple[str, RunSummary | None]]] = {}
+    order: list[tuple[str, str, RunSummary | None]] = []
     for word in words:
         label, source = "", word
         if "=" in word and not Path(word).exists():
@@ -203,21 +206,26 @@ def name_models(words: Sequence[str]) -> list[NamedModel]:
         if not source or word.startswith("="):
             raise SightlineError(f"--model: found {word!r}, expected MODEL or NAME=MODEL")
         summary = RunSummary.read(Path(source)) if (Path(source) / FILE_NAME).is_file() else None
-        if summary is None or label:
-            labelled.append((label or source, source, None))
-        else:
-            labelled.append((summary.run, source, summary.seed))
-    seeds = Counter(run for run, _, seed in labelled if seed is not None)
-    models: dict[str, NamedModel] = {}
-    for run, source, seed in labelled:
-        name = run if seed is None or seeds[run] == 1 else f"{run}, seed {seed}"
-        if name in models:
+        own = str(Path(source)) if Path(source).exists() else source  # also of ./source
+        run = label or (own if summary is None else summary.run)
+        for other, earlier in runs.setdefault(run, []):
+            name = run
+            if summary is not None and earlier is not None and summary.is_seed_of(earlier):
+                if summary.seed != earlier.seed:
+                    continue
+                name = f"{run}, seed {summary.seed}"
             raise SightlineError(
-                f"two models are called {name!r}: {models[name].source} and {source}; rename one "
-                "of them: NAME=PATH"
+                f"two models are called {name!r}: {other} and {source}; rename one of them: "
+                "NAME=PATH"
             )
-        models[name] = NamedModel(name, source, run)
-    return list(models.values())
+        runs[run].append((source, summary))
+        order.append((run, source, summary))
+    return [
+        NamedModel(
+            f"{run}, seed {summary.seed}" if summary and len(runs[run]) > 1 else run, source, run
+        )
+        for run, source, summary in order
+    ]
 
 
 @dataclass(frozen=True)

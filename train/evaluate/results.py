@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -199,6 +200,7 @@ class RunResult(BaseModel):
         training: the run, as its run.json has it; None for a model that Sightline did not train.
         run_sha256: of the run.json that the scores belong to.
         pinned: which model it was, of one that Sightline did not train; None: not known.
+        recipe: digest of how its folder says to pool, cut and normalise, of such a model.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -211,6 +213,7 @@ class RunResult(BaseModel):
     training: RunSummary | None = None
     run_sha256: str = ""
     pinned: Pinned | None = None
+    recipe: str = ""
 
     @property
     def seed(self) -> int:
@@ -269,6 +272,11 @@ class RunResult(BaseModel):
             *(["without its prompt"] if self.pooling and student.get("prompt") else []),
             *([f"scored in {self.precision}"] if self.precision else []),
         )
+
+    def restricted(self, tasks: Collection[str]) -> RunResult:
+        """The same without the tasks that are not among ``tasks``."""
+        kept = {name: task for name, task in self.tasks.items() if name in tasks}
+        return self.model_copy(update={"tasks": kept})
 
     def is_of(self, folder: Path) -> bool:
         """Whether it scores the run in ``folder`` as that is exported."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sightline.errors import SightlineError
 from sightline.settings import unknown
+from train.evaluate.result_files import SEEDS, result_folder, results_in, run_of
 from train.evaluate.results import FILE_NAME, RunResult, TaskResult, load_result
 from train.evaluate.sts import AVERAGE, EXPECTED_PAIRS
 from train.report.differences import (
@@ -19,8 +20,6 @@ from train.report.differences import (
 )
 from train.report.mteb_results import MtebFolder, on_shared_tasks
 from train.report.table import Row, Table, make_table, notes_on_training, training_table
-
-_SEEDS = "seed-*.json"
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,32 @@ def find_runs(
     return [first, *runs], first.name
 
 
-def results_in(folder: Path) -> list[Path]:
-    """The result files of a run's folder."""
-    return sorted(folder.glob(_SEEDS)) or sorted(folder.glob(FILE_NAME))
+def comparable(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
+    """Reduce results to the tasks that all of them have, and refuse what is in no table together.
 
-
-def check_comparable(runs: Sequence[FoundRun]) -> None:
-    """Refuse results that do not belong in one table.
+    Returns:
+        The runs in their order, and notes on what was left out.
 
     Raises:
-        SightlineError: a run and seed given twice, or results scored on different tasks or on
+        SightlineError: a run and seed given twice, or results scored on no common task or on
             different test sets (names the files).
     """
+    runs, notes = on_shared_tasks(runs)
+    every = [result.tasks for run in runs for result in run.results]
+    scored = dict.fromkeys(name for tasks in every for name, task in tasks.items() if task.scores)
+    left_out = [name for name in scored if any(name not in tasks for tasks in every)]
+    if left_out and len(left_out) < len(scored):
+        notes.append(f"left out, as not every run was scored on it: {', '.join(left_out)}")
+        kept = {name for tasks in every for name in tasks}.difference(left_out)
+        runs = [
+            replace(run, results=tuple(result.restricted(kept) for result in run.results))
+            for run in runs
+        ]
+    _check_comparable(runs)
+    return runs, notes
+
+
+def _check_comparable(runs: Sequence[FoundRun]) -> None:
     files: dict[tuple[str, int], Path] = {}
     every = [pair for run in runs for pair in zip(run.files, run.results, strict=True)]
     for file, result in every:
@@ -155,8 +168,7 @@ def compare_runs(
 
     Published rows are shown beside them but not tested, because their scores per seed are unknown.
     """
-    runs, reduced = on_shared_tasks(runs)
-    check_comparable(runs)
+    runs, reduced = comparable(runs)
     results = [result for run in runs for result in run.results]
     return compare_results(results, baseline, published, notes=reduced)
 
@@ -318,9 +330,9 @@ def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
 
 def _place(word: str, root: Path) -> Path:
     """Where the results are: a run's folder takes precedence over a path of the same name."""
-    path = Path(word)
-    is_name = len(path.parts) == 1 and path.parts[0] != ".."
-    return root / word if is_name and (root / word).is_dir() else path
+    name = word.rstrip("/")
+    folder = result_folder(root, name)
+    return folder if name and folder.is_dir() else Path(word)
 
 
 def _files(word: str, root: Path) -> list[Path]:
@@ -329,7 +341,7 @@ def _files(word: str, root: Path) -> list[Path]:
         files, runs = results_in(path), _runs_below(path)
         if not files:
             raise SightlineError(
-                f"{path}: no result file here; expected {_SEEDS}, {FILE_NAME} or MTEB's results"
+                f"{path}: no result file here; expected {SEEDS}, {FILE_NAME} or MTEB's results"
                 + (f"; below it are the runs {', '.join(runs)}" if runs else "")
                 + ("; `sightline evaluate` --out writes those of a run" if _has_runs(path) else "")
             )
@@ -349,5 +361,5 @@ def _has_runs(folder: Path) -> bool:
 
 
 def _runs_below(root: Path) -> list[str]:
-    files = (*root.glob(f"*/{_SEEDS}"), *root.glob(f"*/{FILE_NAME}"))
-    return sorted({file.parent.name for file in files})
+    files = (*root.glob(f"*/{SEEDS}"), *root.glob(f"*/{FILE_NAME}"))
+    return sorted({run_of(file.parent) for file in files})

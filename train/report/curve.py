@@ -13,7 +13,7 @@ from sightline.errors import SightlineError
 from sightline.settings import flatten, unknown
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE
-from train.report.comparison import FoundRun, check_comparable
+from train.report.comparison import FoundRun, comparable
 from train.report.table import Row, Table, differing, make_table
 
 RUN = "run"
@@ -82,7 +82,7 @@ def curve_of(
             first score.
         baseline: name of the run among ``runs`` that is no point but a reference.
     """
-    check_comparable(runs)
+    runs, left_out = comparable(runs)
     table = make_table([result for run in runs for result in run.results])
     rows = table.measured
     chosen = _metric(metric, table)
@@ -90,7 +90,7 @@ def curve_of(
     if not varied:
         raise SightlineError(f"{baseline} is the only run, and the baseline; name runs to draw")
     reference = None if baseline is None else rows[baseline]
-    notes = tuple(_notes(table, chosen))
+    notes = (*left_out, *_notes(table, chosen))
     if parameter == RUN:
         names = dict.fromkeys(run.name for run in varied)
         points = tuple(Point(name, rows[name]) for name in names)

@@ -12,11 +12,12 @@ from pydantic_core import to_jsonable_python
 from sightline.settings import flatten
 from sightline.wording import counted
 from train.evaluate.geometry import GEOMETRY
+from train.evaluate.result_files import result_folder, results_in
 from train.evaluate.results import RunResult, TaskResult
 from train.evaluate.retrieval import METRICS as RETRIEVAL
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.evaluate.transfer import EXPECTED_EXAMPLES
-from train.report.comparison import check_comparable, find_run, results_in
+from train.report.comparison import comparable, find_run
 from train.report.grid import (
     SIGN,
     Document,
@@ -215,11 +216,11 @@ def _measured(
     """
     candidates: list[tuple[list[str], list[RunResult]]] = []
     unrelated = []
-    for folder in (root / compared.published.run for root in roots):
+    for root in roots:
+        folder = result_folder(root, compared.published.run)
         if not results_in(folder) and not places_of_results(folder):
             continue
-        run = find_run(folder.name, folder.parent)
-        check_comparable([run])
+        (run,), _ = comparable([find_run(compared.published.run, root)])
         if run.mteb is not None:
             candidates.append(([_OF_MTEB], list(run.results)))
         elif why := _another_training(run.results, expected):
