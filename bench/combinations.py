@@ -50,7 +50,6 @@ COMBINATIONS: dict[str, dict[str, dict[str, float]]] = {
 }
 """Name → system of the demo → its parameters that differ from the demo's."""
 
-CHOOSING, TESTING = range(10, 15), range(5)
 DATA = "scenes"
 
 
@@ -159,17 +158,19 @@ def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--demo", type=Path, default=Path("demo"), help="folder of `make demo`")
     parser.add_argument("--out", type=Path, default=Path("combinations"), help="folder of runs")
+    parser.add_argument("--seeds", type=int, default=5, help="of each side (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs side by side")
     options = parser.parse_args()
     systems = yaml.safe_load((options.demo / "params.yaml").read_text())["systems"]
+    choosing, testing = range(10, 10 + options.seeds), range(options.seeds)
     report = Report(options)
 
     dev = {
         name: [each.dev for each in scores]
-        for name, scores in run_all([*COMBINATIONS, *systems], CHOOSING, options).items()
+        for name, scores in run_all([*COMBINATIONS, *systems], choosing, options).items()
     }
     chosen = max(COMBINATIONS, key=lambda name: mean(dev[name]))
-    tested = run_all([chosen, *systems], TESTING, options)
+    tested = run_all([chosen, *systems], testing, options)
     test = {name: [each.test for each in scores] for name, scores in tested.items()}
     p_values = {name: float(ttest_ind(test[chosen], test[name]).pvalue) for name in systems}
     adjusted = holm(p_values)
@@ -179,8 +180,8 @@ def main() -> None:
         report.add(
             **{
                 "terms": name,
-                "dev, seeds 10 to 14": spread(dev[name]),
-                "test, seeds 0 to 4": spread(test[name]) if name in test else "",
+                f"dev, seeds 10 to {choosing[-1]}": spread(dev[name]),
+                f"test, seeds 0 to {testing[-1]}": spread(test[name]) if name in test else "",
                 "chosen − system": f"{gains[name]:+.2f}" if against else "",
                 "p, Holm": f"{adjusted[name]:.2g}" if against else "",
             }

@@ -250,8 +250,8 @@ def _serve_plain(calls: Connection, *of_sides: Any) -> None:
 def measure(name: str, options: Namespace, report: Report, scratch: Path) -> None:
     """The two ratios of one model, at every precision."""
     device, size = device_of(options), options.batch_size
-    images = 32 if options.quick else options.images or IMAGES[device.type]
-    share = MODELS[name] if device.type == "cpu" else 1.0
+    images = options.images or (size if options.quick else IMAGES[device.type])
+    share = MODELS[name] if device.type == "cpu" and not options.quick else 1.0
     paths = photographs(scratch / "images", max(size, int(images * share) // size * size))
     for precision in options.precisions:
         of_sides = name, paths, precision, options, scratch
@@ -324,7 +324,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="decode processes of both loops")
     options = parser.parse_args()
     device = device_of(options)
-    options.batch_size = options.batch_size or (16 if options.quick else BATCH[device.type])
+    options.batch_size = options.batch_size or (2 if options.quick else BATCH[device.type])
     about = f"{options.workers} decode processes, batches of {options.batch_size}"
     report = Report(options, about, device)
     if device.type == "cpu":

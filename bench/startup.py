@@ -33,7 +33,7 @@ MISSING = {
     "stage teachers scenes similarity": f"{DATA}/encoders/teacher",
     "stage tokens": f"{DATA}/student",
     "stage phrase-tokens scenes": "data/objects/scenes",
-    "stage code": "params.yaml",
+    "stage inputs": "params.yaml",
     "stage train simcse 0": "data/tokens/scenes-bert",
     "stage train mcseo 0": "data/features/scenes/object/clip",
     "stage evaluation-data similarity": f"{DATA}/similarity/test.tsv",

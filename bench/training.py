@@ -38,13 +38,13 @@ from transformers import BertConfig, BertModel
 
 from sightline.cache import keys_of_texts
 from sightline.devices import TrainPrecision, float32_products, has_tf32
-from train.batch import Batch
+from train.batch import Batch, Embeddings
 from train.data import TrainingData
 from train.distributed import Processes
 from train.loop import SAVE_SECONDS, Callback, Loop
 from train.losses import info_nce
 from train.model import Student
-from train.objectives import Embeddings, make_objective
+from train.objectives import make_objective
 from train.records import DEV, RunState
 from train.run_folder import RunFolder
 from train.run_spec import RunSpec, TrainConfig

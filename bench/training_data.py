@@ -148,7 +148,9 @@ class World:
         """A run of ``system`` over some of the streams; ``given`` are further fields."""
         needs = make_objective(system, SYSTEMS[system]).features
         pairs = {name: self.folder / f"{name}.parquet" for name in ("captions", "images")}
-        pairs |= {name: self.folder / name for name in ("tokens", "phrases")}
+        pairs["tokens"] = self.folder / "tokens"
+        if any(need.row_of == "object" for need in needs):
+            pairs["phrases"] = self.folder / "phrases"
         text = {"sentences": self.folder / "sentences.parquet"}
         text["tokens"] = self.folder / "text-tokens"
         body = {

@@ -37,8 +37,6 @@ CLASSES = {
     "MRPC": (0.325, 0.675),
 }
 """Shares of the classes in SentEval's training sets."""
-SINGLE_STEPS = 12_000
-"""Steps of the loop per task, at least, in whole classifiers; --full takes all."""
 
 
 def make(name: str, dim: int) -> tuple[TransferTask, torch.Tensor]:
@@ -101,7 +99,7 @@ def measure(name: str, options: Namespace, report: Report) -> tuple[float, float
     def one_by_one_loop() -> None:
         nonlocal taken
         for fold, l2, _ in plan:
-            if taken >= SINGLE_STEPS and not options.full:
+            if taken >= options.steps and not options.full:
                 break
             dev = None if fold.dev is None else (rows[fold.dev], labels[fold.dev])
             train = rows[fold.train], labels[fold.train]
@@ -119,6 +117,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch, on both sides")
     parser.add_argument("--dim", type=int, default=768, help="embedding dimension")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument(
+        "--steps", type=int, default=12_000, help="of the loop per task, in whole classifiers"
+    )
     parser.add_argument("--full", action="store_true", help="train all one by one: takes an hour")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
