@@ -65,7 +65,9 @@ _load = lazy_names(__name__, _PLACES)
 
 def __getattr__(name: str):  # any type: `typing` is not imported
     if name in _PLACES:
-        _require_not_hidden(_PLACES[name].partition(".")[0])
+        from sightline.hidden_packages import require_not_hidden
+
+        require_not_hidden(_PLACES[name].partition(".")[0])
     elif not name.startswith("__"):
         from sightline.removed import removed
 
@@ -78,24 +80,15 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _require_not_hidden(package: str) -> None:
-    """Check that another module of its name, such as a user's script, does not hide a package.
+def console() -> None:
+    """The entry point of the `sightline` command; a hidden package is one error of it."""
+    from sightline.errors import SightlineError, Transient
+    from sightline.hidden_packages import require_not_hidden
 
-    Python looks for modules in the folder of the running script first. Importing that module would
-    run it, a second time if it is the script itself.
-    """
-    import sys
-    from importlib.util import find_spec
-    from pathlib import Path
+    try:
+        require_not_hidden("pipeline")
+    except SightlineError as error:
+        raise SystemExit(f"error: {error}") from None
+    from pipeline.cli import console
 
-    ours = Path(__file__).parents[1] / package
-    loaded = sys.modules.get(package)
-    spec = getattr(loaded, "__spec__", None) if loaded else find_spec(package)
-    origin = spec.origin if spec else None
-    if origin is not None and not ours.samefile(Path(origin).parent):
-        from sightline.errors import SightlineError, Transient
-
-        raise SightlineError(
-            f"{origin}: hides Sightline's own package `{package}`, because Python looks in the "
-            f"folder of the running script first; rename it, for example to my_{package}.py"
-        )
+    console()

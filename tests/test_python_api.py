@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -149,3 +150,17 @@ def test_mistakes_are_one_clear_error(page, tmp_path):
     with pytest.raises(sl.SightlineError, match="found neither"):
         run(names["objective"], "s", tmp_path / "x", tokens="tokens")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("package", ["train", "pipeline"])
+def test_a_package_of_the_user_that_hides_ours_is_one_error_of_the_command(tmp_path, package):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("")
+    words = [sys.executable, "-c", "import sightline; sightline.console()", "evaluate", "list"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"error: {tmp_path / package}: hides Sightline's own package `{package}`, because"
+    )
+    assert done.stderr.endswith(f"; rename it, for example to my_{package}\n")

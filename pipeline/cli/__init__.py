@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def console() -> None:
-    """The entry point of the `sightline` command: `main` in a process of its own."""
+    """`main` in a process of its own."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until `main` hears it, end silently
     from sightline.signals import run_then_exit
@@ -35,6 +35,7 @@ def main() -> None:
     from sightline.devices import allow_open_files
     from sightline.errors import message_of
     from sightline.heap import keep_heap
+    from sightline.hidden_packages import require_not_hidden
     from sightline.signals import Stopped, one_of_several, stop_on_signals
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
@@ -46,6 +47,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as of standard error: names of files
     heard = stop_on_signals()
     try:
+        require_not_hidden("train")
         with one_of_several():
             from pipeline.cli.commands import app
 
