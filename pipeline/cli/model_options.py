@@ -207,18 +207,27 @@ def _of_words(arms: Sequence[Any], flag: str, value: Any) -> Any:
     return value[0] if one else value
 
 
-def set_values(model: type[BaseModel], words: Sequence[str]) -> dict[str, Any]:
+def set_values(
+    model: type[BaseModel],
+    words: Sequence[str],
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The parameters of ``--set NAME=VALUE``, for a model that checks them.
 
     A VALUE is YAML, except where the model has text: there it is taken as it is (but for a list,
     ``[a, b]``, where the model has one too). Dots lead into a model within the model, such as
     ``rules.min_score=0.2``.
 
+    Args:
+        options: parameter → the option of the command that gives it.
+
     Raises:
-        typer.BadParameter: not NAME=VALUE, a name that appears twice, or not YAML.
+        typer.BadParameter: not NAME=VALUE, a name that appears twice or has an option, or not YAML.
     """
     tree: dict[str, Any] = {}
     for name, text in pairs_of(words, "--set").items():
+        if option := options.get(name):
+            raise typer.BadParameter(f"{name} is an option: give {option}", param_hint="--set")
         *above, last = name.split(".")
         place = tree
         for part in above:

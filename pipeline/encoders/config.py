@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
-from pipeline.encoders.preprocessing import Interpolation
+from pipeline.encoders.preprocessing import Deviation, Interpolation, Mean
 from sightline.cache.feature_kind import Encoders
 from sightline.errors import SightlineError
 from sightline.identity import Elsewhere, MayBePath, Outside
@@ -151,7 +151,6 @@ class EncoderConfig(FamilySettings):
 
 
 _Pixels = Annotated[int, Field(ge=1, le=4096)]
-_Triple = tuple[float, float, float]
 _OF_MODEL = Elsewhere("the name of the model, and the digest of its weights")
 _OF_INPUT = Elsewhere("the preprocessing")
 _COMPUTED = Outside("how the model is run: part of the plan, and recorded with each shard")
@@ -173,8 +172,8 @@ class _ImageConfig(_OwnConfig):
     """
 
     interpolation: Annotated[Interpolation | None, _OF_INPUT] = None
-    mean: Annotated[_Triple | None, _OF_INPUT] = None
-    std: Annotated[_Triple | None, _OF_INPUT] = None
+    mean: Annotated[Mean | None, _OF_INPUT] = None
+    std: Annotated[Deviation | None, _OF_INPUT] = None
     compile: Annotated[bool, _COMPUTED] = False
 
 
@@ -329,6 +328,8 @@ def named_encoder(
             weights, or an option that does not apply to this encoder.
     """
     family, model = _family_and_model(name, kind)
+    if taken := [each for each in ("family", "model") if each in parameters]:
+        raise SightlineError(f"{name}: its name says {' and '.join(taken)} already; leave it out")
     try:
         return EncoderConfig.model_validate(
             {"family": family, "model": model, "weights": weights, **parameters}

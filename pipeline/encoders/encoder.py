@@ -195,6 +195,8 @@ class TextEncoder:
 
     def encode_all(self, texts: Sequence[str], batch_size: int = 64) -> NDArray[np.float32]:
         """Features of any number of texts, not normalised: [n, dim]."""
+        if isinstance(texts, str):
+            raise TypeError("texts is one string; give a list of strings")
         rows = np.empty((len(texts), self.dim), dtype=np.float32)
         lengths = np.array(self.lengths(texts))
         for length in np.unique(lengths).tolist():

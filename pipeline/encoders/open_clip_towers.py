@@ -17,7 +17,15 @@ from torch import Tensor
 from pipeline.encoders.config import OPEN_CLIP_FILE, OpenClipConfig
 from pipeline.encoders.encoder import ImageEncoder, TextEncoder
 from pipeline.encoders.frozen_model import FrozenModel
-from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation, ResizeMode
+from pipeline.encoders.preprocessing import (
+    Deviation,
+    Finite,
+    ImagePreprocessing,
+    Interpolation,
+    Mean,
+    Positive,
+    ResizeMode,
+)
 from pipeline.encoders.weights import (
     identity_of,
     load_exactly,
@@ -33,7 +41,7 @@ from sightline.optional_imports import require
 from sightline.pretrained import Pretrained, commit_of, from_hub, quiet, reaching
 from sightline.sentence_transformers_folder import tokenizer_sha256
 from sightline.settings import explain, listed
-from sightline.user_files import OBJECT, read_json
+from sightline.user_files import OBJECT, read_json, should_be
 
 open_clip: Any = require("open_clip", "this encoder")
 
@@ -48,6 +56,37 @@ _CHECKPOINTS = (
 """Files of weights in the order in which open_clip chooses one of a folder."""
 _Clean = Literal["lower", "whitespace", "canonicalize"]
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
+
+
+_Size = Annotated[int, Field(ge=1)]
+
+
+class _Preprocessing(BaseModel):
+    """What we read of `preprocess_cfg`; null leaves it to open_clip."""
+
+    size: Annotated[
+        _Size | tuple[_Size, _Size] | None, should_be("a number of pixels, or height and width")
+    ] = None
+    mean: Annotated[Finite | Mean | None, should_be("a number, or three")] = None
+    std: Annotated[Positive | Deviation | None, should_be("a number above 0, or three")] = None
+    interpolation: str | None = None
+    resize_mode: str | None = None
+    fill_color: Annotated[int, Field(ge=0, le=255)] | None = None
+
+
+class _Architecture(BaseModel):
+    """What a model config must have; open_clip reads the rest."""
+
+    embed_dim: _Size
+    vision_cfg: dict[str, Any]
+    text_cfg: dict[str, Any]
+
+
+class _ModelFile(BaseModel):
+    """open_clip's nested layout; its flat one is made so."""
+
+    model_cfg: _Architecture
+    preprocess_cfg: _Preprocessing = _Preprocessing()
 
 
 class _ClipTokenizer(BaseModel):
@@ -239,7 +278,9 @@ def _untrained(
                     precision="fp32",
                     device="cpu",
                 ).eval()
-            except (TypeError, ValueError, RuntimeError, KeyError, AssertionError) as error:
+            except (OSError, MemoryError, SightlineError):
+                raise
+            except Exception as error:  # whatever it meets in values that it does not check
                 raise SightlineError(
                     f"{name}: open_clip cannot build this model config "
                     f"({type(error).__name__}: {error})"
@@ -250,6 +291,8 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model config, preprocessing config) of a JSON file: open_clip's flat or nested layout."""
     content = read_json(path, OBJECT, "an open_clip model config")
     architecture = content.get("model_cfg", content)
+    if not isinstance(architecture, dict):
+        raise SightlineError(f"{path}: model_cfg: found {architecture!r}, expected an object")
     missing = [name for name in _NEEDED if name not in architecture]
     if missing:
         raise SightlineError(
@@ -257,7 +300,12 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"expected {', '.join(_NEEDED)} and, where wanted, preprocess_cfg"
         )
     kept = {key: value for key, value in architecture.items() if key != "preprocess_cfg"}
-    return kept, content.get("preprocess_cfg", {})
+    preprocessing = content.get("preprocess_cfg", {})
+    try:
+        _ModelFile.model_validate({"model_cfg": kept, "preprocess_cfg": preprocessing})
+    except ValidationError as error:
+        raise SightlineError(f"{path}: {'; '.join(explain(error))}") from error
+    return kept, preprocessing
 
 
 def _published(name: str, tag: str, architecture: Mapping[str, Any]) -> Mapping[str, Any]:

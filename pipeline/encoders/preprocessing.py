@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 ResizeMode = Literal["shortest", "longest", "squash"]
 Interpolation = Literal["bilinear", "bicubic"]
 _Side = Annotated[int, Field(ge=1)]
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Mean = tuple[Finite, Finite, Finite]
+Deviation = tuple[Positive, Positive, Positive]
+"""Of the channels, of values in 0–1."""
 
 DECODER = (
     "torchvision decode_image for JPEG and for PNG without transparency, Pillow for the rest; "
@@ -64,8 +68,8 @@ class ImagePreprocessing:
     resize: tuple[_Side, _Side]
     crop: tuple[_Side, _Side]
     interpolation: Interpolation
-    mean: tuple[_Finite, _Finite, _Finite]
-    std: tuple[_Positive, _Positive, _Positive]
+    mean: Mean
+    std: Deviation
     resize_mode: ResizeMode = "shortest"
     fill: Annotated[int, Field(ge=0, le=255)] = 0
     decoder: str = DECODER

@@ -65,14 +65,25 @@ def build_image(config: TransformersConfig, device: torch.device, precision: str
         """[n, 3, h, w] → [n, dim]."""
         output = encode_pixels(pixel_values=images)
         if pooling == "pooler":
-            return getattr(output, "pooler_output", output)
-        tokens = output.last_hidden_state  # [n, special tokens and patches, d]
+            pooled = getattr(output, "pooler_output", output)
+            if pooled is None:
+                raise SightlineError(
+                    f"{config.model}: its weights have no pooler; use pooling cls or mean"
+                )
+            return pooled.flatten(1)  # a ResNet's is [n, d, 1, 1]
+        tokens = output.last_hidden_state
+        if tokens.ndim == 4:  # [n, d, h, w] of a convolutional network
+            tokens = tokens.flatten(2).transpose(1, 2)
+        # [n, special tokens and patches, d]
+        if pooling == "cls" and tokens.shape[1] <= patches:
+            raise SightlineError(
+                f"{config.model}: a {settings.model_type!r} model has no [CLS] before its patches; "
+                "use pooling pooler or mean"
+            )
         return tokens[:, 0] if pooling == "cls" else tokens[:, -patches:].mean(dim=1)
 
     with torch.no_grad():
         row = forward(torch.zeros(1, 3, *preprocessing.crop))
-    if row is None:
-        raise SightlineError(f"{config.model}: its weights have no pooler; use pooling cls or mean")
     frozen = FrozenModel(
         model, device, precision, forward, compiled=config.compile, cast_buffers=False
     )

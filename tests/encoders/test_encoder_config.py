@@ -209,3 +209,41 @@ def test_the_source_never_reveals_a_path(tmp_path):
     assert source("pretrained", "", folder=tmp_path) == "pretrained (trained on scenes)"
     assert source("random", "0", folder=tmp_path) == "random:0"
     assert source("pretrained", "V2") == "pretrained:V2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_cfg": 3}, "model_cfg: found 3, expected an object"),
+        ({"embed_dim": "wide"}, "model_cfg.embed_dim"),
+        ({"vision_cfg": []}, "model_cfg.vision_cfg"),
+        ({"vision_cfg": {"layers": "three", "width": [], "image_size": None}}, "cannot build"),
+        ({"preprocess_cfg": 3}, "preprocess_cfg"),
+        ({"preprocess_cfg": {"mean": "grey"}}, "preprocess_cfg.mean: Input should be a number, or"),
+        ({"preprocess_cfg": {"mean": [0.5, "b", 0.5]}}, "mean: Input should be a number, or three"),
+        ({"preprocess_cfg": {"std": [0, 0, 0]}}, "std: Input should be a number above 0, or three"),
+        (
+            {"preprocess_cfg": {"size": "big"}},
+            "size: Input should be a number of pixels",
+        ),
+        ({"preprocess_cfg": {"fill_color": "red"}}, "preprocess_cfg.fill_color"),
+    ],
+)
+def test_a_wrong_value_of_a_model_config_is_an_error_of_the_file(tmp_path, changes, message):
+    config = clip_config(tmp_path, **changes)
+    with pytest.raises(SightlineError) as caught:
+        named_encoder(config, "random:0").build_image(torch.device("cpu"), "fp32")
+    assert str(caught.value).startswith(config)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("std", [[0, 0, 0], [1, 1, -1], [1, 1, float("nan")]])
+def test_a_deviation_is_above_zero(std):
+    with pytest.raises(SightlineError, match=r"resnet18: std\.\d: input should be"):
+        named_encoder("resnet18", "random:0", std=std)
+
+
+@pytest.mark.parametrize("name", ["family", "model"])
+def test_what_the_name_says_is_not_said_again(name):
+    with pytest.raises(SightlineError, match=f"its name says {name} already; leave it out"):
+        named_encoder("resnet18", "random:0", **{name: "resnet50"})

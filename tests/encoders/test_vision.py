@@ -23,6 +23,8 @@ from transformers import (
     DINOv3ViTConfig,
     DINOv3ViTImageProcessor,
     DINOv3ViTModel,
+    ResNetConfig,
+    ResNetModel,
     SiglipConfig,
     SiglipImageProcessor,
     SiglipModel,
@@ -246,3 +248,24 @@ def test_a_tower_whose_tokenizer_gives_no_mask_gets_none(folders, tmp_path):
         expected = model.get_text_features(input_ids=ids).pooler_output
     assert torch.allclose(built.encode(["a dog"], 12), expected, atol=EXACT)
     assert built.preprocessing["masked"] is False
+
+
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+
+
+def test_a_model_without_cls_before_its_patches_has_no_pooling_cls(folders, images):
+    with pytest.raises(SightlineError, match=r"'siglip' model has no .CLS. .* pooler or m"):
+        ours(folders / "siglip", images[-1:], pooling="cls")
+    ours(folders / "siglip", images[-1:], pooling="mean")
+
+
+def test_the_maps_of_a_convolutional_network_are_pooled(tmp_path, images):
+    ResNetModel(ResNetConfig(**RESNET)).eval().save_pretrained(tmp_path)
+    ViTImageProcessor(**SQUARE).save_pretrained(tmp_path)
+    expected = theirs(tmp_path, images[-1:])
+    pooled = ours(tmp_path, images[-1:])
+    assert torch.allclose(pooled, expected.pooler_output.flatten(1), atol=EXACT)
+    mean = ours(tmp_path, images[-1:], pooling="mean")
+    assert torch.allclose(mean, expected.last_hidden_state.mean(dim=(2, 3)), atol=EXACT)
+    with pytest.raises(SightlineError, match=r"'resnet' model has no .CLS."):
+        ours(tmp_path, images[-1:], pooling="cls")

@@ -378,3 +378,17 @@ def test_another_encoder_and_other_inputs_are_refused(fails, world):
     Path("texts.txt").write_text("other\n")
     err = fails(*extracting("text", "text", "--check", 2))
     assert "text: none of its 3 rows matches these inputs" in err
+
+
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [
+        ("weights=random:1", "--weights"),
+        ("model=other.json", "--encoder"),
+        ("family=timm", "--encoder"),
+    ],
+)
+def test_what_has_an_option_is_not_set(fails, world, setting, option):
+    err = fails(*extracting("image", "new", "--set", setting), code=2)
+    assert f"{setting.partition('=')[0]} is an option: give {option}" in err
+    assert not Path("new").exists()
