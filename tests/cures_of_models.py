@@ -55,6 +55,10 @@ def finished() -> None:
     also(TRAIN)()
 
 
+def spoil(file: Path) -> None:
+    file.write_text("{}")
+
+
 def trained_again() -> None:
     """A run that is not the one whose scores are there."""
     finished()
@@ -107,6 +111,18 @@ def nearest_images_of_one_encoder() -> None:
 
 
 MODELS = [
+    Cure(
+        "give this one a name, `--model NAME={}`, or name another --out",
+        f"{SCORED} --precision bf16",
+        passes=f"{SIMILARITY} --model NAME=run --out results --precision bf16",
+        begins=lambda: (finished(), also(SCORED)()),
+    ),
+    Cure(
+        "is no result that can gain tasks; move it away, or name another --out",
+        SCORED,
+        passes=SCORED.replace("results", "others"),
+        begins=lambda: (finished(), also(SCORED)(), spoil(Path("results/run/seed-0.json"))),
+    ),
     Cure("{} needs --data: {}", WITHOUT_DATA, passes=SCORED, begins=finished),
     Cure(
         "data is an option: give --data",
@@ -120,7 +136,13 @@ MODELS = [
         passes=CARD,
         begins=lambda: (finished(), also(SCORED)()),
     ),
-    Cure("evaluate the run again, with `--model {}`", CARD, (SCORED,), begins=trained_again),
+    Cure(
+        "evaluate the run again, with `--model {}` and another --out",
+        CARD,
+        (SCORED.replace("results", "again"),),
+        passes=CARD.replace("results", "again"),
+        begins=trained_again,
+    ),
     Cure(
         "or SentEval's `downstream` folder",
         f"{TRAIN} --dev downstream",

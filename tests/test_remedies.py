@@ -92,6 +92,12 @@ PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
+    "is a task {} there; name another --out": (
+        "tests/evaluate/test_result_files.py::test_a_result_of_something_else_stays_as_it_is"
+    ),
+    "has a metric {} of another task, {}; name another --out": (
+        "tests/evaluate/test_result_files.py::test_a_result_of_something_else_stays_as_it_is"
+    ),
     "{} needs --set {}=…: {}": "tests/train/test_retrieval_of_runs.py::"
     "test_a_mistake_in_the_settings_is_one_line",
     "--weights is missing; it has no default": "tests/test_shown_commands.py::"

@@ -124,6 +124,10 @@ class TrainingData:
         """Micro-batches of one epoch; items beyond it exist, for every further epoch."""
         return self.schedule.steps_per_epoch
 
+    def __iter__(self) -> Iterator[Batch]:
+        """The micro-batches of the first epoch."""
+        return (self[k] for k in range(len(self)))
+
     def __getitem__(self, k: int) -> Batch:
         draw, stream, rows = self._draw(k)
         blocks, features = stream.blocks_and_features(rows)

@@ -38,6 +38,16 @@ _BLOCK = 65_536
 """Sentences that are tokenised at once: their ids as Python's integers take the most memory."""
 
 
+def refuse_text(sentences: Iterable[str]) -> None:
+    """Refuse one string, whose characters would each get a row.
+
+    Raises:
+        TypeError: it is one.
+    """
+    if isinstance(sentences, str):
+        raise TypeError("sentences is one string; give a list of strings")
+
+
 class Embedder:
     """An encoder with its tokenizer, pooling and maximum length: sentences → float32 [n, d].
 
@@ -152,6 +162,7 @@ class Embedder:
 
     def count_cut(self, sentences: Sequence[str]) -> int:
         """How many have more tokens than the maximum length, which are cut."""
+        refuse_text(sentences)
         return count_longer(self.tokenizer, self._prompted(sentences), self.max_length)
 
     def _prompted(self, sentences: Iterable[str]) -> list[str]:
@@ -179,8 +190,7 @@ class Embedder:
             normalize: overrides the embedder's own setting.
             advance: called with how many more distinct sentences are encoded.
         """
-        if isinstance(sentences, str):
-            raise TypeError("sentences is one string; give a list of strings")
+        refuse_text(sentences)
         row_of = {sentence: row for row, sentence in enumerate(dict.fromkeys(sentences))}
         distinct = np.empty((len(row_of), self.dim), dtype=np.float32)
         if row_of:

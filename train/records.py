@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from sightline.cache import FeatureSet, key_of_file
 from sightline.cache.record import Doubt
@@ -194,6 +194,12 @@ class RunSummary(BaseModel):
     code: dict[str, str]
     accepted_code: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _log_has_the_best_step(self) -> RunSummary:
+        if self.best_step is not None and self.best_step not in dict(self.dev_history):
+            raise ValueError(f"best_step is {self.best_step}, of which the log has no {DEV} score")
+        return self
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of the entry ``name`` of the log, in the order of the steps."""

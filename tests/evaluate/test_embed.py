@@ -16,6 +16,7 @@ from sightline.errors import SightlineError
 from sightline.pooling import check_pooling, pool
 from sightline.sentence_transformers_folder import Recipe
 from train.embed import Embedder
+from train.evaluate.models import EvaluatedModel
 from train.export import export_model
 
 SENTENCES = [
@@ -261,3 +262,12 @@ def test_an_unsupported_module_or_pooling_is_an_error(encoder_folder, tmp_path):
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "max"}')
     with pytest.raises(SightlineError, match="sets max pooling"):
         Embedder.load(tmp_path)
+
+
+def test_one_string_is_not_taken_for_its_characters():
+    embedder = Embedder(*make_encoder(), "cls")
+    model = EvaluatedModel("tiny", embedder)
+    for encode in (embedder.encode, embedder.count_cut, model.encode, model.encode_once):
+        with pytest.raises(TypeError, match="one string; give a list of strings"):
+            encode("a dog")
+    assert model.encode(["a dog"]).shape == (1, embedder.dim)

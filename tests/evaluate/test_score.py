@@ -431,3 +431,9 @@ def test_sentences_that_the_model_cuts_are_a_note_of_the_result(encoder_folder, 
     assert result.tasks["similarity"].notes == (note,)
     assert make_table([result]).notes == (f"{encoder_folder}: {note}",)
     assert evaluate_model(model(), tasks).tasks["similarity"].notes == ()
+
+
+def test_a_setting_that_the_data_leaves_unused_is_refused(senteval, pairs):
+    with pytest.raises(SightlineError, match="split is of SentEval's folder, and a table has none"):
+        Evaluation.load({"geometry": {"data": pairs, "split": "dev"}})
+    assert Evaluation.load({"geometry": {"data": senteval, "split": "dev"}}).evaluated_on

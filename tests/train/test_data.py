@@ -378,3 +378,8 @@ def test_the_removed_share_is_that_of_a_trainings_first_paired_steps(features, c
         assert len(of_steps) == 30
         assert removal.share == pytest.approx(np.mean(of_steps), abs=1e-7)
         assert 0 < removal.share < 1
+
+
+def test_the_micro_batches_of_an_epoch_are_what_it_iterates_over(world):
+    data = load(world)
+    assert [batch.k for batch in data] == list(range(len(data)))

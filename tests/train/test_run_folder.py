@@ -577,3 +577,12 @@ def test_what_a_kill_left_unfinished_does_not_stay_in_the_output(world, tmp_path
     train_run(world.spec(out, train={"max_steps": 1}), say=silent)
     assert [path.name for path in out.glob(".*")] == [theirs]
     assert not beside.exists()
+
+
+def test_a_log_without_the_best_step_is_an_error_of_the_record(finished_run, tmp_path):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    record = json.loads((run / "run.json").read_text())
+    record["log"] = [entry for entry in record["log"] if entry["step"] != record["best_step"]]
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(SightlineError, match=r"run\.json: .*best_step is \d+, of which the log"):
+        RunSummary.read(run)

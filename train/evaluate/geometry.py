@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from sightline.errors import SightlineError
 from train.evaluate.cosines import NotDefinedError, norms_of, unit_rows
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
@@ -124,6 +125,11 @@ class GeometryTask(Task[GeometrySettings]):
     Settings = GeometrySettings
 
     def __init__(self, settings: GeometrySettings) -> None:
+        if "split" in settings.model_fields_set and settings.data.is_file():
+            raise SightlineError(
+                f"{settings.data}: split is of SentEval's folder, and a table has none; leave it "
+                "out"
+            )
         self.pairs = load_graded_pairs(settings.data, settings.split)
         self.warnings = self.pairs.notes
 

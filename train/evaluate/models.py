@@ -18,7 +18,7 @@ from sightline.errors import SightlineError
 from sightline.pooling import check_pooling
 from sightline.progress import progress
 from sightline.sentence_transformers_folder import pin, read_recipe
-from train.embed import Embedder, of_length_one
+from train.embed import Embedder, of_length_one, refuse_text
 from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import ObjectiveModule, make_objective
@@ -101,6 +101,7 @@ class EvaluatedModel:
 
         Nothing happens if all of them are embedded already.
         """
+        refuse_text(sentences)
         distinct = dict.fromkeys(sentences)
         if distinct.keys() - self._row_of.keys():
             with self.progress("encoding", len(distinct), "sentences") as advance:
@@ -109,7 +110,11 @@ class EvaluatedModel:
             self._row_of = {sentence: row for row, sentence in enumerate(distinct)}
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
-        """Embeddings float32 [n, d], in the order of ``sentences``."""
+        """Embeddings float32 [n, d], in the order of ``sentences``.
+
+        Raises:
+            TypeError: ``sentences`` is one string.
+        """
         rows = self.pooled(sentences)
         return of_length_one(rows) if self.embedder.normalize else rows
 

@@ -215,6 +215,15 @@ class NeighboursTask(Task[NeighboursSettings]):
     Settings = NeighboursSettings
 
     def __init__(self, settings: NeighboursSettings) -> None:
+        if settings.encoder is not None and settings.features is None:
+            raise SightlineError(
+                "neighbours: encoder says which image features, and there are none; give features, "
+                "or leave it out"
+            )
+        if "seed" in settings.model_fields_set and not settings.sample:
+            raise SightlineError(
+                "neighbours: seed is of the captions that are drawn, and sample is 0; leave it out"
+            )
         self.settings = settings
         self.pool = read_pool(settings.data / "captions.parquet", settings.split)
         manifest, owners = settings.data / "images.parquet", chain(*self.pool.images)
