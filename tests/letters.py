@@ -12,13 +12,15 @@ from train.evaluate.models import EvaluatedModel
 class Letters:
     """A deterministic encoder that needs no model and counts what it encodes."""
 
-    dim, precision = 10, "fp32"
+    dim, precision, normalize = 10, "fp32", False
 
     def __init__(self, constant: bool = False) -> None:
         self.constant = constant
         self.calls: list[list[str]] = []
 
-    def encode(self, sentences: Sequence[str], *, advance: object = None) -> np.ndarray:
+    def encode(
+        self, sentences: Sequence[str], *, normalize: bool = False, advance: object = None
+    ) -> np.ndarray:
         self.calls.append(list(sentences))
         counts = [[sentence.count(letter) for letter in "abcdefghst"] for sentence in sentences]
         rows = np.array(counts, dtype=np.float32) + 0.1
