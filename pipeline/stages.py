@@ -90,10 +90,15 @@ def features(
     retry_failed: bool = False,
     dry_run: bool = False,
     check: int = 0,
-) -> SetSummary | Checked:
-    """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few."""
+) -> SetSummary | Checked | str:
+    """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few.
+
+    Where only the code of a package has changed and the encoder cannot be built here, as without
+    its weights, the set stays; the line that says so is returned.
+    """
     from pipeline.encode_again import check as encode_again
-    from pipeline.extract.encode_missing import extract_job
+    from pipeline.extract.code_change import stays_unchecked
+    from pipeline.extract.encode_missing import code_of_rows, extract_job
     from pipeline.extract.runner import run
 
     config = params.encoder(kind, encoder)
@@ -101,8 +106,15 @@ def features(
     out = graph.features_folder(dataset, kind, encoder)
     if check:
         return encode_again(inputs, config, out, check, params.extract, params.machine)
+    try:
+        job = extract_job(inputs, config, out, params.extract, params.machine)
+    except SightlineError as error:
+        code = code_of_rows(kind, config)
+        if said := stays_unchecked(out, inputs.entries.keys, config, params.extract, code):
+            return f"{said} ({error})"
+        raise
     return run(
-        extract_job(inputs, config, out, params.extract, params.machine),
+        job,
         params.extract.max_failed,
         params.machine,
         worker=worker,

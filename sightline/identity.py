@@ -83,27 +83,47 @@ def identity(settings: BaseModel) -> dict[str, Any]:
     Raises:
         SightlineError: there is nothing at a path.
     """
-    kind = type(settings)
-    out = {*declared(kind), getattr(kind, "chosen_by", None)}
-    fields = dict[str, Any]()
-    for name in kind.model_fields:
-        if name in out:
-            continue
+    fields = {name: _field(settings, name) for name in _counting(type(settings))}
+    return {**fields, **version_of(type(settings))}
+
+
+def agrees(settings: BaseModel, named: Mapping[str, Any]) -> bool:
+    """Whether an `identity` is that of these settings, as far as what they name is here."""
+    for name in _counting(type(settings)):
         try:
-            value = getattr(settings, name)
-            for mark in kind.model_fields[name].metadata:
-                if isinstance(mark, MayBePath) and isinstance(value, str):
-                    value = mark(value)
-            fields[name] = _known(value)
-        except SightlineError as error:
-            raise SightlineError(f"{name}: {error}") from error
-    return {**fields, **version_of(kind)}
+            if _field(settings, name) != named.get(name):
+                return False
+        except SightlineError:  # there is nothing at its path
+            continue
+    return version_of(type(settings)).get(_VERSION) == named.get(_VERSION)
+
+
+def _counting(kind: type[BaseModel]) -> list[str]:
+    """The fields that are in an identity."""
+    out = {*declared(kind), getattr(kind, "chosen_by", None)}
+    return [name for name in kind.model_fields if name not in out]
+
+
+def _field(settings: BaseModel, name: str) -> Any:
+    try:
+        value = getattr(settings, name)
+        for mark in type(settings).model_fields[name].metadata:
+            if isinstance(mark, MayBePath) and isinstance(value, str):
+                value = mark(value)
+        return _known(value)
+    except SightlineError as error:
+        raise SightlineError(f"{name}: {error}") from error
 
 
 def also(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What a description has of settings besides what it says itself: part → its `identity`."""
     parts = {part: dict(fields) for part, fields in named.items() if fields}
     return {_SETTINGS: parts} if parts else {}
+
+
+def named_in(description: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """What `also` has put into a description for a part; empty without it."""
+    return description.get(_SETTINGS, {}).get(part, {})
 
 
 def version_of(kind: type) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.diff import cosines
@@ -22,11 +23,13 @@ from sightline.cache.index import read_index
 from sightline.cache.keys import Keys, at, find_keys, picked, unique_sorted
 from sightline.cache.record import FeatureSpec, SetRecord, read_record, set_output, write_record
 from sightline.cache.rows import Rows
-from sightline.errors import BusyError, SightlineError
+from sightline.errors import BusyError
+from sightline.identity import agrees, named_in
 from sightline.wording import counted
 
 if TYPE_CHECKING:
     from pipeline.extract.runner import Job
+    from pipeline.extract.settings import ExtractSettings
 
 SAME = 0.9999
 """Minimum cosine between rows of different devices or batch shapes; below it, rows differ."""
@@ -81,9 +84,6 @@ def keep_if_equal(job: Job, record: SetRecord, encode: Callable[[Job], object]) 
     Returns:
         What was found. A set that is not kept still has its record, and the run that follows
         computes all of it again.
-
-    Raises:
-        SightlineError: no row can be encoded.
     """
     changed = f"{job.out}: the code that made its rows has changed"
     try:
@@ -142,9 +142,30 @@ def _adopt(job: Job) -> None:
             time.sleep(0.1)
 
 
-def stays_unchecked(folder: Path, error: SightlineError) -> str:
-    """What is said of a set that cannot be checked here, as its model cannot be built."""
-    return (
-        f"{folder}: the code that made its rows has changed, and none can be encoded here, so it "
-        f"stays unchecked: {error}"
-    )
+def stays_unchecked(
+    folder: Path, keys: Keys, config: BaseModel, settings: ExtractSettings, code: str
+) -> str:
+    """What to say of a feature set that is kept where no row can be encoded, without the weights.
+
+    Args:
+        keys: that it must have: uint8 [n, 32].
+        config: of its encoder, as far as it is here.
+        settings: its precision and type.
+        code: digest of the code of today.
+
+    Returns:
+        Empty if something besides the code has changed, or nothing has, or rows are missing.
+    """
+    try:
+        record = read_record(folder, "features")
+        rows, failed = read_index(folder, record)
+    except CacheError:
+        return ""
+    spec, wanted = record.spec, at(keys, unique_sorted(keys))
+    absent = picked(wanted, rows.find(wanted) < 0)
+    same = agrees(config, named_in(spec.preprocessing, "encoder"))
+    same &= spec.dtype == settings.dtype and spec.precision.startswith(settings.precision)
+    is_changed = spec.code not in ("", code)
+    if not (same and is_changed and all(key.tobytes() in failed for key in absent)):
+        return ""
+    return f"{folder}: the code that made its rows has changed; it stays, unchecked"

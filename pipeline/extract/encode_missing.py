@@ -116,10 +116,14 @@ def extract_job(
     encoder = checked_encoder(build(device, settings.precision), build, kind.builder)
     named = {"encoder": identity(config), "extract": identity(settings)}
     job = feature_job(inputs, encoder, out, settings, machine.workers, named)
-    spec = job.spec.model_copy(
-        update={"code": digest_of_others(config, kind.function(kind.encode))}
-    )
+    spec = job.spec.model_copy(update={"code": code_of_rows(inputs.kind, config)})
     return replace(job, spec=spec, needs_device=needs_device)
+
+
+def code_of_rows(kind: str, config: EncoderConfig) -> str:
+    """Digest of the code of other packages that makes rows of this kind; empty: of none."""
+    of_kind = feature_kind(kind)
+    return digest_of_others(config, of_kind.function(of_kind.encode))
 
 
 @dataclass(frozen=True)

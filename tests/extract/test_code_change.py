@@ -15,8 +15,11 @@ from installed_package import forget, install
 from small_inputs import write_photos
 
 from pipeline.encoders.config import EncoderConfig
+from pipeline.extract.code_change import stays_unchecked
+from pipeline.extract.encode_missing import code_of_rows
+from pipeline.extract.settings import ExtractSettings
 from sightline import source_code
-from sightline.cache import FeatureSet, verify
+from sightline.cache import FeatureSet, keys_of_texts, verify
 from sightline.cache.blocks import Blocks
 from sightline.cache.record import read_record
 from sightline.cache.set_plan import plan_set
@@ -27,6 +30,9 @@ from typing import Literal
 import torch
 from addon.pool import pooled
 from pipeline.encoders.config import EncoderConfig
+from pipeline.extract.code_change import stays_unchecked
+from pipeline.extract.encode_missing import code_of_rows
+from pipeline.extract.settings import ExtractSettings
 from pipeline.encoders.encoder import ImageEncoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from sightline.cache import EncoderRecord
@@ -163,6 +169,32 @@ def test_parts_of_other_code_are_not_used(edit, photos, capsys):
     for spec, left in ((record.spec, 0), (other, 12)):
         plan = plan_set(Path("other"), spec, features.keys, batch_size=4)
         assert Blocks.seen(plan).rows_left == left
+
+
+def test_a_set_whose_encoder_cannot_be_built_here_stays_if_only_its_code_has_changed(
+    edit, photos, capsys
+):
+    edit(POOL)
+    Path("weights.pt").write_text("weights")
+    words = ["extract", "image", "--data", "photos", "--encoder", "shades:grid", "--workers", 0]
+    assert sightline(*words, "--weights", "file:weights.pt", "--out", "features") == 0
+    keys = FeatureSet.open(Path("features")).keys
+    settings = ExtractSettings()
+
+    def said(keys=keys, settings=settings, **changes: str) -> str:
+        given = {"family": "shades", "model": "grid", "weights": "file:weights.pt", **changes}
+        config = EncoderConfig.model_validate(given)
+        code = code_of_rows("image", config)
+        return stays_unchecked(Path("features"), keys, config, settings, code)
+
+    assert said() == ""  # nothing has changed
+    edit(MAXIMUM)
+    Path("weights.pt").unlink()
+    assert said() == "features: the code that made its rows has changed; it stays, unchecked"
+    assert said(model="other") == ""
+    assert said(settings=ExtractSettings(dtype="float32")) == ""
+    more = np.concatenate([keys, keys_of_texts(["not there"])])
+    assert said(keys=more) == ""
 
 
 def test_rows_of_other_code_are_not_copied(edit, photos, capsys):
