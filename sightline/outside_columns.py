@@ -170,7 +170,9 @@ def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
     available = ", ".join(map(short, table.columns)) or "none"
     setting = wanted.setting or f"{name}_column"
     for column in wanted.names:
-        if column.partition(".")[0] not in table.columns and column not in table.columns:
+        # a cell of text has no fields
+        within = column if table.text else column.partition(".")[0]
+        if within not in table.columns and column not in table.columns:
             raise SightlineError(
                 f"{table.path}: has no column {column!r}, which `{setting}` names; it has "
                 f"{available}"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, TypeAlias, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
@@ -77,15 +77,27 @@ def below(pattern: str) -> str:
     """``pattern``, which is relative and leads into the folder of the images.
 
     Raises:
-        ValueError: it leads out of it.
+        ValueError: it leads out of it, or ``**`` stands for less than whole folders.
     """
     path = PurePosixPath(pattern)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError(f"found {pattern!r}, expected a pattern below the folder `images`")
+    if any("**" in part and part != "**" for part in path.parts):
+        raise ValueError(
+            f"found {pattern!r}: ** stands for folders, alone between slashes; write '*' for any "
+            "part of a name, as in '*.tar', or '**/' before it for all folders, as in '**/*.tar'"
+        )
     return pattern
 
 
 Below = Annotated[str, AfterValidator(below)]
+
+
+def _may_be_url(annotation: Any) -> bool:
+    """Whether a field takes URLs beside paths, itself or as the values of its mapping."""
+    types = get_args(annotation)
+    types = types[1:] if get_origin(annotation) is dict else types
+    return {Path, str} <= {*types} or any(map(_may_be_url, types))
 
 
 class Source(FamilySettings):
@@ -147,7 +159,7 @@ class Source(FamilySettings):
             return value
         if isinstance(source, Path):
             return source / value
-        if str not in get_args(cls.model_fields[str(info.field_name)].annotation):
+        if not _may_be_url(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError(
                 f"found {value.as_posix()!r}, which starts from a URL, but this file is read here; "
                 "let `source` be its folder, and give the URL of the images as `images`"

@@ -114,6 +114,13 @@ def test_what_cannot_be_meant_is_one_error(tmp_path, rows, given, message):
     assert str(tmp_path / "c.jsonl") in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["c.csv", "c.tsv"])
+def test_a_cell_of_text_has_no_fields(tmp_path, name):
+    FRAME.to_csv(tmp_path / name, index=False, sep=",\t"[name == "c.tsv"])
+    with pytest.raises(SightlineError, match=r"has no column 'caption\.y', which `caption_column`"):
+        read_captions(tmp_path / name, wanted_of_captions(caption="caption.y"))
+
+
 def test_what_is_left_unused_is_said(tmp_path):
     (tmp_path / "c.csv").write_text("image,caption,title\n0.png,one,two\n")
     assert read_captions(tmp_path / "c.csv").remarks == [

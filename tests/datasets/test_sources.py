@@ -40,6 +40,9 @@ from sightline.errors import SightlineError
         ("webdataset", {"splits": {"train": "a"}, "shards": "a"}, "but not both"),
         *(("webdataset", {"shards": p}, "below the folder") for p in ("/d/*.tar", "../*.tar", ".")),
         ("webdataset", {"splits": {"train": "x/../../y.tar"}}, "below the folder"),
+        *(("webdataset", {"shards": p}, "between slashes") for p in ("**.tar", "a/b**/*.tar")),
+        ("coco", {"source": "s3://b", "captions": {"val": "v.json"}}, "this file is read here"),
+        ("joined", {"source": "s3://b", "parts": {"a": "a", "b": "b"}}, "this file is read here"),
         ("joined", {"parts": {"one": "one"}}, r"found 1 data set\(s\), expected at least two"),
         *(
             (kind, {"no_such_parameter": 1}, "unknown key 'no_such_parameter'")
