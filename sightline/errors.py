@@ -5,12 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sightline.wording import in_bytes
+
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|can(no|')t allocate memory|invalid buffer size|alloc_failed|alloc failed"
+    r"|bad_alloc|failed to map segment",
+    re.IGNORECASE,
+)
+"""In errors of any type: of Apple's GPU, of the CPU, of CUDA's libraries, of C++, of the linker."""
 
 
 class SightlineError(Exception):
@@ -54,6 +63,8 @@ def message_of(error: Exception) -> str | None:
     """The message for a user error or a system error; None for any other exception."""
     if isinstance(error, SightlineError):
         return str(error)
+    if short_of_memory := _why_no_memory(error):
+        return short_of_memory
     failure = system_error(error)
     if failure is None:
         return None
@@ -75,6 +86,36 @@ def system_error(error: BaseException) -> OSError | None:
     if "inline_container" in str(error) and isinstance(error.__context__, OSError):
         return error.__context__
     return None
+
+
+def _why_no_memory(error: BaseException) -> str | None:
+    """The message if memory ran out, or was limited, when ``error`` or one behind it was raised."""
+    link: BaseException | None = error
+    while link is not None:
+        known = isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM
+        # the text of an error with a number holds the name of a file
+        said = isinstance(link, ImportError | RuntimeError) or getattr(link, "errno", 0) is None
+        lines = [line.strip() for line in str(link).splitlines()]
+        telling = [line for line in lines if said and OUT_OF_MEMORY.search(line)]
+        if known or telling:
+            return (
+                f"there is not enough memory ({telling[0] if telling else first_lines(link, 1)}); "
+                f"{_memory_remedy()}; what was published before is intact"
+            )
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return None
+
+
+def _memory_remedy() -> str:
+    for which, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
+        limit, _ = resource.getrlimit(which)
+        if limit != resource.RLIM_INFINITY:
+            return (
+                f"each process here may have {in_bytes(limit)} of virtual memory, into which "
+                f"libraries are mapped whole: raise the limit (`ulimit {option} unlimited`), or "
+                "ask the batch system for more"
+            )
+    return "stop other programs on this machine or device, or compute less at once"
 
 
 @contextmanager

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sightline.errors import SightlineError
+from sightline.errors import OUT_OF_MEMORY, SightlineError
 from sightline.progress import to_stderr
 
 Result = TypeVar("Result")
-_SAID = re.compile(
-    r"out of memory|can't allocate memory|invalid buffer size|alloc_failed|alloc failed",
-    re.IGNORECASE,
-)
-"""In errors of other types: of Apple's GPU, of the CPU, of CUDA's libraries."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -22,7 +16,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     import torch
 
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, RuntimeError) and bool(_SAID.search(str(error))))
+    return known or (isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error))))
 
 
 class HalvingCalls:

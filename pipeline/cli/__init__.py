@@ -31,6 +31,7 @@ def main() -> None:
     import gc
     import io
     import os
+    import traceback  # noqa: F401  (for `_fail`, which may have no memory left to import it)
 
     from sightline.devices import allow_open_files
     from sightline.errors import message_of

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -136,6 +139,54 @@ def test_debug_prints_the_traceback(broken, tmp_path, monkeypatch):
     with pytest.raises(KeyError, match="nobody foresaw"):
         main()
     assert not list(tmp_path.iterdir())
+
+
+NO_MAP = ImportError("libtorch_cuda.so: failed to map segment from shared object")
+WRAPPED = RuntimeError("Failed to import transformers.models.bert")
+WRAPPED.__cause__ = NO_MAP
+NUMPY = ImportError("PLEASE READ THIS\nOriginal error was: libopenblas.so: failed to map segment")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "MemoryError"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (OSError("libc10.so: failed to map segment from shared object"), "libc10.so: failed"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate"),
+        (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
+        (WRAPPED, "libtorch_cuda.so: failed to map"),
+        (NUMPY, "libopenblas.so: failed"),
+    ],
+)
+@pytest.mark.parametrize("limit", [4_096_000_000, resource.RLIM_INFINITY])
+def test_too_little_memory_is_said_with_the_limit(monkeypatch, error, reason, limit):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    message = message_of(error)
+    assert message is not None
+    assert message.startswith("there is not enough memory (")
+    assert reason in message
+    assert "\n" not in message
+    limited = "may have 4.1 GB of virtual memory" in message
+    assert limited == (limit != resource.RLIM_INFINITY) == ("`ulimit -v unlimited`" in message)
+
+
+def test_a_file_called_out_of_memory_is_no_lack_of_it():
+    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "out of memory.png")
+    assert (message_of(error) or "").startswith("out of memory.png: No such file")
+    assert message_of(KeyError("out of memory")) is None
+
+
+@pytest.mark.parametrize("megabytes", [60, 200])
+def test_a_limit_below_what_libraries_take_is_one_line(tmp_path, megabytes):
+    words = ["prepare", "sentences", "--path", __file__, "--out", str(tmp_path / "out")]
+    command = shlex.join([sys.executable, "-m", "pipeline.cli", *words])
+    shell = f"ulimit -v {megabytes * 1000} && {command}"
+    found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, cwd=ROOT)
+    assert found.returncode == 1, found.stderr
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("error: there is not enough memory (")
+    assert f"{megabytes * 1.024:.1f} MB of virtual memory" in line
 
 
 # -- progress ------------------------------------------------------------------------------------
