@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.params import FILE_NAME
 from sightline.errors import SightlineError, first_lines
+from sightline.optional_imports import require
 from sightline.settings import unknown
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 DVC = (sys.executable, "-P", "-m", "dvc", "--wait-for-lock")
 """Waits where another DVC process holds the project's lock, as our own children do."""
+
+
+_ADD_ON = re.compile(r"(\w+) is supported, but requires '([\w-]+)'")
+"""A protocol, and the package that brings it to DVC, in DVC's error."""
 
 
 @dataclass(frozen=True)
@@ -270,3 +276,13 @@ def _said_by_dvc() -> Iterator[None]:
             why = first_lines(error.__cause__ or error).rstrip(":")
             remedy = f" ({why}); mend it, or delete a dvc.lock: stages keep what is done here"
         raise SightlineError(f"DVC: {error}{remedy}") from error
+    except ImportError as error:
+        if (match := _ADD_ON.match(str(error))) is None:
+            raise
+        protocol, package = match.groups()
+        user = f"a graph that reads {protocol}://"
+        if protocol == "s3":
+            require("dvc_s3", user)
+        raise SightlineError(
+            f"{package} is not installed, but {user} needs it; run: pip install {package}"
+        ) from error

@@ -15,6 +15,7 @@ _EXTRA = {
     "matplotlib": "report",
     "datasets": "datasets",
     "dvc": "dvc",
+    "dvc_s3": "dvc-s3",
     "peft": "lora",
     "ray": "ray",
     "fsspec": "storage",

@@ -14,7 +14,7 @@ from train.objectives import objective_class
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-MODULES = {"open-clip-torch": "open_clip", "pillow": "PIL"}
+MODULES = {"dvc-s3": "dvc_s3", "open-clip-torch": "open_clip", "pillow": "PIL"}
 """Distribution → module, where they differ."""
 
 

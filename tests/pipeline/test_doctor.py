@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -211,6 +212,8 @@ def test_dvcs_remotes_and_a_hub_that_does_not_answer(monkeypatch, run_doctor, tm
     assert "http://127.0.0.1:9 does not answer" in said
 
 
+AT_S3 = "stages: {x: {cmd: a, deps: ['s3://b/raw']}}"
+AT_GS = "stages: {x: {cmd: a, deps: ['gs://b/raw']}}"
 GIT = "not a git repository, which DVC needs: run `git init`, or `dvc config core.no_scm true`"
 NO_SCM = "[core]\nno_scm = true\n"
 IN_PARAMS = "stages: {x: {cmd: sightline stage x, params: [elsewhere.yaml: [a]]}}"
@@ -226,6 +229,8 @@ IN_A_FOLDER = "stages: {x: {wdir: there, cmd: sightline stage x}}"
         (NO_SCM, IN_PARAMS, "dvc.yaml: x takes parameters from elsewhere.yaml, but `sightline st"),
         (NO_SCM, IN_A_FOLDER, "dvc.yaml: x runs in there, but `sightline stage` reads params.yaml"),
         (NO_SCM, "stages: {train-mine: {cmd: a}}", "params.yaml: systems: unknown system 'simcse'"),
+        (NO_SCM, AT_S3, "a graph that reads s3:// needs it; run: pip install 'sightline[dvc-s3]'"),
+        (NO_SCM, AT_GS, "a graph that reads gs:// needs it; run: pip install dvc-gs"),
         (NO_SCM, "stages: {x: {cmd: a}}", ""),
     ],
 )
@@ -233,6 +238,8 @@ def test_what_cannot_work_with_dvc_is_a_problem_and_said_before_anything_runs(
     run_doctor, said, tmp_path, monkeypatch, config, graph, problem
 ):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for name in ("dvc_s3", "dvc_gs"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     (tmp_path / ".dvc").mkdir()
     (tmp_path / ".dvc/config").write_text(config)
     (tmp_path / "there").mkdir()
