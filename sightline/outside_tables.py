@@ -11,6 +11,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -33,6 +34,7 @@ from sightline.outside_columns import (
 )
 from sightline.places import is_url, shown
 from sightline.user_files import OBJECT, read_json, read_lines, read_text, short
+from sightline.wording import counted
 
 TABS = (".tsv", ".tab")
 _LINES = (".jsonl", ".ndjson", ".jsonlines")
@@ -290,7 +292,7 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
     if separator == "\t" and not _tabs_are_quoted(text):
         batches = _unquoted(text)
     else:
-        batches = _quoted(path, text, separator)
+        batches = _quoted(path, text, separator, notes)
         if separator == "\t":
             notes.append(f"{path.name}: its quotation marks are those of CSV")
     first = [row for row in next(batches, []) if row[1]]
@@ -346,16 +348,59 @@ def _unquoted(text: str) -> Iterator[Sequence[Row]]:
         yield batch
 
 
-def _quoted(path: Path, text: str, separator: str) -> Iterator[Sequence[Row]]:
-    reader = _csv_reader(text, separator)
+def _quoted(path: Path, text: str, separator: str, notes: list[str]) -> Iterator[Sequence[Row]]:
+    reader, last, header = _csv_reader(text, separator), 0, list[Any]()
+    lines, several = list[str](), list[int]()
     try:
         while rows := _some_rows(reader, len(text)):
+            for number, row in rows:
+                header = header or row
+                if number > last + 1:
+                    lines = lines or _LINE.findall(text)
+                    several.append(last + 1)
+                    if len(row) != len(header) or _are_rows(
+                        lines[last:number], separator, len(header)
+                    ):
+                        raise _swallowed(path, lines[last:number], last + 1)
+                last = number
             yield rows
     except csv.Error as error:
+        first = _first_line_of_a_fault(text, separator)
+        seen = f" in line {reader.line_num}" if reader.line_num > first else ""
         raise SightlineError(
-            f"{path}: line {reader.line_num}: not CSV ({error}); correct the line: quotation marks "
+            f"{path}: line {first}: not CSV ({error}{seen}); correct the line: quotation marks "
             "in a value are doubled, and stand around it"
         ) from None
+    if several:
+        notes.append(
+            f"{path.name}: {counted(len(several), 'row')} of several lines, the first begins in "
+            f"line {several[0]}"
+        )
+
+
+def _are_rows(lines: Sequence[str], separator: str, columns: int) -> bool:
+    """Whether each line of a row is like a whole row; in text, a space follows a comma."""
+    mark = re.compile(re.escape(separator) + "(?! )")
+    return columns > 1 and all(len(mark.findall(line)) == columns - 1 for line in lines)
+
+
+def _swallowed(path: Path, lines: Sequence[str], first: int) -> SightlineError:
+    """The error of a mark that makes one row of ``lines``, of which ``first`` is the number."""
+    return SightlineError(
+        f"{path}: line {first}: a quotation mark in it takes in the next "
+        f"{counted(len(lines) - 1, 'line')}, such as {short(lines[1].rstrip())}; correct the line: "
+        "quotation marks in a value are doubled, and stand around it. If it is one value of "
+        "several lines, put spaces in place of their ends"
+    )
+
+
+def _first_line_of_a_fault(text: str, separator: str) -> int:
+    """The line in which the first row begins that is not CSV."""
+    reader, last = _csv_reader(text, separator), 0
+    with suppress(csv.Error):
+        while _some_rows(reader, len(text), 1):
+            last = reader.line_num
+    return last + 1
 
 
 def _csv_reader(text: str, separator: str) -> Any:

@@ -76,11 +76,11 @@ class SentencesSource(Source):
         table = open_table(self.path, EXPECTED)
         wanted = {"sentence": Wanted(as_columns(self.column), "column")}
         (column,) = choose(table, wanted)["sentence"]
-        report.guess(*table.notes)
-        report.leave_columns(table.not_read)
         texts: list[str] = []
         for number, (value,) in table.read([column]):
             if not isinstance(value, str | None):
                 raise table.error(number, f"{column}: found {short(value)}, expected text")
             texts.append(value or "")
+        report.guess(*table.notes)  # of its rows too
+        report.leave_columns(table.not_read)
         return texts

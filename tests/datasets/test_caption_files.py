@@ -82,6 +82,19 @@ FAULTS = [
     ("csv", HEAD + "a.jpg,one,two\n", "quotation marks around a value that contains commas"),
     ("csv", "a.jpg,one\nb.jpg,two\n", "or, if the first line is no header, write one above it"),
     ("csv", HEAD + 'a.jpg,"open\n', "not CSV"),
+    ("csv", HEAD + 'a.jpg,"one\nb.jpg,two\nc.jpg,three\n', "line 2: not CSV (unexpected end of"),
+    ("csv", HEAD + 'a.jpg,"one\nb.jpg,two\nc.jpg,"3, 4"\n', "line 2: not CSV (',' expected after"),
+    (
+        "csv",
+        HEAD + 'a.jpg,"one\nb.jpg,two"\n',
+        "line 2: a quotation mark in it takes in the next 1",
+    ),
+    (
+        "csv",
+        HEAD + 'a,b\n"c,d\ne,f\ng","h"\n',
+        "line 3: a quotation mark in it takes in the next 2",
+    ),
+    ("csv", IDS + 'a,"b,1\nc,d,2\ne,f,3"\n', "the next 2 lines, such as 'c,d,2'; correct the line"),
     ("csv", HEAD + 'a.jpg,"a \\"b\\" c"\n', "quotation marks in a value are doubled"),
     ("csv", "image,caption,caption\na,b,c\n", "expected each name once"),
     ("csv", "\ufeff" + HEAD + "a,b\nc,\ud800", "line 3: the byte 0xed is not UTF-8"),
@@ -145,6 +158,13 @@ def test_a_fault_is_one_error_that_names_the_place(make_file, suffix, content, m
         READERS.get(suffix, read_captions)(path)
     assert str(path) in str(error.value)
     assert message in str(error.value)
+
+
+def test_a_value_of_several_lines_is_kept_and_named(make_file):
+    content = HEAD + 'a,"A dog\r\nruns, fast"\n\nb,two\nc,"3, 4\nor 5"\n'
+    captions = read_captions(make_file("c.csv", content))
+    assert captions.texts == ["A dog\r\nruns, fast", "two", "3, 4\nor 5"]
+    assert captions.remarks == ["c.csv: 2 rows of several lines, the first begins in line 2"]
 
 
 def test_a_header_is_read_without_regard_to_case_and_spaces_and_says_so(make_file):
