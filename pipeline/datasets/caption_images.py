@@ -63,7 +63,7 @@ def write_pairs(
         root: folder of the images, or its URL, whose own names count as those of folders do.
 
     Raises:
-        DatasetError: duplicate caption ids, no caption matches an image, an image is in two
+        DatasetError: no caption matches an image, an image is in two
             splits, or as `write_captioned`.
     """
     if report.kind not in Source.families.own:
@@ -112,7 +112,6 @@ def write_pairs(
         entries = ((rows[i], captions.images[i], own_splits[i], where) for i in kept if own_splits)
         splits = _one_split_each(entries, len(paths))
     ids = _caption_ids(captions, kept, rows, paths)
-    _refuse_duplicates(captions, kept, ids)
     caption_columns = {
         "caption_id": ids,
         "image_id": [paths[rows[i]] for i in kept],
@@ -126,6 +125,7 @@ def write_pairs(
         report,
         where=captions.where,
         strict=strict,
+        lines=[captions.lines[i] for i in kept] if captions.lines else (),
     )
 
 
@@ -256,17 +256,3 @@ def _caption_ids(
         return [f"{paths[rows[i]]}#{captions.numbers[i]}" for i in kept]
     counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
     return [f"{paths[rows[i]]}#{next(counts[rows[i]])}" for i in kept]
-
-
-def _refuse_duplicates(captions: Captions, kept: Sequence[int], ids: Sequence[str]) -> None:
-    if len(set(ids)) == len(ids):
-        return
-    first: dict[str, int] = {}
-    twice = [(name, i) for i, name in zip(kept, ids, strict=True) if first.setdefault(name, i) != i]
-    name, second = twice[0]
-    lines = captions.lines
-    at = f" (lines {lines[first[name]]} and {lines[second]})" if lines else ""
-    raise DatasetError(
-        f"{captions.where}: {len(twice)} duplicate caption ids, the first is {name!r}{at}; "
-        f"give every caption a unique id"
-    )

@@ -63,6 +63,7 @@ def write_captioned(
     where: str,
     strict: bool = False,
     sentences: Sequence[str] | None = None,
+    lines: Sequence[int | str] = (),
 ) -> None:
     """Write ``images.parquet``, ``captions.parquet`` and ``sentences.parquet`` into ``folder``.
 
@@ -74,10 +75,13 @@ def write_captioned(
         strict: refuse the problems that ``report`` then holds.
         sentences: by default the distinct training captions, in order, so that captions can serve
             as plain sentences (`graph.text`), without their images.
+        lines: [n], where each caption stands in its source, for messages.
 
     Raises:
-        DatasetError: no caption can be used, or ``strict`` is set and there are problems.
+        DatasetError: two captions have one id, no caption can be used, or ``strict`` is set and
+            there are problems.
     """
+    _refuse_duplicates(captions["caption_id"], where, lines)
     captions = _visible_captions(captions, report)
     report.counts |= {"images": len(images), "captions": len(captions)}
     for split in SPLITS:
@@ -106,6 +110,19 @@ def write_captioned(
     write_manifest(folder / "images.parquet", images, IMAGES)
     write_manifest(folder / "captions.parquet", captions, CAPTIONS)
     write_manifest(folder / "sentences.parquet", pa.table({"text": texts}, SENTENCES), SENTENCES)
+
+
+def _refuse_duplicates(ids: pa.ChunkedArray, where: str, lines: Sequence[int | str]) -> None:
+    if pc.count_distinct(ids).as_py() == len(ids):
+        return
+    first: dict[str, int] = {}
+    twice = [(i, name) for i, name in enumerate(ids.to_pylist()) if first.setdefault(name, i) != i]
+    second, name = twice[0]
+    at = f" (lines {lines[first[name]]} and {lines[second]})" if lines else ""
+    raise DatasetError(
+        f"{where}: {len(twice)} duplicate caption ids, the first is {name!r}{at}; "
+        "give every caption a unique id"
+    )
 
 
 def write_files(

@@ -70,6 +70,12 @@ def test_usual_names_and_chosen_splits(out):
     )
 
 
+def test_a_caption_id_is_of_one_caption_as_in_a_table_of_captions(out):
+    table = ROWS.append_column("id", pa.array([["1", "2"], ["3"], ["1"], []]))
+    with pytest.raises(SightlineError, match="the lake: 1 duplicate caption ids, the first is '1'"):
+        prepare(table.to_batches(), out, **COLUMNS, caption_id="id")
+
+
 def test_paths_start_from_the_given_folder(out, make_images):
     images = make_images(["a.png", "b.png"])
     table = pa.table({"image": ["a.png", "b.png"], "caption": ["one", "two"]})
