@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.datasets.captions import OPTIONAL, CaptionRow, Captions, note_quoted, read_token
+from pipeline.datasets.captions import (
+    OPTIONAL,
+    CaptionRow,
+    Captions,
+    captions_in,
+    note_quoted,
+    read_token,
+)
 from pipeline.datasets.images import files_below, found_images, suffix_of
 from pipeline.datasets.source import DatasetError, split_name
 from sightline.file_kinds import file_kind
@@ -142,8 +149,8 @@ def _table_beside(root: Path, pairs: Sequence[tuple[str, Path]]) -> OutsideTable
     def record(image: str, path: Path) -> dict[str, Any]:
         if suffix_of(path.name) == ".json":
             return {**read_json(path, OBJECT, "an object with a caption"), _IMAGE: image}
-        lines = read_lines(path, "one caption per line")
-        return {_IMAGE: image, "caption": [line for line in lines if line.strip()]}
+        text = "\n".join(read_lines(path, "one caption per line"))
+        return {_IMAGE: image, "caption": captions_in(text)}
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
         for image, path in pairs:

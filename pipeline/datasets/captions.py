@@ -107,6 +107,15 @@ class Captions:
     other_splits: int = 0
 
 
+def captions_in(text: str) -> list[str]:
+    """The captions of a text that belongs to an image: its lines, but for blank ones.
+
+    One that shows nothing is an empty caption.
+    """
+    lines = text.removesuffix("\n").split("\n")  # `str.splitlines` splits inside sentences, too
+    return [line.removesuffix("\r") for line in lines if line.strip()] or [""]
+
+
 def check_captions(captions: Captions, source: type[Source]) -> None:
     """Check what a ``source`` of another package says of its captions."""
     expect_valid(captions, Captions, source, "captions")

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.datasets.captions import captions_in
 from pipeline.datasets.image_formats import image_suffixes
 from pipeline.datasets.image_tars import (
     EVERY,
@@ -83,8 +84,8 @@ class WebDatasetSource(Source):
         splits: instead of ``shards``: for each split, its shards.
         image_part: part with the image, as WebDataset names parts: ``image.jpg`` of KEY.image.jpg;
             default: every usual suffix of an image.
-        caption_part: part with the caption, or with a list of them if it is JSON; default: ``txt``,
-            or ``json`` with ``caption_field``.
+        caption_part: part with the captions, one in each line, or in JSON one or a list of them;
+            default: ``txt``, or ``json`` with ``caption_field``.
         caption_field: field of the caption's part, which is JSON, with the caption or a list of
             them.
         limit: read only this many images, in the order of the shards.
@@ -202,7 +203,7 @@ class _Parts:
     def digest(self) -> str:
         """What identifies the settings."""
         fields = [] if self.schema is None else [f.alias for f in self.schema.model_fields.values()]
-        return digest([self.image, self.text, fields])[:8]
+        return digest([self.image, self.text, fields, "a caption in each line"])[:8]
 
     def is_image(self, ending: str) -> bool:
         return ending in image_suffixes() if self.image is None else ending == self.image
@@ -220,7 +221,8 @@ class _Parts:
         try:
             if self.schema is None:
                 text = data.decode("utf-8-sig")
-                return _TEXTS.validate_json(text) if self.text.endswith(".json") else [text]
+                is_json = self.text.endswith(".json")
+                return _TEXTS.validate_json(text) if is_json else captions_in(text)
             texts = self.schema.model_validate_json(data).model_dump()["captions"]
         except UnicodeDecodeError as error:
             raise DatasetError(f"byte {error.start} is not UTF-8") from None

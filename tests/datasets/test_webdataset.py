@@ -14,6 +14,7 @@ import pytest
 from packed import column, load_all, picture, rows, sample, samples, texts, write_tar
 
 from pipeline.datasets.prepared_output import prepare as prepare_source
+from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.datasets.source import DatasetError, PrepareReport
 from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.extract.decode import ImageError
@@ -175,12 +176,26 @@ def test_captions_keep_their_text_and_lose_control_characters(root, out, prepare
     members = [member for n, text in enumerate(said) for member in sample(str(n), n, text)]
     write_tar(root / "0.tar", [*members, ("6.png", picture(6)), ("6.txt", b"caf\xe9")])
     report = prepare()
-    assert list(texts(out).values()) == ["two\nlines", "bell and [31mred", said[-1]]
+    assert list(texts(out).values()) == ["two", "lines", "bell and [31mred", said[-1]]
     assert report.problems["captions_without_their_control_characters"] == ["0.tar/2.png#0"]
     empty = ["0.tar/0.png#0", "0.tar/3.png#0", "0.tar/4.png#0"]
     assert report.problems["empty_captions"] == empty
     assert report.problems["unusable_captions"] == ["0.tar/6.txt: byte 3 is not UTF-8"]
     assert report.counts["captions_trimmed"] == 1
+
+
+@pytest.mark.parametrize("text", ["one\n\n two \r\n", "one\u2028more\nthree", " \n", ""])
+def test_a_text_in_a_tar_has_the_captions_that_it_has_beside_its_image(tmp_path, text):
+    write_tar(tmp_path / "tars/0.tar", [("a.png", picture(0)), ("a.txt", text.encode())])
+    write_tar(tmp_path / "tars/1.tar", sample("b", 1, "other"))
+    for number in (0, 1):
+        with tarfile.open(tmp_path / f"tars/{number}.tar") as tar:
+            tar.extractall(tmp_path / "photos", filter="data")
+    in_tar = prepare_dataset("webdataset", tmp_path / "one", images=tmp_path / "tars")
+    alone = prepare_dataset("pairs", tmp_path / "two", images=tmp_path / "photos", beside="txt")
+    losses = [json.loads((data.folder / "dataset.json").read_text()) for data in (in_tar, alone)]
+    assert losses[0]["problem_counts"] == losses[1]["problem_counts"]
+    assert [*texts(in_tar.folder).values()] == [*texts(alone.folder).values()]
 
 
 NAMES = ["../a.png", "/etc/a.png", "x/../../a.png", "a\x1b[2J.png", "a\nb.png"]
