@@ -30,6 +30,8 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
 _PLUG_INS = {"HEIF": ("pillow_heif", "register_heif_opener"), "JXL": ("pillow_jxl", "")}
 """Format → the package that brings it to Pillow, and what registers it there."""
 
+_MOST_TEXT = 1 << 28
+"""Bytes of all texts in a PNG, of which generators of images store long ones: as of its pixels."""
 _TAG = 0x0112
 _RAW_PROFILE = "Raw profile type exif"  # ImageMagick's, from before PNG had eXIf
 _HOLD_EXIF = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")
@@ -37,7 +39,14 @@ _HOLD_EXIF = (b"eXIf", b"iTXt", b"tEXt", b"zTXt")
 
 @cache
 def formats() -> tuple[str, ...]:
-    """The formats that can be read here: AVIF from Pillow 11.3, HEIF and JXL with a plug-in."""
+    """The formats that can be read here: AVIF from Pillow 11.3, HEIF and JXL with a plug-in.
+
+    A PNG is then read whatever it says in texts; by Pillow's own limit a long one costs the pixels.
+    """
+    require("PIL", "reading images")
+    from PIL import PngImagePlugin
+
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = _MOST_TEXT
     return tuple(name for name in _SUFFIXES if _can_read(name))
 
 
@@ -48,7 +57,6 @@ def image_suffixes() -> frozenset[str]:
 
 
 def _can_read(name: str) -> bool:
-    require("PIL", "reading images")
     if name == "AVIF":
         from PIL import features
 

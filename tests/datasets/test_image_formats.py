@@ -8,6 +8,7 @@ import sys
 import pytest
 from PIL import Image
 from PIL.ExifTags import Base
+from PIL.PngImagePlugin import PngInfo
 
 from pipeline.datasets.image_formats import formats, image_suffixes
 from pipeline.datasets.images import any_pixel_count, found_images, upright_size
@@ -36,6 +37,17 @@ def test_an_avif_is_turned_by_its_exif(tmp_path):
     with (tmp_path / "0.avif").open("rb") as file, any_pixel_count():
         assert upright_size(file) == (30, 40)
     assert decode_image((tmp_path / "0.avif").read_bytes()).shape == (3, 40, 30)
+
+
+@pytest.mark.parametrize("text", ["add_text", "add_itxt"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "I;16"])
+def test_a_png_is_read_however_long_its_text_is(tmp_path, mode, text):
+    said = PngInfo()
+    getattr(said, text)("workflow", "x" * 3_000_000, zip=True)
+    Image.new(mode, (40, 30)).save(tmp_path / "0.png", pnginfo=said)
+    with (tmp_path / "0.png").open("rb") as file, any_pixel_count():
+        assert upright_size(file) == (40, 30)
+    assert decode_image((tmp_path / "0.png").read_bytes()).shape == (3, 30, 40)
 
 
 def test_what_is_not_searched_is_counted_by_its_suffix(tmp_path):
