@@ -408,7 +408,9 @@ def _csv_reader(text: str, separator: str) -> Any:
     return csv.reader(lines, delimiter=separator, strict=True)
 
 
-def _some_rows(reader: Any, longest: int, count: int | None = BATCH) -> Sequence[Row]:
+def _some_rows(
+    reader: Any, longest: int, count: int | None = BATCH
+) -> Sequence[tuple[int, list[Any]]]:
     """The next rows, whose fields may have ``longest`` characters, each with its last line."""
     # a limit for all of Python: put back here, not where a reader may never come to its end
     usual = csv.field_size_limit(max(longest, 1))
