@@ -110,7 +110,7 @@ def tokenize_phrases(
     kept = np.flatnonzero(token_spans[:, 0] >= 0)
     keys = {name: key_column(table.column(name)) for name in ("image_key", "caption_key")}
     header = PhraseTokenHeader(
-        Path(student).name, digest, max_length, len(texts), dict(sorted(dropped.items())), prompt
+        digest, max_length, len(texts), dict(sorted(dropped.items())), prompt
     )
     write_phrase_tokens(
         out,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from pipeline.extract.inputs import text_array
 from sightline.atomic_files import model_paths
 from sightline.cache import SetWriter, TokenHeader, TokenSet, keys_of_texts
 from sightline.cache.chunks import taken
-from sightline.cache.keys import Keys, at, find_keys, key_of_file, unique_sorted
+from sightline.cache.keys import Keys, at, find_keys, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TableSpec, set_output
 from sightline.cache.sets import described
@@ -81,12 +80,10 @@ def tokenize(
     if not isinstance(pad, int):
         raise SightlineError(f"{student}: its tokenizer has no padding token; give it one")
     header = TokenHeader(
-        student=Path(student).name,
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         max_length=max_length,
         pad_token_id=pad,
         vocabulary_size=len(tokenizer),
-        weights=weights_identity(student),
         prompt=prompt,
     )
 
@@ -132,17 +129,3 @@ def _may_be_cut(out: Path, keys: Keys) -> NDArray[np.bool_]:
         short = tokens.keys[tokens.lengths < tokens.header.max_length]
         may[find_keys(short, keys) >= 0] = False
     return may
-
-
-def weights_identity(student: str) -> str:
-    """The student's initial weights: SHA-256 of its folder's files, or a hub commit."""
-    from sightline.sentence_transformers_folder import files_of, read_recipe
-
-    folder = Path(student)
-    if folder.is_dir():
-        files = files_of(folder)
-        return "sha256:" + hashlib.sha256(b"".join(map(key_of_file, files))).hexdigest()
-    from sightline.pretrained import Pretrained
-
-    source = Pretrained(student, subfolder=read_recipe(student, bare=True).subfolder)
-    return f"hub:{source.pinned().revision}"

@@ -23,7 +23,6 @@ from tiny_sam2 import hf_config
 
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
-from pipeline.tokenize_texts import weights_identity
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
 from sightline.sentence_transformers_folder import load_model, load_tokenizer, pin, read_recipe
@@ -374,27 +373,26 @@ def test_a_teacher_of_the_papers_comes_from_the_hub_as_a_pickle(whole, tmp_path,
     assert found.weights_sha256 == known.weights_sha256
 
 
-def test_tokens_of_a_hub_student_know_its_commit_wherever_its_files_lie(whole, tmp_path, hub):
+def test_a_hub_student_is_known_by_its_commit_wherever_its_files_lie(whole, tmp_path, hub):
     folder = tmp_path / "published"
     shutil.copytree(whole["student"], folder / "0_Transformer")
     module = {"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}
     (folder / "modules.json").write_text(json.dumps([module]))
     place = hub(folder)
-    assert weights_identity("papers/model") == f"hub:{'c' * 40}"
+    assert pin("papers/model").revision == "c" * 40
     for part in ("0_Transformer/config.json", "1/config.json"):
         absent = place / ".no_exist" / ("c" * 40) / part
         absent.parent.mkdir(parents=True, exist_ok=True)
         absent.touch()
     (place / "snapshots" / ("c" * 40) / "0_Transformer/config.json").unlink()
     with pytest.raises(SightlineError, match=r"^papers/model: not a model: no config\.json there"):
-        weights_identity("papers/model")
+        pin("papers/model")
 
 
 def test_a_hub_student_is_never_a_pickle(whole, tmp_path, hub):
     folder = shutil.copytree(whole["student"], tmp_path / "published")
     place = hub(folder)
     assert load_model("papers/model", read_recipe("papers/model")) is not None
-    assert weights_identity("papers/model") == f"hub:{'c' * 40}"
     assert pin("papers/model").revision == "c" * 40
     as_pickle(place / "snapshots" / ("c" * 40))
     with pytest.raises(SightlineError, match=r"^papers/model: cached here only as pytorch"):

@@ -149,9 +149,8 @@ def read_phrases(path: Path, pairs: StreamRows, tokens: TokenSet) -> tuple[Ragge
     ):
         raise SightlineError(
             f"{phrases.path}: made with a different tokenizer, max_length or prompt than "
-            f"{tokens.path} ({header.student}, {header.max_length} tokens; "
-            f"{tokens.header.student}, {tokens.header.max_length} tokens); run `sightline tokens "
-            "--phrases` with this run's student"
+            f"{tokens.path} ({header.max_length} and {tokens.header.max_length} tokens); run "
+            "`sightline tokens --phrases` with this run's student"
         )
     assert pairs.images is not None
     rows = phrases.of_pairs(pairs.images, pairs.keys)

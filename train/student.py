@@ -155,7 +155,7 @@ def check_tokens(student: Embedder, config: StudentConfig, sets: Collection[Toke
     for tokens in sets:
         if tokens.header.tokenizer_sha256 != own:
             raise SightlineError(
-                f"{tokens.path}: made with another tokenizer (of {tokens.header.student}) than "
+                f"{tokens.path}: made with another tokenizer than "
                 f"that of {config.model}; make them again with `sightline tokens --student "
                 f"{shlex.quote(config.source)}`, or leave out `--tokens`; in a graph: `sightline "
                 "repro --force tokens`"

@@ -222,22 +222,17 @@ class TokenHeader:
     """Settings that a token set was made with.
 
     Attributes:
-        student: name or folder name of the student model.
         tokenizer_sha256: digest of the tokenizer's serialised form.
         max_length: longest row, special tokens included.
         pad_token_id: id that pads a batch.
         vocabulary_size: number of ids.
-        weights: the student's initial weights, so that training, which depends on this set,
-            notices new weights under an old name; see `pipeline.tokenize_texts.weights_identity`.
         prompt: text before every text.
     """
 
-    student: str
     tokenizer_sha256: str
     max_length: int
     pad_token_id: int
     vocabulary_size: int
-    weights: str = ""
     prompt: str = ""
 
 
@@ -325,7 +320,6 @@ class PhraseTokenHeader:
     """Settings that phrase tokens were made with.
 
     Attributes:
-        student: name or folder name of the student model.
         tokenizer_sha256: digest of the tokenizer's serialised form, as in its token set.
         max_length: longest row of the token set, special tokens included.
         phrases: number of input phrases.
@@ -333,7 +327,6 @@ class PhraseTokenHeader:
         prompt: text before every caption.
     """
 
-    student: str
     tokenizer_sha256: str
     max_length: int
     phrases: int

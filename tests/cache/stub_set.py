@@ -46,8 +46,8 @@ SPEC = FeatureSpec(
     dim=DIM,
     dtype="float16",
 )
-HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
-SPANS = PhraseTokenHeader("tiny", "0" * 64, max_length=8, phrases=60, dropped={"cut": 20})
+HEADER = TokenHeader("0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
+SPANS = PhraseTokenHeader("0" * 64, max_length=8, phrases=60, dropped={"cut": 20})
 _HEADERS = {"tokens": described(HEADER), "phrase-tokens": described(SPANS)}
 SPECS: dict[str, Any] = {
     "image": SPEC,

@@ -146,8 +146,8 @@ GROUNDING = TableSpec(
     description={"grounder": {"family": "words"}, "segmenter": {"family": "box"}, "rules": {}},
 )
 CUTOUTS = TableSpec(kind="cutouts", description={"format": "cutouts/2", "crop_rule": CROP_RULE})
-TOKENS = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
-SPANS = PhraseTokenHeader("tiny", "0" * 64, max_length=8, phrases=4, dropped={"truncated": 1})
+TOKENS = TokenHeader("0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
+SPANS = PhraseTokenHeader("0" * 64, max_length=8, phrases=4, dropped={"truncated": 1})
 
 
 def unit(image: bytes, *captions: bytes) -> bytes:

@@ -24,7 +24,7 @@ from sightline.cache import (
 )
 from sightline.cache.prepared import SCHEMA, PreparedDataset
 
-HEADER = TokenHeader("tiny", "0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
+HEADER = TokenHeader("0" * 64, max_length=8, pad_token_id=0, vocabulary_size=100)
 
 
 def damage(folder: str) -> str:

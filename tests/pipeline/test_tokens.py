@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+import torch
 from tiny_encoder import make_encoder
+from transformers import AutoTokenizer
 
 from pipeline.tokenize_texts import tokenize
 from sightline import sentence_transformers_folder
@@ -62,3 +66,25 @@ def test_another_length_tokenises_everything_again(tmp_path, student, tokenised)
     tokenize(texts, student, 8, tmp_path / "tokens")
     assert set(tokenised) == set(texts)
     assert TokenSet.open(tmp_path / "tokens").lengths.max() <= 8
+
+
+def test_a_token_set_is_named_by_the_tokenizer_the_length_and_the_prompt_alone(tmp_path, student):
+    def made(source=student, length=16, prompt=None) -> str:
+        """Digest of a token set; in a folder of its own, for it has no other tokens to keep."""
+        out = tmp_path / f"tokens-{len([*tmp_path.iterdir()])}"
+        tokenize(TEXTS[:3], source, length, out, prompt=prompt)
+        return TokenSet.open(out).record.content_digest
+
+    before = made()
+    copy = shutil.copytree(student, tmp_path / "elsewhere")
+    model, _ = make_encoder()
+    torch.nn.init.normal_(next(model.parameters()))
+    model.save_pretrained(copy)  # other weights
+    assert made(copy) == before
+    assert len({before, made(length=17), made(prompt="a "), made(prompt="the ")}) == 4
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    tokenizer.add_tokens(["a red"])
+    tokenizer.save_pretrained(copy)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(copy)
+    assert made(copy) != before

@@ -122,7 +122,7 @@ class Features:
         images, keys = (as_keys(column) for column in zip(*pairs, strict=True))
         starts, ends, cutouts = (list(column) for column in zip(*phrases, strict=True))
         digest = TokenSet.open(self.world.root / "tokens").header.tokenizer_sha256
-        header = PhraseTokenHeader("tiny", digest, MAX_LENGTH, len(phrases))
+        header = PhraseTokenHeader(digest, MAX_LENGTH, len(phrases))
         keys = pair_keys(images, keys)
         write_phrase_tokens(self.phrases, header, keys, as_keys(cutouts), starts, ends)
         rng = np.random.default_rng(5)

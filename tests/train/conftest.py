@@ -204,7 +204,7 @@ def _write_student(root: Path, texts: list[str]) -> None:
     tokenizer = BertTokenizerFast.from_pretrained(folder)
     ids = tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
     digest = tokenizer_sha256(tokenizer)
-    header = TokenHeader("tiny", digest, MAX_LENGTH, 0, len(tokenizer))
+    header = TokenHeader(digest, MAX_LENGTH, 0, len(tokenizer))
     write_tokens(root / "tokens", header, keys_of_texts(texts), ids)
 
 

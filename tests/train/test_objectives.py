@@ -388,7 +388,7 @@ def test_missing_objects_and_unfit_phrases_are_named(features, tmp_path):
     key = as_keys([b"k" * 32])
     own = TokenSet.open(features.world.root / "tokens").header.tokenizer_sha256
     for name, digest, length in (("other", "1" * 64, 0), ("short", own, -1), ("foreign", own, 0)):
-        header = PhraseTokenHeader("tiny", digest, MAX_LENGTH + length, 1)
+        header = PhraseTokenHeader(digest, MAX_LENGTH + length, 1)
         write_phrase_tokens(tmp_path / name, header, key, key, [1], [2])
     for phrases, message in (
         (None, "make them with `sightline tokens --phrases`"),
