@@ -85,7 +85,7 @@ class Folder:
 class Model:
     """A model whose embeddings and heads are planted; its objective is of another package."""
 
-    name, folder, pooling, pinned = "planted", None, None, None
+    name, folder, pooling, pinned, recipe = "planted", None, None, None, ""
     embedder = SimpleNamespace(count_cut=lambda sentences: 0, precision="fp32")
 
     def __init__(self, embeddings: dict[str, np.ndarray], fingerprint: str = "") -> None:
@@ -102,6 +102,8 @@ class Model:
 
     def encode(self, sentences: Any) -> np.ndarray:
         return np.array([self.embeddings[each] for each in sentences], dtype=np.float32)
+
+    pooled = encode
 
     @property
     def summary(self) -> Any:

@@ -142,17 +142,16 @@ def read_images(manifest: Path, split: str | None = None) -> ImagePool:
     return ImagePool.of(read_split(manifest, IMAGES, split))
 
 
-def image_features_below(folder: Path) -> dict[str, str]:
-    """What a model may read there, as `open_features` looks: set → its content digest."""
-    digests = dict[str, str]()
+def image_features_below(folder: Path) -> list[str]:
+    """The content digests of what a model may read there, as `open_features` looks."""
+    digests = set[str]()
     for pattern in (FILE_NAME, f"*/{FILE_NAME}", f"image/*/{FILE_NAME}"):
         for file in sorted(folder.glob(pattern)):
             with suppress(CacheError):  # it is refused where it is read
                 record = read_record(file.parent)
                 if record.spec.kind == "image":
-                    name = file.parent.relative_to(folder).as_posix()
-                    digests[name] = record.content_digest
-    return digests
+                    digests.add(record.content_digest)
+    return sorted(digests)
 
 
 def open_features(
