@@ -265,7 +265,7 @@ def test_tokens_of_another_tokenizer_are_refused_wherever_they_lie(world, tmp_pa
         assert train_run(spec, say=lambda line: None).steps == 1
         return
     message = (
-        rf"made with another tokenizer \(of tiny\) than that of {folder}; make them again with "
+        rf"made with another tokenizer than that of {folder}; make them again with "
         rf"`sightline tokens --student {folder}`, or leave out `--tokens`"
     )
     with pytest.raises(SightlineError, match=message):

@@ -165,6 +165,7 @@ def test_the_stage_says_how_far_each_run_is(project, monkeypatch, capfd):
 
 
 def test_a_result_keeps_its_neighbours_and_the_report_shows_them(project):
+    shutil.rmtree("results", ignore_errors=True)  # it keeps the tasks of the tests before
     plain = {"neighbours": {**SETTINGS, "k": 2}}
     both = {**plain, "similarity": SIMILARITY}
     stages.evaluation_data(params_of(**both), "neighbours")
