@@ -184,7 +184,7 @@ DATA = [
         begins=a_table(IMAGE_ROWS),
     ),
     Cure(
-        "; --allow-missing leaves these rows out",
+        "--allow-missing leaves these rows out",
         IMPORT + " --kind image --data photos",
         passes=IMPORT + " --kind image --data photos --allow-missing",
         begins=a_table(IMAGE_ROWS | {"path": ["0.png", "1.png", "2.png", "gone.png"]}),

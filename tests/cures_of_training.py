@@ -158,18 +158,6 @@ TRAINING = [
         begins=sentences_with_tokens_of_another,
     ),
     Cure(
-        "embeddings for {}; run `sightline tokens` with this student",
-        TRAIN,
-        (TOKENS,),
-        begins=made_with_another(TOKENS, bird=20),
-    ),
-    Cure(
-        "is {} … there and {} … here; run `sightline tokens` with this student",
-        TRAIN,
-        (TOKENS,),
-        begins=made_with_another(TOKENS, red=5, a=7),
-    ),
-    Cure(
         "`layers` works for BERT and RoBERTa",
         TRAIN.replace("./student", "./distil --layers 1"),
         passes=TRAIN.replace("./student", "./distil"),

@@ -92,6 +92,12 @@ PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
+    "holds an adapter (adapter_config.json), so its weights are not": (
+        "tests/test_one_loader.py::test_a_merged_adapter_is_a_student"
+    ),
+    "made with another tokenizer than that of {}; make them again": (
+        "tests/train/test_model.py::test_tokens_of_another_tokenizer_are_refused_wherever_they_lie"
+    ),
     "is a task {} there; name another --out": (
         "tests/evaluate/test_result_files.py::test_a_result_of_something_else_stays_as_it_is"
     ),
@@ -162,7 +168,9 @@ READ = {
     "on the hub: revision refs/convert/parquet": "the hub",
     "`path` (on disk) or `name` (on the hub)": "the hub",
     "use a model of that family, or change `family`": "the hub's checkpoints",
-    "run `dvc config cache.type reflink,hardlink,copy` and `dvc checkout": "DVC's cache",
+    "The message if memory ran out, or was limited": "no message",
+    "no annotation has the image_id of one of the `images` in its file": "what the file lacks",
+    "`configuration` of its encoder": "no remedy",
     "remove its `wdir`, or make that folder": "tests/pipeline/test_doctor.py has the message",
     "run `git init`, or `dvc config core.no_scm true`": "tests/pipeline/test_doctor.py, likewise",
     "but its `name` is {}; fix that package": "a package of others",

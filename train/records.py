@@ -197,7 +197,8 @@ class RunSummary(BaseModel):
 
     @model_validator(mode="after")
     def _log_has_the_best_step(self) -> RunSummary:
-        if self.best_step is not None and self.best_step not in dict(self.dev_history):
+        # a report keeps summaries without their logs
+        if self.log and self.best_step is not None and self.best_dev is None:
             raise ValueError(f"best_step is {self.best_step}, of which the log has no {DEV} score")
         return self
 
@@ -223,7 +224,7 @@ class RunSummary(BaseModel):
     @property
     def best_dev(self) -> float | None:
         """Dev score of the exported weights; None without a dev set."""
-        return None if self.best_step is None else dict(self.dev_history)[self.best_step]
+        return None if self.best_step is None else dict(self.dev_history).get(self.best_step)
 
     @property
     def peak_memory_bytes(self) -> int | None:
@@ -274,7 +275,7 @@ class RunSummary(BaseModel):
         if self.features:
             parts.append(f"{self.steps_on_pairs:,} of {self.steps:,} steps on pairs")
         parts.append(f"{self.seconds:.0f} s ({self.sentences_per_second:,.0f} sentences/s)")
-        if self.best_step is not None:
+        if self.best_dev is not None:
             parts.append(f"best dev score {self.best_dev:.2f} at step {self.best_step:,}")
         if any(used.untrained for used in self.features.values()):
             parts.append("features from untrained weights")

@@ -185,11 +185,16 @@ def test_features_beyond_float16_name_their_images_and_what_stores_them(fails, s
 
 
 def test_features_that_are_no_numbers_are_no_fault_of_the_images(fails, world):
-    scaled(float("nan"))
     words = ["extract", "image", "--data", "photos", "--workers", 0, "--out", "large"]
-    err = fails(*words, "--encoder", "resnet18", "--weights", "file:scaled.safetensors")
-    assert "the encoder's row holds NaN or infinity: look at its weights" in err
-    assert "sightline prepare" not in err
+    words += ["--encoder", "resnet18", "--weights", "file:scaled.safetensors"]
+    for factor, fault in (
+        (1e37, "the encoder's row holds NaN or infinity: look at its weights"),
+        (float("nan"), "hold NaN or infinite values, such as layer4.0.bn2.weight"),
+    ):
+        scaled(factor)
+        err = fails(*words)
+        assert fault in err
+        assert "sightline prepare" not in err
 
 
 def test_a_missing_file_is_put_back_and_asked_for_again(fails, says, counts, world):
