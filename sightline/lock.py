@@ -124,7 +124,7 @@ class WriterLock:
             try:
                 self.alone = locked = _locked(handle, exclusive=True)
                 if not locked and self._join:
-                    # whoever held it may have ended since, and with it the plan that it shared
+                    # its holder may have ended since, and with it the plan that it shared
                     locked = _locked(handle, exclusive=False, length=1) and _is_shared(handle)
             except OSError as error:
                 os.close(handle)

@@ -68,7 +68,7 @@ APART = {
     "train.progress": "shows progress and handles signals",
     "train.records": "what a run records of itself",
     "train.run_folder": "the files of a run; that a resumed one is equal is tested bit for bit",
-    "train.tracking": "shows a run elsewhere; it is told copies of the log",
+    "train.tracking": "shows a run elsewhere; it receives copies of the log",
 }
 """What a training imports that is no part of its code → why; ``.*``: with all below it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -91,9 +92,9 @@ class _Spec(_Strict):
     code: Literal[""] | _Digest = ""
 
     @property
+    @abstractmethod
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all but the code."""
-        raise NotImplementedError
 
     @property
     def origin(self) -> str:
