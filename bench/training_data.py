@@ -105,7 +105,7 @@ class World:
         found: Any = self.tokenizer(self.captions[:64], truncation=True, max_length=LONGEST)
         assert found["input_ids"] == ids[:64], "the ids are not the tokenizer's"
         self.digest = tokenizer_sha256(self.tokenizer)
-        header = TokenHeader("bench", self.digest, LONGEST, 0, len(self.tokenizer))
+        header = TokenHeader(self.digest, LONGEST, 0, len(self.tokenizer))
         images = as_keys([key_of_text(f"image {number}") for number in range(pairs)])
         names, splits = [f"{number:07}.jpg" for number in range(pairs)], [""] * pairs
         self._manifest(
@@ -132,7 +132,7 @@ class World:
         ends = np.array([len(each) - 1 for each in ids])[rows]
         starts = np.random.default_rng(0).integers(1, ends)
         objects = as_keys([key_of_text(f"object {number}") for number in range(len(rows))])
-        header = PhraseTokenHeader("bench", self.digest, LONGEST, len(rows))
+        header = PhraseTokenHeader(self.digest, LONGEST, len(rows))
         pairs, ends = pair_keys(images[rows], keys[rows]), np.minimum(starts + 2, ends)
         path = self.folder / "phrases"
         write_phrase_tokens(path, header, pairs, objects, starts.tolist(), ends.tolist())

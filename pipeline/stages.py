@@ -201,14 +201,21 @@ def train(
     """Train one run, or only say what there is to do.
 
     Raises:
-        SightlineError: the seed is no whole number; or as `train_run`.
+        SightlineError: the seed is no whole number; an evaluation task cannot read the data that
+            it has here, so that the run's scores could not be reported; or as `train_run`.
     """
     from train.train_run import steps_to_do, train_run
 
     if not str(seed).isdecimal():
         raise SightlineError(f"seed {seed!r}: expected a whole number, as in graph.seeds")
     spec = graph.run_spec(params, run, int(seed))
-    return steps_to_do(spec) if dry_run else train_run(spec, track=params.machine.track)
+    if dry_run:
+        return steps_to_do(spec)
+    try:
+        _evaluation(params, (n for n, task in params.evaluation.tasks.items() if task.data.exists()))
+    except SightlineError as error:
+        raise SightlineError(f"{error} (evaluation would fail; {run} is not trained yet)") from error
+    return train_run(spec, track=params.machine.track)
 
 
 def evaluation_data(params: Params, task: str) -> str:

@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 from command_line import sightline
 from demo_params import demo_params, demo_params_text
 from tiny_scenes import TINY
 
-from sightline.cache import PhraseTokens, TokenSet
+from sightline.cache import CAPTIONS, PhraseTokens, TokenSet, read_manifest
+from sightline.cache.manifest import write_manifest
 from train.code_digest import code_of
 
 FINISHED = (
@@ -174,6 +176,27 @@ def test_a_run_is_trained_where_only_what_it_needs_was_pulled(graph, says):
         shutil.rmtree(path)
     says("stage", "train", "mcse-clip", 0)
     assert Path("runs/mcse-clip/seed-0/model/model.safetensors").exists()
+
+
+def test_a_run_is_not_trained_if_its_scores_cannot_be_reported(graph, fails, says):
+    captions = read_manifest(Path(f"{DATA}/captions.parquet"), CAPTIONS)
+    without = pa.array([""] * len(captions))
+    column = captions.schema.get_field_index("split")
+    write_manifest(
+        Path(f"{DATA}/captions.parquet"), captions.set_column(column, "split", without), CAPTIONS
+    )
+    shutil.rmtree("runs")
+    err = fails("stage", "train", "simcse", 0)
+    assert f"{DATA}/captions.parquet: no caption in the split 'test'; found ''" in err
+    assert "evaluation would fail; simcse is not trained yet" in err
+    assert not Path("runs/simcse/seed-0/model").exists()
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    for task in ("retrieval", "neighbours"):
+        params["evaluation"]["tasks"][task]["split"] = ""
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    says("stage", "tokens")
+    says("stage", "train", "simcse", 0)
+    assert Path("runs/simcse/seed-0/model/model.safetensors").exists()
 
 
 def test_the_stage_truncates_captions_as_their_tokens_are(finished):
