@@ -211,10 +211,12 @@ def train(
     spec = graph.run_spec(params, run, int(seed))
     if dry_run:
         return steps_to_do(spec)
+    here = (name for name, task in params.evaluation.tasks.items() if task.data.exists())
     try:
-        _evaluation(params, (n for n, task in params.evaluation.tasks.items() if task.data.exists()))
+        _evaluation(params, here)
     except SightlineError as error:
-        raise SightlineError(f"{error} (evaluation would fail; {run} is not trained yet)") from error
+        message = f"{error} (evaluation would fail; {run} is not trained yet)"
+        raise SightlineError(message) from error
     return train_run(spec, track=params.machine.track)
 
 

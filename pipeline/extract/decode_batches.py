@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ from sightline.errors import SightlineError
 from sightline.places import is_url
 from sightline.storage import StorageError, reading_ahead
 from sightline.wording import in_bytes
+
+NEARLY_BLACK = 16
+"""Of 255: 12 bits in a file of 16 reach it and no more."""
 
 _AHEAD = 2  # batches of each decode process
 _SHARED = Path("/dev/shm")
@@ -79,9 +82,18 @@ class Reader:
         return self.preprocessing.fitted(picture)
 
 
-Decoded = tuple[Tensor, dict[bytes, Failure]]
-"""The pixels of a batch: uint8 [batch_size, channels, h, w], zeros for failed or missing entries;
-and the failed ones by key, in order."""
+class Decoded(NamedTuple):
+    """A batch of pictures.
+
+    Attributes:
+        pixels: uint8 [batch_size, channels, h, w], zeros for failed or missing entries.
+        failed: the failed ones by key, in order.
+        dark: places of pictures without a value above `NEARLY_BLACK`.
+    """
+
+    pixels: Tensor
+    failed: dict[bytes, Failure]
+    dark: list[str]
 
 
 def decode_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> Decoded:
@@ -90,21 +102,27 @@ def decode_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> Decod
         raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
     batch = torch.zeros(batch_size, read.channels, *read.size, dtype=torch.uint8)
     failed: dict[bytes, Failure] = {}
+    dark: list[str] = []
     with reading_ahead([entry.place.span for entry in entries if is_url(entry.place.path)]):
         for row, entry in enumerate(entries):
             try:
-                batch[row] = read(entry)
+                picture = read(entry)
             except ImageError as error:
                 failed[entry.key] = error.at(entry.place)
-    return batch, failed
+                continue
+            batch[row] = picture
+            if picture.max() <= NEARLY_BLACK:
+                dark.append(str(entry.place))
+    return Decoded(batch, failed, dark)
 
 
 @dataclass(frozen=True)
 class _BatchDecoder(Dataset[tuple[Tensor, Tensor]]):
     """Applies `decode_batch` to the entries of a batch, for a `DataLoader`.
 
-    What failed is pickled: uint8 [n]. A batch's message then holds two handles, which a pipe takes
-    whole or not at all; of a longer one a killed process may leave a half, and its parent wait.
+    What is said of the pictures is pickled: uint8 [n]. A batch's message then holds two handles,
+    which a pipe takes whole or not at all; of a longer one a killed process may leave a half, and
+    its parent wait.
 
     An item depends only on its entries, so the number of worker processes changes no byte, and
     requests can be decided at the last moment. A decode process shares its batch here, where it can
@@ -115,12 +133,12 @@ class _BatchDecoder(Dataset[tuple[Tensor, Tensor]]):
     read: Reader
 
     def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        failed: dict[bytes, Failure] | StorageError
+        said: Sequence[object] | StorageError
         try:
-            pixels, failed = decode_batch(entries, self.batch_size, self.read)
+            pixels, *said = decode_batch(entries, self.batch_size, self.read)
         except StorageError as error:  # PyTorch would hand it on as text
-            pixels, failed = torch.empty(0, dtype=torch.uint8), error
-        pickled = torch.frombuffer(bytearray(pickle.dumps(failed)), dtype=torch.uint8)
+            pixels, said = torch.empty(0, dtype=torch.uint8), error
+        pickled = torch.frombuffer(bytearray(pickle.dumps(said)), dtype=torch.uint8)
         if get_worker_info() is not None:
             try:
                 pixels.share_memory_()
@@ -178,10 +196,10 @@ def decoded_batches(
     )
     try:
         for pixels, pickled in _watched(loader):
-            failed = pickle.loads(pickled.numpy().data)
-            if isinstance(failed, StorageError):
-                raise failed
-            yield pixels, failed
+            said = pickle.loads(pickled.numpy().data)
+            if isinstance(said, StorageError):
+                raise said
+            yield Decoded(pixels, *said)
     except _NotShared as error:
         reason = str(error).splitlines()[-1]  # below the traceback of the decode process
         raise _too_little_shared(decoder.needed(workers), workers, reason) from error

@@ -31,6 +31,7 @@ from sightline.identity import also, identity
 from sightline.out_of_memory import HalvingCalls
 from sightline.places import required_location
 from sightline.plugins import expect, expect_count, expect_takes, expect_valid, wrong
+from sightline.progress import to_stderr
 from sightline.source_code import digest_of_others
 from sightline.user_files import short
 from sightline.wording import counted
@@ -391,7 +392,7 @@ def _rows_of_pictures(
     task: ToEncode, read: Reader, batches: Iterator[Batch], advance: Advance
 ) -> Iterator[BatchResult]:
     """The features of each batch, those that could be read: float32 [n, dim]."""
-    from pipeline.extract.decode_batches import Feed, decoded_batches
+    from pipeline.extract.decode_batches import NEARLY_BLACK, Feed, decoded_batches
 
     feed, calls = Feed(task.encoder, read), task.calls
     launched: deque[tuple[Batch, list[PendingFeatures], dict[bytes, Failure]]] = deque()
@@ -403,16 +404,24 @@ def _rows_of_pictures(
         advance(len(batch.keys))
         return BatchResult(batch, features[good_rows(batch, failed)], failed)
 
+    dark: list[str] = []
     batches, planned = tee(batches)
     entries = map(task.entries_of, planned)
     decoded = decoded_batches(entries, calls.begun_with, read, task.workers, pinned=feed.on_gpu)
-    for (inputs, failed), batch in zip(decoded, batches, strict=True):
+    for (inputs, failed, dark_here), batch in zip(decoded, batches, strict=True):
+        dark += dark_here
         results = calls.run(len(batch.keys), partial(feed.launch, inputs))
         launched.append((batch, results, failed))
         if len(launched) > feed.on_gpu:  # there the next is launched before this one is read
             yield finished()
     while launched:
         yield finished()
+    if dark:
+        to_stderr(
+            f"warning: {counted(len(dark), 'picture')} came out nearly black (no value above "
+            f"{NEARLY_BLACK} of 255), such as {dark[0]}; 10 or 12 bits in a file of 16 do: "
+            "multiply such values by 64 or 16, and prepare the data set again"
+        )
 
 
 def _described(record: FeatureSetRecord) -> list[str]:

@@ -221,7 +221,7 @@ class Reader:
 def test_a_batch_is_read_several_images_at_once_and_what_is_not_there_costs_its_row(shelf, out):
     prepare_dataset("webdataset", out, images=shelf.url, shards=SHARDS)
     entries = inputs_of("image", out).entries.take(list(range(6)))
-    pixels, failed = decode_batch(entries, 8, Reader())
+    pixels, failed, _ = decode_batch(entries, 8, Reader())
     assert not failed
     assert pixels[:6, 0, 0, 0].tolist() == list(range(6))
 
@@ -234,7 +234,7 @@ def test_a_batch_is_read_several_images_at_once_and_what_is_not_there_costs_its_
     with pytest.raises(ImageError, match=r"outside: its place is bytes .* of a file that has 5"):
         load_image(entries[2].place, entries[2].key)
     shelf.faults.of[shelf.path("00001.tar")] = [410] * 50
-    pixels, failed = decode_batch(entries, 8, Reader())
+    pixels, failed, _ = decode_batch(entries, 8, Reader())
     assert [*failed] == [entry.key for entry in entries[2:4]]
     assert pixels[[0, 1, 4, 5], 0, 0, 0].tolist() == [0, 1, 4, 5]
 
@@ -245,11 +245,11 @@ def test_a_server_that_has_died_is_no_fault_of_the_rows(shelf, out, workers):
     entries = inputs_of("image", out).entries.take(list(range(6)))
     shelf.faults.of[shelf.path("00001.tar")] = [503] * 50
     decoded = decoded_batches(iter([entries[:2], entries[2:]]), 4, Reader(), workers)
-    assert not next(decoded)[1]
+    assert not next(decoded).failed
     with pytest.raises(StorageError, match=r"00001\.tar: "):
         next(decoded)
     shelf.faults.of.clear()
-    assert not decode_batch(entries, 8, Reader())[1]
+    assert not decode_batch(entries, 8, Reader()).failed
 
 
 def test_what_is_done_when_a_server_dies_is_kept_and_nothing_is_marked(
@@ -278,8 +278,8 @@ def test_decode_processes_read_elsewhere_too(shelf, out):
     batches = iter([entries[:3], entries[3:]])
     # forked while fsspec is in use
     decoded = list(decoded_batches(batches, 3, Reader(), workers=2))
-    assert not any(failed for _, failed in decoded)
-    assert [int(p) for pixels, _ in decoded for p in pixels[:, 0, 0, 0]] == list(range(6))
+    assert not any(batch.failed for batch in decoded)
+    assert [int(p) for batch in decoded for p in batch.pixels[:, 0, 0, 0]] == list(range(6))
 
 
 # --- the graph

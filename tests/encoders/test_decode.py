@@ -96,7 +96,7 @@ def test_a_bad_file_costs_its_own_row(tmp_path, monkeypatch):
     good = entry(tmp_path, "good.png", PNG)
     cut = entry(tmp_path, "cut.jpg", JPEG[:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
-    batch, failed = decode_batch([cut, good, strip], 4, Reader(load_entry, SMALL))
+    batch, failed, _ = decode_batch([cut, good, strip], 4, Reader(load_entry, SMALL))
     assert (batch.shape, batch.dtype) == ((4, 3, 16, 16), torch.uint8)
     bad = {cut: "truncated", strip: "too_many_pixels"}  # the strip once it is resized
     expected = [(each.key, code, str(each.place)) for each, code in bad.items()]
@@ -123,11 +123,11 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path):
 
     here, there = (list(decoded_batches(asking(), 3, read, workers)) for workers in (0, 2))
     assert asked == [0, 1, 2] * 2
-    for (one, failures), (other, other_failures) in zip(here, there, strict=True):
-        assert torch.equal(one, other)
-        assert failures == other_failures
-    assert here[1][1][bytes(32)]["code"] == "missing"
-    assert not here[2][0][1:].any()
+    for one, other in zip(here, there, strict=True):
+        assert torch.equal(one.pixels, other.pixels)
+        assert (one.failed, one.dark) == (other.failed, other.dark)
+    assert here[1].failed[bytes(32)]["code"] == "missing"
+    assert not here[2].pixels[1:].any()
     assert list(decoded_batches(iter([]), 3, read, 2)) == []
 
 
@@ -207,7 +207,7 @@ def send(self, message, *more):
 Connection._send = send
 long = "x" * 200
 entries = [ImageEntry(Place(Path(long, str(row))), bytes([row]) * 32) for row in range(64)]
-for pixels, failed in decoded_batches(iter([entries] * 3), 64, Reader(load_entry, SMALL), 2):
+for pixels, failed, _ in decoded_batches(iter([entries] * 3), 64, Reader(load_entry, SMALL), 2):
     assert not pixels.any()
     assert [*failed] == [entry.key for entry in entries]
     print({failure["code"] for failure in failed.values()})

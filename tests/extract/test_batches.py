@@ -87,13 +87,29 @@ def test_normalising_a_batch_gives_the_bytes_of_one_image():
 def test_rows_do_not_depend_on_neighbours_or_the_part_of_a_batch(encoder, entries):
     read = Reader(load_entry, SMALL)
     one = Feed(encoder, read)
-    whole, _ = decode_batch(entries[:4], 4, read)
-    turned, _ = decode_batch([entries[i] for i in (3, 1, 0, 2)], 4, read)
+    whole = decode_batch(entries[:4], 4, read).pixels
+    turned = decode_batch([entries[i] for i in (3, 1, 0, 2)], 4, read).pixels
     rows = one.launch(whole, 0, 4)().copy()
     assert np.array_equal(one.launch(turned, 0, 4)(), rows[[3, 1, 0, 2]])
     halves = [one.launch(whole, start, start + 2)().copy() for start in (0, 2)]
     np.testing.assert_allclose(np.concatenate(halves), rows, rtol=1e-4, atol=1e-5)
     assert np.array_equal(one.launch(whole, 0, 4)(), rows)  # not the batch that was sent before
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pictures_whose_upper_bits_are_unused_are_told_of(encoder, tmp_path, capfd, workers):
+    levels = np.linspace(0, 4095, 24 * 24, dtype=np.uint16).reshape(24, 24)
+    entries = []
+    for name, values in (("12bits", levels), ("10bits", levels // 4), ("16bits", levels * 16)):
+        file = tmp_path / f"{name}.png"
+        Image.fromarray(values).save(file)
+        entries.append(ImageEntry(Place(file), hashlib.sha256(file.read_bytes()).digest()))
+    encode(entries, encoder, tmp_path / "features", workers)
+    said = capfd.readouterr().err
+    assert "warning: 2 pictures came out nearly black (no value above 16 of 255), such as" in said
+    assert "multiply such values by 64 or 16, and prepare the data set again" in said
+    assert "16bits.png" not in said
+    assert len(FeatureSet.open(tmp_path / "features")) == 3
 
 
 def test_options_are_part_of_plan_and_record(entries, tmp_path, monkeypatch):
@@ -134,7 +150,7 @@ def test_a_gpu_gives_the_rows_of_the_cpu(encoder, entries, tmp_path, precision):
 def test_a_compiled_model_on_a_gpu(encoder, entries):
     device = torch.device("cuda", 0)
     read = Reader(load_entry, encoder.preprocessing)
-    inputs, _ = decode_batch(entries[:4], 4, read)
+    inputs = decode_batch(entries[:4], 4, read).pixels
     rows = []
     for compiled in (False, True):
         there = named_encoder("resnet18", "random:0", compile=compiled)
