@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import distributions
 from inspect import isfunction, signature
@@ -65,48 +65,54 @@ def expect_class(value: object, base: type, code: object, subject: str) -> None:
         raise wrong(code, subject, value, f"a subclass of {base.__module__}.{base.__name__}")
 
 
-def expect_takes(function: Any, arguments: Sequence[str], code: object, subject: str) -> None:
-    """Check that a function can be called with these arguments, given by position."""
-    try:
-        parameters = signature(function)
-    except (TypeError, ValueError):  # of a builtin it is not known
-        return
-    try:
-        parameters.bind(*arguments)
-    except TypeError:
-        accepted = ", ".join(map(str, parameters.parameters))
-        raise _fault(code, f"{subject}: takes ({accepted})", f"({', '.join(arguments)})") from None
+def expect_seam(part: Any, base: type, *identity: str, of: object = None) -> None:
+    """Check what another package gives where it enters Sightline.
 
+    Each public method of ``base`` is there and takes the arguments that ``base`` names, by
+    position; and what ``part`` is known by is a mapping of JSON values.
 
-def expect_methods(kind: type, base: type) -> None:
-    """Check that a class takes in each method what its ``base``, or the protocol, says."""
+    Args:
+        part: a class, or an object.
+        base: its base class, or the protocol.
+        identity: attributes or methods of an object that enter the identity of rows, runs or
+            scores, such as ``describe``.
+        of: the code that has made it; default: its own class.
+    """
+    code = part if of is None else of
+    made = "" if of is None else " of what it makes"
     for name, method in vars(base).items():
         public = not name.startswith("_") or name in getattr(base, "__abstractmethods__", ())
-        if public and isfunction(method) and isfunction(function := getattr(kind, name, None)):
-            expect_takes(function, [*signature(method).parameters], kind, name)
-
-
-def expect_all(values: Any, kind: type[T], code: object, subject: str) -> Sequence[T]:
-    """``values``, if they are a list or tuple of ``kind``."""
-    if not isinstance(values, list | tuple):
-        raise wrong(code, subject, values, f"a list of {kind.__name__}")
-    for value in values:
-        expect(value, kind, code, f"{subject}, one of its list")
-    return values
+        if not (public and isfunction(method)):
+            continue
+        function = getattr(part, name, None)
+        if not callable(function):
+            raise wrong(code, f"{name}{made}", function, "a method")
+        arguments = [*signature(method).parameters]
+        try:
+            parameters = signature(function)
+        except (TypeError, ValueError):  # of a builtin it is not known
+            continue
+        if not (isinstance(part, type) and isfunction(function)):
+            arguments = arguments[1:]  # it is bound
+        try:
+            parameters.bind(*arguments)
+        except TypeError:
+            subject = f"{name}{made}: takes ({', '.join(parameters.parameters)})"
+            raise _fault(code, subject, f"({', '.join(arguments)})") from None
+    for name in identity:
+        value = getattr(part, name, None)
+        value = value() if callable(value) else value
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise wrong(code, f"{name}{made}", value, f"JSON values ({error})") from error
+        expect(value, Mapping, code, f"{name}{made}")
 
 
 def expect_count(values: Any, count: int, code: object, subject: str, of: str) -> None:
     """Check that a list, an array or a tensor has one entry for each of ``count`` others."""
     if len(values) != count:
         raise wrong(code, subject, len(values), f"one for each of {count} {of}")
-
-
-def expect_fields(value: object, code: object, kinds: Mapping[str, Any]) -> None:
-    """Check attributes of an object: name → its class, or ``callable``."""
-    for name, kind in kinds.items():
-        field = getattr(value, name, None)
-        if not (callable(field) if kind is callable else isinstance(field, kind)):
-            raise wrong(code, f"`{name}` of what it makes", field, f"a {kind.__name__}")
 
 
 def expect_valid(value: Any, kind: Any, code: object, subject: str) -> None:
@@ -145,15 +151,6 @@ def expect_array(
     form = str(getattr(value, "dtype", "")).removeprefix("torch."), getattr(value, "shape", ())
     if form[0] != dtype or tuple(form[1]) != shape:
         raise wrong(code, subject, form if form[0] else value, f"{dtype} {list(shape)}")
-
-
-def expect_json(values: Any, code: object, subject: str) -> Any:
-    """``values``, if they are a mapping of JSON values."""
-    try:
-        json.dumps(values, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise wrong(code, subject, values, f"JSON values ({error})") from error
-    return expect(values, Mapping, code, subject)
 
 
 def to_blame(error: BaseException) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from sightline.atomic_files import HOME_REMEDY, names_home
 from sightline.errors import SightlineError
 from sightline.places import why_no_path
-from sightline.plugins import OURS, expect_methods, package_of
+from sightline.plugins import OURS, expect_seam, package_of
 from sightline.removed import removed
 from sightline.user_files import short
 
@@ -225,7 +225,7 @@ class Registry:
                 f"{self._whose(name)}: lacks {', '.join(sorted(missing))}; see docs/extending.md"
             )
         if name not in self.own and package_of(base) in OURS:
-            expect_methods(registered, base)
+            expect_seam(registered, base)
         return registered
 
     def instance(self, name: str, kind: type[T]) -> T:

@@ -258,6 +258,7 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
     (clone / "odd.tsv").write_text("a dog\tthe dog\n")
     said = refused(capsys, "stage", "evaluation-data", "odd-one-out")
     assert "odd.tsv, line 1: 2 tab-separated columns" in said
+    (clone / "odd.tsv").write_text("a dog\tthe dog\ta tree\n")
 
     # the same objective as a system of the graph, with the features of the stage
     ran(capsys, "stage", "tokens")
@@ -503,9 +504,8 @@ def test_a_packages_mistake_is_the_packages(
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
-        (lambda texts: 3, "`lengths` of what it makes: found 3 (int), expected Input should be"),
-        (lambda texts: [2.5] * len(texts), "`lengths` of what it makes.0: found 2.5 (float)"),
-        (lambda texts: [0] * len(texts), "`lengths` of what it makes.0: found 0 (int)"),
+        (lambda texts: 3, "lengths of what it makes: found 3 (int), expected Input should be"),
+        (lambda texts: [2.5] * len(texts), "lengths of what it makes.0: found 2.5 (float)"),
         (lambda texts: [2], "found 1 (int), expected one for each of 3 texts; fix the package"),
     ],
 )

@@ -238,15 +238,10 @@ def test_an_encoder_that_cannot_hear_is_one_error(album, capsys):
     ("old", "new", "message"),
     [
         ("yield BatchResult(batch, ", "yield (batch, ", "a result of `compute`: found (Batch("),
-        ("BatchResult(batch, ", "BatchResult(3, ", "a result of `compute`, batch: found 3"),
-        (".reshape(-1, 3)", ".reshape(-1, 1)", "rows: found (9, 1) (tuple), expected [3, 3]"),
-        (".reshape(-1, 3)", ".reshape(-1, 3)[1:]", "found (2, 3) (tuple), expected [3, 3], with"),
-        (".reshape(-1, 3), failed", ".tolist(), failed", "a result of `compute`, rows: found [["),
-        ('"code": "silent", ', "", "failed: found {'path': "),
-        ("failed[key.tobytes()] = why", "failed[3] = why", "failed.3.[key]: found 3"),
-        ("    return Encoding(", "    return Encoding({}, lambda *_: 3) or (", "returns: found 3"),
-        ("encode_clips(task)", "encode_clips()", "it: takes (), expected (task)"),
-        ("compute(batches, advance)", "compute(batches)", "makes: takes (batches), expected (batc"),
+        (".reshape(-1, 3)", ".reshape(-1, 1)", "found ('float32', (9, 1)) (tuple), expected float"),
+        (".reshape(-1, 3)", ".reshape(-1, 3)[1:]", "expected float32 [3, 3]; fix the package"),
+        (".reshape(-1, 3), failed", ".tolist(), failed", "rows that did not fail: found [["),
+        ("failed[key.tobytes()] = why", "failed[3] = why", "expected float32 [4, 3]"),
         (
             '"all of it"}, compute',
             '"all of it"}, compute, lengths=np.ones(3, int)',
@@ -262,7 +257,6 @@ def test_a_result_that_is_none_is_the_packages_mistake(album, hearing, capsys, o
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("read_clips(kind, data)", "read_clips(kind)", "it: takes (kind), expected (kind, data)"),
         ("clips[row] for row in rows", "clips[row] for row in rows[1:]", "entries: found 3 (int)"),
         ("Entries(data.image_keys", "Entries(data.image_keys[:, :8]", "entries, keys: found ('u"),
         ("in rows])", "in rows], data.image_keys[1:])", "entries, groups: found ('uint8', (3, 32"),
@@ -270,6 +264,30 @@ def test_a_result_that_is_none_is_the_packages_mistake(album, hearing, capsys, o
 )
 def test_entries_that_are_not_one_a_key_are_its_mistake(album, hearing, capsys, old, new, message):
     refuses(capsys, hearing, old, new, message, "hearing.read_clips")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("BatchResult(batch, ", "BatchResult(3, ", "object has no attribute 'keys'"),
+        ('"code": "silent", ', "", "KeyError: 'code'"),
+        ("    return Encoding(", "    return Encoding({}, lambda *_: 3) or (", "not iterable"),
+        ("encode_clips(task)", "encode_clips()", "takes 0 positional arguments but 1 was given"),
+        ("compute(batches, advance)", "compute(batches)", "takes 1 positional argument but 2"),
+        ("read_clips(kind, data)", "read_clips(kind)", "takes 1 positional argument but 2"),
+    ],
+)
+def test_another_mistake_names_the_package_that_may_be_at_fault(
+    album, hearing, capsys, old, new, fault
+):
+    np.save(next(Path("clips").iterdir()), np.zeros(0, np.float32))
+    source = (hearing / "hearing.py").read_text()
+    assert old in source
+    (hearing / "hearing.py").write_text(source.replace(old, new))
+    said = refused(capsys, *AUDIO[:-1])
+    assert fault in said
+    assert "fault of Sightline, or of what the package 'hearing' gave it" in said
+    assert len(said.splitlines()) == 1
 
 
 def refuses(capsys, hearing: Path, old: str, new: str, message: str, function: str) -> None:

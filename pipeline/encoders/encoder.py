@@ -6,23 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from sightline.cache.record import EncoderRecord
-from sightline.plugins import (
-    expect,
-    expect_array,
-    expect_count,
-    expect_fields,
-    expect_json,
-    expect_takes,
-    expect_valid,
-    wrong,
-)
+from sightline.plugins import expect, expect_array, expect_count, expect_seam, expect_valid, wrong
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +20,17 @@ if TYPE_CHECKING:
 
     from pipeline.encoders.preprocessing import ImagePreprocessing
 
-_Positive = Annotated[int, Field(ge=1)]
-_PREPROCESSING, _ENCODE = "`preprocessing` of what it makes", "`encode` of what it makes"
+_ENCODE = "encode of what it makes"
+
+
+class _EncodesImages(Protocol):
+    def encode(self, images: Any) -> Tensor: ...
+
+
+class _EncodesTexts(Protocol):
+    def lengths(self, texts: Sequence[str]) -> list[int]: ...
+
+    def encode(self, texts: Sequence[str], length: int) -> Tensor: ...
 
 
 def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -> Any:
@@ -44,33 +43,21 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     Raises:
         SightlineError: names the package, what was found and what was expected.
     """
-    kinds: dict[str, Any] = {"identity": EncoderRecord, "casts_weights": bool}
-    if method == "build_image" and issubclass(type(encoder), ImageFileEncoder):
-        expect_json(encoder.preprocessing, builder, _PREPROCESSING)
-        kinds |= {"encode": callable}
+    if method == "build_text":
+        expect(encoder, TextEncoder, builder, "it")
+        expect_seam(encoder, _EncodesTexts, "preprocessing", of=builder)
+    elif method == "build_image" and issubclass(type(encoder), ImageFileEncoder):
+        expect_seam(encoder, _EncodesImages, "preprocessing", of=builder)
     elif method == "build_image":
         from pipeline.encoders.preprocessing import ImagePreprocessing
 
         expect(encoder, ImageEncoder, builder, "it")
-        expect_valid(encoder.preprocessing, ImagePreprocessing, builder, _PREPROCESSING)
-        expect_json(encoder.configuration, builder, "`configuration` of what it makes")
-        kinds |= {"encode": callable}
-    elif method == "build_text":
-        expect(encoder, TextEncoder, builder, "it")
-        expect_json(encoder.preprocessing, builder, _PREPROCESSING)
-        kinds |= {"encode": callable, "lengths": callable}
-    expect_fields(encoder, builder, kinds)
-    expect_valid(getattr(encoder, "dim", None), _Positive, builder, "`dim` of what it makes")
-    options = getattr(encoder, "options", None)
-    expect_valid(options, tuple[str, ...], builder, "`options` of what it makes")
-    concurrency = getattr(encoder, "concurrency", None)
-    expect_valid(concurrency, _Positive | None, builder, "`concurrency` of what it makes")
-    if method not in ("build_image", "build_text"):
+        expect_valid(encoder.preprocessing, ImagePreprocessing, builder, "preprocessing")
+        expect_seam(encoder, _EncodesImages, "configuration", of=builder)
+    else:
         return encoder
     import torch
 
-    arguments = ["images"] if method == "build_image" else ["texts", "length"]
-    expect_takes(encoder.encode, arguments, builder, _ENCODE)
     encode, dim = encoder.encode, encoder.dim
 
     def checked(inputs: Sequence[Any] | Tensor, *length: int) -> Tensor:
@@ -84,12 +71,10 @@ def checked_encoder(encoder: Any, builder: Callable[..., object], method: str) -
     if method == "build_image":
         return replace(encoder, encode=checked)
 
-    expect_takes(encoder.lengths, ["texts"], builder, "`lengths` of what it makes")
-
     def checked_lengths(texts: Sequence[str]) -> list[int]:
-        lengths, what = encoder.lengths(texts), "`lengths` of what it makes"
-        expect_valid(lengths, list[_Positive], builder, what)
-        expect_count(lengths, len(texts), builder, what, "texts")
+        lengths = encoder.lengths(texts)
+        expect_valid(lengths, list[int], builder, "lengths of what it makes")
+        expect_count(lengths, len(texts), builder, "lengths of what it makes", "texts")
         return lengths
 
     return replace(encoder, encode=checked, lengths=checked_lengths)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import tee
@@ -30,7 +30,7 @@ from sightline.errors import SightlineError
 from sightline.identity import also, identity
 from sightline.out_of_memory import HalvingCalls
 from sightline.places import required_location
-from sightline.plugins import expect, expect_count, expect_takes, expect_valid, wrong
+from sightline.plugins import expect, expect_array, expect_count, wrong
 from sightline.progress import to_stderr
 from sightline.source_code import digest_of_others
 from sightline.user_files import short
@@ -113,7 +113,6 @@ def extract_job(
         )
     needs_device = config.needs_device
     device = use_device(machine.device) if needs_device else pick_device("cpu")
-    expect_takes(build, ["device", "precision"], build, "it")
     encoder = checked_encoder(build(device, settings.precision), build, kind.builder)
     named = {"encoder": identity(config), "extract": identity(settings)}
     job = feature_job(inputs, encoder, out, settings, machine.workers, named)
@@ -218,9 +217,7 @@ def feature_job(
     service = Service(at_once) if at_once else None
     task = ToEncode(inputs, keys, encoder, settings, calls, workers, distinct, service)
     encode = kind.function(kind.encode)
-    expect_takes(encode, ["task"], encode, "it")
     encoding = expect(encode(task), Encoding, encode, "it")
-    expect_takes(encoding.compute, ["batches", "advance"], encode, "`compute` of what it makes")
     for name, of_keys in (("groups", encoding.groups), ("lengths", encoding.lengths)):
         if of_keys is not None:
             expect_count(of_keys, len(keys), encode, f"`{name}` of what it makes", "keys")
@@ -260,18 +257,11 @@ def _checked_results(
 ) -> Iterator[BatchResult]:
     """The results of ``compute``, which ``encode`` of a kind has made: each as it must be."""
     results = compute(batches, advance)
-    for result in expect(results, Iterable, encode, "what `compute` of what it makes returns"):
+    for result in results:
         what = "a result of `compute`"
         expect(result, BatchResult, encode, what)
-        expect(result.batch, Batch, encode, f"{what}, batch")
-        expect_valid(result.failed, dict[bytes, dict[str, str]], encode, f"{what}, failed")
-        for failure in result.failed.values():
-            if failure.keys() != {"code", "path", "reason"}:
-                raise wrong(encode, f"{what}, failed", failure, "code, path and reason")
         shape = sum(good_rows(result.batch, result.failed)), dim
-        if np.shape(expect(result.rows, np.ndarray, encode, f"{what}, rows")) != shape:
-            found = np.shape(result.rows)
-            raise wrong(encode, f"{what}, rows", found, f"{[*shape]}, without the failed ones")
+        expect_array(result.rows, "float32", shape, encode, f"{what}, rows that did not fail")
         yield result
 
 

@@ -27,7 +27,7 @@ from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import read_sentence_lines
 from sightline.places import base_of, here, joined, shown
-from sightline.plugins import expect, expect_array, expect_takes
+from sightline.plugins import expect, expect_array
 from sightline.storage import look
 from sightline.wording import counted
 
@@ -155,7 +155,6 @@ def inputs_of(
             f"features of kind {kind} take no {' and no '.join(unused)}; leave that out"
         )
     chosen_options = {name: options[name] for name in options if name in parameters}
-    expect_takes(read, ["kind", "data", *chosen_options], read, "it")
     inputs = read(kind, data, **chosen_options)
     entries = expect(inputs, FeatureInputs, read, "it").entries
     for name, keys in (("keys", entries.keys), ("groups", entries.groups)):

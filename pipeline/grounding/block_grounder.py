@@ -35,7 +35,7 @@ from sightline.cache.parts import Failure
 from sightline.cache.rle import encode_mask
 from sightline.cache.tables import GROUNDED
 from sightline.out_of_memory import HalvingCalls
-from sightline.plugins import expect_all, expect_array, expect_count, expect_valid, wrong
+from sightline.plugins import expect, expect_array, expect_count, expect_valid, wrong
 
 _BATCHES_AHEAD = 2
 
@@ -260,12 +260,13 @@ class BlockGrounder:
             return {}
 
         def segment(files: Sequence[Any], boxes: Sequence[Tensor]) -> Sequence[Tensor]:
-            masks = expect_all(ask(files, boxes), Tensor, segmenter, "segment")
+            masks = ask(files, boxes)
             expect_count(masks, len(files), segmenter, "segment", "images")
             for each, some in zip(masks, boxes, strict=True):  # another size costs that image alone
-                if each.device.type != "cpu":
-                    raise wrong(segmenter, "segment", each.device, "masks on the CPU")
-                expect_array(each, "bool", (len(some), *each.shape[-2:]), segmenter, "segment")
+                mask = expect(each, Tensor, segmenter, "segment")
+                if mask.device.type != "cpu":
+                    raise wrong(segmenter, "segment", mask.device, "masks on the CPU")
+                expect_array(mask, "bool", (len(some), *mask.shape[-2:]), segmenter, "segment")
             return masks
 
         files = [_input_of(segmenter, image.file) for image in images if image.file is not None]

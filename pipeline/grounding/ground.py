@@ -16,7 +16,7 @@ from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
 from pipeline.extract.services import Service
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
-from pipeline.grounding.protocols import PART, Grounder, Segmenter
+from pipeline.grounding.protocols import Grounder, Segmenter
 from pipeline.grounding.settings import GroundingSettings, Rules
 from sightline.atomic_files import check_apart
 from sightline.cache.cutout_identity import CROP_RULE
@@ -30,7 +30,7 @@ from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
 from sightline.identity import also, identity
 from sightline.places import here
-from sightline.plugins import OURS, expect_fields, expect_json, expect_methods, package_of
+from sightline.plugins import OURS, expect_seam, package_of
 from sightline.settings import explain
 from sightline.source_code import digest_of_others
 from sightline.wording import counted
@@ -97,11 +97,9 @@ def ground_dataset(
     workers = machine.workers
     grounder = grounding.grounder.build(device, settings.precision)
     segmenter = grounding.segmenter.build(device, settings.precision)
-    expect_fields(grounder, grounding.grounder, {**PART, "ground": callable})
-    expect_methods(type(grounder), Grounder)
+    expect_seam(grounder, Grounder, "describe", of=grounding.grounder)
     if segmenter is not None:
-        expect_fields(segmenter, grounding.segmenter, {**PART, "segment": callable})
-        expect_methods(type(segmenter), Segmenter)
+        expect_seam(segmenter, Segmenter, "describe", of=grounding.segmenter)
     remarks: list[str] = []
     if units and isinstance(grounder, BoxTable):
         remarks = grounder.match(units, masks=segmenter is None)
@@ -214,10 +212,8 @@ def grounding_job(
         raise SightlineError(f"{out}: there are no captions to ground; check the manifest")
     description: dict[str, Any] = {
         "format": _FORMAT,
-        "grounder": expect_json(grounder.describe(), grounder, "describe"),
-        "segmenter": {"family": "annotations"}
-        if segmenter is None
-        else expect_json(segmenter.describe(), segmenter, "describe"),
+        "grounder": grounder.describe(),
+        "segmenter": {"family": "annotations"} if segmenter is None else segmenter.describe(),
         "rules": identity(rules),
         "crop_rule": CROP_RULE,
         **also(named),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from pydantic import NonNegativeInt
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pipeline.extract.decode import ImageError
-from sightline.plugins import expect, expect_all, expect_array, expect_count, expect_valid, wrong
+from sightline.plugins import expect, expect_array, expect_count, expect_valid, wrong
 from sightline.user_files import short
 
 if TYPE_CHECKING:
@@ -158,10 +156,6 @@ class Segmenter(Protocol):
         ...
 
 
-PART: dict[str, Any] = {"name": str, "describe": callable}
-"""What a grounder and a segmenter both have."""
-
-
 def checked_answers(
     grounder: Grounder, answers: object, captions: Sequence[Caption]
 ) -> list[Answer]:
@@ -170,17 +164,15 @@ def checked_answers(
     Raises:
         SightlineError: they are not one for each, or none that the rest can use; names the package.
     """
-    checked = expect_all(answers, tuple, grounder, "ground")
+    checked = [*expect(answers, Sequence, grounder, "ground")]
     expect_count(checked, len(captions), grounder, "ground, answers", "captions")
     for caption, answer in zip(captions, checked, strict=True):
         if len(answer) != 2:
             raise wrong(grounder, "an answer of ground", answer, "(phrases, drops)")
-        for phrase in expect_all(answer[0], Grounded, grounder, "phrases of an answer"):
-            expect_valid(phrase.phrase, str, grounder, "phrase")
+        for phrase in answer[0]:
             span, count = (phrase.char_start, phrase.char_end), len(phrase.boxes)
-            expect_valid(span, tuple[NonNegativeInt, NonNegativeInt], grounder, "span")
             start, end = span
-            if not (start < end <= len(caption.text) and phrase.phrase.strip()):
+            if not (0 <= start < end <= len(caption.text) and phrase.phrase.strip()):
                 subject = f"the span of {short(phrase.phrase)} in {short(caption.text)}"
                 raise wrong(grounder, subject, span, f"some of its {len(caption.text)} characters")
             if caption.text[slice(*span)] != phrase.phrase:
@@ -194,6 +186,5 @@ def checked_answers(
             if phrase.masks is not None:
                 masks = expect(phrase.masks, type(phrase.boxes), grounder, "masks")
                 expect_count(masks, count, grounder, "masks", "boxes")
-        for drop in expect_all(answer[1], Dropped, grounder, "drops of an answer"):
-            expect_valid(drop, Dropped, grounder, "a drop")
-    return list(checked)
+        expect_valid(answer[1], Sequence[Dropped], grounder, "drops")
+    return checked

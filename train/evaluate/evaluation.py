@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from sightline.hardware import versions
-from sightline.plugins import expect, expect_all, wrong
+from sightline.plugins import expect, expect_valid, wrong
 from sightline.wording import counted
 from train.code_digest import code_of_task
 from train.evaluate.result_files import alone_with
@@ -255,7 +255,9 @@ def _sentences(task: Task[Any]) -> Sequence[str]:
     sentences = task.sentences()
     if isinstance(sentences, str) or not isinstance(sentences, Iterable):
         raise wrong(task, "sentences", sentences, "an iterable of str")
-    return expect_all([*sentences], str, task, "sentences")
+    sentences = [*sentences]
+    expect_valid(sentences, list[str], task, "sentences")
+    return sentences
 
 
 def _cut(model: EvaluatedModel, task: Task[Any]) -> list[str]:

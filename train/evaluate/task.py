@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from sightline.errors import SightlineError
 from sightline.identity import Elsewhere, identity, version_of
-from sightline.plugins import expect, expect_all, expect_class, expect_json, expect_valid, wrong
+from sightline.plugins import expect, expect_class, expect_seam, expect_valid, wrong
 from sightline.settings import Registry, Settings, explain
 from train.evaluate.results import EvaluationSet, TaskResult
 
@@ -194,10 +194,10 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     task = kind(checked)
     task.name = registered
     task.identity = {**identity(checked), **version_of(kind)}
-    metrics = expect_all(task.metrics, Metric, task, "metrics")
-    expect_valid(list(metrics), list[Metric], task, "metrics")
+    expect_valid(task.metrics, Sequence[Metric], task, "metrics")
     expect_valid(tuple(task.warnings), tuple[str, ...], task, "warnings")
-    further = expect_json(task.settings_of_result(), task, "settings_of_result")
+    expect_seam(task, Task, "settings_of_result")
+    further = task.settings_of_result()
     for key in further.keys() & task.identity.keys():
         if further[key] != task.identity[key]:
             expected = "names that its settings do not have"

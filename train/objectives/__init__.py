@@ -6,12 +6,12 @@ checked before anything heavy is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
-from sightline.plugins import expect, expect_all, expect_json, expect_valid, wrong
+from sightline.plugins import expect, expect_seam, expect_valid, wrong
 from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective:
     from pydantic import ValidationError
 
     from sightline.cache.feature_kind import KINDS
-    from train.objectives.objective import FeatureNeed
+    from train.objectives.objective import FeatureNeed, Objective
 
     kind = objective_class(name)
     try:
@@ -79,14 +79,13 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective:
             expect(getattr(objective, attribute, None), str, objective, attribute)
         if objective.name != name:
             raise wrong(objective, "name", objective.name, f"{name!r}, as the entry point has it")
-        features = expect_all(objective.features, FeatureNeed, objective, "features")
-        expect_valid(list(features), list[FeatureNeed], objective, "features")
-        for need in features:
+        expect_valid(objective.features, Sequence[FeatureNeed], objective, "features")
+        for need in objective.features:
             if need.kind not in KINDS:
                 expected = f"one of {', '.join(KINDS)}"
                 raise wrong(objective, "features, kind", need.kind, expected)
         expect_valid(objective.weights, dict[str, float], objective, "weights")
-        expect_json(objective.describe(), objective, "describe")
+        expect_seam(objective, Objective, "describe")
         return objective
     except ValidationError as error:
         raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from sightline.plugins import OURS, expect, expect_all, expect_methods, package_of, wrong
+from sightline.plugins import OURS, expect, expect_seam, expect_valid, package_of, wrong
 from train.batch import Batch, Embeddings
 from train.objectives.objective import PROJECTION_DIM, FeatureNeed, Objective
 from train.schedule import Stream
@@ -91,7 +91,7 @@ _LOGGED = {"step", "loss", "dev", "learning_rate", "grad_norm", "sentences_per_s
 def module_of(objective: Objective, hidden: int, dims: Mapping[str, int]) -> ObjectiveModule:
     """What its `build` makes; SightlineError if that is no module of an objective."""
     built = expect(objective.build(hidden, dims), ObjectiveModule, objective, "build")
-    expect_methods(type(built), ObjectiveModule)
+    expect_seam(type(built), ObjectiveModule)
     return built
 
 
@@ -170,4 +170,6 @@ def statistics_of(objective: Objective, batch: Batch) -> dict[str, Tensor]:
 
 def warnings_of(objective: Objective, batches: Iterable[Batch]) -> Sequence[str]:
     """Its `warnings`; SightlineError if they are something else than lines of text."""
-    return expect_all(objective.warnings(batches), str, objective, "warnings")
+    found = objective.warnings(batches)
+    expect_valid(found, Sequence[str], objective, "warnings")
+    return found
