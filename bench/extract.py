@@ -45,7 +45,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.encoders.config import named_encoder
+from pipeline.encoders.names import named_encoder
 from pipeline.encoders.weights import seeded
 from pipeline.extract.decode import load_entry
 from pipeline.extract.decode_batches import Reader, decode_batch, decoded_batches

@@ -26,7 +26,7 @@ from drawn import photographs
 from harness import Cost, Report, median, options_of, timed
 
 from pipeline.datasets.prepared_output import prepare_dataset
-from pipeline.encoders.config import named_encoder
+from pipeline.encoders.names import named_encoder
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import inputs_of
 from pipeline.extract.runner import run

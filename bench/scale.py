@@ -120,7 +120,7 @@ def images(folder: Path, keys: Keys) -> str:
     """The plan of image extraction, from a manifest of as many images."""
     import torch
 
-    from pipeline.encoders.config import named_encoder
+    from pipeline.encoders.names import named_encoder
     from pipeline.extract.inputs import FeatureInputs, image_entries_of
     from sightline.cache.prepared import PreparedDataset
 
@@ -147,7 +147,7 @@ def captions(folder: Path, keys: Keys) -> str:
     """The plan of text extraction, with a teacher of random weights, from as many captions."""
     import torch
 
-    from pipeline.encoders.config import named_encoder
+    from pipeline.encoders.names import named_encoder
     from pipeline.extract.inputs import inputs_of
 
     path, model = caption_files(folder, len(keys))

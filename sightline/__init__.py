@@ -9,7 +9,8 @@ from sightline.lazy_names import lazy_names
 TYPE_CHECKING = False  # `typing` takes 7 ms, in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
     from pipeline.datasets.prepared_output import prepare_dataset
-    from pipeline.encoders.config import EncoderConfig, named_encoder
+    from pipeline.encoders.config import EncoderConfig
+    from pipeline.encoders.names import named_encoder
     from pipeline.extract.encode_missing import extract_features
     from pipeline.extract.settings import Machine
     from pipeline.extract.workers import run_workers
@@ -49,7 +50,7 @@ _PLACES = {
     "key_of_file": "sightline.cache",
     "keys_of_texts": "sightline.cache",
     "make_objective": "train.objectives",
-    "named_encoder": "pipeline.encoders.config",
+    "named_encoder": "pipeline.encoders.names",
     "prepare_dataset": "pipeline.datasets.prepared_output",
     "read_phrases": "sightline.cache.groundings",
     "run_workers": "pipeline.extract.workers",

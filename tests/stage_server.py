@@ -325,7 +325,7 @@ LIBRARIES += [
     "pipeline.encoders.encoder",
     "pipeline.extract.encode_missing",
 ]
-WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.open_clip_towers"]
+WITH_TORCH = ["torch", "torchvision.io", "open_clip", "pipeline.encoders.frozen_model"]
 
 
 def main() -> None:

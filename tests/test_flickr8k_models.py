@@ -24,7 +24,7 @@ from timm.data.config import resolve_model_data_config
 from timm.data.transforms_factory import create_transform
 
 import sightline as sl
-from pipeline.encoders.config import named_encoder
+from pipeline.encoders.names import named_encoder
 from sightline import SightlineError, key_of_file
 from train.evaluate.retrieval import chance
 

@@ -99,7 +99,7 @@ def extract(
     Example: sightline extract image --data photos --encoder resnet50 --weights random:0
     --out features/resnet50
     """
-    from pipeline.encoders.config import encoder_class, named_encoder
+    from pipeline.encoders.names import encoder_class, named_encoder
     from pipeline.extract.encode_missing import extract_job
     from pipeline.extract.inputs import inputs_of
     from pipeline.extract.runner import run

@@ -8,15 +8,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
-from pipeline.encoders.config import OPEN_CLIP_FILE, OpenClipConfig
+from pipeline.encoders.config import COMPUTED, ImageConfig
 from pipeline.encoders.encoder import ImageEncoder, TextEncoder
-from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import (
     Deviation,
     Finite,
@@ -43,7 +40,12 @@ from sightline.sentence_transformers_folder import tokenizer_sha256
 from sightline.settings import explain, listed
 from sightline.user_files import OBJECT, read_json, should_be
 
-open_clip: Any = require("open_clip", "this encoder")
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+OPEN_CLIP_FILE = "open_clip_config.json"
+"""The model config in a folder that open_clip writes for the hub."""
 
 _NEEDED = ("embed_dim", "vision_cfg", "text_cfg")
 _PREPROCESSING = ("mean", "std", "interpolation", "resize_mode", "fill_color")
@@ -56,6 +58,104 @@ _CHECKPOINTS = (
 """Files of weights in the order in which open_clip chooses one of a folder."""
 _Clean = Literal["lower", "whitespace", "canonicalize"]
 _TEXT_MODULES = ("text", "text_decoder", "transformer", "token_embedding", "ln_final")
+
+
+class OpenClipConfig(ImageConfig):
+    """Both towers of a CLIP: images and texts.
+
+    Attributes:
+        model: an open_clip name, a model config (JSON), an open_clip folder or ``hf-hub:NAME``
+            (weights: ``pretrained``).
+        channels_last: the memory layout of images and convolutions, for towers made of these
+            (ResNets are always run so).
+    """
+
+    family: Literal["open_clip"]
+    channels_last: Annotated[bool, COMPUTED] = False
+
+    @property
+    def file(self) -> Path | None:
+        """The JSON of a model config; None for a name or a folder."""
+        return Path(self.model) if self.model.endswith(".json") else None
+
+    def require_files(self) -> None:
+        if self.file and not self.file.is_file():
+            raise SightlineError(
+                f"{self.model}: no such file; expected the JSON of an open_clip model config"
+            )
+        super().require_files()
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        """The image tower, on `device`: images → projected CLIP features.
+
+        Raises:
+            SightlineError: unknown model or tag, unreadable self, weights that do not fit or are
+                unavailable, or a model and weights that disagree about QuickGELU.
+        """
+        from pipeline.encoders.frozen_model import FrozenModel
+
+        model, identity, dim, _ = _towers(self, _TEXT_MODULES)
+
+        def forward(images: Tensor) -> Tensor:
+            # CoCa's towers normalise by default, which cannot be undone.
+            return model.encode_image(images, normalize=False)
+
+        preprocessing = _preprocessing(model.visual.preprocess_cfg, identity.name)
+        frozen = FrozenModel(
+            model,
+            device,
+            precision,
+            forward,
+            channels_last=self.channels_last,
+            compiled=self.compile,
+        )
+        return frozen.image_encoder(identity, dim, preprocessing)
+
+    def build_text(self, device: torch.device, precision: str) -> TextEncoder:
+        """The text tower, on `device`: texts → projected CLIP features.
+
+        Every text is computed at the context length, the only one that the tower accepts; longer
+        texts are truncated to it, as CLIP does.
+
+        Raises:
+            SightlineError: as `build_image`; or a tokenizer with more tokens than the tower.
+        """
+        from pipeline.encoders.frozen_model import FrozenModel
+
+        model, identity, dim, text = _towers(self, ("visual", "text_decoder"))
+        context_length = text.context_length
+        tokenizer = _tokenizer(text, identity.name)
+
+        def forward(tokens: Tensor) -> Tensor:
+            return model.encode_text(tokens, normalize=False)
+
+        frozen = FrozenModel(model, device, precision, forward, compiled=self.compile)
+
+        def count_cut(texts: Sequence[str]) -> int:
+            return sum(count > context_length for count in _token_counts(tokenizer, texts))
+
+        def lengths(texts: Sequence[str]) -> list[int]:
+            return [context_length] * len(texts)
+
+        def inputs(texts: Sequence[str], length: int) -> list[Tensor]:
+            if length != context_length:
+                raise ValueError(f"length is {length}; this tower takes {context_length} only")
+            return [tokenizer(list(texts))]  # int64 [n, context length]
+
+        preprocessing: dict[str, object] = {
+            "tokenizer": type(tokenizer).__name__,
+            "tokenizer_sha256": _tokenizer_sha256(tokenizer),
+            "tokenizer_options": text.tokenizer_options,
+            "context_length": context_length,
+            "pooling": "the model's own: text projection",
+        }
+        if text.hf_model_name:
+            preprocessing["config_sha256"] = config_sha256(Pretrained(text.hf_model_name))
+        return frozen.text_encoder(identity, dim, preprocessing, lengths, inputs, count_cut)
+
+
+def _open_clip() -> Any:
+    return require("open_clip", "this encoder")
 
 
 _Size = Annotated[int, Field(ge=1)]
@@ -178,6 +278,8 @@ def _towers(
     Args:
         unused: modules that only the other tower needs; they are dropped.
     """
+    import torch
+
     config.require_files()
     spec = config.weights_spec
     weights, source, revision = Path(spec.value), spec.value, ""
@@ -197,13 +299,13 @@ def _towers(
         architecture, preprocessing = _read_config(path)
     else:
         name = config.model.replace("/", "-")
-        architecture = open_clip.get_model_config(name)
+        architecture = _open_clip().get_model_config(name)
         if architecture is None:
             every = "open_clip.list_models() in Python"
             raise SightlineError(
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config, "
                 f"a folder with {OPEN_CLIP_FILE} or one of "
-                f"{listed(config.model, open_clip.list_models(), every)}"
+                f"{listed(config.model, _open_clip().list_models(), every)}"
             )
     text = _text_config(architecture, config.model, path)
     if path is not None:
@@ -217,7 +319,7 @@ def _towers(
         published = _published(name, spec.value, architecture)
         preprocessing = {key: published.get(key) for key in _PREPROCESSING}
         with quiet(), from_hub(config.model, f"weights {spec.value!r}"):
-            weights = Path(open_clip.download_pretrained(published))
+            weights = Path(_open_clip().download_pretrained(published))
         revision = str(published.get("hf_hub") or weights.stem).rstrip("/")
     overrides = {"mean": config.mean, "std": config.std, "interpolation": config.interpolation}
     preprocessing |= {key: value for key, value in overrides.items() if value}
@@ -238,7 +340,7 @@ def _folder(config: OpenClipConfig) -> Pretrained | None:
     """The folder or hub model, written by open_clip's ``push_to_hf_hub``, that `config` names."""
     name = config.model.removeprefix("local-dir:")
     on_hub = name.removeprefix("hf-hub:")
-    known = config.model.replace("/", "-") in open_clip.list_models()
+    known = config.model.replace("/", "-") in _open_clip().list_models()
     if on_hub != name or (Path(name).is_dir() and not known):
         return Pretrained(on_hub, config.weights_spec.revision)
     return None
@@ -270,14 +372,18 @@ def _untrained(
         (Path(folder) / "open_clip_config.json").write_text(text, encoding="utf-8")
         with seeded(seed), quiet(), reaching(name, "model configuration"):
             try:
-                return open_clip.create_model(
-                    f"local-dir:{folder}",
-                    load_weights=False,
-                    pretrained_image=False,
-                    pretrained_text=False,
-                    precision="fp32",
-                    device="cpu",
-                ).eval()
+                return (
+                    _open_clip()
+                    .create_model(
+                        f"local-dir:{folder}",
+                        load_weights=False,
+                        pretrained_image=False,
+                        pretrained_text=False,
+                        precision="fp32",
+                        device="cpu",
+                    )
+                    .eval()
+                )
             except (OSError, MemoryError, SightlineError):
                 raise
             except Exception as error:  # whatever it meets in values that it does not check
@@ -310,9 +416,9 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _published(name: str, tag: str, architecture: Mapping[str, Any]) -> Mapping[str, Any]:
     """The library's record of published weights of the model `name`."""
-    record = open_clip.get_pretrained_cfg(name, tag)
+    record = _open_clip().get_pretrained_cfg(name, tag)
     if not record:
-        raise unknown_tag(name, tag, open_clip.list_pretrained_tags_by_model(name))
+        raise unknown_tag(name, tag, _open_clip().list_pretrained_tags_by_model(name))
     quick = bool(record.get("quick_gelu"))
     if quick != bool(architecture.get("quick_gelu")):
         # open_clip only warns and uses the wrong activation; the features would be wrong.
@@ -328,7 +434,7 @@ def _load(model: Any, state: Mapping[str, Tensor], source: str, name: str) -> No
     """Load `state`, accepting the two older layouts that open_clip itself still reads."""
     tensors = dict(state)
     if "positional_embedding" in tensors and not hasattr(model, "positional_embedding"):
-        tensors = open_clip.model.convert_to_custom_text_state_dict(tensors)
+        tensors = _open_clip().model.convert_to_custom_text_state_dict(tensors)
     # Not trained and not used: the buffer of position numbers that old text towers saved.
     tensors.pop("text.transformer.embeddings.position_ids", None)
     expected = model.state_dict()
@@ -337,31 +443,6 @@ def _load(model: Any, state: Mapping[str, Tensor], source: str, name: str) -> No
         if key in tensors and key in expected and tensors[key].numel() == expected[key].numel():
             tensors[key] = tensors[key].reshape(expected[key].shape)
     load_exactly(model, tensors, source, name)
-
-
-def build_image(config: OpenClipConfig, device: torch.device, precision: str) -> ImageEncoder:
-    """The image tower that `config` names, on `device`: images → projected CLIP features.
-
-    Raises:
-        SightlineError: unknown model or tag, unreadable config, weights that do not fit or are
-            unavailable, or a model and weights that disagree about QuickGELU.
-    """
-    model, identity, dim, _ = _towers(config, _TEXT_MODULES)
-
-    def forward(images: Tensor) -> Tensor:
-        # CoCa's towers normalise by default, which cannot be undone.
-        return model.encode_image(images, normalize=False)
-
-    preprocessing = _preprocessing(model.visual.preprocess_cfg, identity.name)
-    frozen = FrozenModel(
-        model,
-        device,
-        precision,
-        forward,
-        channels_last=config.channels_last,
-        compiled=config.compile,
-    )
-    return frozen.image_encoder(identity, dim, preprocessing)
 
 
 def _preprocessing(cfg: Mapping[str, Any], name: str) -> ImagePreprocessing:
@@ -392,47 +473,6 @@ def _triple(value: Any) -> tuple[float, float, float]:
     return values[0], values[1], values[2]
 
 
-def build_text(config: OpenClipConfig, device: torch.device, precision: str) -> TextEncoder:
-    """The text tower that `config` names, on `device`: texts → projected CLIP features.
-
-    Every text is computed at the context length, the only one that the tower accepts; longer texts
-    are truncated to it, as CLIP does.
-
-    Raises:
-        SightlineError: as `build_image`; or a tokenizer with more tokens than the tower.
-    """
-    model, identity, dim, text = _towers(config, ("visual", "text_decoder"))
-    context_length = text.context_length
-    tokenizer = _tokenizer(text, identity.name)
-
-    def forward(tokens: Tensor) -> Tensor:
-        return model.encode_text(tokens, normalize=False)
-
-    frozen = FrozenModel(model, device, precision, forward, compiled=config.compile)
-
-    def count_cut(texts: Sequence[str]) -> int:
-        return sum(count > context_length for count in _token_counts(tokenizer, texts))
-
-    def lengths(texts: Sequence[str]) -> list[int]:
-        return [context_length] * len(texts)
-
-    def inputs(texts: Sequence[str], length: int) -> list[Tensor]:
-        if length != context_length:
-            raise ValueError(f"length is {length}; this tower takes {context_length} only")
-        return [tokenizer(list(texts))]  # int64 [n, context length]
-
-    preprocessing: dict[str, object] = {
-        "tokenizer": type(tokenizer).__name__,
-        "tokenizer_sha256": _tokenizer_sha256(tokenizer),
-        "tokenizer_options": text.tokenizer_options,
-        "context_length": context_length,
-        "pooling": "the model's own: text projection",
-    }
-    if text.hf_model_name:
-        preprocessing["config_sha256"] = config_sha256(Pretrained(text.hf_model_name))
-    return frozen.text_encoder(identity, dim, preprocessing, lengths, inputs, count_cut)
-
-
 def _tokenizer(text: _TextConfig, model: str) -> Any:
     """The tokenizer that the model config specifies.
 
@@ -447,12 +487,12 @@ def _tokenizer(text: _TextConfig, model: str) -> Any:
             Pretrained(name).tokenizer()  # one that knows no word is refused
         fetching = reaching if is_folder else from_hub
         with fetching(model, f"tokenizer {name!r}"), quiet():
-            tokenizer = open_clip.tokenizer.HFTokenizer(
+            tokenizer = _open_clip().tokenizer.HFTokenizer(
                 name, tokenizer_mode=text.tokenizer_mode, trust_remote_code=False, **options
             )
         size = len(tokenizer.tokenizer)
     else:
-        tokenizer = open_clip.SimpleTokenizer(**options)
+        tokenizer = _open_clip().SimpleTokenizer(**options)
         size = tokenizer.vocab_size
     room = text.vocab_size or size
     if not text.hf_model_name and size > room:
@@ -467,7 +507,7 @@ def _token_counts(tokenizer: Any, texts: Sequence[str]) -> list[int]:
     """Tokens, special ones included and none cut, of each text that may have too many."""
     # of ASCII text, no tokenizer makes more tokens than characters, but for special ones
     long = [t for t in texts if len(t) > tokenizer.context_length - 4 or not t.isascii()]
-    if not isinstance(tokenizer, open_clip.tokenizer.HFTokenizer):
+    if not isinstance(tokenizer, _open_clip().tokenizer.HFTokenizer):
         return [len(tokenizer.encode(text)) + 2 for text in long]
     clips = tokenizer.tokenizer_mode == "clips"  # adds its own special tokens
     clean = [tokenizer.clean_fn(text) for text in long]

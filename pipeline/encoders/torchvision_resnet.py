@@ -6,15 +6,13 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlparse
 
-import torch
-from torch import Tensor, nn
+from pydantic import Field
 
-from pipeline.encoders.config import RESNETS, TorchvisionConfig
+from pipeline.encoders.config import OF_INPUT, ImageConfig
 from pipeline.encoders.encoder import ImageEncoder
-from pipeline.encoders.frozen_model import FrozenModel
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD, ImagePreprocessing
 from pipeline.encoders.weights import (
     identity_of,
@@ -27,37 +25,60 @@ from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.pretrained import quiet, reaching
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-def build_image(config: TorchvisionConfig, device: torch.device, precision: str) -> ImageEncoder:
-    """The ResNet that `config` names, on `device`: images → its global average pooling.
+RESNETS = ("resnet18", "resnet50", "resnet101", "resnet152")
+_Pixels = Annotated[int, Field(ge=1, le=4096)]
 
-    Loads only the trunk: a checkpoint's classifier, with any number of classes, is dropped.
 
-    Raises:
-        SightlineError: unknown model, unknown tag, or weights that do not fit or are unavailable.
+class TorchvisionConfig(ImageConfig):
+    """ResNets: images.
+
+    Attributes:
+        resize, crop: in pixels: shorter side, and side of the centre crop.
     """
-    if config.model not in RESNETS:
-        raise SightlineError(
-            f"unknown torchvision model {config.model!r}; available: {', '.join(RESNETS)}"
-        )
-    models = require("torchvision", "this encoder").models
-    spec = config.weights_spec
-    with seeded(spec.seed), quiet():
-        model = models.get_model(config.model, weights=None)
-    dim = model.fc.in_features
-    model.fc = nn.Identity()
-    revision = ""
-    if spec.kind == "file":
-        load_exactly(model, _trunk(read_state_dict(Path(spec.value))), spec.value, config.model)
-    elif spec.kind == "pretrained":
-        tag, revision, state = _published(models, config.model, spec.value)
-        load_exactly(model, _trunk(state), f"pretrained:{tag}", config.model)
-        spec = replace(spec, value=tag)
-    identity = identity_of(model, f"torchvision/{config.model}", spec, revision)
-    # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
-    # independent of their position in the batch.
-    frozen = FrozenModel(model, device, precision, channels_last=True, compiled=config.compile)
-    return frozen.image_encoder(identity, dim, _preprocessing(config))
+
+    family: Literal["torchvision"]
+    resize: Annotated[_Pixels | None, OF_INPUT] = None
+    crop: Annotated[_Pixels | None, OF_INPUT] = None
+
+    def build_image(self, device: torch.device, precision: str) -> ImageEncoder:
+        """The ResNet, on `device`: images → its global average pooling.
+
+        Loads only the trunk: a checkpoint's classifier, with any number of classes, is dropped.
+
+        Raises:
+            SightlineError: unknown model, unknown tag, or weights that do not fit or are
+                unavailable.
+        """
+        from torch import nn
+
+        from pipeline.encoders.frozen_model import FrozenModel
+
+        if self.model not in RESNETS:
+            raise SightlineError(
+                f"unknown torchvision model {self.model!r}; available: {', '.join(RESNETS)}"
+            )
+        models = require("torchvision", "this encoder").models
+        spec = self.weights_spec
+        with seeded(spec.seed), quiet():
+            model = models.get_model(self.model, weights=None)
+        dim = model.fc.in_features
+        model.fc = nn.Identity()
+        revision = ""
+        if spec.kind == "file":
+            load_exactly(model, _trunk(read_state_dict(Path(spec.value))), spec.value, self.model)
+        elif spec.kind == "pretrained":
+            tag, revision, state = _published(models, self.model, spec.value)
+            load_exactly(model, _trunk(state), f"pretrained:{tag}", self.model)
+            spec = replace(spec, value=tag)
+        identity = identity_of(model, f"torchvision/{self.model}", spec, revision)
+        # Convolutions are 1.2 to 5 times as fast with channels last on a CPU, and rows stay
+        # independent of their position in the batch.
+        frozen = FrozenModel(model, device, precision, channels_last=True, compiled=self.compile)
+        return frozen.image_encoder(identity, dim, _preprocessing(self))
 
 
 def _trunk(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -66,6 +87,8 @@ def _trunk(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _published(models: Any, model: str, tag: str) -> tuple[str, str, dict[str, Tensor]]:
     """(tag, file name, state dict) of published weights. Resolves the tag ``DEFAULT``."""
+    import torch
+
     choices = models.get_model_weights(model)
     if tag not in choices.__members__:
         raise unknown_tag(model, tag, [*choices.__members__])

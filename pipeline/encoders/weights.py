@@ -8,18 +8,18 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained, check_finite
 from sightline.user_files import OBJECT, read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _SHOWN = 3
 _SINGLE = (
@@ -38,6 +38,8 @@ def seeded(seed: int) -> Iterator[None]:
 
     Models are always built on the CPU, so that a seed gives the same model on every device.
     """
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -48,6 +50,8 @@ def state_dict_sha256(state: Mapping[str, Tensor]) -> str:
 
     It does not depend on the tensors' file format or order.
     """
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
@@ -67,6 +71,9 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         SightlineError: no such file, unreadable, or containing more than tensors. Nothing is
             unpickled beyond what ``weights_only=True`` allows.
     """
+    import torch
+    from safetensors.torch import load_file
+
     require_weights(path)
     try:
         if path.suffix == ".safetensors":
@@ -87,7 +94,9 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     for nested in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(nested), Mapping):
             state = state[nested]
-    if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
+    if not isinstance(state, Mapping) or not all(
+        isinstance(t, torch.Tensor) for t in state.values()
+    ):
         raise SightlineError(f"{path}: expected a state dict (name → tensor), found something else")
     tensors = {str(name): tensor for name, tensor in state.items()}
     if tensors and all(name.startswith("module.") for name in tensors):
@@ -170,6 +179,8 @@ def build_model(source: Pretrained, spec: WeightsSpec, architecture: Any, settin
     Raises:
         SightlineError: see `Pretrained` and `load_exactly`.
     """
+    import torch
+
     if spec.kind == "pretrained":
         return source.model(architecture, settings)
     with seeded(spec.seed), source.reading("configuration"):

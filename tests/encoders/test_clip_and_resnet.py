@@ -14,7 +14,6 @@ import torchvision
 from safetensors.torch import save_file
 from tiny_models import CLIP, clip_config
 
-from pipeline.encoders import open_clip_towers
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.frozen_model import FrozenModel
 from sightline.errors import SightlineError
@@ -106,7 +105,7 @@ def test_only_the_tower_in_use_is_kept(tmp_path, monkeypatch):
         kept.append({name.partition(".")[0] for name, _ in model.named_parameters()})
         return FrozenModel(model, *arguments, **options)
 
-    monkeypatch.setattr(open_clip_towers, "FrozenModel", freeze)
+    monkeypatch.setattr("pipeline.encoders.frozen_model.FrozenModel", freeze)
     config(path, "random:0").build_text(CPU, "fp32")
     config(path, "random:0").build_image(CPU, "fp32")
     text, image = kept

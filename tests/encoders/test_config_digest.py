@@ -7,7 +7,8 @@ import pytest
 import torch
 from tiny_models import CLIP, bert_folder, clip_config
 
-from pipeline.encoders.config import EncoderConfig, named_encoder
+from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.names import named_encoder
 from sightline import FeatureSet, SightlineError, extract_features
 from sightline.config_digest import WITHOUT_EFFECT, config_sha256
 from sightline.pretrained import Pretrained

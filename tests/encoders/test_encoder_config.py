@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from tiny_models import clip_config
 from torch import nn
 
-from pipeline.encoders.config import EncoderConfig, WeightsSpec, named_encoder, parse_weights
+from pipeline.encoders.config import EncoderConfig, WeightsSpec, parse_weights
+from pipeline.encoders.names import named_encoder
 from pipeline.encoders.weights import (
     identity_of,
     load_exactly,

@@ -14,8 +14,8 @@ import torchvision
 from safetensors.torch import save_file
 from tiny_models import bert_folder, clip_config
 
-from pipeline.encoders.config import named_encoder
 from pipeline.encoders.frozen_model import cast_weights
+from pipeline.encoders.names import named_encoder
 from pipeline.extract.encode_missing import precision_rule
 from sightline.errors import SightlineError
 

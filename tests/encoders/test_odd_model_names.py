@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import bert_folder, clip_config
 
-from pipeline.encoders.config import named_encoder
+from pipeline.encoders.names import named_encoder
 from sightline.pretrained import Pretrained
 
 TEXTS = ["a red cat runs", "a dog sits"]

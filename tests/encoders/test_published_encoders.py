@@ -36,7 +36,7 @@ from transformers import (
     SiglipModel,
 )
 
-from pipeline.encoders.config import named_encoder
+from pipeline.encoders.names import named_encoder
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer
 
 from pipeline.encoders.config import EncoderConfig
-from pipeline.encoders.transformers_text import bucket
+from pipeline.encoders.transformers_models import bucket
 from pipeline.encoders.weights import state_dict_sha256
 from sightline.errors import SightlineError
 from train.embed import Embedder

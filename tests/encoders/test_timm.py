@@ -18,8 +18,8 @@ from timm.data.config import resolve_model_data_config
 from timm.data.transforms import ResizeKeepRatio, str_to_interp_mode
 from timm.data.transforms_factory import create_transform
 
-from pipeline.encoders.config import named_encoder
 from pipeline.encoders.encoder import ImageEncoder
+from pipeline.encoders.names import named_encoder
 from sightline.errors import SightlineError
 
 CPU = torch.device("cpu")

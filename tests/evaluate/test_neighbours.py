@@ -22,7 +22,7 @@ from PIL import Image
 from small_inputs import CLIP, write_clip
 from tiny_encoder import make_encoder
 
-from pipeline.encoders.config import named_encoder
+from pipeline.encoders.names import named_encoder
 from pipeline.grounding.page_pictures import photographs
 from sightline.cache import IMAGES, FeatureSet, key_of_file, write_manifest
 from sightline.errors import SightlineError

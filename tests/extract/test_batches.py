@@ -18,8 +18,8 @@ from PIL import Image
 from small_inputs import write_photos
 from torch import nn
 
-from pipeline.encoders.config import named_encoder
 from pipeline.encoders.encoder import TextEncoder
+from pipeline.encoders.names import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import load_entry
 from pipeline.extract.decode_batches import Feed, Reader, decode_batch

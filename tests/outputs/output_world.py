@@ -20,8 +20,8 @@ from train.evaluate.results import save_result
 LIBRARIES = [
     *("open_clip", "torchvision.io", "train.train_run", "train.report.write"),
     *(
-        "pipeline.encoders.open_clip_towers",
-        "pipeline.encoders.transformers_text",
+        "pipeline.encoders.frozen_model",
+        "transformers",
         "pipeline.grounding.ground",
     ),
     *("pipeline.interchange.mcse_files", "pipeline.tokenize_texts"),

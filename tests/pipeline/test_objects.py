@@ -13,7 +13,7 @@ from PIL import Image
 from prepared_data import as_prepared
 from small_inputs import write_clip
 
-from pipeline.encoders.config import named_encoder
+from pipeline.encoders.names import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode_batches, objects
 from pipeline.extract.decode import ImageError

@@ -20,7 +20,9 @@ from pipeline.cli.train import options_of as options_of_objective
 from pipeline.datasets.pairs import CocoSource, PairsSource
 from pipeline.datasets.source import Source
 from pipeline.datasets.webdataset import WebDatasetSource
-from pipeline.encoders.config import EncoderConfig, TorchvisionConfig, named_encoder
+from pipeline.encoders.config import EncoderConfig
+from pipeline.encoders.names import named_encoder
+from pipeline.encoders.torchvision_resnet import TorchvisionConfig
 from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine
 from pipeline.grounding.settings import GroundingSettings
 from pipeline.params import Params

@@ -31,6 +31,7 @@ HEAVY = (
     *("scipy", "sklearn", "matplotlib", "datasets", "mteb", "dvc", "ray"),
 )
 MODULES = (
+    *("pipeline.encoders.open_clip_towers", "pipeline.encoders.transformers_models"),
     *("pipeline.stages", "pipeline.params", "pipeline.extract.runner", "pipeline.extract.inputs"),
     *("pipeline.grounding.ground", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
     *("train.train_run", "train.distributed", "train.objectives.combined", "train.objectives.dalr"),

@@ -189,8 +189,8 @@ def _of_encoder(
     device: str,
 ) -> dict[str, ModelNeighbours]:
     """The nearest images by a frozen encoder, whose image tower made ``features``."""
-    from pipeline.encoders.config import named_encoder
     from pipeline.encoders.encoder import checked_encoder
+    from pipeline.encoders.names import named_encoder
     from sightline.cache import FeatureSet
     from sightline.devices import pick_device
     from train.evaluate.neighbours import find_images_by_rows
