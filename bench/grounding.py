@@ -32,10 +32,10 @@ from sam2.sam2_image_predictor import SAM2ImagePredictor
 from pipeline.extract.runner import run
 from pipeline.extract.settings import Machine
 from pipeline.grounding.captioned_images import CaptionedImage
-from pipeline.grounding.florence2 import TASK, Florence2Grounder
+from pipeline.grounding.florence2 import TASK, Florence2Grounder, Florence2Settings
 from pipeline.grounding.ground import grounding_job
+from pipeline.grounding.grounding_settings import Rules
 from pipeline.grounding.protocols import Caption
-from pipeline.grounding.settings import Florence2Settings, Rules
 from sightline.cache import Place, key_of_file
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.devices import computing

@@ -23,9 +23,8 @@ from transformers import (
 )
 
 from pipeline.grounding.noun_phrases import noun_phrases
-from pipeline.grounding.segmenters import sam2
 from pipeline.grounding.segmenters.prompted import PromptedSegmenter
-from pipeline.grounding.settings import Sam2Settings
+from pipeline.grounding.segmenters.sam2 import Sam2Settings
 
 SMALL_SIZE = 256
 """Edge of the small models' inputs, in pixels; Florence-2's is 768, SAM 2's 1024."""
@@ -140,4 +139,4 @@ def segmenter(full: bool, folder: Path, device: torch.device, precision: str) ->
         settings.model.image_encoder.neck.backbone_channel_list = [128, 64, 32, 16]
         model = str(folder / "small.yaml")
         OmegaConf.save(settings, model)
-    return sam2.build(Sam2Settings(model=model, weights="random:0"), device, precision)
+    return Sam2Settings(model=model, weights="random:0").build(device, precision)

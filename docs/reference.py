@@ -16,7 +16,8 @@ from pipeline.cli.model_options import types_of
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.settings import CutoutRules
-from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
+from pipeline.grounding.grounding_settings import Rules
+from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from pipeline.params import Joined, Params, Run, System
 from sightline.settings import FamilySettings, Registry, field_help
 from train.evaluate.task import TASKS, task_class

@@ -23,7 +23,7 @@ from pydantic import (
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.settings import ExtractSettings, Machine
-from pipeline.grounding.settings import GroundingSettings
+from pipeline.grounding.grounding_settings import GroundingSettings
 from sightline import user_files
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.record import Kind

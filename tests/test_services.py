@@ -364,7 +364,7 @@ def test_a_description_cannot_hold_the_key(site, data, tmp_path, server, capsys,
     monkeypatch.setattr(RemoteGrounder, "describe", lambda self: {"key": self._client._key})
     assert sightline(*words(server, data, tmp_path / "out")) == 1
     said = capsys.readouterr().err
-    assert "describe: found" in said
+    assert "describe of what it makes: found" in said
     assert KEY not in said
     assert not server.asked
 

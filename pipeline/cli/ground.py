@@ -61,7 +61,8 @@ def ground(
     --grounder grounding-dino:IDEA-Research/grounding-dino-base --segmenter box --out objects/mine
     """
     from pipeline.grounding.ground import ground_dataset
-    from pipeline.grounding.settings import GrounderSettings, GroundingSettings, SegmenterSettings
+    from pipeline.grounding.grounding_settings import GroundingSettings
+    from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
     from sightline.cache.groundings import grounding_counts
     from sightline.cache.prepared import PreparedDataset
     from sightline.heap import keep_heap

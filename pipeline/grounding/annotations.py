@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pipeline.grounding.protocols import (
     Grounder,
     GroundingError,
 )
-from pipeline.grounding.settings import BoxFormat
+from pipeline.grounding.settings import DESCRIBED, GrounderSettings
 from pipeline.grounding.spans import SpanFinder
 from sightline.arrow_files import schema_of
 from sightline.cache import PHRASES, key_column, key_of_file, read_manifest
@@ -40,7 +40,31 @@ from sightline.errors import CacheError, SightlineError
 from sightline.file_kinds import file_kind
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+BoxFormat = Literal["xyxy", "xywh", "rel_xyxy", "rel_xywh"]
+"""Corners, or a corner with width and height; in pixels, or from 0 to 1 of the image."""
+
+
+class AnnotationSettings(GrounderSettings):
+    """Human-drawn boxes.
+
+    Attributes:
+        path: a table of boxes, a phrases manifest, or the folder of Flickr30k Entities.
+        box_format: of a table without that column; null is xyxy.
+    """
+
+    needs_device = False
+    family: Literal["annotations"]
+    path: Annotated[Path, DESCRIBED]
+    box_format: Annotated[BoxFormat | None, DESCRIBED] = None
+
+    def require_files(self) -> None:
+        require_annotations(self.path)
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        return open_annotations(self.path, self.box_format)
 
 
 def open_annotations(path: Path, box_format: BoxFormat | None = None) -> Grounder:

@@ -17,6 +17,7 @@ from torch import Tensor
 from pipeline.extract.decode import EncodedImage, ImageError, load_bytes
 from pipeline.extract.services import Service
 from pipeline.grounding.captioned_images import CaptionedImage
+from pipeline.grounding.grounding_settings import Rules
 from pipeline.grounding.protocols import (
     Answer,
     Caption,
@@ -28,7 +29,6 @@ from pipeline.grounding.protocols import (
     checked_answers,
 )
 from pipeline.grounding.rules import hull, select
-from pipeline.grounding.settings import Rules
 from sightline.cache import key_of_text
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.parts import Failure

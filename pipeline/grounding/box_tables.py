@@ -30,9 +30,8 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from pipeline.datasets.manifests import cleaned
-from pipeline.grounding.annotations import DrawnBoxes, folded
+from pipeline.grounding.annotations import BoxFormat, DrawnBoxes, folded
 from pipeline.grounding.captioned_images import CaptionedImages
-from pipeline.grounding.settings import BoxFormat
 from sightline.cache import key_column
 from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
 from sightline.cache.manifest import KEY, image_names, key_array

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.grounding.grounding_settings import CaptionChoice
 from pipeline.grounding.protocols import Caption
-from pipeline.grounding.settings import CaptionChoice
 from sightline.cache import Place, key_column, key_of_text, places_of
 from sightline.cache.chunks import taken
 from sightline.cache.keys import Keys, find_keys, unique_sorted

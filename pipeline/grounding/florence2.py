@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
-from pipeline.grounding.settings import Florence2Settings
+from pipeline.grounding.settings import DESCRIBED, ModelSettings
 from pipeline.grounding.spans import SpanFinder
 from sightline.devices import computing
 from sightline.errors import SightlineError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pipeline.grounding.protocols import Grounder
 
 TASK = "<CAPTION_TO_PHRASE_GROUNDING>"
 _PROMPT = "Locate the phrases in the caption: {}"  # the processor's expansion of TASK
 _SPECIAL = re.compile(r"<s>|</s>|<pad>")
 _LOCATED = re.compile(r"([^<]*)((?:<loc_\d+>)*)")
+
+
+class Florence2Settings(ModelSettings):
+    """Florence-2.
+
+    Attributes:
+        beams: beams of the decoder's search.
+        max_length: maximum length of the answer, in tokens; the model's positions at most.
+    """
+
+    family: Literal["florence2"]
+    beams: Annotated[int, DESCRIBED] = Field(default=3, ge=1, le=64)
+    max_length: Annotated[int, DESCRIBED] = Field(default=1024, ge=8)
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        return Florence2Grounder.load(self, device, precision)
 
 
 class Florence2Grounder(ModelGrounder[Florence2Settings]):
@@ -110,6 +131,8 @@ def parse_answer(
         size: (width, height) of the image in pixels.
         post_processor: `Florence2PostProcessor`.
     """
+    import torch
+
     parsed = post_processor(text=answer, image_size=size, parse_tasks="phrase_grounding")
     finder = SpanFinder(caption, ascii_only=True)  # the post-processing drops all but ASCII
     phrases: list[Grounded] = []

@@ -16,8 +16,8 @@ from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
 from pipeline.extract.services import Service
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
+from pipeline.grounding.grounding_settings import GroundingSettings, Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
-from pipeline.grounding.settings import GroundingSettings, Rules
 from sightline.atomic_files import check_apart
 from sightline.cache.cutout_identity import CROP_RULE
 from sightline.cache.groundings import grounding_counts

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline.grounding import noun_phrases
 from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
-from pipeline.grounding.settings import GroundingDinoSettings
+from pipeline.grounding.settings import DESCRIBED, ModelSettings, Share
 from sightline.devices import computing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pipeline.grounding.protocols import Grounder
+
+
+class GroundingDinoSettings(ModelSettings):
+    """Grounding DINO; the default thresholds are those of its authors' demo.
+
+    Attributes:
+        box_threshold: a box is kept if any token of the text scores higher for it.
+        text_threshold: a phrase gets a box if one of the phrase's tokens scores higher for it.
+    """
+
+    family: Literal["grounding-dino"]
+    box_threshold: Annotated[Share, DESCRIBED] = 0.35
+    text_threshold: Annotated[Share, DESCRIBED] = 0.25
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        return GroundingDinoGrounder.load(self, device, precision)
+
+
+class MMGroundingDinoSettings(GroundingDinoSettings):
+    """MM Grounding DINO or LLMDet, with the parameters of Grounding DINO."""
+
+    family: Literal["mm-grounding-dino"]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        return MMGroundingDinoGrounder.load(self, device, precision)
 
 
 @dataclass(frozen=True)
@@ -74,6 +102,8 @@ class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
         self, images: Sequence[Tensor], queries: Sequence[_Query]
     ) -> list[tuple[Tensor, Tensor]]:
         """For each image: boxes float32 [q, 4] in pixels, token scores float32 [q, tokens]."""
+        import torch
+
         inputs = self._processor.image_processor(images=list(images), return_tensors="pt")
         longest = max(len(query.input_ids) for query in queries)
         ids = torch.full((len(queries), longest), self._processor.tokenizer.pad_token_id)
@@ -101,6 +131,8 @@ class GroundingDinoGrounder(ModelGrounder[GroundingDinoSettings]):
         ]
 
     def _answer(self, caption: str, query: _Query, output: tuple[Tensor, Tensor] | None) -> Answer:
+        import torch
+
         if output is None:
             if query.beyond:
                 return [], [self._beyond(caption, span) for span in query.beyond]

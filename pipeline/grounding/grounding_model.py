@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, Self, TypeVar
-
-import torch
-import transformers
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from pipeline.encoders.config import WeightsSpec, parse_weights
 from pipeline.encoders.weights import build_model, identity_of
@@ -15,6 +12,9 @@ from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.pretrained import Pretrained
 from sightline.sentence_transformers_folder import tokenizer_sha256
+
+if TYPE_CHECKING:
+    import torch
 
 _PROCESSING = ("preprocessor_config.json", "processor_config.json")
 _Settings = TypeVar("_Settings", bound=ModelSettings)
@@ -63,6 +63,8 @@ class ModelGrounder(Generic[_Settings]):
         Raises:
             SightlineError: see `Pretrained`; or a checkpoint of a different model.
         """
+        import transformers
+
         spec = parse_weights(settings.weights)
         source = Pretrained(settings.model, spec.revision)
         config = source.config()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_area, box_iou, clip_boxes_to_image
 
+from pipeline.grounding.grounding_settings import Rules
 from pipeline.grounding.protocols import Dropped, Grounded, Reason
-from pipeline.grounding.settings import Rules
 
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom edge, in pixels."""

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline.grounding import noun_phrases
 from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
-from pipeline.grounding.settings import Sam3Settings
+from pipeline.grounding.settings import DESCRIBED, ModelSettings, Share
 from sightline.devices import computing
 from sightline.sentence_transformers_folder import count_longer
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pipeline.grounding.protocols import Grounder
+
+    Found = tuple[Tensor, Tensor, Tensor]
+    """Boxes float32 [k, 4] in pixels, scores float32 [k], masks bool [k, h, w] of one phrase."""
 
 MAX_TOKENS = 32
 """Tokens of a phrase that the model reads, as in its processor."""
 
-Found = tuple[Tensor, Tensor, Tensor]
-"""Boxes float32 [k, 4] in pixels, scores float32 [k], masks bool [k, h, w] of one phrase."""
+
+class Sam3Settings(ModelSettings):
+    """SAM 3; the default thresholds are those of its processor. Its masks need no segmenter.
+
+    Attributes:
+        threshold: a box is kept if its score is higher.
+        mask_threshold: a pixel belongs to a mask if its probability is higher.
+    """
+
+    family: Literal["sam3"]
+    threshold: Annotated[Share, DESCRIBED] = 0.3
+    mask_threshold: Annotated[Share, DESCRIBED] = 0.5
+
+    def build(self, device: torch.device, precision: str) -> Grounder:
+        return Sam3Grounder.load(self, device, precision)
 
 
 class Sam3Grounder(ModelGrounder[Sam3Settings]):

@@ -24,12 +24,8 @@ from pipeline.extract.encode_missing import extract_job
 from pipeline.extract.inputs import inputs_of
 from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
 from pipeline.grounding import ground
-from pipeline.grounding.settings import (
-    GrounderSettings,
-    GroundingSettings,
-    Rules,
-    SegmenterSettings,
-)
+from pipeline.grounding.grounding_settings import GroundingSettings, Rules
+from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from sightline.identity import Outside, declared
 
 CHOSEN = {"family"}

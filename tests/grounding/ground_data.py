@@ -18,9 +18,9 @@ from torch import Tensor
 from pipeline.extract.runner import SetSummary, run
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.ground import grounding_job
+from pipeline.grounding.grounding_settings import CaptionChoice, Rules
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
 from pipeline.grounding.segmenters.box import BoxSegmenter
-from pipeline.grounding.settings import CaptionChoice, Rules
 from sightline.cache import CAPTIONS, IMAGES, PHRASES, key_of_file, write_manifest
 from sightline.cache.groundings import read_phrases
 from sightline.cache.prepared import PreparedDataset

@@ -28,9 +28,9 @@ from pipeline.extract.runner import SetSummary, run
 from pipeline.grounding import cutouts
 from pipeline.grounding.block_grounder import BlockGrounder
 from pipeline.grounding.ground import grounding_job
+from pipeline.grounding.grounding_settings import Rules
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.segmenters.box import BoxSegmenter
-from pipeline.grounding.settings import Rules
 from pipeline.grounding.stats import statistics
 from sightline.cache import chunks, key_of_file, key_of_text, verify
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key

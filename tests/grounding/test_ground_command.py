@@ -14,7 +14,7 @@ from flat_tables import rows_with_keys
 from ground_data import DataSet, annotated, files_of, write_phrases
 
 from pipeline import graph, stages
-from pipeline.grounding.settings import GroundingSettings
+from pipeline.grounding.grounding_settings import GroundingSettings
 from pipeline.params import Params, load_params
 from sightline.cache.groundings import read_phrases
 from sightline.cache.sets import open_tables

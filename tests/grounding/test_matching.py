@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.grounding.grounding_settings import Rules
 from pipeline.grounding.protocols import Grounded
 from pipeline.grounding.rules import hull, select
-from pipeline.grounding.settings import Rules
 from pipeline.grounding.spans import SpanFinder
 
 # -- spans: any Unicode, second mentions, whole words --------------------------------------------

@@ -27,8 +27,9 @@ from pipeline.extract.runner import run
 from pipeline.grounding.box_tables import BoxTable
 from pipeline.grounding.captioned_images import units_of
 from pipeline.grounding.ground import grounding_job
+from pipeline.grounding.grounding_settings import Rules
 from pipeline.grounding.segmenters.prompted import BOXES
-from pipeline.grounding.settings import GrounderSettings, Rules, SegmenterSettings
+from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from sightline.cache import key_of_text
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.cache.prepared import PreparedDataset

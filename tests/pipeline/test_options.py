@@ -24,7 +24,7 @@ from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.names import named_encoder
 from pipeline.encoders.torchvision_resnet import TorchvisionConfig
 from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine
-from pipeline.grounding.settings import GroundingSettings
+from pipeline.grounding.grounding_settings import GroundingSettings
 from pipeline.params import Params
 from sightline.errors import SightlineError
 from sightline.settings import field_help

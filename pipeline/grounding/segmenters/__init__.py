@@ -1,4 +1,1 @@
-"""Segmenters: one module each, behind `pipeline.grounding.protocols.Segmenter`.
-
-Nothing is imported here; their settings are in `pipeline.grounding.settings`.
-"""
+"""Segmenters: one file each, its settings and its model."""

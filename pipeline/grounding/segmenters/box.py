@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+from pipeline.grounding.settings import SegmenterSettings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pipeline.grounding.protocols import Segmenter
+
+
+class BoxSettings(SegmenterSettings):
+    """The rectangle itself."""
+
+    needs_device = False
+    family: Literal["box"]
+
+    def build(self, device: torch.device, precision: str) -> Segmenter:
+        return BoxSegmenter()
 
 
 class BoxSegmenter:
@@ -22,6 +38,8 @@ class BoxSegmenter:
 
 
 def _fill(image: Tensor, boxes: Tensor) -> Tensor:
+    import torch
+
     height, width = image.shape[1:]
     x0, y0, x1, y1 = boxes.unbind(dim=1)  # (k,) each
     x, y = torch.arange(width) + 0.5, torch.arange(height) + 0.5

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import functional
+from typing import TYPE_CHECKING, Any
 
 from pipeline.encoders.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from sightline.devices import computing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Features = list[Tensor]
+    """Feature maps of images, [n, c, h, w] each, the coarsest last."""
 
 BOXES = 64
 """Boxes per pass of the mask decoder; high-resolution features take 10 MB per box."""
@@ -27,9 +30,6 @@ RULE = "squeezed to a square with antialiasing; one mask a box; logits above 0 a
 """Processing around the model. Part of every fingerprint: keep in sync with the code."""
 
 _PIXELS = 1 << 26  # of masks resized at once: 256 MiB of logits
-
-Features = list[Tensor]
-"""Feature maps of images, [n, c, h, w] each, the coarsest last."""
 
 
 class PromptedSegmenter(ABC):
@@ -78,6 +78,8 @@ class PromptedSegmenter(ABC):
 
     def segment(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
         """See `Segmenter`. Images without boxes cost nothing."""
+        import torch
+
         logits = iter(self.logits(images, boxes))
         masks = []
         for image, image_boxes in zip(images, boxes, strict=True):
@@ -91,6 +93,8 @@ class PromptedSegmenter(ABC):
 
     def logits(self, images: Sequence[Tensor], boxes: Sequence[Tensor]) -> list[Tensor]:
         """Logits float32 [k, s/4, s/4] on the device, for each image that has a box."""
+        import torch
+
         size = self.image_size
         counts = [len(image_boxes) for image_boxes in boxes if len(image_boxes)]
         if not counts:
@@ -111,6 +115,9 @@ class PromptedSegmenter(ABC):
 
 def model_input(image: Tensor, size: int) -> Tensor:
     """uint8 [3, h, w] → float32 [3, size, size], normalised; the aspect ratio is not kept."""
+    import torch
+    from torch.nn import functional
+
     pixels = functional.interpolate(
         image[None].float() / 255, (size, size), mode="bilinear", antialias=True
     )[0]
@@ -123,12 +130,16 @@ def model_input(image: Tensor, size: int) -> Tensor:
 
 def _to_input(image: Tensor, boxes: Tensor, size: int) -> Tensor:
     """Boxes in pixels of the image → in pixels of the model's input."""
+    import torch
+
     height, width = image.shape[1:]
     return boxes / torch.tensor([width, height, width, height]) * size
 
 
 def _at_size(logits: Tensor, height: int, width: int) -> Tensor:
     """Logits [k, h, w] of the model → masks bool [k, height, width] on the CPU."""
+    from torch.nn import functional
+
     whole = functional.interpolate(
         logits[:, None], (height, width), mode="bilinear", align_corners=False
     )

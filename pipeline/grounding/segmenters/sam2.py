@@ -6,19 +6,24 @@ import copy
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from pipeline.encoders.config import parse_weights
+from pipeline.encoders.config import Weights, parse_weights
 from pipeline.encoders.weights import identity_of, load_exactly, read_state_dict, seeded
-from pipeline.grounding.segmenters.prompted import Features, PromptedSegmenter
-from pipeline.grounding.settings import Sam2Settings
+from pipeline.grounding.segmenters.prompted import PromptedSegmenter
+from pipeline.grounding.settings import DESCRIBED, SegmenterSettings
 from sightline.cache.keys import key_of_file
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
 from sightline.pretrained import quiet, reaching
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from pipeline.grounding.segmenters.prompted import Features
 
 INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
 
@@ -55,32 +60,45 @@ _CLASSES = tuple(
 """The classes that Meta's configurations name: all that a configuration may."""
 
 
-def build(settings: Sam2Settings, device: torch.device, precision: str) -> PromptedSegmenter:
-    """SAM 2 as ``settings`` describe it, on ``device``.
+class Sam2Settings(SegmenterSettings):
+    """SAM 2 with Meta's code, the sam2 package.
 
-    Raises:
-        SightlineError: sam2 is not installed, there is no such model, or its weights are
-            unavailable or belong to a different model.
+    Attributes:
+        model: ``sam2-hiera-{tiny,small,base-plus,large}``, the same with ``sam2.1``, or the path of
+            a configuration (YAML) of that package.
+        weights: ``pretrained``, ``pretrained:REVISION``, ``file:PATH`` or ``random:SEED``.
     """
-    check_precision(precision)
-    package = _sam2()
-    path = _configuration(settings.model, package)
-    spec = parse_weights(settings.weights)
-    with quiet(), seeded(spec.seed):
-        model = _instantiate(path)
-    if spec.kind == "file":
-        load_exactly(model, read_state_dict(Path(spec.value)), spec.value, settings.model)
-    elif spec.kind == "pretrained":
-        file = _published(settings.model, spec.value)
-        load_exactly(model, read_state_dict(file), f"{settings.model}'s checkpoint", settings.model)
-    record = identity_of(model, Path(settings.model).name, spec)
-    identity = {
-        "model": record.name,
-        "configuration_sha256": key_of_file(path).hex(),
-        **record.model_dump(exclude={"name", "revision"}),
-    }
-    size = int(model.image_size)
-    return Sam2Segmenter(model.eval().to(device), size, identity, device, precision)
+
+    family: Literal["sam2"] = "sam2"
+    model: Annotated[str, DESCRIBED] = Field(default="sam2.1-hiera-large", min_length=1)
+    weights: Annotated[Weights, DESCRIBED] = "pretrained"
+
+    def build(self, device: torch.device, precision: str) -> PromptedSegmenter:
+        """SAM 2 as they describe it, on ``device``.
+
+        Raises:
+            SightlineError: sam2 is not installed, there is no such model, or its weights are
+                unavailable or belong to a different model.
+        """
+        check_precision(precision)
+        package = _sam2()
+        path = _configuration(self.model, package)
+        spec = parse_weights(self.weights)
+        with quiet(), seeded(spec.seed):
+            model = _instantiate(path)
+        if spec.kind == "file":
+            load_exactly(model, read_state_dict(Path(spec.value)), spec.value, self.model)
+        elif spec.kind == "pretrained":
+            file = _published(self.model, spec.value)
+            load_exactly(model, read_state_dict(file), f"{self.model}'s checkpoint", self.model)
+        record = identity_of(model, Path(self.model).name, spec)
+        identity = {
+            "model": record.name,
+            "configuration_sha256": key_of_file(path).hex(),
+            **record.model_dump(exclude={"name", "revision"}),
+        }
+        size = int(model.image_size)
+        return Sam2Segmenter(model.eval().to(device), size, identity, device, precision)
 
 
 class Sam2Segmenter(PromptedSegmenter):
@@ -96,6 +114,8 @@ class Sam2Segmenter(PromptedSegmenter):
         return maps
 
     def decode(self, features: Features, boxes: Tensor) -> Tensor:
+        import torch
+
         corners = boxes.reshape(-1, 2, 2)
         labels = torch.tensor([[2, 3]], dtype=torch.int32, device=boxes.device)
         sparse, dense = self.model.sam_prompt_encoder(
@@ -169,6 +189,8 @@ def _instantiate(path: Path) -> Any:
 
 def _try(model: Any) -> None:
     """A pass without numbers: parts that do not fit fail here, not at the first image."""
+    import torch
+
     with torch.no_grad():
         size, device = int(model.image_size), torch.device("meta")
         parts = Sam2Segmenter(copy.deepcopy(model).eval().to(device), size, {}, device, "fp32")
