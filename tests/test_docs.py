@@ -104,14 +104,7 @@ def test_commands_in_messages_exist(command):
 
 
 OF_OTHER_PROGRAMS = OF_OTHERS | {
-    *(
-        "--debug",
-        "--glob",
-        "--single-item",
-        "--wait-for-lock",
-        "--relink",
-        "--root",
-    ),  # ours for all, and DVC's
+    *("--debug", "--glob", "--single-item", "--wait-for-lock", "--root"),  # ours for all, and DVC's
     *("--no-build-isolation", "--head", "--query-gpu"),  # of pip, Ray and nvidia-smi
     *("--shm-size", "--ipc"),  # of docker
 }
