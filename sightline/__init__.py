@@ -69,11 +69,6 @@ def __getattr__(name: str):  # any type: `typing` is not imported
         from sightline.hidden_packages import require_not_hidden
 
         require_not_hidden(_PLACES[name].partition(".")[0])
-    elif not name.startswith("__"):
-        from sightline.removed import removed
-
-        if instead := removed(f"sl.{name}"):
-            raise AttributeError(instead)
     return _load(name)
 
 

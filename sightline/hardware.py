@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import shutil
 import subprocess
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +22,6 @@ _LIMITS = {
     ),
 }
 """Controller → files of a control group, of version 2 or 1, with a limit and its period or use."""
-_KEYS = "train.precision and extract.precision"
-_CPU_GAIN = 1.2
-"""bf16 has to be this much faster than fp32 on a CPU to be worth its rounding."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +103,6 @@ class Gpu:
             "cannot be used, see problems" if self.problem else "",
         ]
         return ", ".join(filter(None, parts))
-
-
-@dataclass(frozen=True)
-class Precision:
-    """The fastest precision that trains without risk, and why, in one sentence."""
-
-    precision: str
-    reason: str
-
-    def __str__(self) -> str:
-        text = f"{self.precision} suits it: {self.reason}"
-        if self.precision != "fp32":
-            text += f" (the default is fp32: set {_KEYS} to {self.precision})"
-        return text
 
 
 def processor(system: Path = Path("/")) -> Processor:
@@ -210,57 +191,6 @@ def gpus() -> list[Gpu]:
         bf16 = torch.version.hip is not None or capability >= (8, 0)
         listed.append(Gpu(about.name, about.total_memory, free, capability, problem, bf16))
     return listed
-
-
-def suited_precision(device: str, gpu: Gpu | None = None) -> Precision:
-    """The precision that suits ``device``: ``cuda``, ``mps`` or ``cpu``; on a CPU it is measured.
-
-    Args:
-        gpu: the first of `gpus`, where the device is ``cuda``.
-    """
-    if device == "cuda" and gpu is not None:
-        capability = ".".join(map(str, gpu.capability))
-        if gpu.bf16:
-            return Precision("bf16", "this GPU has tensor cores for bf16, which has fp32's range")
-        if gpu.capability >= (7, 0):
-            reason = f"capability {capability} has tensor cores for fp16, not bf16"
-            return Precision("fp16", reason)
-        return Precision("fp32", f"capability {capability} has no tensor cores")
-    if device == "mps":
-        return Precision("fp32", "the others are not tested on MPS")
-    gain = bf16_gain()
-    measured = f"a layer of BERT trains in bf16 at {gain:.2f} times the speed of fp32, measured now"
-    return Precision("bf16" if gain >= _CPU_GAIN else "fp32", measured)
-
-
-def bf16_gain(seconds: float = 1.0) -> float:
-    """How many times faster bf16 autocast is than fp32 on this CPU, with PyTorch's threads.
-
-    A feed-forward layer of BERT-base (768 → 3072 → 768), 128 tokens, forward and backward. The
-    processor's flags do not tell: without matrix instructions bf16 is slower. Each is run in turn
-    for ``seconds`` in all, and the fastest of each counts, as other processes only slow it down.
-    """
-    import torch
-    from torch import nn
-
-    layer = nn.Sequential(nn.Linear(768, 3072), nn.GELU(), nn.Linear(3072, 768))
-    tokens = torch.randn(128, 768)
-    best = {False: math.inf, True: math.inf}
-
-    def step(low: bool) -> float:
-        start = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
-            loss = layer(tokens).float().square().mean()
-        loss.backward()
-        return time.perf_counter() - start
-
-    for low in best:
-        step(low)  # the first run of each sets it up
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or math.isinf(best[True]):
-        for low in best:
-            best[low] = min(best[low], step(low))
-    return best[False] / best[True]
 
 
 def cpu_warning(device: str) -> str:

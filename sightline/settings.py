@@ -20,7 +20,6 @@ from sightline.atomic_files import HOME_REMEDY, names_home
 from sightline.errors import SightlineError
 from sightline.places import why_no_path
 from sightline.plugins import OURS, expect_seam, package_of
-from sightline.removed import removed
 from sightline.user_files import short
 
 T = TypeVar("T")
@@ -64,8 +63,6 @@ def listed(name: str, choices: Iterable[object], every: str = "") -> str:
 
 def unknown(name: str, choices: Iterable[object], kind: str) -> str:
     """``unknown key 'batchsize'; did you mean 'batch_size'? (available: …)``."""
-    if message := removed(f"{kind} {name}"):
-        return message
     available = sorted(str(name_of) for name_of in choices)
     near = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]!r}?" if near else ""

@@ -104,14 +104,7 @@ def test_commands_in_messages_exist(command):
 
 
 OF_OTHER_PROGRAMS = OF_OTHERS | {
-    *(
-        "--debug",
-        "--glob",
-        "--single-item",
-        "--wait-for-lock",
-        "--relink",
-        "--root",
-    ),  # ours for all, and DVC's
+    *("--debug", "--glob", "--single-item", "--wait-for-lock", "--root"),  # ours for all, and DVC's
     *("--no-build-isolation", "--head", "--query-gpu"),  # of pip, Ray and nvidia-smi
     *("--shm-size", "--ipc"),  # of docker
 }
@@ -120,10 +113,9 @@ OF_OTHER_PROGRAMS = OF_OTHERS | {
 def texts_of_the_code() -> Iterator[tuple[str, str]]:
     """Every message, docstring and help text, with its file."""
     for path in CODE:
-        if path.name != "removed.py":  # which names what is gone
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield path.name, node.value
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield path.name, node.value
 
 
 def test_options_and_keys_in_messages_and_docstrings_exist():

@@ -53,7 +53,7 @@ APART = {
             *("sightline.lock", "sightline.optional_imports", "sightline.out_of_memory"),
             *("sightline.output", "sightline.outside_columns", "sightline.outside_tables"),
             *("sightline.places", "sightline.plugins", "sightline.pretrained"),
-            *("sightline.progress", "sightline.removed", "sightline.storage"),
+            *("sightline.progress", "sightline.storage"),
             *("sightline.user_files", "sightline.wording"),
         ],
         "files, messages and imports",

@@ -106,13 +106,7 @@ def info(
 
 
 @app.command(cls=Command)
-def verify(
-    path: PATH,
-    rows: Annotated[
-        bool, typer.Option("--rows", help="Check every row against the index too.")
-    ] = False,
-    as_json: JSON = False,
-) -> None:
+def verify(path: PATH, as_json: JSON = False) -> None:
     """Read every byte of the sets below a folder and report damage.
 
     Exits with 1 if anything is damaged. `sightline extract --check` encodes rows again.
@@ -124,8 +118,8 @@ def verify(
 
     results: dict[str, list[str]] = {}
     for folder in sets_below(path, lost=True):
-        with _progress("verify", folder, rows=rows) as advance:
-            results[folder.as_posix()] = verify_set(folder, advance, rows=rows)
+        with _progress("verify", folder) as advance:
+            results[folder.as_posix()] = verify_set(folder, advance)
     if as_json:
         print_json(results)
     else:
@@ -294,15 +288,14 @@ def _raise(error: OSError) -> None:
 
 
 @contextmanager
-def _progress(action: str, folder: Path, *, rows: bool = False) -> Iterator[Callable[[int], None]]:
+def _progress(action: str, folder: Path) -> Iterator[Callable[[int], None]]:
     """A progress bar in megabytes that takes bytes, from any thread."""
     from sightline.cache import CacheError
     from sightline.cache.record import read_record
-    from sightline.cache.verify import bytes_to_verify
     from sightline.progress import progress
 
     try:
-        total = bytes_to_verify(read_record(folder), rows=rows)
+        total = read_record(folder).size
     except CacheError:
         total = 0  # the next reader reports what is wrong
     lock, done = Lock(), 0

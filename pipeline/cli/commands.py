@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -11,8 +10,6 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
-
-from sightline.removed import removed
 
 
 class Entry(NamedTuple):
@@ -109,27 +106,6 @@ class _Lazy(Group):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._helping = True
         super().format_help(ctx, formatter)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            _tell_of_removed(error)
-            raise
-
-
-def _tell_of_removed(error: Any) -> None:
-    """Say of a command, an option or a value that Sightline had what stands in its place."""
-    message, context = getattr(error, "message", ""), getattr(error, "ctx", None)
-    match = re.search(r"No such (?:command|option):? '?([\w-]+)|'([\w-]+)' is not one of", message)
-    if match is None or context is None:
-        return
-    words = [match[1]] if match[1] else [str(error.param.opts[0]), match[2]]
-    while context.parent is not None:
-        words.insert(0, context.info_name)
-        context = context.parent
-    if instead := removed(" ".join(["sightline", *words])):
-        error.message, error.possibilities = instead, None
 
 
 def load(name: str) -> Any:

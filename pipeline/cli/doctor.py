@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,29 +23,13 @@ if TYPE_CHECKING:
 
 _LEAST_DISK = 1_000_000_000
 _KEPT = "kept: what a command frees stays in its heap, as long as it runs"
-_ALSO = ("sentence-transformers",)  # loads exported models; Sightline does not need it
-
-
-@dataclass(frozen=True)
-class _Package:
-    """A package that Sightline uses; `extra` installs it, if the package itself does not."""
-
-    installed: str
-    supported: str
-    extra: str
-
-    def __str__(self) -> str:
-        extra = f", extra {self.extra}" if self.extra else ""
-        supported = f"supported: {self.supported}{extra}" if self.supported else ""
-        return f"{self.installed or 'not installed':14} {supported}".rstrip()
 
 
 def doctor(as_json: JSON = False) -> None:
     """Show what this machine has, and what is wrong with it.
 
-    Processor, GPUs, memory, disk, versions, the model hub and DVC's remotes.
-    Name the precision that suits the machine, measured for a second on a CPU, and list every
-    problem last.
+    Processor, GPUs, memory, disk, the model hub and DVC's remotes; every problem last, such as a
+    package that is missing or too old.
 
     Example: sightline doctor
     """
@@ -56,10 +40,10 @@ def doctor(as_json: JSON = False) -> None:
     for name, value in report.items():
         if isinstance(value, bool):
             value = "yes" if value else "no (not the folder of a project)"
-        several = value if isinstance(value, (list, dict)) else None
+        several = value if isinstance(value, list) else []
         print(f"{name:24} {'' if several else value or 'none'}".rstrip())
-        for entry in several or ():
-            print(f"  {entry:22} {several[entry]}" if isinstance(several, dict) else f"  {entry}")
+        for entry in several:
+            print(f"  {entry}")
 
 
 def _examine() -> dict[str, Any]:
@@ -81,7 +65,7 @@ def _examine() -> dict[str, Any]:
     folder = Path("data").resolve() if Path("data").is_dir() else Path.cwd()
     usage = shutil.disk_usage(folder)
     disk = hardware.Disk(str(folder), usage.total, usage.free)
-    packages, problems = _packages()
+    problems = _unfit_packages()
     problems += [f"GPU {i}, {gpu.name}: {gpu.problem}" for i, gpu in enumerate(gpus) if gpu.problem]
     problems += filter(None, [too_many(cpu), too_full(disk), why_unused(len(listed), len(gpus))])
     problems += filter(None, [_why_no_graph()])
@@ -96,11 +80,9 @@ def _examine() -> dict[str, Any]:
         "gpus": gpus,
         "driver": driver,
         "device": device,
-        "precision": hardware.suited_precision(device, gpus[0] if gpus else None),
         "model hub": _hub(),
         "dvc repository": Path(".dvc").is_dir(),
         "dvc remotes": _remotes(),
-        "packages": packages,
         "problems": problems,
     }
 
@@ -148,19 +130,17 @@ def too_full(disk: Disk) -> str:
     return f"{disk.folder}: only {in_bytes(disk.free)} free; features and checkpoints need more"
 
 
-def _packages() -> tuple[dict[str, _Package], list[str]]:
-    """Name → package; and what is missing or too old."""
-    packages: dict[str, _Package] = {}
+def _unfit_packages() -> list[str]:
+    """What is missing or too old of the packages that Sightline needs or, in an extra, uses."""
     problems: list[str] = []
     for requirement, extra in _requirements():
         name, installed = requirement.name, _version(requirement.name)
-        packages[name] = _Package(installed, str(requirement.specifier), extra)
         remedy = f"run: pip install '{name}{requirement.specifier}'"
         if installed and not requirement.specifier.contains(installed, prereleases=True):
             problems.append(f"{name} {installed} is not supported; {remedy}")
         elif not installed and not extra:
             problems.append(f"{name} is not installed; {remedy}")
-    return packages | {name: _Package(_version(name), "", "") for name in _ALSO}, problems
+    return problems
 
 
 def _requirements() -> Iterator[tuple[Requirement, str]]:

@@ -18,8 +18,6 @@ from sightline.storage import look
 
 _CORES = os.cpu_count() or 1
 _READ_BYTES = 1 << 20
-UNREADABLE = "cannot be read"
-"""Begins the reason of a file that the disk does not return."""
 
 Progress = Callable[[int], None]
 """Receives the number of bytes checked, from any thread."""
@@ -39,7 +37,7 @@ def file_fault(folder: Path, file: FileRecord, progress: Progress = lambda _: No
                 digest.update(data)
                 progress(len(data))
     except OSError as error:
-        return f"{path}: {UNREADABLE} ({error.strerror})"
+        return f"{path}: cannot be read ({error.strerror})"
     if digest.hexdigest() != file.blake3:
         hashed = digest.hexdigest()[:16]
         return f"{path}: BLAKE3 {hashed}, expected {file.blake3[:16]}: damaged"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.commit import commit
-from sightline.cache.file_checks import UNREADABLE, Progress, file_faults
+from sightline.cache.file_checks import Progress, file_faults
 from sightline.cache.index import content_digest, read_index
 from sightline.cache.record import (
     DAMAGED,
@@ -21,7 +21,6 @@ from sightline.cache.record import (
     SetRecord,
     ShardRecord,
     Spec,
-    TableSpec,
     read_record,
     set_output,
     snapshot,
@@ -32,22 +31,18 @@ from sightline.cache.shards import DIGEST_BYTES, open_shard
 from sightline.errors import CacheError
 
 
-def verify(
-    folder: Path | str, progress: Progress = lambda _: None, *, rows: bool = False
-) -> list[str]:
+def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]:
     """Every fault of the set in ``folder``, one line each; empty if it is intact.
 
     Checks the commit file's own digest and exact bytes, the sizes and BLAKE3 of all files, and the
-    content digest; of a damaged shard also its rows, to name those that changed.
+    content digest; of a damaged shard it says how many rows are lost.
 
     Args:
-        progress: receives the bytes checked; their sum is `bytes_to_verify`.
-        rows: check the rows of every shard too: that they are those that the index lists, in the
-            order of their keys, and finite.
+        progress: receives the bytes checked; their sum is the record's ``size``.
     """
     folder = Path(folder)
     try:
-        snapshot(folder, lambda record: require_whole(folder, record, progress, rows=rows))
+        snapshot(folder, lambda record: require_whole(folder, record, progress))
     except Damaged as error:
         return error.faults
     except CacheError as error:
@@ -67,9 +62,7 @@ class Damaged(CacheError):
         self.faults = faults
 
 
-def require_whole(
-    folder: Path, record: SetRecord, progress: Progress = lambda _: None, *, rows: bool = False
-) -> None:
+def require_whole(folder: Path, record: SetRecord, progress: Progress = lambda _: None) -> None:
     """Raise `Damaged` unless the files of a set are whole; arguments as of `verify`."""
     faults: list[str] = []
     if (folder / FILE_NAME).read_bytes() != to_bytes(record):
@@ -77,15 +70,13 @@ def require_whole(
     damaged = file_faults(folder, record.files, progress)
     every, failed, fault = _index(folder, record, damaged)
     faults += [fault] if fault else []
-    live = every.by_shard() if every is not None else []
+    live = every.live() if every is not None else None
     for number, shard in enumerate(record.shards):
         if shard.name in damaged:
-            live_rows = live[number] if live else None
-            changed = _what_changed(damaged[shard.name], shard, number, every, live_rows)
-            faults.append(f"{damaged[shard.name]}; {changed}")
-        elif every is not None:
-            faults += _row_faults(every, number, live[number], look=rows)
-        progress(shard.bytes if rows else 0)
+            in_use = "" if live is None else f" ({live[number]:,} in use)"
+            faults.append(f"{damaged[shard.name]}; its {shard.rows:,} rows{in_use} are lost")
+        elif found := _layout_fault(folder, shard, record.spec):
+            faults.append(found)
     if not faults and every is not None:
         digest = content_digest(every, failed)
         if digest != record.content_digest:
@@ -100,11 +91,6 @@ def rows_to_compute(folder: Path) -> int:
     """How many rows `repair` took out of a sound set and no run has computed since."""
     _, failed = snapshot(folder, lambda record: read_index(folder, record))
     return sum(code == DAMAGED for code in failed.values())
-
-
-def bytes_to_verify(record: SetRecord, *, rows: bool = False) -> int:
-    """Total bytes that `verify` reports as progress."""
-    return record.size + sum(shard.bytes for shard in record.shards if rows)
 
 
 @dataclass(frozen=True)
@@ -217,45 +203,6 @@ def _from_shards(folder: Path, record: SetRecord, good: NDArray[np.bool_]) -> Ro
     return rows
 
 
-def _what_changed(
-    fault: str, shard: ShardRecord, number: int, every: Rows | None, live: NDArray | None
-) -> str:
-    """Which rows of a damaged shard are not those that the index lists."""
-    in_use = "" if live is None else f" ({len(live):,} in use)"
-    lost = f"its {shard.rows:,} rows{in_use} are lost"
-    if every is None or live is None or UNREADABLE in fault:  # mapping it would end the process
-        return lost
-    try:
-        wrong = _differing(every, number, live)
-    except CacheError:
-        return lost
-    if not len(wrong):
-        return "its keys and rows are intact, the bytes around them changed"
-    return f"{len(wrong):,} of its {shard.rows:,} rows{in_use} changed: {_some(wrong)}"
-
-
-def _row_faults(every: Rows, number: int, live: NDArray, *, look: bool) -> list[str]:
-    """What is wrong with a shard whose bytes are those of the record; ``look`` at its rows too."""
-    if not look and isinstance(every.spec, TableSpec):
-        return []
-    faults: list[str] = []
-    path = every.files[number].folder / every.files[number].record.name
-    try:
-        rows = every.shard(number).rows
-        if not look:
-            return []
-        wrong = _differing(every, number, live)
-    except CacheError as error:
-        return [str(error)]
-    if len(wrong):
-        faults.append(f"{path}: {len(wrong):,} rows are not the index's: {_some(wrong)}")
-    if isinstance(rows, np.ndarray):
-        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-        if len(bad):
-            faults.append(f"{path}: {len(bad):,} rows hold NaN or infinity: {_some(bad)}")
-    return faults
-
-
 def _layout_fault(folder: Path, shard: ShardRecord, spec: Spec) -> str | None:
     """Why a shard of numbers cannot be mapped; its values are not read."""
     if isinstance(spec, FeatureSpec):
@@ -264,17 +211,3 @@ def _layout_fault(folder: Path, shard: ShardRecord, spec: Spec) -> str | None:
         except CacheError as error:
             return str(error)
     return None
-
-
-def _differing(every: Rows, number: int, live: NDArray) -> NDArray[np.int32]:
-    """Numbers of the rows of a shard that differ from the index in key or digest, sorted."""
-    assert every.digests is not None
-    shard, numbers = every.shard(number), every.numbers[live]
-    same = (shard.keys[numbers] == every.keys[live]).all(axis=1)
-    same &= (every.format.digests(shard.rows)[numbers] == every.digests[live]).all(axis=1)
-    return np.sort(numbers[~same])
-
-
-def _some(rows: NDArray) -> str:
-    shown = ", ".join(str(row) for row in rows[:5])
-    return f"row{'s' if len(rows) > 1 else ''} {shown}{', …' if len(rows) > 5 else ''}"

@@ -1,10 +1,9 @@
-"""`sightline doctor`: the facts that it reads, the precision that it names, and the problems."""
+"""`sightline doctor`: the facts that it reads, and the problems."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -26,13 +25,8 @@ MEMINFO += "".join(f"{n}: 0 kB\n" for n in ("Buffers", "Cached", "Shmem", "Activ
 @pytest.fixture
 def run_doctor(monkeypatch, said, tmp_path):
     """Runs it in an empty folder; what it says."""
-    monkeypatch.setattr(hardware, "bf16_gain", lambda: 0.5)
     monkeypatch.chdir(tmp_path)
     return lambda *words: said("doctor", *words)[1]
-
-
-def gpu(*capability: int, bf16: bool = False) -> hardware.Gpu:
-    return hardware.Gpu("a GPU", 8 * GIB, None, capability, "", bf16)
 
 
 LIMITS = {
@@ -81,29 +75,6 @@ def test_the_limits_of_a_control_group(tmp_path, monkeypatch, groups, files, quo
     nowhere = tmp_path / "a system without these files"
     assert hardware.processor(nowhere).usable >= 1
     assert hardware.memory(nowhere).limit is None
-
-
-@pytest.mark.parametrize(
-    ("device", "of", "gain", "precision", "said"),
-    [
-        ("cuda", gpu(9, 0, bf16=True), 0.0, "bf16", "tensor cores for bf16"),
-        ("cuda", gpu(7, 5), 0.0, "fp16", "7.5 has tensor cores for fp16"),
-        ("cuda", gpu(6, 1), 0.0, "fp32", "6.1 has no tensor cores"),
-        ("mps", None, 0.0, "fp32", "MPS"),
-        ("cpu", None, 4.8, "bf16", "at 4.80 times the speed of fp32"),
-        ("cpu", None, 1.1, "fp32", "at 1.10 times the speed of fp32"),
-    ],
-)
-def test_the_precision_that_suits_a_device(monkeypatch, device, of, gain, precision, said):
-    monkeypatch.setattr(hardware, "bf16_gain", lambda: gain)
-    chosen = hardware.suited_precision(device, of)
-    assert chosen.precision == precision
-    assert said in chosen.reason
-    assert ("set train.precision and extract.precision to" in str(chosen)) == (precision != "fp32")
-
-
-def test_the_probe_measures_both_precisions():
-    assert 0 < hardware.bf16_gain(seconds=0) < math.inf
 
 
 def test_gpus_that_the_driver_lists_and_pytorch_does_not_use(monkeypatch):
@@ -156,7 +127,6 @@ def test_a_machine_without_problems(run_doctor, tmp_path, monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     report = json.loads(run_doctor("--json"))
     assert report["problems"] == []
-    assert report["packages"]["torch"]["installed"] == torch.__version__.split("+")[0]
     assert report["disk"]["folder"] == str(tmp_path / "data")
     assert 0 < report["disk"]["free"] <= report["disk"]["total"]
     assert report["cpu"]["threads"] == torch.get_num_threads()
@@ -167,21 +137,20 @@ def test_a_machine_without_problems(run_doctor, tmp_path, monkeypatch):
     said = run_doctor()
     assert "heap                     kept: " in said
     assert said.splitlines()[-1].split() == ["problems", "none"]
-    assert "fp32 suits it: a layer of BERT trains in bf16 at 0.50 times" in said
 
 
 def test_missing_and_outdated_packages_are_problems(monkeypatch, run_doctor):
     declared = ["torch>=99", "no-such-package>=1"]
     declared += ["also-missing>=1; extra == 'report'", "ruff>=99; extra == 'dev'"]
+    declared += ["matplotlib>=99; extra == 'report'"]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
     report = json.loads(run_doctor("--json"))
-    version = importlib.metadata.version("torch")
+    version, of_an_extra = map(importlib.metadata.version, ("torch", "matplotlib"))
     assert report["problems"] == [
         f"torch {version} is not supported; run: pip install 'torch>=99'",
         "no-such-package is not installed; run: pip install 'no-such-package>=1'",
+        f"matplotlib {of_an_extra} is not supported; run: pip install 'matplotlib>=99'",
     ]
-    assert report["packages"]["also-missing"]["extra"] == "report"
-    assert "ruff" not in report["packages"]
 
 
 def test_more_threads_than_cpus_and_a_full_disk_are_problems():

@@ -235,6 +235,7 @@ TEXT = "extract text --data texts.txt --encoder ViT-B-32 --out y --weights "
     ("words", "code", "fault"),
     [
         ("no-such-command", 2, "No such command"),
+        ("look featurs", 2, "No such command 'featurs'. Did you mean 'features'?"),
         ("cache info", 2, "Missing argument"),
         ("extract image --data x --encoder resnet18 --out y", 2, "--weights"),
         (EXTRACT + "--set crp=1", 1, "did you mean 'crop'"),
