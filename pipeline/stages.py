@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import graph
 from pipeline.extract.settings import OF_TRAINING, Machine
+from pipeline.extract.worker_number import WorkerNumber
 from pipeline.params import Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
 from sightline.cache.feature_kind import KINDS
-from sightline.cache.plan import WorkerNumber
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import Kind, read_record
 from sightline.devices import compute_with

@@ -207,8 +207,8 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.extract.inputs import Entries, FeatureInputs
     from pipeline.extract.runner import run
     from pipeline.extract.settings import ExtractSettings, Machine
+    from pipeline.extract.worker_number import WorkerNumber
     from sightline.cache import keys_of_texts, set_plan
-    from sightline.cache.plan import WorkerNumber
 
     without_torch()
     preloaded = "torch" in sys.modules

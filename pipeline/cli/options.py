@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.encode_again import Checked
     from pipeline.extract.runner import SetSummary
     from pipeline.extract.settings import Machine
-    from sightline.cache.plan import WorkerNumber
+    from pipeline.extract.worker_number import WorkerNumber
 
 
 def option(panel: str, help: str, *flags: str, **more: Any) -> Any:
@@ -102,7 +102,7 @@ def set_in(panel: str) -> Any:
 
 
 def _worker(text: str) -> WorkerNumber:
-    from sightline.cache.plan import WorkerNumber
+    from pipeline.extract.worker_number import WorkerNumber
 
     try:
         return (

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.extract.settings import Machine
+from pipeline.extract.worker_number import WorkerNumber
 from pipeline.extract.workers import DEATHS, LEAVE, Child, Ended, Watch, of_worker, stop
-from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.progress import to_stderr

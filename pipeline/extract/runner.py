@@ -19,10 +19,11 @@ from pipeline.extract.code_change import changed_code, keep_if_equal
 from pipeline.extract.failed_rows import check_failures, named_failures
 from pipeline.extract.services import Service
 from pipeline.extract.settings import Machine
+from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.blocks import Blocks
 from sightline.cache.keys import Keys
 from sightline.cache.parts import Failure
-from sightline.cache.plan import Batch, WorkerNumber
+from sightline.cache.plan import Batch
 from sightline.cache.record import FeatureSetRecord, SetRecord, Spec, set_output
 from sightline.cache.set_plan import Plan, plan_set
 from sightline.cache.shards import Numbers, format_of
@@ -238,7 +239,7 @@ def run(
             job = replace(job, spec=record.spec)
         else:
             to_stderr(keep_if_equal(job, record, partial(run, max_failed=1.0, machine=machine)))
-    writer = SetWriter(job.out, job.spec, job.inputs, worker)
+    writer = SetWriter(job.out, job.spec, job.inputs, worker and worker.pair)
     options = {
         "lengths": job.lengths,
         "groups": job.groups,

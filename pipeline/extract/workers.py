@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.extract.settings import Machine
+from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.blocks import rows_done
-from sightline.cache.plan import WorkerNumber
 from sightline.devices import threads_here
 from sightline.errors import SightlineError
 from sightline.progress import SILENT, progress, to_stderr

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
 from pipeline.extract.services import Service
 from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.worker_number import WorkerNumber
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.grounding_settings import GroundingSettings, Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
@@ -22,7 +23,7 @@ from sightline.atomic_files import check_apart
 from sightline.cache.cutout_identity import CROP_RULE
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import KEY_BYTES, as_keys, find_keys, unique_sorted
-from sightline.cache.plan import Batch, WorkerNumber
+from sightline.cache.plan import Batch
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import TableSpec, set_output
 from sightline.cache.sets import write_rows

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sightline.cache.keys import Keys
 from sightline.cache.parts import Failure, Part, note_of, part_names, write_part
-from sightline.cache.plan import Batch, StoredPlan, WorkerNumber
+from sightline.cache.plan import Batch, StoredPlan
 from sightline.cache.record import FeatureSpec
 from sightline.cache.set_plan import Plan
 from sightline.cache.shards import Numbers, format_of
@@ -89,7 +89,7 @@ class Blocks:
         done: blocks that are done.
         unfinished: folder to make parts in (`Output.unfinished`).
         lock: that this process shares with other workers; None: it is alone.
-        worker: this worker; None: the only one.
+        worker: its number, from 0, and how many there are; None: the only one.
 
     Attributes:
         written: the parts that this process has written.
@@ -103,7 +103,7 @@ class Blocks:
         done: set[int],
         unfinished: Path | None = None,
         lock: WriterLock | None = None,
-        worker: WorkerNumber | None = None,
+        worker: tuple[int, int] | None = None,
     ) -> None:
         self.plan, self.written = plan, list[Part]()
         self._run_folder, self._unfinished = run_folder, unfinished
@@ -145,7 +145,7 @@ class Blocks:
 
     def computed_before(self) -> Mapping[str, Any] | None:
         """How the last block of this worker's share was computed that is done; None: none is."""
-        index, count = (self._worker.index, self._worker.count) if self._worker else (0, 1)
+        index, count = self._worker or (0, 1)
         blocks = {b for b in self._done if (b - index) % count == 0} or self._done
         names = part_names(self._run_folder) if blocks else []
         latest = max(blocks, default=0), self.plan.stored.name
@@ -171,7 +171,7 @@ class Blocks:
         blocks: dict[int, list[Batch]] = {}
         for batch in self.left:
             blocks.setdefault(batch.block, []).append(batch)
-        index, count = self._worker.index, self._worker.count
+        index, count = self._worker
         for number in sorted(blocks, key=lambda block: ((block - index) % count, block)):
             if number not in self._done and self._lock.claim(number):
                 self._look()

@@ -1,11 +1,9 @@
-"""In which order and shape a run computes rows, what of it is on the disk, and by whom."""
+"""In which order and shape a run computes rows, and what of it is on the disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -17,8 +15,6 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from sightline.atomic_files import write_bytes
 from sightline.cache.keys import Keys, at, sort_order
-from sightline.devices import rank_and_count
-from sightline.errors import SightlineError
 
 FILE = "plan.json"
 
@@ -166,45 +162,3 @@ def _batches(keys: Keys, lengths: NDArray[np.int32], shape: Shape) -> list[Batch
             if rows >= shape.block_rows:
                 block, rows = block + 1, 0
     return batches
-
-
-_LAUNCHERS = {"RANK": "WORLD_SIZE", "SLURM_PROCID": "SLURM_NTASKS"}
-"""What launchers set in each process: its number and how many there are; the innermost first."""
-
-
-@dataclass(frozen=True)
-class WorkerNumber:
-    """Worker ``index`` of ``count``, from 0."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> WorkerNumber:
-        """From ``i/n``.
-
-        Raises:
-            SightlineError: invalid format, or no such worker.
-        """
-        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-        if match is None or int(match[1]) >= int(match[2]):
-            raise SightlineError(
-                f"worker {text!r}: expected i/n with i from 0 to n - 1, such as 0/4 for the first "
-                "of four"
-            )
-        return cls(int(match[1]), int(match[2]))
-
-    @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> WorkerNumber:
-        """From the variables of `torchrun` (RANK, WORLD_SIZE) or `srun` (SLURM_PROCID, …)."""
-        for number, count in _LAUNCHERS.items():
-            if told := rank_and_count(environment, number, count):
-                return cls(*told)
-        pairs = " nor ".join(f"{number} and {count}" for number, count in _LAUNCHERS.items())
-        raise SightlineError(
-            f"neither {pairs} are set; start the command with srun or torchrun, or give "
-            "--worker I/N"
-        )
-
-    def __str__(self) -> str:
-        return f"worker {self.index}/{self.count}"

@@ -22,7 +22,7 @@ from sightline.cache.parts import (
     sound_parts,
     write_failures,
 )
-from sightline.cache.plan import FILE, Batch, StoredPlan, WorkerNumber
+from sightline.cache.plan import FILE, Batch, StoredPlan
 from sightline.cache.publish import publish
 from sightline.cache.record import Provenance, SetRecord, Spec, set_output
 from sightline.cache.set_plan import Plan, plan_set, repaired
@@ -50,7 +50,7 @@ class SetWriter:
         folder: folder of the set; the run's own files go to ``<folder>.run`` beside it.
         spec: what determines the content.
         inputs: files and folders that the rows are computed from.
-        worker: this worker among those that share the folder; None: the only one.
+        worker: its number, from 0, and how many share the folder; None: the only one.
 
     Attributes:
         repaired: what was damaged here and is being computed again, and other remarks on the plan.
@@ -67,10 +67,11 @@ class SetWriter:
         folder: Path,
         spec: Spec,
         inputs: Iterable[Path] = (),
-        worker: WorkerNumber | None = None,
+        worker: tuple[int, int] | None = None,
     ) -> None:
         self.folder, self.spec, self.worker = folder, spec, worker
-        self._output = set_output(folder, inputs, str(worker or ""), spec.kind)
+        self._name = "worker {}/{}".format(*worker) if worker else ""
+        self._output = set_output(folder, inputs, self._name, spec.kind)
         self.run_folder = self._output.run_folder
         self._blocks: Blocks | None = None
         self.repaired: list[str] = []
@@ -242,7 +243,7 @@ class SetWriter:
         lines = ["they no longer have one"] if stored is None else plan.stored.differences(stored)
         raise SightlineError(
             f"{self.folder}: other workers fill this set with a different plan than "
-            f"{self.worker}:\n  "
+            f"{self._name}:\n  "
             + "\n  ".join(lines)
             + "\n  Start every worker with the same inputs, options and versions, or wait until "
             "the others finish."

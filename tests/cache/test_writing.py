@@ -46,7 +46,6 @@ from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
 from sightline.cache.parts import part_names, read_failures
-from sightline.cache.plan import WorkerNumber
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
@@ -368,7 +367,7 @@ def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeyp
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
     monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
-    second = SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(1, 2))
+    second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=16)
         mine = second.blocks.claim()
@@ -384,7 +383,7 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
 
     monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
     monkeypatch.setattr(blocks, "part_names", slow_names)
-    second = SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(1, 2))
+    second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=32)
         theirs = second.blocks.claim()
@@ -399,7 +398,7 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
 
 def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
     fill(tmp_path / "set", failing=BAD)
-    first, second = (SetWriter(tmp_path / "set", SPEC, worker=WorkerNumber(i, 2)) for i in range(2))
+    first, second = (SetWriter(tmp_path / "set", SPEC, worker=(i, 2)) for i in range(2))
     with first.joined():
         first.plan(KEYS, batch_size=16, retry_failed=True)
         (batch,) = first.blocks.claim()

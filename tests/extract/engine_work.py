@@ -25,8 +25,8 @@ from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import Entries, FeatureInputs
 from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache import keys_of_texts, set_plan
-from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 
 

@@ -20,8 +20,8 @@ from ray_nodes import RayNodes
 
 from pipeline.extract import runner, workers
 from pipeline.extract.settings import Machine
+from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache import verify
-from sightline.cache.plan import WorkerNumber
 from sightline.errors import SightlineError
 
 TWO = Machine(devices=("cpu", "cpu"))
