@@ -14,7 +14,6 @@ from PIL import Image
 
 from pipeline.encoders.preprocessing import KERNEL, ImagePreprocessing, resize
 from pipeline.extract.decode import ImageError, load_image
-from pipeline.extract.inputs import CutoutEntry
 from pipeline.extract.settings import CutoutRules
 from sightline.cache import CacheError, Place
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key
@@ -26,6 +25,8 @@ from sightline.identity import identity
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from pipeline.extract.inputs import CutoutEntry
 
 SPEC = TableSpec(kind="cutouts", description={"format": "cutouts/2", "crop_rule": CROP_RULE})
 """What determines the content of stored cut-outs, besides their phrases."""

@@ -15,15 +15,18 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipeline.extract.children import DEATHS, LEAVE, Child, Ended, of_worker, stop
 from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
-from pipeline.extract.workers import DEATHS, LEAVE, Child, Ended, Watch, of_worker, stop
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
 from sightline.progress import to_stderr
 from sightline.signals import killed_by
+
+if TYPE_CHECKING:
+    from pipeline.extract.workers import Watch
 
 _POLL = 0.5  # seconds
 _ANSWER = 5.0  # seconds that the head has to accept a connection

@@ -160,7 +160,7 @@ def test_a_killed_child_is_started_again(tmp_path, log, capfd, expected):
 def test_a_child_that_always_dies_is_one_error_and_the_others_do_its_work(
     tmp_path, log, expected, monkeypatch
 ):
-    monkeypatch.setattr(workers, "DEATHS", 1)
+    monkeypatch.setattr("pipeline.extract.children.DEATHS", 1)
     work = StubWork(tmp_path / "set", broken={1: "kill"}, log=log, meet=3)
     with pytest.raises(SightlineError) as caught:
         work.start(TWO)
@@ -171,7 +171,7 @@ def test_a_child_that_always_dies_is_one_error_and_the_others_do_its_work(
 
 
 def test_when_all_children_die_a_rerun_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "DEATHS", 0)
+    monkeypatch.setattr("pipeline.extract.children.DEATHS", 0)
     work = StubWork(tmp_path / "set", texts=240, broken={0: "kill", 1: "kill"}, batch=16)
     with pytest.raises(SightlineError) as caught:
         work.start(TWO)
