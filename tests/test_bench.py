@@ -26,7 +26,6 @@ SECONDS = {
 }
 """Those that take seconds, with their tiny shapes."""
 LONGER = {
-    "combinations": ["--demo", "demo", "--seeds", "2", "--jobs", "2"],
     "elsewhere": ["--images", "16", "--rounds", "1"],
     "engines": ["--images", "8", "--rounds", "1"],
     "evaluate_sts": ["--data", "senteval", "--model", "student", "--tasks", "STS-B"],
@@ -105,7 +104,7 @@ def test_a_longer_benchmark_runs(name, request, tmp_path, monkeypatch):
     if name == "evaluate_sts":
         write_senteval(Path("senteval"))
         write_sentence_transformer(Path("student"))
-    if name in ("combinations", "same", "startup"):
+    if name in ("same", "startup"):
         shutil.copytree(request.getfixturevalue("demo"), "demo", symlinks=True)
     if name == "startup":
         words = [*words, "--sightline", str(Path(sys.executable).parent / "sightline")]
