@@ -108,7 +108,7 @@ lint: $(READY) ## Run ruff, pyright and import-linter
 	$(BIN)/lint-imports
 
 # those that need nothing but this checkout (bench/README.md)
-BENCHES := cache_read scale incremental extract engines training grounding transfer
+BENCHES := cache_read scale incremental extract training grounding transfer
 
 bench: $(READY) ## Run the benchmarks for a CPU; each prints its ratios
 	@for b in $(BENCHES); do echo "== bench/$$b.py"; $(BIN)/python bench/$$b.py || exit 1; done

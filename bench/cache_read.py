@@ -14,8 +14,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from drawn import feature_set
-from harness import Report, options_of, take_turns
+from harness import Report, feature_set, options_of, take_turns
 
 from sightline.cache import FeatureSet
 from sightline.cache.index import read_index

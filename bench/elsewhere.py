@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from drawn import photographs
-from harness import Report, median, options_of, timed
+from harness import Report, median, options_of, photographs, timed
 
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.extract.decode import load_image

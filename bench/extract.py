@@ -3,6 +3,7 @@
     python bench/extract.py                                  # this machine's device
     python bench/extract.py --models resnet50 --images 128 --threads 1
     python bench/extract.py --peaks                          # memory of the command on a CPU
+    python bench/extract.py --engines --images 5000 --rounds 1
 
 For each model (random weights of the true shapes) and precision, over JPEGs of 500 × 375 that it
 draws:
@@ -19,6 +20,10 @@ of the two rates in wall time. Rates are images per such second.
 
 `--peaks` runs the command itself, with the heap kept and as glibc has it, each in a process of its
 own, and compares the most memory that it had.
+
+`--engines` compares two workers of one command, by `--devices cpu,cpu` and as two tasks of a Ray
+cluster on this machine, with two commands that have half of the images and a set each. Whole
+commands are timed; each process has one thread.
 """
 
 from __future__ import annotations
@@ -39,8 +44,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from drawn import photographs
-from harness import Cost, Report, add_device, device_of, options_of, take_turns, timed
+from harness import Cost, Report, add_device, device_of, options_of, photographs, take_turns, timed
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -78,6 +82,8 @@ PEAK = 1.1
 """Target: peak memory with the heap kept, compared with glibc's own."""
 AS_IT_IS = {"MALLOC_PERTURB_": "0"}
 """The default of a variable of malloc: the command keeps no heap, as its user has a say in it."""
+APART, WORKERS, RAY = "two commands", "two workers", "two workers on Ray"
+ENGINES = {WORKERS: ["--devices", "cpu,cpu"], RAY: ["--engine", "ray@local,2"]}
 IMAGES, BATCH = {"cpu": 1024, "cuda": 2048}, {"cpu": 32, "cuda": 128}
 
 
@@ -309,14 +315,50 @@ def peak_of(words: list[str], variables: Mapping[str, str]) -> float:
     return usage.ru_maxrss * 1024 / 1e6  # Linux counts in KiB
 
 
+def measure_engines(options: Namespace, report: Report, scratch: Path) -> None:
+    """Two workers of one command, and two commands."""
+    images, half = scratch / "images", (options.images or 600) // 2
+    halves = [photographs(images / name, half, n * half) for n, name in enumerate("ab")]
+    folders, digests = [paths[0].parent for paths in halves], set()
+
+    def start(data: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
+        words = ["extract", "image", "--data", data, "--encoder", "resnet18", "--out", out]
+        words += ["--weights", "random:0", "--batch-size", "16", "--threads", "1", "--workers", "0"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline.cli", *map(str, words), *more],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"},
+        )
+
+    def apart() -> None:
+        with tempfile.TemporaryDirectory(dir=scratch) as out:
+            commands = [start(folder, Path(out) / folder.name) for folder in folders]
+            assert [command.wait() for command in commands] == [0, 0]
+
+    def together(words: list[str]) -> None:
+        with tempfile.TemporaryDirectory(dir=scratch) as out:
+            assert start(images, Path(out) / "set", *words).wait() == 0
+            digests.add(FeatureSet.open(Path(out) / "set").record.content_digest)
+
+    engines = {name: lambda words=words: together(words) for name, words in ENGINES.items()}
+    costs = take_turns({APART: apart, **engines}, options.rounds, warm_up=False)
+    assert len(digests) == 1
+    for name, cost in costs.items():
+        report.add(side=name, s=cost.wall)
+    report.ratio(f"{APART} / {WORKERS}", costs[APART].wall / costs[WORKERS].wall, at_least=0.9)
+    report.ratio(f"{RAY} / {WORKERS}", costs[RAY].wall / costs[WORKERS].wall, at_most=1.1)
+
+
 def main() -> None:
-    """Measure every model at every precision."""
+    """Measure every model at every precision, or what else is asked for."""
     parser = options_of(__doc__, rounds=3)
     add_device(parser)
     parser.add_argument("--images", type=int, help="in whole batches")
     names = list(dict.fromkeys([*MODELS, *PEAKS]))
     parser.add_argument("--models", nargs="+", choices=names, help="(default: all)")
     parser.add_argument("--peaks", action="store_true", help="memory instead of time")
+    parser.add_argument("--engines", action="store_true", help="two workers and two commands")
     parser.add_argument(
         "--precisions", nargs="+", choices=["fp32", "bf16", "fp16"], default=["fp32", "bf16"]
     )
@@ -324,6 +366,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="decode processes of both loops")
     options = parser.parse_args()
     device = device_of(options)
+    if options.engines:
+        with tempfile.TemporaryDirectory() as scratch:
+            measure_engines(options, Report(options), Path(scratch))
+        return
     options.batch_size = options.batch_size or (2 if options.quick else BATCH[device.type])
     about = f"{options.workers} decode processes, batches of {options.batch_size}"
     report = Report(options, about, device)

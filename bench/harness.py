@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, sides that take turns, medians, targets, one form of results.
+"""What the benchmarks share: options, drawn inputs, sides that take turns, medians, and a report.
 
 Absolute times are those of one machine at one moment. What a benchmark claims is a ratio: its sides
 take turns in one run, so that other work on the machine slows them all, and medians count. Results
@@ -17,11 +17,16 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 
+from sightline.cache import EncoderRecord, FeatureSpec, SetWriter
+from sightline.cache.keys import Keys
 from sightline.devices import device_name, pick_device
 
 
@@ -54,6 +59,40 @@ def device_of(options: argparse.Namespace) -> torch.device:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of processes started from here
         torch.set_num_threads(options.threads)
     return pick_device(options.device)
+
+
+def photographs(
+    folder: Path, count: int, first: int = 0, size: tuple[int, int] = (500, 375)
+) -> list[Path]:
+    """JPEGs of soft patches of colour under noise, about 80 kB each at 500 × 375."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def draw(number: int) -> Path:
+        rng = np.random.default_rng(number)
+        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        picture = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC), np.float32)
+        picture = picture + 12 * rng.standard_normal(picture.shape, np.float32)
+        path = folder / f"{number:06}.jpg"
+        Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8)).save(path, quality=90)
+        return path
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(draw, range(first, first + count)))
+
+
+def feature_set(
+    folder: Path, kind: Any, keys: Keys, dim: int, shard_rows: int | None = None
+) -> None:
+    """Write random rows of float16 under ``keys``."""
+    encoder = EncoderRecord(name="bench/noise", source="random:0", weights_sha256="0" * 64)
+    spec = FeatureSpec(
+        kind=kind, encoder=encoder, preprocessing={}, precision="fp32", dim=dim, dtype="float16"
+    )
+    rng = np.random.default_rng(1)
+    with SetWriter(folder, spec) as writer:
+        for batch in writer.plan(keys, batch_size=4096, shard_rows=shard_rows):
+            writer.add(batch, rng.standard_normal((len(batch.keys), dim), np.float32))
+        writer.publish()
 
 
 class Cost(NamedTuple):

@@ -22,8 +22,7 @@ import time
 from pathlib import Path
 
 import torch
-from drawn import photographs
-from harness import Cost, Report, median, options_of, timed
+from harness import Cost, Report, median, options_of, photographs, timed
 
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.encoders.names import named_encoder

@@ -81,7 +81,7 @@ class Inputs:
     # ---- which stage reads what -----------------------------------------------------------------
 
     def _bodies(self) -> Iterator[tuple[str, _Body]]:
-        from train.code_digest import code_of, code_of_task, objectives_of
+        from train.code_digest import code_of, code_of_task
         from train.objectives import make_objective
 
         params = self._params
@@ -108,7 +108,7 @@ class Inputs:
             for name, run in params.runs.items():
                 if run.system == system:
                     objective = make_objective(run.objective, run.parameters)
-                    names |= objectives_of(run.objective, run.parameters)
+                    names.add(run.objective)
                     places |= {f"{name}.{field}": p for field, p in _places(objective).items()}
             file = f"systems/{system}"
             yield file, {"files": self._identities(file, places), "code": code_of(names)}

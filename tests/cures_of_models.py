@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cures import EXTRACT, LOOK, TEXTS, TOKENS, TRAIN, Cure, run
+from cures import EXTRACT, LOOK, TEXTS, TRAIN, Cure, run
 from made_results import made_result
 from small_inputs import CLIP
 from small_senteval import write_senteval
@@ -24,11 +24,6 @@ RETRIEVAL = (
     "evaluate retrieval --model ./student --pooling cls --device cpu --data t --set features=f"
 )
 FROZEN = f"{RETRIEVAL} --set frozen=clip"
-TWO_HEADS = (
-    TRAIN.replace("mcse", "combined", 1).replace("image=clip", "parts.mcse.parameters.image=clip")
-    + " --set parts.more.objective=mcse --set parts.more.parameters.image=other"
-    + " --set parts.more.parameters.text_weight=0 --features image-other=f/image/other"
-).replace("image-clip=clip", "image-clip=f/image/clip")
 NEAREST = "look neighbours red --data d --pooling cls --device cpu"
 COMPARE = "compare results/mcse-light.json results/mcse-heavy.json"
 CURVE = f"{COMPARE} results/base.json --curve weight"
@@ -102,14 +97,6 @@ def a_test_split(*more: str) -> Callable[[], object]:
     return prepare
 
 
-def nearest_images_of_one_encoder() -> None:
-    """The task finds images where an encoder is chosen."""
-    words = "--device cpu --data t --set features=f --set encoder=clip --out found"
-    also(f"evaluate neighbours --model run {words}")()
-    (result,) = Path("found").rglob("*.json")
-    assert "choose one with" not in result.read_text()
-
-
 MODELS = [
     Cure(
         "give this one a name, `--model NAME={}`, or name another --out",
@@ -171,12 +158,6 @@ MODELS = [
         "or leave the option out",
         f"{NEAREST} --model ./student --to-images",
         passes=f"{NEAREST} --model ./student",
-    ),
-    Cure(
-        "; choose one with `encoder`, a setting of the tasks of `sightline evaluate`",
-        "look neighbours red --data t --model run --to-images --features f --device cpu",
-        passes=nearest_images_of_one_encoder,
-        begins=a_test_split(f"{EXTRACT}f/image/other", TOKENS, TWO_HEADS),
     ),
     Cure(
         "give the --encoder that made them",

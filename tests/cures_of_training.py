@@ -18,7 +18,6 @@ from train.train_run import train_run
 MCSEO = TRAIN.replace("mcse", "mcseo", 1) + " --object-weight 1 --features object-clip=objects"
 OF_SENTENCES = " --student ./student --max-steps 1 --batch-size 2 --device cpu --out run"
 TOKENS_OF_TEXT = "tokens --data s --student ./student --out tokens-of-text"
-PARTS = TRAIN.replace("mcse", "combined", 1).replace("image=", "parts.mcse.parameters.image=")
 
 
 def sentences() -> None:
@@ -168,11 +167,6 @@ TRAINING = [
         TRAIN,
         (EXTRACT + "clip",),
         begins=another_photograph,
-    ),
-    Cure(
-        "belongs to the combination, beside `parts`",
-        f"{PARTS} --set parts.mcse.parameters.caption=all",
-        passes=f"{PARTS} --caption all",
     ),
     Cure(
         "must come from one `sightline prepare`",

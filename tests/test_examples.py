@@ -20,7 +20,17 @@ from prepared_data import as_prepared
 from shown_commands import ROOT
 from tiny_encoder import make_encoder
 
-from sightline import OBJECTIVES, Embedder, FeatureSet, RunSummary
+from sightline import (
+    OBJECTIVES,
+    Embedder,
+    FeatureSet,
+    RunSummary,
+    extract_features,
+    make_objective,
+    named_encoder,
+    prepare_dataset,
+    tokenize,
+)
 from sightline.cache import CAPTIONS, write_manifest
 from sightline.sentence_transformers_folder import Recipe
 from train.evaluate.similarity import evaluate_pairs, load_pairs, pair_cosines
@@ -29,7 +39,7 @@ from train.export import export_model
 EXAMPLES = ROOT / "examples"
 SCRIPTS = {
     *("own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"),
-    *("embedding_map.py", "flickr8k_models.py"),
+    *("embedding_map.py", "flickr8k_models.py", "combined_terms.py"),
 }
 Run = Callable[..., None]
 
@@ -107,6 +117,49 @@ def test_a_new_loss_trains_and_is_the_equation(run, tmp_path, monkeypatch):
             sign = 1 if i == j else -1
             expected += np.log1p(np.exp(-sign * (10 * cosine - 5)))
     assert float(sigmoid_loss(texts, images)) == pytest.approx(expected / 5, rel=1e-5)
+
+
+def test_combined_terms_are_those_of_their_papers(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(vars(OBJECTIVES), "places", dict(OBJECTIVES.places))
+    demo, weights = tmp_path / "demo", "file:demo/datasets/scenes/encoders"
+    small = {"train_pairs": 60, "dev_pairs": 60, "test_pairs": 60, "student_hidden": 32}
+    steps = {"resnet_steps": 5, "clip_steps": 0, "teacher_steps": 0}
+    scenes = demo / "datasets/scenes"
+    data = prepare_dataset("scenes", scenes, scenes=60, sentences=60, **small, **steps)
+    resnet = named_encoder("resnet18", f"{weights}/resnet.safetensors")
+    clip = named_encoder(str(scenes / "encoders/clip.json"), f"{weights}/clip.safetensors", "text")
+    extract_features(data, resnet, demo / "features/scenes/image/resnet")
+    extract_features(data, clip, demo / "features/scenes/text/clip", "text")
+    tokenize(data.texts, scenes / "student", 32, demo / "tokens/scenes-bert")
+    run("combined_terms.py", "demo")
+    summary = RunSummary.read(tmp_path / "combined/run")
+    assert summary.features.keys() == {"image-resnet", "text-clip"}
+    assert any(
+        {"loss_text", "loss_image", "loss_teacher_text"} <= entry.keys() for entry in summary.log
+    )
+
+    torch.manual_seed(0)
+    from combined_terms import ImagesAndTeacher  # pyright: ignore[reportMissingImports]
+
+    ours = ImagesAndTeacher(image="resnet", text="clip")
+    module = ours.build(6, {"image-resnet": 5, "text-clip": 7})
+    embeddings = {"sentences": (torch.randn(4, 6), torch.randn(4, 6))}
+    rows = {"image-resnet": torch.randn(4, 5), "text-clip": torch.randn(4, 7)}
+
+    class Pairs:
+        stream = "pairs"
+
+        def features_of(self, kind: str, encoder: str) -> torch.Tensor:
+            return rows[f"{kind}-{encoder}"]
+
+    found = ours.terms(module.heads, Pairs(), embeddings)
+    mcse = make_objective("mcse", {"image": "resnet", "variant": "released"})
+    kdmcse = {"text": "clip", "image_weight": 0, "teacher_text_threshold": None}
+    parts = (mcse, ("text", "image")), (make_objective("kdmcse", kdmcse), ("text", "teacher_text"))
+    for part, names in parts:
+        terms = part.terms(module.heads, Pairs(), embeddings)
+        for name in names:
+            torch.testing.assert_close(found[name], terms[name])
 
 
 def test_a_classifier_reads_the_features_of_a_folder(run, tmp_path, capsys):

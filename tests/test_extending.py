@@ -49,7 +49,7 @@ from sightline.cache.manifest import read_manifest
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
 from train.evaluate.task import TASKS
-from train.objectives import OBJECTIVES, make_objective
+from train.objectives import OBJECTIVES
 from train.tracking import TRACKERS
 
 PAGE = ROOT / "docs/extending.md"
@@ -309,20 +309,6 @@ def test_a_lake_of_others_is_a_source_at_any_version(
         assert load_image(place, key)[:, 0, 0].tolist() == [keys[key], 0, 0]
     ran(capsys, *prepare, "--version", str(first))
     assert len(read_manifest(tmp_path / "lake/images.parquet", IMAGES)) == 4
-
-
-def test_its_objective_can_be_part_of_a_combination(lamplight):
-    def heads_with(image: str) -> set[str]:
-        parts = {
-            "hardest": {"parameters": {"image": "thumbnail"}},
-            "mcse": {"parameters": {"image": image, "text_weight": 0}},
-        }
-        objective = make_objective("combined", {"parts": parts})
-        return set(objective.build(8, {need.name: 5 for need in objective.features}).heads)
-
-    shared = {"hardest-text", "hardest-grounding", "hardest-image"}
-    assert heads_with("thumbnail") == shared
-    assert heads_with("resnet") == {*shared, "mcse-image"}
 
 
 def test_its_loss_follows_its_equation(lamplight):

@@ -6,9 +6,8 @@ evaluation task are of its module and all that it scores with (`sightline.source
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 from sightline.digest import digest
 from sightline.source_code import digests_of, with_imports
@@ -81,16 +80,6 @@ SCORING = (
 )
 """The modules that every score goes through: from an encoder's folder to its embeddings."""
 _CARRIES_SCORES = ("train.evaluate.evaluation", "train.evaluate.results")
-
-
-def objectives_of(name: str, parameters: Mapping[str, Any]) -> set[str]:
-    """``name`` and, of a combination, the objectives of its parts."""
-    names = {name}
-    parts = parameters.get("parts")
-    for part, settings in parts.items() if isinstance(parts, Mapping) else ():
-        objective = settings.get("objective") if isinstance(settings, Mapping) else None
-        names |= objectives_of(objective or part, {})
-    return names
 
 
 def code_of(objectives: Iterable[str]) -> dict[str, str]:

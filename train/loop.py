@@ -26,14 +26,14 @@ from torch.amp.grad_scaler import GradScaler
 from sightline import devices
 from sightline.devices import peak_memory
 from sightline.errors import SightlineError
-from sightline.plugins import wrong
+from sightline.plugins import OURS, package_of, wrong
 from train.batch import Batch
 from train.data import TrainingData, make_feed
 from train.distributed import Processes
 from train.export import on_the_host
 from train.gradient_cache import CachedEmbeddings, chunks_of
 from train.model import TOTAL, Student
-from train.objectives.module import AwaitedTerms, outside_packages, statistics_of
+from train.objectives.module import AwaitedTerms, statistics_of
 from train.optimizer import learning_rate, make_optimizer
 from train.records import DEV, RunState
 from train.run_folder import LOOP_FILE, MODEL_FILE, RunFolder
@@ -354,10 +354,8 @@ class Loop:
         culprits = [name for name in bad if name != TOTAL] or bad
         terms = ", ".join(f"{name} is {values[name]}" for name in culprits)
         remedy = "Lower the learning rate"
-        if packages := outside_packages(self._model.objective):
-            remedy = (
-                f"Fix the loss of the package {', '.join(packages)}, or lower the learning rate"
-            )
+        if (package := package_of(self._model.objective.params)) not in OURS:
+            remedy = f"Fix the loss of the package {package}, or lower the learning rate"
         if self._model.precision != "fp32":
             remedy += ", or train with `--precision fp32`"
         return NonFiniteLoss(

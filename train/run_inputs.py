@@ -12,7 +12,7 @@ from sightline.errors import SightlineError
 from sightline.hardware import cpu_warning
 from sightline.identity import content_of, identity
 from sightline.sentence_transformers_folder import Recipe, licence_of, pin
-from train.code_digest import code_of, objectives_of
+from train.code_digest import code_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
 from train.evaluate.sts import load_graded_pairs
@@ -75,7 +75,7 @@ class RunInputs:
             recipe=recipe,
             own_recipe=own_recipe,
             digest=_digest(spec, objective, data, dev, student, recipe),
-            code=code_of(objectives_of(spec.objective, spec.parameters)),
+            code=code_of([spec.objective]),
         )
 
     @property

@@ -21,7 +21,7 @@ def accept(
     """
     from pipeline import graph
     from pipeline.stages import load_here
-    from train.code_digest import code_of, objectives_of
+    from train.code_digest import code_of
     from train.evaluate.evaluation import accept_code, accept_run
     from train.records import FILE_NAME, digest_of_run
     from train.run_folder import RunFolder
@@ -29,7 +29,7 @@ def accept(
     params = load_here()
     for name in runs or params.runs:
         run = params.run(name)
-        current = code_of(objectives_of(run.objective, run.parameters))
+        current = code_of([run.objective])
         for seed in params.graph.seeds:
             folder, scores = graph.run_folder(name, seed), graph.result_file(name, seed)
             if not (folder / FILE_NAME).is_file():

@@ -115,12 +115,12 @@ class Model:
     def objective(self) -> Any:
         if self.no_heads:
             raise NotDefinedError(self.no_heads)
-        spaces = [
+        heads = [
             (need, self.sentence_head, self.image_head)
             for need in self.needs
             if need.kind == "image" and need.head
         ]
-        return SimpleNamespace(image_heads=lambda: spaces)
+        return SimpleNamespace(image_heads=lambda: heads[0] if heads else None)
 
 
 def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:

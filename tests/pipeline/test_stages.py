@@ -34,7 +34,7 @@ MODULES = (
     *("pipeline.encoders.open_clip_towers", "pipeline.encoders.transformers_models"),
     *("pipeline.stages", "pipeline.params", "pipeline.extract.runner", "pipeline.extract.inputs"),
     *("pipeline.grounding.ground", "pipeline.tokenize_texts", "pipeline.tokenize_phrases"),
-    *("train.train_run", "train.distributed", "train.objectives.combined", "train.objectives.dalr"),
+    *("train.train_run", "train.distributed", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.evaluation"),
     *("train.evaluate.neighbours", "train.evaluate.retrieval", "train.evaluate.transfer"),
     "train.report.comparison",

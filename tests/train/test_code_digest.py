@@ -17,7 +17,7 @@ from sightline.errors import SightlineError
 from sightline.hardware import versions
 from sightline.source_code import with_imports
 from train import code_digest, run_inputs
-from train.code_digest import APART, CORE, code_of, code_of_task, objectives_of
+from train.code_digest import APART, CORE, code_of, code_of_task
 from train.evaluate.evaluation import (
     Evaluation,
     accept_code,
@@ -191,14 +191,9 @@ def test_a_metric_changes_no_system(add_to):
     assert {name: code_of([name]) for name in OBJECTIVES.places} == systems
 
 
-def test_an_objective_has_its_own_file_and_a_combination_those_of_its_parts():
+def test_an_objective_has_its_own_file():
     for name in OBJECTIVES.places:
-        imported = {"train.objectives.combined_module"} if name == "combined" else set()
-        assert code_of([name]).keys() == {*CORE, *imported, f"train.objectives.{name}"}
-    parts = {"dalr": {"weight": 1}, "mine": {"objective": "mcseo"}}
-    names = objectives_of("combined", {"parts": parts})
-    assert names == {"combined", "dalr", "mcseo"}
-    assert {f"train.objectives.{name}" for name in names} <= code_of(names).keys()
+        assert code_of([name]).keys() == {*CORE, f"train.objectives.{name}"}
 
 
 @pytest.fixture

@@ -58,24 +58,12 @@ def test_every_setting_of_a_run_is_in_its_digest_or_declared(inputs, part):
 
 @pytest.mark.parametrize("name", [*OBJECTIVES.own])
 def test_every_parameter_of_an_objective_is_in_the_digest(inputs, name):
-    combination = {"parts": {"mine": {"objective": "mcse", "parameters": FIVE["mcse"]}}}
-    objective = make_objective(name, FIVE.get(name, combination))
+    objective = make_objective(name, FIVE[name])
     assert not declared(type(objective))
     before = digest_of(inputs, inputs.spec, objective)
-    for field in type(objective).model_fields.keys() - {"parts"}:
+    for field in type(objective).model_fields:
         changed = objective.model_copy(update={field: ANOTHER})
         assert digest_of(inputs, inputs.spec, changed) != before, field
-
-
-@pytest.mark.parametrize(
-    "part", [{"weight": 0.5}, {"parameters": {"image": "resnet"}}, {"objective": "simcse"}]
-)
-def test_every_part_of_a_combination_is_in_the_digest(inputs, part):
-    mine = {"objective": "mcse", "parameters": FIVE["mcse"]}
-    if part == {"objective": "simcse"}:
-        part = {"objective": "simcse", "parameters": {}}
-    of = [make_objective("combined", {"parts": {"mine": {**mine, **more}}}) for more in ({}, part)]
-    assert len({digest_of(inputs, inputs.spec, objective) for objective in of}) == 2
 
 
 def test_what_is_declared_is_a_label_a_place_of_this_machine_or_named_otherwise():

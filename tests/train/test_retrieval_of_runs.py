@@ -39,15 +39,6 @@ RUNS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "kdmcse": ({**CLIP, "text": "clip"}, "grounding", "image", "image/clip"),
     "dalr": ({**RESNET, "teachers": TEACHER}, "grounding", "image", "image/resnet"),
     "mcseo": (CLIP, "grounding", "image", "image/clip"),
-    "combined": (
-        {
-            "parts": {
-                "first": {"objective": "mcseo", "parameters": {**CLIP, "image_weight": 0}},
-                "second": {"objective": "mcse", "parameters": {**RESNET, "text_weight": 0}},
-            }
-        },
-        *("first-grounding", "second-image", "image/resnet"),
-    ),
 }
 SETTINGS = {"data": "data/datasets/scenes", "features": "data/features/scenes", "split": "train"}
 

@@ -250,40 +250,25 @@ class ImageSpace:
     features: FeatureUse
 
 
-def image_space(model: EvaluatedModel, encoder: str | None = None) -> ImageSpace:
+def image_space(model: EvaluatedModel) -> ImageSpace:
     """The space of sentences and images of a training run.
 
     It is found through the objective (`image_heads`), so any objective that projects image features
-    has one. Of several heads for images of one encoder, as a combination may have, it is the first.
-
-    Args:
-        encoder: which image encoder, for a run with heads for several.
+    has one.
 
     Raises:
-        NotDefinedError: the run has no such space, or several (says what there is).
+        NotDefinedError: the run has no such space.
         SightlineError: see `EvaluatedModel.objective`.
     """
     objective, summary = model.objective(), model.summary
     assert summary is not None  # it has heads
-    spaces: dict[str, ImageSpace] = {}
-    for need, sentences, images in objective.image_heads():
-        use = summary.features[need.name]
-        space = ImageSpace(sentences, images, need.encoder, use)
-        spaces.setdefault(need.encoder, space)
-    if not spaces:
+    if (found := objective.image_heads()) is None:
         raise NotDefinedError(
             f"its objective, {summary.objective}, projects no image features; runs that learned "
             "from images, such as those of mcse, kdmcse or dalr, have heads for them"
         )
-    if encoder is None and len(spaces) == 1:
-        return next(iter(spaces.values()))
-    if encoder in spaces:
-        return spaces[encoder]
-    hint = "; choose one with `encoder`, a setting of the tasks of `sightline evaluate`"
-    raise NotDefinedError(
-        f"it has heads for images of {', '.join(spaces)}"
-        + (hint if encoder is None else f", not of {encoder}")
-    )
+    need, sentences, images = found
+    return ImageSpace(sentences, images, need.encoder, summary.features[need.name])
 
 
 def rows_of_images(features: FeatureSet, keys: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:

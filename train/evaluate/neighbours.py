@@ -66,7 +66,6 @@ def find_images(
     data: Path,
     k: int,
     *,
-    encoder: str | None = None,
     captions: Mapping[str, str] | None = None,
 ) -> tuple[Found, list[str]]:
     """The ``k`` nearest images in the space of a run's heads, and what they leave out.
@@ -77,13 +76,12 @@ def find_images(
         own_images: of each query, the images that it is a caption of.
         features: the folder of the image features, see `open_features`.
         data: the folder of the data set.
-        encoder: which image features, for a run with heads for several.
         captions: image id → the caption to show with it; None shows none.
     """
     from train.evaluate.models import image_space, project
 
     try:
-        space = image_space(model, encoder)
+        space = image_space(model)
         opened = open_features(
             features, "image", space.encoder, model.name, data.name, space.features
         )
@@ -184,7 +182,6 @@ class NeighboursSettings(TaskSettings):
         sample: how many captions are drawn as queries.
         seed: of the drawing.
         k: neighbours of each query.
-        encoder: which image features, for runs with heads for several.
     """
 
     features: Annotated[Path | None, CONTENT] = Field(
@@ -197,9 +194,6 @@ class NeighboursSettings(TaskSettings):
     sample: int = Field(default=6, ge=0, description="captions to start from too, drawn at random")
     seed: int = Field(default=0, ge=0, description="of the drawing")
     k: int = Field(default=5, ge=1, description="neighbours of each sentence")
-    encoder: str | None = Field(
-        default=None, description="image encoder, if a run has heads for several"
-    )
 
 
 class NeighboursTask(Task[NeighboursSettings]):
@@ -215,11 +209,6 @@ class NeighboursTask(Task[NeighboursSettings]):
     Settings = NeighboursSettings
 
     def __init__(self, settings: NeighboursSettings) -> None:
-        if settings.encoder is not None and settings.features is None:
-            raise SightlineError(
-                "neighbours: encoder says which image features, and there are none; give features, "
-                "or leave it out"
-            )
         if "seed" in settings.model_fields_set and not settings.sample:
             raise SightlineError(
                 "neighbours: seed is of the captions that are drawn, and sample is 0; leave it out"
@@ -261,7 +250,7 @@ class NeighboursTask(Task[NeighboursSettings]):
         pictures, notes = None, list[str]()
         if settings.features is not None:
             images = self.queries, own_images, self.images, settings.features, settings.data
-            pictures, notes = find_images(model, *images, settings.k, encoder=settings.encoder)
+            pictures, notes = find_images(model, *images, settings.k)
         of_split = f"{settings.data.name}, split {settings.split!r}"
         within = f"{len(self.pool):,} distinct captions of {of_split}"
         answer = ModelNeighbours(self.queries, own_images, within, settings.k, captions, pictures)

@@ -121,7 +121,6 @@ class RetrievalSettings(TaskSettings):
             them; 5 for the "1k" figures of COCO, whose test split has 5,000 images.
         frozen: an encoder with image and text features, such as CLIP: its own retrieval is a
             reference.
-        encoder: which image features, for runs with heads for several.
     """
 
     features: Annotated[Path, CONTENT] = Field(
@@ -131,9 +130,6 @@ class RetrievalSettings(TaskSettings):
     captions: int = Field(default=5, ge=1, description="captions of an image, the first ones")
     folds: int = Field(default=1, ge=1, description="parts of consecutive images to average over")
     frozen: str | None = Field(default=None, description="encoder whose own retrieval is shown too")
-    encoder: str | None = Field(
-        default=None, description="image encoder, if a run has heads for several"
-    )
 
 
 class RetrievalTask(Task[RetrievalSettings]):
@@ -191,7 +187,7 @@ class RetrievalTask(Task[RetrievalSettings]):
         scores, reasons = dict.fromkeys(METRICS), {}
         kept = np.arange(len(self.images.ids))
         try:
-            space = image_space(model, self.settings.encoder)
+            space = image_space(model)
             features = self._open("image", space.encoder, model.name, space.features)
             rows, present = rows_of_images(features, self.images.keys)
             sentences = project(space.sentences, model.pooled(self.captions))

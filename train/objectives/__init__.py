@@ -38,7 +38,6 @@ OBJECTIVES = Registry(
         "kdmcse": "train.objectives.kdmcse:KDMCSE",
         "dalr": "train.objectives.dalr:DALR",
         "mcseo": "train.objectives.mcseo:MCSEO",
-        "combined": "train.objectives.combined:Combined",
     },
 )
 """Where the class of each objective is: a line here, or an entry point of another package."""

@@ -59,17 +59,17 @@ class ObjectiveModule(nn.Module):
     def after_step(self, student: Student) -> None:
         """Called after each step of the optimiser, but not after one that fp16 skipped."""
 
-    def image_heads(self) -> list[tuple[FeatureNeed, nn.Module, nn.Module]]:
-        """Image features that a head projects: what they are, and both heads of their space.
+    def image_heads(self) -> tuple[FeatureNeed, nn.Module, nn.Module] | None:
+        """The space in which sentences find images; None if no head projects image features.
 
         Returns:
-            Each need, the head of sentences (`heads["grounding"]`), and that of the features.
+            The first such need, the head of sentences (`heads["grounding"]`), and that of the
+            features.
         """
-        return [
-            (need, self.heads["grounding"], self.heads[need.head])
-            for need in self.params.features
-            if need.kind == "image" and need.head is not None
-        ]
+        for need in self.params.features:
+            if need.kind == "image" and need.head is not None:
+                return need, self.heads["grounding"], self.heads[need.head]
+        return None
 
 
 def head(inputs: int, outputs: int = PROJECTION_DIM) -> nn.Sequential:
@@ -149,12 +149,6 @@ class AwaitedTerms:
         if batch.stream != "pairs":
             return False
         return "object" not in kinds or bool((batch.phrases.counts >= 2).any())
-
-
-def outside_packages(module: ObjectiveModule) -> list[str]:
-    """The packages of others that it, or a part of it, is from."""
-    parts = (part for part in module.modules() if isinstance(part, ObjectiveModule))
-    return sorted({package_of(part.params) for part in parts} - OURS)
 
 
 def statistics_of(objective: Objective, batch: Batch) -> dict[str, Tensor]:
