@@ -16,10 +16,11 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can(no|')t allocate memory|invalid buffer size|alloc_failed|alloc failed"
-    r"|bad_alloc|failed to map segment",
+    r"|bad_alloc|failed to map segment|can't start new thread",
     re.IGNORECASE,
 )
-"""In errors of any type: of Apple's GPU, of the CPU, of CUDA's libraries, of C++, of the linker."""
+"""In errors of any type: of Apple's GPU, of the CPU, of CUDA's libraries, of C++, of the linker, of
+threads, which need room for their stacks."""
 
 
 class SightlineError(Exception):

@@ -156,6 +156,7 @@ NUMPY = ImportError("PLEASE READ THIS\nOriginal error was: libopenblas.so: faile
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate"),
         (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
         (WRAPPED, "libtorch_cuda.so: failed to map"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
         (NUMPY, "libopenblas.so: failed"),
     ],
 )
