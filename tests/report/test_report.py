@@ -19,12 +19,11 @@ from sightline.errors import SightlineError
 from train.evaluate.results import RunResult, load_result, save_result
 from train.records import DEV, FeatureUse
 from train.report.charts import PUBLISHED, score_chart, training_chart
-from train.report.comparison import FoundRun, compare_results
+from train.report.comparison import compare_results
 from train.report.comparison_document import charts_of, document_of, feature_uses, parameter_rows
-from train.report.curve import RUN, curve_of
 from train.report.differences import Comparison, compute_gains, headline, lead_of
 from train.report.grid import grid_of_table
-from train.report.render import to_text
+from train.report.render import to_json, to_text
 from train.report.table import Cell, Row, Table, make_table
 from train.report.write import means_of, write_report
 
@@ -360,9 +359,6 @@ def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
     files = write_report(runs, tmp_path, "t")
     assert "scores.png" not in {file.name for file in files}
     assert '<section id="scores">' not in (tmp_path / "report.html").read_text()
-    found = [FoundRun(run.run, (tmp_path / run.run,), (run,)) for run in runs]
-    with pytest.raises(SightlineError, match="no score that reports show"):
-        curve_of(found, RUN)
 
 
 def test_charts_have_a_panel_per_task_and_a_line_per_seed(results):
@@ -386,6 +382,19 @@ def test_parameters_that_differ_come_first_and_features_once(results):
         ("scenes/image/clip", ["mcse-clip", "shuffled"]),
         (UNTRAINED.name, ["mcse-resnet"]),
     ]
+
+
+def test_a_row_has_the_parameters_in_which_its_seeds_agree():
+    seeds = [
+        result("mcse", seed, 1.0, objective={"weight": weight, "image": "clip"})
+        for seed, weight in enumerate((0.1, 0.2))
+    ]
+    (row,) = make_table(seeds).rows
+    assert row.parameters["objective.image"] == "clip"
+    assert row.parameters["objective"] == seeds[0].objective
+    assert "objective.weight" not in row.parameters
+    body = to_json(document_of(compare_results([seeds[1]])))
+    assert body["table"]["rows"][0]["parameters"]["objective.weight"] == 0.2
 
 
 def test_what_rounds_to_zero_has_no_minus():

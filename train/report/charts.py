@@ -1,4 +1,4 @@
-"""Figures of results: final scores, training curves, subsets, the plane of alignment, and curves.
+"""Figures of results: final scores, training curves, subsets, and the plane of alignment.
 
 The same figure gives the same bytes.
 """
@@ -6,7 +6,6 @@ The same figure gives the same bytes.
 from __future__ import annotations
 
 import io
-import math
 import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,16 +18,14 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE, SUBSETS
 from train.records import DEV
 from train.report.comparison import RunComparison
-from train.report.curve import Curve, Point, value_text
 from train.report.differences import ALPHA
 from train.report.grid import number, printable
-from train.report.table import DECIMALS, Row, Table
+from train.report.table import DECIMALS, Table
 
 INK, SOFT, FAINT, PLAIN = "#1f2933", "#5b6770", "#9aa5b1", "#e4e7eb"
 COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", SOFT)
@@ -52,8 +49,6 @@ STYLE: Any = {
 _LONGEST = 34  # characters of a label
 _LEGEND = 26  # characters that three columns of a legend have no room for
 _SHAPES = "os^DvPX<>p*h"  # of dots that a legend names, so that no label overprints another
-_LOGARITHMIC = 20  # largest value / smallest value from which the axis is logarithmic
-_CLOSEST = 0.04  # of the axis: values closer than this are spaced evenly
 _CHARACTER = 0.09  # inches of one more than the 12 of a label such as "84.12 ± 0.31"
 _LEAST_SPAN = 0.1  # of a panel of scores, so that what prints alike looks alike
 
@@ -254,41 +249,6 @@ def plane_of_runs(table: Table) -> Figure | None:
     return figure
 
 
-def curve_chart(curve: Curve) -> Figure:
-    """Score against value: a line of means with the spread over seeds, and a dot for every seed.
-
-    Where values are not numbers, every run is a row of its own. The baseline is a dashed line with
-    its spread.
-    """
-    with matplotlib.rc_context(STYLE):
-        figure = _curve_lines(curve) if curve.ordered else _curve_rows(curve)
-        if len(curve.lines) > 1 or curve.baseline is not None:
-            names = [printable(line.label) for line in curve.lines]
-            names += [] if curve.baseline is None else [_baseline_label(curve.baseline)]
-            columns = 3 if max(map(len, names)) < _LEGEND else 1
-            legend_above(figure, columns, handletextpad=0.5)
-    return figure
-
-
-def axis_of(curve: Curve) -> tuple[dict[str, float], bool]:
-    """Text of each value → its place on the axis, ascending; and whether the axis is logarithmic.
-
-    It is where the values are positive and far apart. Places are numbered where a value is null, or
-    where two values would be too close to read.
-    """
-    numbers = {value_text(p.value): float(p.value) for p in curve.points if p.value is not None}
-    texts = sorted(numbers, key=lambda text: numbers[text])
-    values = [numbers[text] for text in texts]
-    wide = values[0] > 0 and values[-1] >= _LOGARITHMIC * values[0]
-    on_paper = [math.log(value) if wide else value for value in values]
-    least = _CLOSEST * (on_paper[-1] - on_paper[0])
-    crowded = any(after - before < least for before, after in pairwise(on_paper))
-    unset = [value_text(None)] if any(point.value is None for point in curve.points) else []
-    if unset or crowded:
-        return {text: float(place) for place, text in enumerate([*texts, *unset])}, False
-    return dict(zip(texts, values, strict=True)), wide
-
-
 def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
     low, high, longest = 0.0, 0.0, 0
     for position, row in enumerate(table.rows):
@@ -354,85 +314,3 @@ def _label_ends(
             fontsize=9,
             annotation_clip=False,
         )
-
-
-def _curve_lines(curve: Curve) -> Figure:
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-    axis = figure.subplots()
-    ticks, logarithmic = axis_of(curve)
-    for place, line in enumerate(curve.lines):
-        points = [point for point in line.points if point.row.cells[curve.metric].mean is not None]
-        cells = [point.row.cells[curve.metric] for point in points]
-        places = [ticks[value_text(point.value)] for point in points]
-        means = np.array([cell.mean for cell in cells], dtype=float)
-        spread = np.array([cell.sd or 0.0 for cell in cells])
-        colour = colour_of(place)
-        below, above = means - spread, means + spread
-        axis.fill_between(places, below, above, color=colour, alpha=0.16, linewidth=0)
-        axis.plot(
-            places, means, "o-", color=colour, linewidth=1.6, ms=4.5, label=printable(line.label)
-        )
-        for at, cell in zip(places, cells, strict=True):
-            _seeds(axis, [at] * len(cell.seeds), cell.seeds, colour)
-    _baseline(axis, curve, vertical=False)
-    if logarithmic:
-        axis.set_xscale("log")
-    axis.xaxis.set_major_locator(FixedLocator(list(ticks.values())))
-    axis.xaxis.set_major_formatter(FixedFormatter(list(ticks)))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(printable(curve.parameter))
-    axis.set_ylabel(printable(curve.metric))
-    clean(axis, lines="y")
-    return figure
-
-
-def _curve_rows(curve: Curve) -> Figure:
-    """One row for each run, in the order of the lines; a line gives the colour."""
-    points = curve.points
-    figure = Figure(figsize=(7.2, 1.1 + 0.34 * len(points)), layout="constrained")
-    axis = figure.subplots()
-    row = 0
-    for place, line in enumerate(curve.lines):
-        colour = colour_of(place)
-        if len(curve.lines) > 1:
-            axis.plot([], [], "o", color=colour, ms=6, label=printable(line.label))
-        for point in line.points:
-            _curve_row(axis, row, point, curve.metric, colour)
-            row += 1
-    _baseline(axis, curve, vertical=True)
-    axis.set_yticks(range(len(points)), [printable(point.row.name) for point in points])
-    axis.set_ylim(len(points) - 0.4, -0.6)
-    axis.tick_params(axis="y", length=0)
-    axis.set_xlabel(printable(curve.metric))
-    clean(axis, keep=("bottom",), lines="x")
-    return figure
-
-
-def _curve_row(axis: Axes, row: int, point: Point, metric: str, colour: str) -> None:
-    cell = point.row.cells[metric]
-    if cell.mean is None:
-        axis.annotate("not defined", (0.01, row), xycoords=("axes fraction", "data"), color=FAINT)
-        return
-    look = {"fmt": "o", "color": colour, "ms": 6, "elinewidth": 1.4, "capsize": 3}
-    axis.errorbar(cell.mean, row, xerr=cell.sd, **look)
-    _seeds(axis, cell.seeds, [row] * len(cell.seeds), colour)
-
-
-def _seeds(axis: Axes, x: Sequence[float | None], y: Sequence[float | None], colour: str) -> None:
-    at = np.array([x, y], dtype=float)
-    axis.plot(at[0], at[1], "o", color="white", mec=colour, mew=0.8, ms=3.2, zorder=3)
-
-
-def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:
-    row = curve.baseline
-    cell = None if row is None else row.cells[curve.metric]
-    if row is None or cell is None or cell.mean is None:
-        return
-    line, band = (axis.axvline, axis.axvspan) if vertical else (axis.axhline, axis.axhspan)
-    line(cell.mean, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=_baseline_label(row))
-    if cell.sd:
-        band(cell.mean - cell.sd, cell.mean + cell.sd, color=FAINT, alpha=0.2, linewidth=0)
-
-
-def _baseline_label(row: Row) -> str:
-    return f"{printable(row.name)} (baseline)"
