@@ -1,4 +1,4 @@
-"""Figures of results: final scores, training curves, subsets, and the plane of alignment.
+"""Figures of results: training curves, subsets, and the plane of alignment and uniformity.
 
 The same figure gives the same bytes.
 """
@@ -6,7 +6,6 @@ The same figure gives the same bytes.
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,19 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE, SUBSETS
 from train.records import DEV
 from train.report.comparison import RunComparison
 from train.report.differences import ALPHA
-from train.report.grid import number, printable
-from train.report.table import DECIMALS, Table
+from train.report.grid import printable
+from train.report.table import Table
 
 INK, SOFT, FAINT, PLAIN = "#1f2933", "#5b6770", "#9aa5b1", "#e4e7eb"
 COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", SOFT)
-PUBLISHED = "#cbd2d9"
 
 MARK = b"Sightline figure"
 """Begins every figure, so that a later command may replace it."""
@@ -49,8 +46,6 @@ STYLE: Any = {
 _LONGEST = 34  # characters of a label
 _LEGEND = 26  # characters that three columns of a legend have no room for
 _SHAPES = "os^DvPX<>p*h"  # of dots that a legend names, so that no label overprints another
-_CHARACTER = 0.09  # inches of one more than the 12 of a label such as "84.12 ± 0.31"
-_LEAST_SPAN = 0.1  # of a panel of scores, so that what prints alike looks alike
 
 
 def clean(axis: Axes, keep: Sequence[str] = ("left", "bottom"), lines: str = "") -> None:
@@ -93,33 +88,6 @@ def to_png(figure: Figure) -> bytes:
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="png", dpi=180, metadata={"Software": MARK.decode()})
     return buffer.getvalue()
-
-
-def score_chart(table: Table) -> Figure | None:
-    """One panel per task, one bar per row; a whisker of ± one sample sd, a dot per seed.
-
-    None without a task.
-    """
-    if not table.tasks:
-        return None
-    columns = min(4, len(table.tasks))
-    lines = -(-len(table.tasks) // columns)
-    labels = ["\n".join([row.name, *row.marks]) for row in table.rows]
-    margin = 0.4 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
-    panel = max(2.3, 7.2 - margin) if columns == 1 else 2.3
-    height = 0.75 + 0.46 * len(table.rows)
-    with matplotlib.rc_context(STYLE):
-        spaced = ConstrainedLayoutEngine(hspace=0.08)
-        figure = Figure(figsize=(margin + panel * columns, height * lines), layout=spaced)
-        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
-        for index, axis in enumerate(axes.flat):
-            if index >= len(table.tasks):
-                axis.set_visible(False)
-                continue
-            _score_panel(axis, table, table.tasks[index], panel)
-            axis.set_yticks(range(len(labels)), labels)
-            axis.tick_params(axis="y", length=0, labelleft=index % columns == 0)
-    return figure
 
 
 def training_chart(results: Sequence[RunResult], entry: str) -> Figure | None:
@@ -247,48 +215,6 @@ def plane_of_runs(table: Table) -> Figure | None:
         clean(axis, lines="both")
         legend_above(figure, columns, handletextpad=0.2)
     return figure
-
-
-def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
-    low, high, longest = 0.0, 0.0, 0
-    for position, row in enumerate(table.rows):
-        cell = row.cells.get(task)
-        if cell is None or cell.mean is None:
-            absent = " –" if cell is None else " not defined"
-            axis.text(0, position, absent, va="center", color=FAINT)
-            continue
-        length = round(cell.mean, DECIMALS)  # as its label says
-        colour = colour_of(position) if row.measured else PUBLISHED
-        axis.barh(position, length, height=0.56, color=colour, alpha=0.9)
-        if cell.sd is not None:
-            axis.errorbar(cell.mean, position, xerr=cell.sd, color=INK, elinewidth=1, capsize=4)
-        seeds = [score for score in cell.seeds if score is not None]
-        if len(seeds) > 1:
-            axis.plot(seeds, [position] * len(seeds), "o", color="white", mec=INK, ms=3.4)
-        spread = cell.sd or 0.0
-        reach = max(cell.mean + spread, *seeds, 0.0) if seeds else cell.mean + spread
-        label = number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}")
-        longest = max(longest, len(label))
-        axis.annotate(
-            label,
-            (max(reach, 0.0), position),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            fontweight="bold" if table.is_best(row, task) else None,
-        )
-        low, high = min(low, cell.mean - spread), max(high, reach)
-    span = max(high - low, _LEAST_SPAN)
-    # The text behind the longest bar takes so many of the panel's `width` inches.
-    text = min(0.95 + _CHARACTER * max(longest - 12, 0), 0.8 * width)
-    room = text / (width - text) * span
-    axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, low + span + room)
-    axis.set_ylim(len(table.rows) - 0.5, -0.5)
-    title = "\n".join(textwrap.wrap(task, round(11 * width)))
-    axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
-    axis.set_xticks([])
-    clean(axis, keep=("left",))
 
 
 def _label_ends(

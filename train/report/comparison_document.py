@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "sightline.comparison/2"
 CAPTIONS = {
-    "scores": "Final scores",
     "dev": "Dev score during training",
     "loss": "Loss during training",
     "plane": "Alignment and uniformity",
@@ -71,19 +70,19 @@ def document_of(
         charts: from `charts_of`, for a page, which also has what the runs learned from, and
             ``included``; None for other formats.
     """
-    drawings = _drawings(comparison, charts or {})
+    drawings = _drawings(charts or {})
 
     def drawn(*names: str) -> tuple[Drawing, ...]:
         return tuple(drawings[name] for name in names if name in drawings)
 
-    bold = ("Bold: the best of the measured rows.",) if charts else ()
+    bold = () if charts is None else ("Bold: the best of the measured rows.",)
     lines = (f"Note: {printable(note)}." for note in comparison.notes)
     notes = (*meaning(comparison), *bold, *lines)
     parts = () if comparison.training is None else comparison.training.parts
     training = tuple(grid_of_table(*part) for part in parts)
     sections = only(
         [
-            Section("Scores", scores_of(comparison), drawn("scores"), notes),
+            Section("Scores", scores_of(comparison), notes=notes),
             Section("Gains", _gains(comparison.gains), notes=(_GAINS,)),
             Section("Differences", _differences(comparison, "task")),
             Section("Subsets", _differences(comparison, "subset"), drawn("subsets")),
@@ -105,7 +104,6 @@ def charts_of(comparison: RunComparison) -> dict[str, Figure]:
 
     table, results = comparison.table, comparison.results
     figures = {
-        "scores": charts.score_chart(table),
         "plane": charts.plane_of_runs(table),
         "dev": charts.training_chart(results, DEV),
         "loss": charts.training_chart(results, "loss"),
@@ -175,17 +173,15 @@ def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], b
     return sorted(rows, key=lambda row: not row[2])
 
 
-def _drawings(comparison: RunComparison, charts: Mapping[str, Figure]) -> dict[str, Drawing]:
+def _drawings(charts: Mapping[str, Figure]) -> dict[str, Drawing]:
     """The charts with how to read them, as SVG."""
     if not charts:
         return {}
     from train.report.charts import to_svg
 
-    whisker = [] if not _spread(comparison.table) else ["Whisker: ± one sample standard deviation."]
-    seeds = [] if max(len(row.seeds) for row in comparison.table.rows) < 2 else ["Dots: the seeds."]
-    notes = _HOW_TO_READ | {"scores": " ".join([*whisker, *seeds])}
     return {
-        name: Drawing(CAPTIONS[name], notes[name], to_svg(chart)) for name, chart in charts.items()
+        name: Drawing(CAPTIONS[name], _HOW_TO_READ[name], to_svg(chart))
+        for name, chart in charts.items()
     }
 
 
