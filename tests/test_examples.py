@@ -9,12 +9,16 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from captioned import write_captioned
+from command_line import sightline
+from made_results import made_result
+from matplotlib.figure import Figure
 from PIL import Image
 from prepared_data import as_prepared
 from shown_commands import ROOT
@@ -33,13 +37,14 @@ from sightline import (
 )
 from sightline.cache import CAPTIONS, write_manifest
 from sightline.sentence_transformers_folder import Recipe
+from train.evaluate.results import save_result
 from train.evaluate.similarity import evaluate_pairs, load_pairs, pair_cosines
 from train.export import export_model
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = {
     *("own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"),
-    *("embedding_map.py", "flickr8k_models.py", "combined_terms.py"),
+    *("embedding_map.py", "flickr8k_models.py", "combined_terms.py", "curve.py"),
 }
 Run = Callable[..., None]
 
@@ -255,6 +260,97 @@ def test_wrong_input_of_a_map_is_one_clear_error(run, map_inputs, capsys, words,
         run("embedding_map.py", *words.split())
     assert message in f"{ended.value.code} {capsys.readouterr().err}"
     assert not (map_inputs / "a.png").exists()
+
+
+def run_of(name: str, *scores: float | None, objective: str = "mcse", **parameters) -> None:
+    """Results of a run, a score per seed, in ./results; ``parameters`` are its objective's."""
+    for seed, score in enumerate(scores):
+        result = made_result(
+            name,
+            seed,
+            parameters={"objective": parameters, "train": {"batch_size": 64, "temperature": 1}},
+            training={"objective": objective},
+            scores={"score": score, "distance": 1.0},
+            reasons={} if score is not None else {"score": "constant"},
+        )
+        save_result(result, Path(f"results/{name}/seed-{seed}.json"))
+
+
+@pytest.fixture
+def drawn(run, monkeypatch, capsys) -> Callable[..., Any]:
+    """Draws runs of ./results with the two commands; returns the axis."""
+    shown: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
+
+    def draw(runs: str, *words: str, baseline: str = "") -> Any:
+        reference = ["--baseline", baseline] if baseline else []
+        compare = ["compare", *runs.split(), *reference, "--format", "json", "--out", "c.json"]
+        assert sightline(*compare) == 0, capsys.readouterr().err
+        run("curve.py", "c.json", *words, "--out", "c.png")
+        return shown[-1].axes[0]
+
+    return draw
+
+
+def test_a_curve_has_the_means_and_deviations_in_the_order_of_the_values(drawn):
+    run_of("third", 30.0, 34.0, weight=2.0)
+    run_of("first", 10.0, 20.0, weight=0.01)
+    run_of("second", 21.0, 25.0, weight=0.5)
+    run_of("base", 1.0, 3.0, objective="simcse")
+    axis = drawn("third first second", "weight", baseline="base")
+    (line,) = axis.containers
+    assert line.get_label() == "mcse"
+    assert [*line[0].get_ydata()] == [15.0, 23.0, 32.0]
+    ends = [segment[:, 1].tolist() for segment in line[2][0].get_segments()]
+    # of two numbers that are d apart: d / √2
+    for (low, high), (mean, apart) in zip(ends, ((15, 10), (23, 4), (32, 4)), strict=True):
+        assert (low, high) == pytest.approx((mean - apart / 2**0.5, mean + apart / 2**0.5))
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0.01", "0.5", "2.0"]
+    (reference,) = (line for line in axis.lines if line.get_label() == "base")
+    assert [*reference.get_ydata()] == [2.0, 2.0]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("objective.weight", "score")
+    assert drawn("first second", "weight", "--metric", "distance").get_ylabel() == "distance"
+
+
+def test_runs_that_differ_in_something_else_are_another_line_of_a_curve(drawn):
+    """As in MCSE's figure 3, whose last value is all pairs."""
+    for number, pairs in enumerate((None, 100, 5000)):
+        run_of(f"simcse-{number}", 10.0 + number, objective="simcse", pairs=pairs)
+        run_of(f"clip-{number}", 20.0 + number, pairs=pairs, image="clip")
+        run_of(f"resnet-{number}", None if pairs else 30.0, pairs=pairs, image="resnet")
+    names = [f"{run}-{n}" for run in ("simcse", "clip", "resnet") for n in range(3)]
+    axis = drawn(" ".join(names), "pairs")
+    lines = {line.get_label(): line[0] for line in axis.containers}
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["100", "5000", "None"]
+    assert {label: [*line.get_ydata()] for label, line in lines.items()} == {
+        "simcse": [11.0, 12.0, 10.0],
+        "mcse, objective.image clip": [21.0, 22.0, 20.0],
+        "mcse, objective.image resnet": [30.0],
+    }
+    assert [*lines["mcse, objective.image resnet"].get_xdata()] == [2]
+
+
+def test_values_of_a_curve_may_be_no_numbers(drawn):
+    run_of("b", 1.0, teachers=["b"])
+    run_of("a", 2.0, teachers=["a"])
+    axis = drawn("b a", "teachers")
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["['b']", "['a']"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("weigh", "weigh: expected one parameter, found none"),
+        ("temperature", "found objective.temperature, train.temperature"),
+        ("weight --metric scor", "found scor, expected one of score, distance"),
+    ],
+)
+def test_wrong_input_of_a_curve_is_one_clear_error(drawn, capsys, words, message):
+    for weight in (1.0, 2.0):
+        run_of(f"weight-{weight}", 1.0, weight=weight, temperature=1)
+    with pytest.raises(SystemExit) as ended:
+        drawn("weight-1.0 weight-2.0", *words.split())
+    assert message in f"{ended.value.code} {capsys.readouterr().err}"
 
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from pipeline.cli.options import FORMAT, of_dataset, print_json
 if TYPE_CHECKING:
     from train.evaluate.results import RunResult
     from train.report.comparison import RunComparison
-    from train.report.curve import Curve
     from train.report.grid import Section
     from train.report.render import Format
 
@@ -45,13 +44,6 @@ def compare(
     published: Annotated[
         list[str], typer.Option(help="SYSTEM or SYSTEM:SETTING from the papers; repeatable.")
     ] = [],  # noqa: B006
-    curve: Annotated[
-        str | None,
-        typer.Option(metavar="PARAMETER", help="Score against it; `run`: a dot for every run."),
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="Score of --curve; default: the average or the first.")
-    ] = None,
     format_: FORMAT = "terminal",
     data: Annotated[
         Path | None,
@@ -62,9 +54,7 @@ def compare(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            dir_okay=False, help="PNG or SVG: the curve, or differences per subset of STS12-16."
-        ),
+        typer.Option(dir_okay=False, help="PNG or SVG: differences per subset of STS12-16."),
     ] = None,
 ) -> None:
     """Compare runs with each other and with the papers.
@@ -76,8 +66,8 @@ def compare(
     Example: sightline compare simcse mcse-clip --baseline simcse --published MCSE-BERT:wiki+flickr
     """
     if paper is not None:
-        excluded = {"--baseline": baseline, "--published": published, "--curve": curve}
-        excluded |= {"--metric": metric, "--data": data, "--plot": plot}
+        excluded = {"--baseline": baseline, "--published": published}
+        excluded |= {"--data": data, "--plot": plot}
         if hint := " and ".join(option for option, value in excluded.items() if value):
             raise typer.BadParameter("not with --paper", param_hint=hint)
         if ":" in paper:
@@ -90,8 +80,7 @@ def compare(
     from pipeline import graph
     from sightline.optional_imports import require
     from train.report.comparison import compare_runs, find_runs
-    from train.report.comparison_document import charts_of, document_of, document_of_curve
-    from train.report.curve import curve_of
+    from train.report.comparison_document import charts_of, document_of
     from train.report.published import select_published
     from train.report.render import show
 
@@ -99,25 +88,17 @@ def compare(
         raise typer.BadParameter(
             f"found {plot}, expected FILE.png or FILE.svg", param_hint="--plot"
         )
-    if curve is None and metric is not None:
-        raise typer.BadParameter("give it with --curve", param_hint="--metric")
-    if curve is not None and published:
-        raise typer.BadParameter("a curve has no published rows", param_hint="--published")
     page = format_ == "html"
-    if data is not None and (curve is not None or not page):
+    if data is not None and not page:
         raise typer.BadParameter("only the page of a comparison has it", param_hint="--data")
     if page or plot is not None:
         require("matplotlib", "a chart")
     rows = select_published(published)
     measured, reference = find_runs(runs, graph.RESULTS, baseline)
-    if curve is None:
-        shown = compare_runs(measured, reference, rows)
-        included = _neighbours(shown.results, data) if page else ()
-        charts = charts_of(shown) if page else None
-        document = document_of(shown, included=included, charts=charts)
-    else:
-        shown = curve_of(measured, curve, metric, reference if baseline else None)
-        document = document_of_curve(shown, page=page)
+    shown = compare_runs(measured, reference, rows)
+    included = _neighbours(shown.results, data) if page else ()
+    charts = charts_of(shown) if page else None
+    document = document_of(shown, included=included, charts=charts)
     figure = None if plot is None else _drawn(shown, plot.suffix)
     show(document, format_, out, [] if data is None else [data])
     if plot is not None and figure is not None:
@@ -127,14 +108,12 @@ def compare(
         write_file(plot, figure, MARK)
 
 
-def _drawn(shown: RunComparison | Curve, suffix: str) -> bytes:
+def _drawn(shown: RunComparison, suffix: str) -> bytes:
     """The figure of --plot."""
     from sightline.errors import SightlineError
-    from train.report.charts import curve_chart, subset_chart, to_png, to_svg
-    from train.report.comparison import RunComparison
+    from train.report.charts import subset_chart, to_png, to_svg
 
-    figure = subset_chart(shown) if isinstance(shown, RunComparison) else curve_chart(shown)
-    if figure is None:
+    if (figure := subset_chart(shown)) is None:
         raise SightlineError(
             "no differences on subsets to plot: expected two runs with scores of STS12-16's "
             "subsets; evaluate the runs on the STS sets, or remove --plot"

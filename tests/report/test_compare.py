@@ -15,7 +15,6 @@ from train.evaluate.results import EvaluationSet, TaskResult, save_result
 from train.report.charts import colour_of, subset_chart
 from train.report.comparison import FoundRun, compare_results, compare_runs, find_run, find_runs
 from train.report.comparison_document import charts_of, document_of
-from train.report.curve import RUN, curve_of
 from train.report.differences import differences_from, p_text, t_test
 from train.report.published import published_rows, select_published
 from train.report.render import escape_latex, terminal_text
@@ -437,4 +436,3 @@ def test_only_tasks_that_all_runs_have_are_compared():
     table = compare_runs(runs, "a")
     assert table.table.tasks == ("shared",)
     assert "left out, as not every run was scored on it: more" in table.notes
-    assert curve_of(runs, RUN).metric == "shared"

@@ -105,7 +105,7 @@ def test_the_page_of_a_comparison_has_neighbours_and_photographs_if_asked_for(co
     page = Path("page.html").read_text()
     for section in ("scores", "subsets", "neighbours"):
         assert page.count(f'<section id="{section}">') == 1
-    assert page.count("<svg") == 2  # scores and subsets
+    assert page.count("<svg") == 1  # subsets
     assert "it has no heads" in page
     assert "b.png: no such file" in page
     assert page.count('url("data:image/png;base64,') == 1

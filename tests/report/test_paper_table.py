@@ -240,7 +240,7 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     ("words", "hint"),
     [
         ("--paper mcse:1 --baseline simcse", "--baseline: not with --paper"),
-        ("--paper mcse:1 --curve m --metric A", "--curve and --metric: not with"),
+        ("--paper mcse:1 --baseline m --plot a.png", "--baseline and --plot: not with"),
         ("--paper mcse:1 --plot a.svg", "--plot: not with --paper"),
         ("--paper list --format html", "--format: a list is printed"),
         ("--paper mcse --out list.txt", "--out: a list is printed"),

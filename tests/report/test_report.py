@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,14 +17,13 @@ from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
 from sightline.errors import SightlineError
 from train.evaluate.results import RunResult, load_result, save_result
 from train.records import DEV, FeatureUse
-from train.report.charts import PUBLISHED, score_chart, training_chart
-from train.report.comparison import FoundRun, compare_results
+from train.report.charts import training_chart
+from train.report.comparison import compare_results
 from train.report.comparison_document import charts_of, document_of, feature_uses, parameter_rows
-from train.report.curve import RUN, curve_of
 from train.report.differences import Comparison, compute_gains, headline, lead_of
 from train.report.grid import grid_of_table
-from train.report.render import to_text
-from train.report.table import Cell, Row, Table, make_table
+from train.report.render import to_json, to_text
+from train.report.table import Cell, Row, make_table
 from train.report.write import means_of, write_report
 
 CLIP = UNTRAINED.model_copy(
@@ -279,13 +277,6 @@ def test_references_stand_between_the_runs_and_the_published_rows():
     assert scores.count(r"\midrule") == 2  # below the header and below the runs
 
 
-def test_references_are_grey_in_the_chart():
-    figure = score_chart(make_table(runs_with_references()))
-    colours = [patch.get_facecolor()[:3] for patch in figure.axes[0].patches]
-    grey = tuple(int(PUBLISHED[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    assert [colour == grey for colour in colours] == [False, False, True, True]
-
-
 def test_results_that_disagree_on_a_reference_are_noted_once():
     results = runs_with_references(notes=("3 images left out",))
     changed = {"clip (frozen)": {"STS12": 90.0}}
@@ -322,7 +313,7 @@ def test_equal_results_give_equal_bytes(written, nasty_results, tmp_path):
     again = {path.name: path.read_bytes() for path in write_nasty(nasty_results, tmp_path)}
     assert again == {path.name: path.read_bytes() for path in written.iterdir()}
     pages = {f"report.{kind}" for kind in ("html", "md", "txt", "json")}
-    figures = {f"{name}.png" for name in ("scores", "dev", "loss")}
+    figures = {f"{name}.png" for name in ("dev", "loss")}
     assert again.keys() == {*pages, *figures, "curves.json", "metrics.json"}
 
 
@@ -330,7 +321,7 @@ def test_the_report_is_one_file_with_everything_escaped(written, nasty_results):
     text = (written / "report.html").read_text()
     assert not re.search(r"<(link|img|iframe)\b", text)
     assert not re.search(r"""(?:src|href)=["'](?!#)""", text)
-    assert (text.count("<script"), text.count("<svg")) == (1, 3)
+    assert (text.count("<script"), text.count("<svg")) == (1, 2)
     assert "&lt;script&gt;" in text
     for shown in ("12 % of it", "f" * 12, "train.batch_size", "file:clip.safetensors"):
         assert shown in text
@@ -355,21 +346,13 @@ def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
     assert "No run used cached features" in page
 
 
-def test_a_task_whose_scores_are_all_hidden_has_no_table_and_no_chart(tmp_path):
+def test_a_task_whose_scores_are_all_hidden_has_no_table(tmp_path):
     runs = [made_result(name, scores={"count": 1.0}, hidden=("count",)) for name in ("a", "b")]
-    files = write_report(runs, tmp_path, "t")
-    assert "scores.png" not in {file.name for file in files}
+    write_report(runs, tmp_path, "t")
     assert '<section id="scores">' not in (tmp_path / "report.html").read_text()
-    found = [FoundRun(run.run, (tmp_path / run.run,), (run,)) for run in runs]
-    with pytest.raises(SightlineError, match="no score that reports show"):
-        curve_of(found, RUN)
 
 
-def test_charts_have_a_panel_per_task_and_a_line_per_seed(results):
-    table = make_table(results)
-    figure = score_chart(table)
-    assert [axis.get_title(loc="left") for axis in figure.axes] == ["scenes"]
-    assert len(figure.axes[0].patches) == len(table.rows)
+def test_a_training_chart_has_a_line_per_seed(results):
     lines = training_chart(results, DEV).axes[0].lines
     assert len([line for line in lines if len(line.get_xydata()) == 2]) == 12
     assert training_chart([made_result("a")], DEV) is None
@@ -388,6 +371,19 @@ def test_parameters_that_differ_come_first_and_features_once(results):
     ]
 
 
+def test_a_row_has_the_parameters_in_which_its_seeds_agree():
+    seeds = [
+        result("mcse", seed, 1.0, objective={"weight": weight, "image": "clip"})
+        for seed, weight in enumerate((0.1, 0.2))
+    ]
+    (row,) = make_table(seeds).rows
+    assert row.parameters["objective.image"] == "clip"
+    assert row.parameters["objective"] == seeds[0].objective
+    assert "objective.weight" not in row.parameters
+    body = to_json(document_of(compare_results([seeds[1]])))
+    assert body["table"]["rows"][0]["parameters"]["objective.weight"] == 0.2
+
+
 def test_what_rounds_to_zero_has_no_minus():
     runs = [result(name, 0, score) for name, score in (("x", 0.001), ("y", -0.001))]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
@@ -399,44 +395,12 @@ def test_what_rounds_to_zero_has_no_minus():
 
 
 @pytest.mark.parametrize(
-    ("scores", "bold", "widths"),
+    ("scores", "bold"),
     [
-        ((0.001, 0.004), [False, False], [0.0, 0.0]),  # both print 0.00
-        ((1.001, 1.004, 0.5), [True, True, False], [1.0, 1.0, 0.5]),
+        ((0.001, 0.004), [False, False]),  # both print 0.00
+        ((1.001, 1.004, 0.5), [True, True, False]),
     ],
 )
-def test_scores_that_print_alike_look_alike(scores, bold, widths):
+def test_scores_that_print_alike_look_alike(scores, bold):
     table = make_table([result(f"r{n}", 0, score) for n, score in enumerate(scores)])
     assert [row.cells[1].bold for row in grid_of_table("", table).rows] == bold
-    assert [bar.get_width() for bar in score_chart(table).axes[0].patches] == widths
-
-
-def test_whiskers_are_explained_only_where_there_are_some(results):
-    def how_to_read(*members):
-        comparison = compare_results(members)
-        document = document_of(comparison, charts=charts_of(comparison))
-        return document.sections[0].drawings[0].note
-
-    said = "Whisker: ± one sample standard deviation. Dots: the seeds."
-    assert how_to_read(*results[:2]) == said
-    assert how_to_read(results[0], results[3]) == ""
-
-
-def test_titles_of_panels_do_not_overprint_each_other():
-    names = tuple(f"MTEB average over all of the {n} reranking tasks" for n in range(3))
-    figure = score_chart(make_table([made_result("a", scores=dict.fromkeys(names, 50.0))]))
-    figure.draw_without_rendering()
-    boxes = [axis._left_title.get_window_extent() for axis in figure.axes if axis.get_visible()]
-    assert len(boxes) == 3
-    assert not any(one.overlaps(two) for one, two in pairwise(boxes))
-
-
-@pytest.mark.parametrize("highest", [84.12, 520.0, 1520.0])
-def test_the_text_behind_the_longest_bar_stays_in_its_panel(highest):
-    cell = Cell(highest, 0.3 * highest, (0.7 * highest, 1.3 * highest))
-    names = ("one", "two", "three", "four")
-    figure = score_chart(Table(names, (Row("a", (0, 1), dict.fromkeys(names, cell)),)))
-    figure.draw_without_rendering()
-    for axis in figure.axes:
-        (label,) = axis.texts
-        assert label.get_window_extent().x1 <= axis.get_window_extent().x1

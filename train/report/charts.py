@@ -1,4 +1,4 @@
-"""Figures of results: final scores, training curves, subsets, the plane of alignment, and curves.
+"""Figures of results: training curves, subsets, and the plane of alignment and uniformity.
 
 The same figure gives the same bytes.
 """
@@ -6,8 +6,6 @@ The same figure gives the same bytes.
 from __future__ import annotations
 
 import io
-import math
-import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,21 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE, SUBSETS
 from train.records import DEV
 from train.report.comparison import RunComparison
-from train.report.curve import Curve, Point, value_text
 from train.report.differences import ALPHA
-from train.report.grid import number, printable
-from train.report.table import DECIMALS, Row, Table
+from train.report.grid import printable
+from train.report.table import Table
 
 INK, SOFT, FAINT, PLAIN = "#1f2933", "#5b6770", "#9aa5b1", "#e4e7eb"
 COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", SOFT)
-PUBLISHED = "#cbd2d9"
 
 MARK = b"Sightline figure"
 """Begins every figure, so that a later command may replace it."""
@@ -52,10 +46,6 @@ STYLE: Any = {
 _LONGEST = 34  # characters of a label
 _LEGEND = 26  # characters that three columns of a legend have no room for
 _SHAPES = "os^DvPX<>p*h"  # of dots that a legend names, so that no label overprints another
-_LOGARITHMIC = 20  # largest value / smallest value from which the axis is logarithmic
-_CLOSEST = 0.04  # of the axis: values closer than this are spaced evenly
-_CHARACTER = 0.09  # inches of one more than the 12 of a label such as "84.12 ± 0.31"
-_LEAST_SPAN = 0.1  # of a panel of scores, so that what prints alike looks alike
 
 
 def clean(axis: Axes, keep: Sequence[str] = ("left", "bottom"), lines: str = "") -> None:
@@ -98,33 +88,6 @@ def to_png(figure: Figure) -> bytes:
     with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="png", dpi=180, metadata={"Software": MARK.decode()})
     return buffer.getvalue()
-
-
-def score_chart(table: Table) -> Figure | None:
-    """One panel per task, one bar per row; a whisker of ± one sample sd, a dot per seed.
-
-    None without a task.
-    """
-    if not table.tasks:
-        return None
-    columns = min(4, len(table.tasks))
-    lines = -(-len(table.tasks) // columns)
-    labels = ["\n".join([row.name, *row.marks]) for row in table.rows]
-    margin = 0.4 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
-    panel = max(2.3, 7.2 - margin) if columns == 1 else 2.3
-    height = 0.75 + 0.46 * len(table.rows)
-    with matplotlib.rc_context(STYLE):
-        spaced = ConstrainedLayoutEngine(hspace=0.08)
-        figure = Figure(figsize=(margin + panel * columns, height * lines), layout=spaced)
-        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
-        for index, axis in enumerate(axes.flat):
-            if index >= len(table.tasks):
-                axis.set_visible(False)
-                continue
-            _score_panel(axis, table, table.tasks[index], panel)
-            axis.set_yticks(range(len(labels)), labels)
-            axis.tick_params(axis="y", length=0, labelleft=index % columns == 0)
-    return figure
 
 
 def training_chart(results: Sequence[RunResult], entry: str) -> Figure | None:
@@ -254,83 +217,6 @@ def plane_of_runs(table: Table) -> Figure | None:
     return figure
 
 
-def curve_chart(curve: Curve) -> Figure:
-    """Score against value: a line of means with the spread over seeds, and a dot for every seed.
-
-    Where values are not numbers, every run is a row of its own. The baseline is a dashed line with
-    its spread.
-    """
-    with matplotlib.rc_context(STYLE):
-        figure = _curve_lines(curve) if curve.ordered else _curve_rows(curve)
-        if len(curve.lines) > 1 or curve.baseline is not None:
-            names = [printable(line.label) for line in curve.lines]
-            names += [] if curve.baseline is None else [_baseline_label(curve.baseline)]
-            columns = 3 if max(map(len, names)) < _LEGEND else 1
-            legend_above(figure, columns, handletextpad=0.5)
-    return figure
-
-
-def axis_of(curve: Curve) -> tuple[dict[str, float], bool]:
-    """Text of each value → its place on the axis, ascending; and whether the axis is logarithmic.
-
-    It is where the values are positive and far apart. Places are numbered where a value is null, or
-    where two values would be too close to read.
-    """
-    numbers = {value_text(p.value): float(p.value) for p in curve.points if p.value is not None}
-    texts = sorted(numbers, key=lambda text: numbers[text])
-    values = [numbers[text] for text in texts]
-    wide = values[0] > 0 and values[-1] >= _LOGARITHMIC * values[0]
-    on_paper = [math.log(value) if wide else value for value in values]
-    least = _CLOSEST * (on_paper[-1] - on_paper[0])
-    crowded = any(after - before < least for before, after in pairwise(on_paper))
-    unset = [value_text(None)] if any(point.value is None for point in curve.points) else []
-    if unset or crowded:
-        return {text: float(place) for place, text in enumerate([*texts, *unset])}, False
-    return dict(zip(texts, values, strict=True)), wide
-
-
-def _score_panel(axis: Axes, table: Table, task: str, width: float) -> None:
-    low, high, longest = 0.0, 0.0, 0
-    for position, row in enumerate(table.rows):
-        cell = row.cells.get(task)
-        if cell is None or cell.mean is None:
-            absent = " –" if cell is None else " not defined"
-            axis.text(0, position, absent, va="center", color=FAINT)
-            continue
-        length = round(cell.mean, DECIMALS)  # as its label says
-        colour = colour_of(position) if row.measured else PUBLISHED
-        axis.barh(position, length, height=0.56, color=colour, alpha=0.9)
-        if cell.sd is not None:
-            axis.errorbar(cell.mean, position, xerr=cell.sd, color=INK, elinewidth=1, capsize=4)
-        seeds = [score for score in cell.seeds if score is not None]
-        if len(seeds) > 1:
-            axis.plot(seeds, [position] * len(seeds), "o", color="white", mec=INK, ms=3.4)
-        spread = cell.sd or 0.0
-        reach = max(cell.mean + spread, *seeds, 0.0) if seeds else cell.mean + spread
-        label = number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}")
-        longest = max(longest, len(label))
-        axis.annotate(
-            label,
-            (max(reach, 0.0), position),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            fontweight="bold" if table.is_best(row, task) else None,
-        )
-        low, high = min(low, cell.mean - spread), max(high, reach)
-    span = max(high - low, _LEAST_SPAN)
-    # The text behind the longest bar takes so many of the panel's `width` inches.
-    text = min(0.95 + _CHARACTER * max(longest - 12, 0), 0.8 * width)
-    room = text / (width - text) * span
-    axis.set_xlim(low - 0.03 * span if low < 0 else 0.0, low + span + room)
-    axis.set_ylim(len(table.rows) - 0.5, -0.5)
-    title = "\n".join(textwrap.wrap(task, round(11 * width)))
-    axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
-    axis.set_xticks([])
-    clean(axis, keep=("left",))
-
-
 def _label_ends(
     axis: Axes, ends: dict[str, tuple[float, list[float]]], runs: Sequence[str]
 ) -> None:
@@ -354,85 +240,3 @@ def _label_ends(
             fontsize=9,
             annotation_clip=False,
         )
-
-
-def _curve_lines(curve: Curve) -> Figure:
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-    axis = figure.subplots()
-    ticks, logarithmic = axis_of(curve)
-    for place, line in enumerate(curve.lines):
-        points = [point for point in line.points if point.row.cells[curve.metric].mean is not None]
-        cells = [point.row.cells[curve.metric] for point in points]
-        places = [ticks[value_text(point.value)] for point in points]
-        means = np.array([cell.mean for cell in cells], dtype=float)
-        spread = np.array([cell.sd or 0.0 for cell in cells])
-        colour = colour_of(place)
-        below, above = means - spread, means + spread
-        axis.fill_between(places, below, above, color=colour, alpha=0.16, linewidth=0)
-        axis.plot(
-            places, means, "o-", color=colour, linewidth=1.6, ms=4.5, label=printable(line.label)
-        )
-        for at, cell in zip(places, cells, strict=True):
-            _seeds(axis, [at] * len(cell.seeds), cell.seeds, colour)
-    _baseline(axis, curve, vertical=False)
-    if logarithmic:
-        axis.set_xscale("log")
-    axis.xaxis.set_major_locator(FixedLocator(list(ticks.values())))
-    axis.xaxis.set_major_formatter(FixedFormatter(list(ticks)))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel(printable(curve.parameter))
-    axis.set_ylabel(printable(curve.metric))
-    clean(axis, lines="y")
-    return figure
-
-
-def _curve_rows(curve: Curve) -> Figure:
-    """One row for each run, in the order of the lines; a line gives the colour."""
-    points = curve.points
-    figure = Figure(figsize=(7.2, 1.1 + 0.34 * len(points)), layout="constrained")
-    axis = figure.subplots()
-    row = 0
-    for place, line in enumerate(curve.lines):
-        colour = colour_of(place)
-        if len(curve.lines) > 1:
-            axis.plot([], [], "o", color=colour, ms=6, label=printable(line.label))
-        for point in line.points:
-            _curve_row(axis, row, point, curve.metric, colour)
-            row += 1
-    _baseline(axis, curve, vertical=True)
-    axis.set_yticks(range(len(points)), [printable(point.row.name) for point in points])
-    axis.set_ylim(len(points) - 0.4, -0.6)
-    axis.tick_params(axis="y", length=0)
-    axis.set_xlabel(printable(curve.metric))
-    clean(axis, keep=("bottom",), lines="x")
-    return figure
-
-
-def _curve_row(axis: Axes, row: int, point: Point, metric: str, colour: str) -> None:
-    cell = point.row.cells[metric]
-    if cell.mean is None:
-        axis.annotate("not defined", (0.01, row), xycoords=("axes fraction", "data"), color=FAINT)
-        return
-    look = {"fmt": "o", "color": colour, "ms": 6, "elinewidth": 1.4, "capsize": 3}
-    axis.errorbar(cell.mean, row, xerr=cell.sd, **look)
-    _seeds(axis, cell.seeds, [row] * len(cell.seeds), colour)
-
-
-def _seeds(axis: Axes, x: Sequence[float | None], y: Sequence[float | None], colour: str) -> None:
-    at = np.array([x, y], dtype=float)
-    axis.plot(at[0], at[1], "o", color="white", mec=colour, mew=0.8, ms=3.2, zorder=3)
-
-
-def _baseline(axis: Axes, curve: Curve, *, vertical: bool) -> None:
-    row = curve.baseline
-    cell = None if row is None else row.cells[curve.metric]
-    if row is None or cell is None or cell.mean is None:
-        return
-    line, band = (axis.axvline, axis.axvspan) if vertical else (axis.axhline, axis.axhspan)
-    line(cell.mean, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=_baseline_label(row))
-    if cell.sd:
-        band(cell.mean - cell.sd, cell.mean + cell.sd, color=FAINT, alpha=0.2, linewidth=0)
-
-
-def _baseline_label(row: Row) -> str:
-    return f"{printable(row.name)} (baseline)"

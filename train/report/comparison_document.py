@@ -1,4 +1,4 @@
-"""A comparison of runs, or a curve, as a document: its sections, figures, features, parameters."""
+"""A comparison of runs as a document: its sections, figures, features, parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from sightline.settings import flatten
 from train.evaluate.results import UNTRAINED, RunResult
 from train.records import DEV, FeatureUse
 from train.report.comparison import RunComparison
-from train.report.curve import RUN, Curve, value_text
 from train.report.differences import ALPHA, Difference, Gain, lead_of, p_text
 from train.report.grid import (
     SIGN,
@@ -32,9 +31,8 @@ from train.report.table import Table, by_run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCHEMA, CURVE_SCHEMA = "sightline.comparison/2", "sightline.curve/2"
+SCHEMA = "sightline.comparison/2"
 CAPTIONS = {
-    "scores": "Final scores",
     "dev": "Dev score during training",
     "loss": "Loss during training",
     "plane": "Alignment and uniformity",
@@ -72,19 +70,19 @@ def document_of(
         charts: from `charts_of`, for a page, which also has what the runs learned from, and
             ``included``; None for other formats.
     """
-    drawings = _drawings(comparison, charts or {})
+    drawings = _drawings(charts or {})
 
     def drawn(*names: str) -> tuple[Drawing, ...]:
         return tuple(drawings[name] for name in names if name in drawings)
 
-    bold = ("Bold: the best of the measured rows.",) if charts else ()
+    bold = () if charts is None else ("Bold: the best of the measured rows.",)
     lines = (f"Note: {printable(note)}." for note in comparison.notes)
     notes = (*meaning(comparison), *bold, *lines)
     parts = () if comparison.training is None else comparison.training.parts
     training = tuple(grid_of_table(*part) for part in parts)
     sections = only(
         [
-            Section("Scores", scores_of(comparison), drawn("scores"), notes),
+            Section("Scores", scores_of(comparison), notes=notes),
             Section("Gains", _gains(comparison.gains), notes=(_GAINS,)),
             Section("Differences", _differences(comparison, "task")),
             Section("Subsets", _differences(comparison, "subset"), drawn("subsets")),
@@ -106,7 +104,6 @@ def charts_of(comparison: RunComparison) -> dict[str, Figure]:
 
     table, results = comparison.table, comparison.results
     figures = {
-        "scores": charts.score_chart(table),
         "plane": charts.plane_of_runs(table),
         "dev": charts.training_chart(results, DEV),
         "loss": charts.training_chart(results, "loss"),
@@ -176,50 +173,15 @@ def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], b
     return sorted(rows, key=lambda row: not row[2])
 
 
-def document_of_curve(curve: Curve, *, page: bool = False) -> Document:
-    """The curve for any format: a row for each run and the baseline; on a page also its figure."""
-    several, by_value = len(curve.lines) > 1, curve.parameter != RUN
-    shown = [
-        (value_text(point.value), line.label, point.row.name, point.row)
-        for line in curve.lines
-        for point in line.points
-    ]
-    if curve.baseline is not None:
-        shown.append(("–", "–", f"{curve.baseline.name} (baseline)", curve.baseline))
-    rows = []
-    for value, line, name, row in shown:
-        seeds = ", ".join(map(str, row.seeds))
-        texts = [value, *([line] if several else []), name] if by_value else [name]
-        label, *texts_of = map(printable, [*texts, seeds])
-        cells = (*(GridCell((text,)) for text in texts_of), mean_cell(row.cells[curve.metric]))
-        rows.append(GridRow(label, cells, runs=(row.name,)))
-    parameter, metric = printable(curve.parameter), printable(curve.metric)
-    names = [parameter, *(["line"] if several else []), RUN] if by_value else [parameter]
-    header = (*names, "seeds", metric)
-    title = f"{metric} against {parameter}" if by_value else metric
-    grid = Grid(title, header, tuple(rows), left=len(header) - 1)
-    drawings: tuple[Drawing, ...] = ()
-    if page:
-        from train.report.charts import curve_chart, to_svg
-
-        drawings = (Drawing(title, "", to_svg(curve_chart(curve))),)
-    cells = [point.row.cells[curve.metric] for point in curve.points]
-    spread = [_SPREAD] if any(cell.sd is not None for cell in cells) else []
-    notes = (*spread, *(f"Note: {printable(note)}." for note in curve.notes))
-    return Document(title, CURVE_SCHEMA, (Section(title, (grid,), drawings, notes),), vars(curve))
-
-
-def _drawings(comparison: RunComparison, charts: Mapping[str, Figure]) -> dict[str, Drawing]:
+def _drawings(charts: Mapping[str, Figure]) -> dict[str, Drawing]:
     """The charts with how to read them, as SVG."""
     if not charts:
         return {}
     from train.report.charts import to_svg
 
-    whisker = [] if not _spread(comparison.table) else ["Whisker: ± one sample standard deviation."]
-    seeds = [] if max(len(row.seeds) for row in comparison.table.rows) < 2 else ["Dots: the seeds."]
-    notes = _HOW_TO_READ | {"scores": " ".join([*whisker, *seeds])}
     return {
-        name: Drawing(CAPTIONS[name], notes[name], to_svg(chart)) for name, chart in charts.items()
+        name: Drawing(CAPTIONS[name], _HOW_TO_READ[name], to_svg(chart))
+        for name, chart in charts.items()
     }
 
 

@@ -53,6 +53,7 @@ class Row:
         doubtful: whether it learned from untrained weights or unchecked features.
         kind: a reference needs no run, such as chance or a frozen model; a published row is copied
             from a paper.
+        parameters: of a run, "objective" and every flattened one in which its seeds agree.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Row:
     marks: tuple[str, ...] = ()
     doubtful: bool = False
     kind: Literal["run", "reference", "published"] = "run"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -249,7 +251,10 @@ def _row(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
     marks = dict.fromkeys(mark for result in members for mark in result.marks)
     features = [feature for result in members for feature in result.features]
     doubtful = any(feature.untrained or feature.doubt for feature in features)
-    return Row(name, seeds, cells, tuple(marks), doubtful)
+    parameters = [{"objective": r.objective, **flatten(r.parameters)} for r in members]
+    unlike = {*differing(parameters)}
+    shared = {name: value for name, value in parameters[0].items() if name not in unlike}
+    return Row(name, seeds, cells, tuple(marks), doubtful, parameters=shared)
 
 
 def _cell(task: str, members: list[RunResult]) -> Cell:
