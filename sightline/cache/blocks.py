@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.cache.keys import Keys
-from sightline.cache.parts import Failure, Part, note_of, part_names, write_part
+from sightline.cache.parts import Failure, Part, part_names, read_part, write_part
 from sightline.cache.plan import Batch, StoredPlan
 from sightline.cache.record import FeatureSpec
 from sightline.cache.set_plan import Plan
@@ -42,7 +42,7 @@ def rows_done(folder: Path) -> tuple[int, int] | None:
     if plan is None:
         return None
     done = {name.block for name in part_names(run_folder) if name.plan == plan.name}
-    return sum(plan.blocks[block] for block in done if block < len(plan.blocks)), plan.rows
+    return sum(plan.sizes[block] for block in done if block < len(plan.sizes)), plan.rows
 
 
 class Counts(NamedTuple):
@@ -108,7 +108,7 @@ class Blocks:
         self.plan, self.written = plan, list[Part]()
         self._run_folder, self._unfinished = run_folder, unfinished
         self._done, self._lock, self._worker = done, lock, worker
-        self._sizes = plan.stored.blocks
+        self._sizes = plan.stored.sizes
         self.durable_rows = self._resumed = sum(self._sizes[block] for block in done)
         self._open: dict[int, _Block] = {}
         self._format = format_of(plan.spec)
@@ -151,9 +151,10 @@ class Blocks:
         latest = max(blocks, default=0), self.plan.stored.name
         last = [name for name in names if (name.block, name.plan) == latest]
         try:
-            return note_of(self._run_folder, last[0])["computed"] if last else None
+            found = [read_part(self._run_folder, self.plan.spec, n, check=False) for n in last[:1]]
         except (CacheError, OSError):  # the run that publishes reports the damage
             return None
+        return found[0].computed if found and found[0] else None
 
     def claim(self, skipped: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
         """The batches that this process should compute, block by block.

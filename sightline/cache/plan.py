@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
 
 from sightline.atomic_files import write_bytes
 from sightline.cache.keys import Keys, at, sort_order
@@ -34,11 +35,11 @@ class Batch:
     length: int
 
 
-_EXACTLY = ConfigDict(extra="forbid", strict=True)
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-@checked_dataclass(frozen=True, config=_EXACTLY)
-class Shape:
+class Shape(_Strict):
     """How rows are computed, as far as it may affect their last bits or the files.
 
     Attributes:
@@ -56,8 +57,7 @@ class Shape:
     code: str = ""
 
 
-@checked_dataclass(frozen=True, config=_EXACTLY)
-class StoredPlan:
+class StoredPlan(_Strict):
     """The file of a plan, by which runs that resume or join know that theirs is the same.
 
     Attributes:
@@ -66,7 +66,7 @@ class StoredPlan:
         shape: how they are computed.
         asked: the shape that was requested; a resumed run keeps that of the interrupted one.
         parts: names of parts of other plans that it takes rows from, so that it omits these.
-        blocks: rows of each block, in order.
+        blocks: rows of a block, and how many such blocks follow each other, in order.
         digest: SHA-256 (hex) of the rows in their order, and of the shape.
     """
 
@@ -74,9 +74,20 @@ class StoredPlan:
     rows: int
     shape: Shape
     asked: Shape
-    parts: frozenset[str]
-    blocks: tuple[int, ...]
+    parts: tuple[str, ...]
+    blocks: tuple[tuple[PositiveInt, PositiveInt], ...]
     digest: str
+
+    @model_validator(mode="after")
+    def _blocks_have_its_rows(self) -> Self:
+        if sum(rows * count for rows, count in self.blocks) != self.rows:
+            raise ValueError(f"its blocks have other than {self.rows} rows")
+        return self
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each block, in order."""
+        return tuple(rows for rows, count in self.blocks for _ in range(count))
 
     @property
     def name(self) -> str:
@@ -85,29 +96,21 @@ class StoredPlan:
 
     def save(self, run_folder: Path, unfinished: Path | None = None) -> None:
         """Write the plan's file, made in the folder ``unfinished``."""
-        equal = [(rows, len(list(same))) for rows, same in groupby(self.blocks)]
-        body = {**asdict(self), "parts": sorted(self.parts), "blocks": equal}
-        text = json.dumps(body, indent=1) + "\n"
+        text = self.model_dump_json(indent=1) + "\n"
         write_bytes(run_folder / FILE, text.encode(), via=unfinished)
 
     @classmethod
     def load(cls, run_folder: Path) -> StoredPlan | None:
         """The plan of the run in this folder, or None if there is none or its file is damaged."""
         try:
-            body = json.loads((run_folder / FILE).read_bytes())
-            shapes = {name: Shape(**body.pop(name)) for name in ("shape", "asked")}
-            equal = body.pop("blocks")
-            if sum(rows * count for rows, count in equal) != body["rows"]:
-                return None
-            blocks = tuple(rows for rows, count in equal for _ in range(count))
-            return cls(parts=frozenset(body.pop("parts")), blocks=blocks, **shapes, **body)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return cls.model_validate_json((run_folder / FILE).read_bytes())
+        except (OSError, ValidationError):
             return None
 
     def differences(self, resumed: StoredPlan) -> list[str]:
         """The differing settings of two runs, one ``name: other → self`` line each."""
         mine, theirs = (
-            {"fingerprint": plan.fingerprint, "rows": plan.rows, **asdict(plan.asked)}
+            {"fingerprint": plan.fingerprint, "rows": plan.rows, **plan.asked.model_dump()}
             for plan in (self, resumed)
         )
         lines = [
@@ -143,7 +146,7 @@ def ordered(
         lengths = np.zeros(len(keys), dtype=np.int32)
     order = by_key[np.argsort(lengths[by_key], kind="stable")]
     keys, lengths = at(keys, order), at(lengths, order)
-    head = {"fingerprint": fingerprint, "rows": len(keys), **asdict(shape)}
+    head = {"fingerprint": fingerprint, "rows": len(keys), **shape.model_dump()}
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     digest.update(np.ascontiguousarray(keys).data)
     digest.update(lengths.astype("<i4", copy=False).data)

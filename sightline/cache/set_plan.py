@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -142,7 +142,7 @@ class Plan:
 
     def done(self, names: Iterable[PartName]) -> set[int]:
         """The blocks of which a part is among these."""
-        plan, count = self.stored.name, len(self.stored.blocks)
+        plan, count = self.stored.name, len(self.stored.sizes)
         return {name.block for name in names if name.plan == plan and name.block < count}
 
 
@@ -194,7 +194,13 @@ def plan_set(
     """
     run_folder = run_folder_of(folder)
     rows = shard_rows or format_of(spec).shard_rows
-    asked = Shape(batch_size, rows_per_block or block_rows(spec), rows, threads, code)
+    asked = Shape(
+        batch_size=batch_size,
+        block_rows=rows_per_block or block_rows(spec),
+        shard_rows=rows,
+        threads=threads,
+        code=code,
+    )
     keys = as_keys(keys)
     first = unique_sorted(keys)
     found = find_set(folder, spec, remember=remember)
@@ -204,7 +210,8 @@ def plan_set(
     shape = asked
     if stored is not None and any(name.plan == stored.name for name in names):
         # an interrupted run resumes in its original shape, or its rows would not match
-        shape = replace(asked, batch_size=stored.shape.batch_size, threads=stored.shape.threads)
+        kept = {"batch_size": stored.shape.batch_size, "threads": stored.shape.threads}
+        shape = asked.model_copy(update=kept)
     wanted = at(keys, first)
     missing = _missing(found.sound, wanted, retry_failed=retry_failed)
 
@@ -225,14 +232,15 @@ def plan_set(
             None if groups is None else groups[first][left],
         )
         blocks = groupby(batches, key=lambda batch: batch.block)
+        sizes = (sum(len(batch.keys) for batch in block) for _, block in blocks)
         file = StoredPlan(
-            spec.origin,
-            int(left.sum()),
-            shape,
-            asked,
-            frozenset(part.name.file for part in parts),
-            tuple(sum(len(batch.keys) for batch in block) for _, block in blocks),
-            digest,
+            fingerprint=spec.origin,
+            rows=int(left.sum()),
+            shape=shape,
+            asked=asked,
+            parts=tuple(sorted(part.name.file for part in parts)),
+            blocks=tuple((rows, len(list(same))) for rows, same in groupby(sizes)),
+            digest=digest,
         )
         damaged = tuple(name for name, part in read if part is None)
         every = joined(spec, [mine, *others])

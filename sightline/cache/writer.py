@@ -17,8 +17,10 @@ from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
     Failure,
     Part,
+    loose_shards,
     part_names,
     read_failures,
+    remove_part,
     sound_parts,
     write_failures,
 )
@@ -213,7 +215,7 @@ class SetWriter:
             else:
                 self._parts.append(part)
         for name in damaged:
-            (self.run_folder / PARTS / name.file).unlink(missing_ok=True)
+            remove_part(self.run_folder, name)
         return plan.done(part.name for part in self._parts)
 
     def _forget(self, plan: Plan, published: Iterable[Part]) -> None:
@@ -224,7 +226,9 @@ class SetWriter:
             if part is not None and (find_keys(plan.wanted, part.keys(self.spec)) >= 0).all():
                 names.add(name)
         for name in names:
-            (self.run_folder / PARTS / name.file).unlink(missing_ok=True)
+            remove_part(self.run_folder, name)
+        for shard in loose_shards(self.run_folder):
+            shard.unlink(missing_ok=True)
         (self.run_folder / FILE).unlink(missing_ok=True)
         self._blocks, self._parts = None, []
         self._leave()

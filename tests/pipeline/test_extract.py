@@ -304,7 +304,7 @@ def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     with monkeypatch.context() as patch:
         patch.setattr(HalvingCalls, "run", stop)
         fails(*images())
-    assert len(list(world.rglob("*part-*"))) == 2
+    assert len(list(world.rglob("*part-*.json"))) == 2
     assert to_do(*images())["to_do"] == 2
     assert counts(*images())["resumed"] == 4
 
