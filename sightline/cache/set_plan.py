@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +68,20 @@ def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
         return Found(none, None, tuple(spec.differences(record.spec)))
     faults = remembered_faults(folder, record.files, remember=remember)
     return Found(sound_part(folder, record, faults), record)
+
+
+class Role(Enum):
+    """Who plans, among those that may fill a set together."""
+
+    ALONE = "alone"
+    FIRST = "the first worker, whose plan the others join"
+    JOINER = "a worker that joins others, so only their plan will do"
+    LAST = "the last worker, which computes what is left and publishes"
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether it reads the files that rows are taken from, and uses no damaged one."""
+        return self in (Role.ALONE, Role.LAST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +177,10 @@ def plan_set(
     shard_rows: int | None = None,
     groups: Keys | None = None,
     retry_failed: bool = False,
-    resume_failed: bool = False,
-    joins: bool = False,
+    role: Role = Role.ALONE,
     copy_from: Path | None = None,
     threads: int = 1,
     code: str = "",
-    check: bool = True,
     remember: bool = False,
 ) -> Plan:
     """What ``folder`` needs to hold exactly ``keys``; reads only, beside any run too.
@@ -182,14 +195,12 @@ def plan_set(
         rows_per_block: rows that are finished together; None: as `block_rows` says.
         shard_rows: rows per shard; None: as fit into about 64 MiB.
         groups: uint8 [n, 32]; rows of one group are computed consecutively.
-        retry_failed: also compute failed rows again.
-        resume_failed: but not those that failed in the plan that goes on: another worker has tried.
-        joins: others are at work, so only their plan will do; any difference is left to see.
+        retry_failed: also compute failed rows again; of several workers not those that failed in
+            the plan that goes on: another one has tried.
+        role: of this process; of a joiner any difference from the others' plan is left to see.
         copy_from: folder of other sets; rows in a set with this fingerprint are copied. Rows that
             this set dropped but still has on disk are always reused.
         threads, code: as in `sightline.cache.plan.Shape`.
-        check: read the files of others that rows are copied from, and use no damaged one. Of
-            several workers only the one that publishes does.
         remember: keep what of the set is found sound (`remembered_faults`).
     """
     run_folder = run_folder_of(folder)
@@ -216,12 +227,12 @@ def plan_set(
     missing = _missing(found.sound, wanted, retry_failed=retry_failed)
 
     def cut(taken: Collection[PartName]) -> Plan:
-        read = list(sound_parts(run_folder, spec, taken, check=check))
+        read = list(sound_parts(run_folder, spec, taken, check=role.reads_files))
         parts = [part for _, part in read if part is not None]
         left = missing.copy()
         finished = rows_in(spec, [part.shard for part in parts if part.shard is not None])
         mine = _take(finished, wanted, left)
-        others = _copies(folder, found.sound.rows, copy_from, wanted, left, check=check)
+        others = _copies(folder, found.sound.rows, copy_from, wanted, left, check=role.reads_files)
         failed = {} if retry_failed else _failures(wanted, left, parts)
         left[find_keys(wanted, as_keys(sorted(failed)))] = False
         batches, digest = ordered(
@@ -247,9 +258,9 @@ def plan_set(
         rows = wanted, missing, every, len(mine), failed
         return Plan(folder, spec, found, *rows, batches, file, damaged)
 
-    if stored is not None and (resume_failed or not retry_failed):
+    if stored is not None and (role is not Role.ALONE or not retry_failed):
         plan = cut([name for name in names if name.file in stored.parts])
-        if joins or plan.stored.digest == stored.digest:
+        if role is Role.JOINER or plan.stored.digest == stored.digest:
             return plan
     return cut(names)
 

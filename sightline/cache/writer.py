@@ -27,7 +27,7 @@ from sightline.cache.parts import (
 from sightline.cache.plan import FILE, Batch, StoredPlan
 from sightline.cache.publish import publish
 from sightline.cache.record import Provenance, SetRecord, Spec, set_output
-from sightline.cache.set_plan import Plan, plan_set, repaired
+from sightline.cache.set_plan import Plan, Role, plan_set, repaired
 from sightline.errors import SightlineError
 from sightline.lock import WriterLock
 from sightline.wording import in_bytes
@@ -122,20 +122,18 @@ class SetWriter:
             SightlineError: the disk has no room for the estimated output, or other workers use a
                 different plan.
         """
-        shared, worker = self._shared, self.worker
+        shared, worker, role = self._shared, self.worker, self._role
         plan = plan_set(
             self.folder,
             self.spec,
             keys,
             lengths,
             batch_size=batch_size,
-            resume_failed=worker is not None,
-            joins=shared is not None and not shared.alone,
-            check=shared is None,
+            role=role,
             remember=True,
             **options,
         )
-        if shared is not None and not shared.alone:
+        if role is Role.JOINER:
             self._require_their_plan(plan)
         elif StoredPlan.load(self.run_folder) != plan.stored:
             plan.stored.save(self.run_folder, self._output.unfinished)
@@ -145,7 +143,7 @@ class SetWriter:
         unfinished = self._output.unfinished
         self._blocks = Blocks(plan, self.run_folder, done, unfinished, shared, worker)
         self._require_space(self._blocks)
-        if shared is not None and shared.alone:
+        if shared is not None and role is Role.FIRST:
             shared.share()
         return self._blocks.left
 
@@ -182,6 +180,12 @@ class SetWriter:
         write_failures(self.run_folder, self.failures, self._output.unfinished)
         self._forget(blocks.plan, parts)
         return record
+
+    @property
+    def _role(self) -> Role:
+        if self._shared is None:
+            return Role.ALONE if self.worker is None else Role.LAST
+        return Role.FIRST if self._shared.alone else Role.JOINER
 
     # -- parts and the plan's file -------------------------------------------------------------
 
