@@ -129,7 +129,7 @@ def write_part(
         block: the plan's name and the number of the block in it.
         keys: uint8 [n, 32] of the computed rows, in any order.
         rows: n rows, as the set's format has them.
-        failed, computed: as `Blocks.add` takes them.
+        failed, computed: as `SetWriter.add` takes them.
         unfinished: folder to make the files in (`Output.unfinished`).
     """
     kind, (plan, number), folder = format_of(spec), block, run_folder / FOLDER

@@ -70,6 +70,24 @@ def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
     return Found(sound_part(folder, record, faults), record)
 
 
+class Counts(NamedTuple):
+    """Rows of a set that is being filled, failed ones included.
+
+    Attributes:
+        wanted: of the whole set.
+        planned: that were missing and must be computed, done ones included.
+        resumed: of these, those that an interrupted run or another worker had done at first.
+        durable: of these, those that survive a kill now.
+        copied: that were missing and need no model.
+    """
+
+    wanted: int = 0
+    planned: int = 0
+    resumed: int = 0
+    durable: int = 0
+    copied: int = 0
+
+
 class Role(Enum):
     """Who plans, among those that may fill a set together."""
 
@@ -155,10 +173,29 @@ class Plan:
             )
         return lines
 
+    @property
+    def copied(self) -> int:
+        """Rows that were missing and are on the disk elsewhere, but for those of other plans."""
+        return len(self.taken) - self.resumed
+
+    def rows_of(self, blocks: Iterable[int]) -> int:
+        """Rows of these blocks."""
+        return sum(self.stored.sizes[block] for block in blocks)
+
     def done(self, names: Iterable[PartName]) -> set[int]:
         """The blocks of which a part is among these."""
         plan, count = self.stored.name, len(self.stored.sizes)
         return {name.block for name in names if name.plan == plan and name.block < count}
+
+
+def rows_done(folder: Path) -> tuple[int, int] | None:
+    """How many rows of a set's plan are done, and how many it has; None if no run is at it."""
+    run_folder = run_folder_of(folder)
+    plan = StoredPlan.load(run_folder)
+    if plan is None:
+        return None
+    done = {name.block for name in part_names(run_folder) if name.plan == plan.name}
+    return sum(plan.sizes[block] for block in done if block < len(plan.sizes)), plan.rows
 
 
 def repaired(name: PartName) -> str:

@@ -35,17 +35,17 @@ from sightline.cache import (
     MissingKeys,
     SetWriter,
     TokenSet,
-    blocks,
     keys_of_texts,
     publish,
     set_plan,
     verify,
     writer,
 )
+from sightline.cache import writer as writer_module
 from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
-from sightline.cache.parts import part_names, read_failures
+from sightline.cache.parts import part_names, read_failures, write_part
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
@@ -164,7 +164,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
     other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
     with SetWriter(tmp_path / "set", other) as writer:
         assert len(writer.plan(KEYS, batch_size=16)) == 7
-        assert "preprocessing.resize: 224 → 256" in writer.blocks.plan.found.replaces
+        assert "preprocessing.resize: 224 → 256" in writer.current.found.replaces
     with pytest.raises(CacheError, match="fingerprint"):
         FeatureSet.open(tmp_path / "set", fingerprint=other.fingerprint)
 
@@ -195,7 +195,7 @@ def test_an_interrupted_run_keeps_its_batch_shape_and_retries_its_failures(tmp_p
     assert fill(tmp_path / "set", failing=BAD, stop_after=6, batch_size=16)[0] is None
     with SetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=64, shard_rows=SHARD_ROWS)
-        assert writer.blocks.plan.shape.batch_size == 16
+        assert writer.current.shape.batch_size == 16
         (said,) = writer.repaired
         assert said.startswith("batches of 16, as the interrupted run had, not of 64; delete")
     record, _ = fill(tmp_path / "set", retry_failed=True)
@@ -379,7 +379,7 @@ def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeyp
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=16)
-        mine = second.blocks.claim()
+        mine = second.claim()
         first = next(mine)
         second.add(first, rows_of(first.keys))
         assert (first.block, released) == (1, [])
@@ -391,17 +391,17 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
         return part_names(folder)
 
     monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
-    monkeypatch.setattr(blocks, "part_names", slow_names)
+    monkeypatch.setattr(writer_module, "part_names", slow_names)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=32)
-        theirs = second.blocks.claim()
+        theirs = second.claim()
         assert next(theirs).block == 1  # it has looked at what is there
         run_folder = run_folder_of(tmp_path / "set")
-        first = blocks.Blocks(second.blocks.plan, run_folder, set(), run_folder)
-        batch = next(first.claim())
-        first.add(batch, rows_of(batch.keys))
-        assert batch.block == 0
+        plan = second.current
+        (batch,) = [batch for batch in plan.batches if batch.block == 0]
+        rows, block = rows_of(batch.keys).astype(np.float16), (plan.stored.name, 0)
+        write_part(run_folder, SPEC, block, batch.keys, rows, {}, {}, None)
         assert 0 not in [batch.block for batch in theirs]
 
 
@@ -410,7 +410,7 @@ def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
     first, second = (SetWriter(tmp_path / "set", SPEC, worker=(i, 2)) for i in range(2))
     with first.joined():
         first.plan(KEYS, batch_size=16, retry_failed=True)
-        (batch,) = first.blocks.claim()
+        (batch,) = first.claim()
         again = {"code": "undecodable", "path": "a.jpg", "reason": "still not an image"}
         none = np.empty((0, 8), np.float32)
         first.add(batch, none, {key.tobytes(): again for key in batch.keys})
@@ -596,7 +596,7 @@ def test_a_plan_of_wrong_types_is_no_plan(tmp_path, clean, change):
     body = json.loads(path.read_text())
     for text in (json.dumps({**body, **change}), "[" * 100_000):
         path.write_text(text)
-        assert blocks.rows_done(tmp_path / "set") is None
+        assert set_plan.rows_done(tmp_path / "set") is None
     assert (
         fill(tmp_path / "set", rows_per_block=16)[0].content_digest
         == read_record(clean).content_digest
