@@ -30,7 +30,7 @@ from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, v
 from sightline.cache.compact import collect, compact
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import IMAGES, key_array
-from sightline.cache.set_plan import plan_set
+from sightline.cache.missing import plan_set
 
 if TYPE_CHECKING:
     from pipeline.extract.inputs import FeatureInputs

@@ -21,10 +21,10 @@ from pipeline.extract.services import Service
 from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.keys import Keys
+from sightline.cache.missing import plan_set
 from sightline.cache.parts import Failure, part_names
-from sightline.cache.plan import Batch
+from sightline.cache.plan import Batch, Plan
 from sightline.cache.record import FeatureSetRecord, SetRecord, Spec, set_output
-from sightline.cache.set_plan import Plan, plan_set
 from sightline.cache.shards import Numbers, format_of
 from sightline.cache.writer import SetWriter
 from sightline.devices import (

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sightline.atomic_files import free_bytes
 from sightline.cache.keys import Keys, find_keys
+from sightline.cache.missing import plan_set
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
     Failure,
@@ -31,10 +32,9 @@ from sightline.cache.parts import (
     write_failures,
     write_part,
 )
-from sightline.cache.plan import FILE, Batch, StoredPlan
+from sightline.cache.plan import FILE, Batch, Counts, Plan, Role, StoredPlan, repaired
 from sightline.cache.publish import publish
 from sightline.cache.record import FeatureSpec, Provenance, SetRecord, Spec, set_output
-from sightline.cache.set_plan import Counts, Plan, Role, plan_set, repaired
 from sightline.cache.shards import format_of
 from sightline.cache.storable import storable
 from sightline.errors import CacheError, SightlineError

@@ -36,8 +36,8 @@ from sightline.cache import (
     SetWriter,
     TokenSet,
     keys_of_texts,
+    missing,
     publish,
-    set_plan,
     verify,
     writer,
 )
@@ -46,6 +46,7 @@ from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
 from sightline.cache.parts import part_names, read_failures, write_part
+from sightline.cache.plan import rows_done
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
@@ -174,7 +175,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 16)
+    monkeypatch.setattr(missing, "block_rows", lambda spec: 16)
 
 
 def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
@@ -375,7 +376,7 @@ def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path
 def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
+    monkeypatch.setattr(missing, "block_rows", lambda spec: 32)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=16)
@@ -390,7 +391,7 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
         time.sleep(0.01)
         return part_names(folder)
 
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
+    monkeypatch.setattr(missing, "block_rows", lambda spec: 32)
     monkeypatch.setattr(writer_module, "part_names", slow_names)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
@@ -596,7 +597,7 @@ def test_a_plan_of_wrong_types_is_no_plan(tmp_path, clean, change):
     body = json.loads(path.read_text())
     for text in (json.dumps({**body, **change}), "[" * 100_000):
         path.write_text(text)
-        assert set_plan.rows_done(tmp_path / "set") is None
+        assert rows_done(tmp_path / "set") is None
     assert (
         fill(tmp_path / "set", rows_per_block=16)[0].content_digest
         == read_record(clean).content_digest

@@ -20,9 +20,9 @@ from pipeline.extract.encode_missing import code_of_rows
 from pipeline.extract.settings import ExtractSettings
 from sightline import source_code
 from sightline.cache import FeatureSet, keys_of_texts, verify
+from sightline.cache.missing import plan_set
 from sightline.cache.parts import part_names
 from sightline.cache.record import read_record
-from sightline.cache.set_plan import plan_set
 from sightline.cache.writer import SetWriter
 
 ENCODER = '''
