@@ -21,7 +21,6 @@ from pipeline.extract.services import Service
 from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.keys import Keys
-from sightline.cache.missing import plan_set
 from sightline.cache.parts import Failure, part_names
 from sightline.cache.plan import Batch, Plan
 from sightline.cache.record import FeatureSetRecord, SetRecord, Spec, set_output
@@ -253,7 +252,7 @@ def run(
     }
     if dry_run:
         set_output(job.out, job.inputs, kind=job.spec.kind).check_place()
-        return _to_do(job, plan_set(job.out, job.spec, job.keys, **options))
+        return _to_do(job, writer.preview(job.keys, **options))
 
     def compute() -> int:
         writer.plan(job.keys, **options)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.atomic_files import folders_below
-from sightline.cache.feature_kind import feature_kind
 from sightline.cache.file_checks import file_fault, file_faults, remembered_faults
 from sightline.cache.keys import (
     Keys,
@@ -22,18 +22,12 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.parts import Failure, Part, PartName, part_names, sound_parts
-from sightline.cache.plan import Found, Plan, Role, Shape, StoredPlan, ordered
-from sightline.cache.record import DAMAGED, FILE_NAME, FeatureSpec, Spec, read_record
+from sightline.cache.plan import Batch, Found, Plan, Role, Shape, StoredPlan, ordered
+from sightline.cache.record import DAMAGED, FILE_NAME, Spec, read_record
 from sightline.cache.rows import Rows, joined, rows_in
-from sightline.cache.shards import format_of
 from sightline.cache.verify import UsableRows, sound_part
 from sightline.errors import CacheError
 from sightline.output import is_run_folder, run_folder_of
-
-
-def block_rows(spec: Spec) -> int:
-    """Rows per block: those of the kind of features, a batch of other sets."""
-    return feature_kind(spec.kind).block_rows if isinstance(spec, FeatureSpec) else 1
 
 
 def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
@@ -51,54 +45,70 @@ def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
     return Found(sound_part(folder, record, faults), record)
 
 
+class Wanted(NamedTuple):
+    """The rows that a set shall hold.
+
+    Attributes:
+        keys: sorted and distinct: uint8 [n, 32].
+        lengths: int32 [n], padded length of each row; None: there is only one shape.
+        groups: uint8 [n, 32]; rows of one group are computed consecutively.
+    """
+
+    keys: Keys
+    lengths: NDArray[np.int32] | None = None
+    groups: Keys | None = None
+
+    @classmethod
+    def of(
+        cls,
+        keys: Keys | Sequence[bytes],
+        lengths: NDArray[np.int32] | None,
+        groups: Keys | None,
+    ) -> Wanted:
+        """From columns in any order; of equal keys the first counts."""
+        keys = as_keys(keys)
+        first = unique_sorted(keys)
+        return cls(
+            at(keys, first),
+            None if lengths is None else lengths[first],
+            None if groups is None else groups[first],
+        )
+
+    def ordered(
+        self, fingerprint: str, rows: NDArray[np.bool_], shape: Shape
+    ) -> tuple[list[Batch], str]:
+        """Some of the rows (bool [n]) in batches, and their digest; see `plan.ordered`."""
+        lengths = None if self.lengths is None else self.lengths[rows]
+        groups = None if self.groups is None else self.groups[rows]
+        return ordered(fingerprint, picked(self.keys, rows), lengths, shape, groups)
+
+
 def plan_set(
     folder: Path,
     spec: Spec,
-    keys: Keys | Sequence[bytes],
-    lengths: NDArray[np.int32] | None = None,
+    rows: Wanted,
+    asked: Shape,
     *,
-    batch_size: int,
-    rows_per_block: int | None = None,
-    shard_rows: int | None = None,
-    groups: Keys | None = None,
     retry_failed: bool = False,
     role: Role = Role.ALONE,
     copy_from: Path | None = None,
-    threads: int = 1,
-    code: str = "",
     remember: bool = False,
 ) -> Plan:
-    """What ``folder`` needs to hold exactly ``keys``; reads only, beside any run too.
+    """What ``folder`` needs to hold exactly these rows; reads only, beside any run too.
 
     An interrupted plan goes on if its rows are still what is missing. Otherwise its parts are a
     source of rows, as other sets of the fingerprint are.
 
     Args:
-        keys: uint8 [n, 32]; repeated keys count once.
-        lengths: int32 [n], padded length of each row, or None if there is only one shape.
-        batch_size: rows per batch, including padding.
-        rows_per_block: rows that are finished together; None: as `block_rows` says.
-        shard_rows: rows per shard; None: as fit into about 64 MiB.
-        groups: uint8 [n, 32]; rows of one group are computed consecutively.
+        asked: how they shall be computed.
         retry_failed: also compute failed rows again; of several workers not those that failed in
             the plan that goes on: another one has tried.
         role: of this process; of a joiner any difference from the others' plan is left to see.
         copy_from: folder of other sets; rows in a set with this fingerprint are copied. Rows that
             this set dropped but still has on disk are always reused.
-        threads, code: as in `sightline.cache.plan.Shape`.
         remember: keep what of the set is found sound (`remembered_faults`).
     """
     run_folder = run_folder_of(folder)
-    rows = shard_rows or format_of(spec).shard_rows
-    asked = Shape(
-        batch_size=batch_size,
-        block_rows=rows_per_block or block_rows(spec),
-        shard_rows=rows,
-        threads=threads,
-        code=code,
-    )
-    keys = as_keys(keys)
-    first = unique_sorted(keys)
     found = find_set(folder, spec, remember=remember)
     names, stored = part_names(run_folder), StoredPlan.load(run_folder)
     if stored is not None and stored.fingerprint != spec.origin:
@@ -108,7 +118,7 @@ def plan_set(
         # an interrupted run resumes in its original shape, or its rows would not match
         kept = {"batch_size": stored.shape.batch_size, "threads": stored.shape.threads}
         shape = asked.model_copy(update=kept)
-    wanted = at(keys, first)
+    wanted = rows.keys
     missing = _missing(found.sound, wanted, retry_failed=retry_failed)
 
     def cut(taken: Collection[PartName]) -> Plan:
@@ -120,13 +130,7 @@ def plan_set(
         others = _copies(folder, found.sound.rows, copy_from, wanted, left, check=role.reads_files)
         failed = {} if retry_failed else _failures(wanted, left, parts)
         left[find_keys(wanted, as_keys(sorted(failed)))] = False
-        batches, digest = ordered(
-            spec.origin,
-            picked(wanted, left),
-            None if lengths is None else lengths[first][left],
-            shape,
-            None if groups is None else groups[first][left],
-        )
+        batches, digest = rows.ordered(spec.origin, left, shape)
         blocks = groupby(batches, key=lambda batch: batch.block)
         sizes = (sum(len(batch.keys) for batch in block) for _, block in blocks)
         file = StoredPlan(
@@ -135,13 +139,13 @@ def plan_set(
             shape=shape,
             asked=asked,
             parts=tuple(sorted(part.name.file for part in parts)),
-            blocks=tuple((rows, len(list(same))) for rows, same in groupby(sizes)),
+            blocks=tuple((size, len(list(same))) for size, same in groupby(sizes)),
             digest=digest,
         )
         damaged = tuple(name for name, part in read if part is None)
         every = joined(spec, [mine, *others])
-        rows = wanted, missing, every, len(mine), failed
-        return Plan(folder, spec, found, *rows, batches, file, damaged)
+        sources = every, len(mine), failed
+        return Plan(folder, spec, found, wanted, missing, *sources, batches, file, damaged)
 
     if stored is not None and (role is not Role.ALONE or not retry_failed):
         plan = cut([name for name in names if name.file in stored.parts])

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.atomic_files import free_bytes
+from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, find_keys
-from sightline.cache.missing import plan_set
+from sightline.cache.missing import Wanted, plan_set
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
     Failure,
@@ -32,7 +33,7 @@ from sightline.cache.parts import (
     write_failures,
     write_part,
 )
-from sightline.cache.plan import FILE, Batch, Counts, Plan, Role, StoredPlan, repaired
+from sightline.cache.plan import FILE, Batch, Counts, Plan, Role, Shape, StoredPlan, repaired
 from sightline.cache.publish import publish
 from sightline.cache.record import FeatureSpec, Provenance, SetRecord, Spec, set_output
 from sightline.cache.shards import format_of
@@ -46,6 +47,11 @@ _LOOKING = 100
 
 _SHORT = 0.05
 """Seconds of a look that is made at every claim: it costs less than a block computed twice."""
+
+
+def block_rows(spec: Spec) -> int:
+    """Rows per block: those of the kind of features, a batch of other sets."""
+    return feature_kind(spec.kind).block_rows if isinstance(spec, FeatureSpec) else 1
 
 
 @dataclass
@@ -150,23 +156,21 @@ class SetWriter:
         """The batches still to be computed for the set to hold exactly ``keys``.
 
         Args:
-            keys, lengths, batch_size, options: as `plan_set` takes them.
+            keys: uint8 [n, 32]; repeated keys count once.
+            lengths: int32 [n], padded length of each row, or None if there is only one shape.
+            batch_size: rows per batch, including padding.
+            options: `rows_per_block`, rows that are finished together (default: as `block_rows`
+                says); `shard_rows` (as fit into about 64 MiB); `groups`, uint8 [n, 32], whose rows
+                are computed consecutively; `threads` and `code` of a `Shape`; `retry_failed` and
+                `copy_from` as `plan_set` takes them.
 
         Raises:
             SightlineError: the disk has no room for the estimated output, or other workers use a
                 different plan.
         """
         role = self._role
-        plan = plan_set(
-            self.folder,
-            self.spec,
-            keys,
-            lengths,
-            batch_size=batch_size,
-            role=role,
-            remember=True,
-            **options,
-        )
+        shape = {"batch_size": batch_size, **options}
+        plan = self._plan_of(keys, lengths, role=role, remember=True, **shape)
         if role is Role.JOINER:
             self._require_their_plan(plan)
         elif StoredPlan.load(self.run_folder) != plan.stored:
@@ -181,6 +185,37 @@ class SetWriter:
         if self._shared is not None and role is Role.FIRST:
             self._shared.share()
         return self._left
+
+    def preview(
+        self,
+        keys: Keys | Sequence[bytes],
+        lengths: NDArray[np.int32] | None = None,
+        **options: Any,
+    ) -> Plan:
+        """What `plan` would plan, with its arguments; reads only, beside any run too."""
+        return self._plan_of(keys, lengths, **options)
+
+    def _plan_of(
+        self,
+        keys: Keys | Sequence[bytes],
+        lengths: NDArray[np.int32] | None,
+        *,
+        batch_size: int,
+        rows_per_block: int | None = None,
+        shard_rows: int | None = None,
+        groups: Keys | None = None,
+        threads: int = 1,
+        code: str = "",
+        **sources: Any,
+    ) -> Plan:
+        asked = Shape(
+            batch_size=batch_size,
+            block_rows=rows_per_block or block_rows(self.spec),
+            shard_rows=shard_rows or format_of(self.spec).shard_rows,
+            threads=threads,
+            code=code,
+        )
+        return plan_set(self.folder, self.spec, Wanted.of(keys, lengths, groups), asked, **sources)
 
     def claim(self, skipped: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
         """The batches that this process should compute, block by block.

@@ -36,7 +36,6 @@ from sightline.cache import (
     SetWriter,
     TokenSet,
     keys_of_texts,
-    missing,
     publish,
     verify,
     writer,
@@ -175,7 +174,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(missing, "block_rows", lambda spec: 16)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 16)
 
 
 def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
@@ -376,7 +375,7 @@ def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path
 def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
-    monkeypatch.setattr(missing, "block_rows", lambda spec: 32)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 32)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=16)
@@ -391,7 +390,7 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
         time.sleep(0.01)
         return part_names(folder)
 
-    monkeypatch.setattr(missing, "block_rows", lambda spec: 32)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 32)
     monkeypatch.setattr(writer_module, "part_names", slow_names)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():

@@ -20,7 +20,6 @@ from pipeline.extract.encode_missing import code_of_rows
 from pipeline.extract.settings import ExtractSettings
 from sightline import source_code
 from sightline.cache import FeatureSet, keys_of_texts, verify
-from sightline.cache.missing import plan_set
 from sightline.cache.parts import part_names
 from sightline.cache.record import read_record
 from sightline.cache.writer import SetWriter
@@ -167,7 +166,7 @@ def test_parts_of_other_code_are_not_used(edit, photos, capsys):
             writer.add(batch, features.take(batch.keys))
     other = record.spec.model_copy(update={"code": "f" * 64})
     for spec, left in ((record.spec, 0), (other, 12)):
-        plan = plan_set(Path("other"), spec, features.keys, batch_size=4)
+        plan = SetWriter(Path("other"), spec).preview(features.keys, batch_size=4)
         done = plan.done(part_names(Path("other.run")))
         assert plan.stored.rows - plan.rows_of(done) == left
 
