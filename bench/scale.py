@@ -30,7 +30,6 @@ from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, v
 from sightline.cache.compact import collect, compact
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import IMAGES, key_array
-from sightline.cache.set_plan import plan_set
 
 if TYPE_CHECKING:
     from pipeline.extract.inputs import FeatureInputs
@@ -105,7 +104,7 @@ def memory(name: str) -> int:
 
 def worker(folder: Path, keys: Keys) -> str:
     """What a worker holds of its keys and its plan."""
-    return bytes_a_row(lambda: plan_set(folder, SPEC, keys, batch_size=BATCH), len(keys))
+    return bytes_a_row(lambda: SetWriter(folder, SPEC).preview(keys, batch_size=BATCH), len(keys))
 
 
 def publishing(folder: Path, keys: Keys) -> str:

@@ -208,11 +208,11 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.extract.runner import run
     from pipeline.extract.settings import ExtractSettings, Machine
     from pipeline.extract.worker_number import WorkerNumber
-    from sightline.cache import keys_of_texts, set_plan
+    from sightline.cache import keys_of_texts, writer
 
     without_torch()
     preloaded = "torch" in sys.modules
-    set_plan.block_rows = lambda spec: BLOCK
+    writer.block_rows = lambda spec: BLOCK
     calls: list[int] = []
 
     def counting(texts: Sequence[str], length: int) -> np.ndarray:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from sightline.cache.blocks import NOT_FINITE, UNDERFLOW
 from sightline.cache.parts import FAILURES
+from sightline.cache.storable import NOT_FINITE, UNDERFLOW
 from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
 

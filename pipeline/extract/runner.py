@@ -20,12 +20,10 @@ from pipeline.extract.failed_rows import check_failures, named_failures
 from pipeline.extract.services import Service
 from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
-from sightline.cache.blocks import Blocks
 from sightline.cache.keys import Keys
-from sightline.cache.parts import Failure
-from sightline.cache.plan import Batch
+from sightline.cache.parts import Failure, part_names
+from sightline.cache.plan import Batch, Plan
 from sightline.cache.record import FeatureSetRecord, SetRecord, Spec, set_output
-from sightline.cache.set_plan import Plan, plan_set
 from sightline.cache.shards import Numbers, format_of
 from sightline.cache.writer import SetWriter
 from sightline.devices import (
@@ -38,6 +36,7 @@ from sightline.devices import (
 from sightline.errors import BusyError, SightlineError, Transient
 from sightline.hardware import cpu_warning, versions
 from sightline.out_of_memory import HalvingCalls
+from sightline.output import run_folder_of
 from sightline.progress import progress, to_stderr
 from sightline.signals import Stopped
 from sightline.storage import StorageError
@@ -253,7 +252,7 @@ def run(
     }
     if dry_run:
         set_output(job.out, job.inputs, kind=job.spec.kind).check_place()
-        return _to_do(job, plan_set(job.out, job.spec, job.keys, **options))
+        return _to_do(job, writer.preview(job.keys, **options))
 
     def compute() -> int:
         writer.plan(job.keys, **options)
@@ -304,15 +303,15 @@ def run(
 
 def _to_do(job: Job, plan: Plan) -> SetSummary:
     """What a run would compute, beside any run that is writing there."""
-    blocks = Blocks.seen(plan)
-    left, counts = blocks.rows_left, blocks.counts
+    done = plan.done(part_names(run_folder_of(plan.folder)))
+    left = plan.stored.rows - plan.rows_of(done)
     sizes = plan.bytes_to_write(left)
     remarks = [f"recomputing everything because {why}" for why in plan.found.replaces]
     return SetSummary(
         plan.folder,
         job.unit,
-        holds=f"{counts.wanted - left - counts.copied:,} {job.unit} there",
-        copied=counts.copied,
+        holds=f"{len(plan.wanted) - left - plan.copied:,} {job.unit} there",
+        copied=plan.copied,
         remarks=(*remarks, *plan.lines),
         to_do=left,
         bytes_to_write=sizes and sizes[1],
@@ -324,16 +323,15 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
 
     Results are written by a separate thread, at most a few batches behind.
     """
-    count, blocks = 0, writer.blocks
-    plan = blocks.plan
+    count, plan = 0, writer.current
     if plan.found.replaces:  # said before hours of work
         to_stderr(f"{writer.folder}: recomputing everything because")
     for line in [*plan.found.replaces, *writer.repaired]:
         to_stderr(f"  {line}")
-    if not blocks.rows_left:
+    if not writer.rows_left:
         return 0
     for calls in job.calls:
-        calls.begin(plan.shape.batch_size, blocks.computed_before())
+        calls.begin(plan.shape.batch_size, writer.computed_before())
     device = str(pick_device(device))
     if job.needs_device and (warning := cpu_warning(device)):
         to_stderr(f"{writer.folder}: warning: {warning}")
@@ -347,9 +345,9 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
         using_threads(plan.shape.threads),
         progress(
             writer.folder.as_posix(),
-            blocks.counts.planned,
+            writer.counts.planned,
             job.unit,
-            blocks.counts.resumed,
+            writer.counts.resumed,
             # how long it takes together with others is not known
             str(about["device"]) if writer.worker is None else "",
         ) as advance,
@@ -359,13 +357,13 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
         def keep(batch: Batch, rows: Any, failed: dict[bytes, Failure]) -> int:
             halved = job.halved_to
             computed = {**about, "halved_to": halved.get("", halved)} if halved else about
-            pending.append(pool.submit(blocks.add, batch, rows, failed, computed, job.name_of))
+            pending.append(pool.submit(writer.add, batch, rows, failed, computed, job.name_of))
             while len(pending) > ahead:
                 pending.popleft().result()
             return len(batch.keys)
 
         try:
-            for result in job.compute(blocks.claim(advance), advance):
+            for result in job.compute(writer.claim(advance), advance):
                 count += keep(*result)
         except BaseException:
             for result in job.service.rest() if job.service else ():
@@ -408,7 +406,7 @@ def _saying_what_is_kept(writer: SetWriter, unit: str) -> Iterator[None]:
         raise
     except Transient as error:
         raise SightlineError(
-            f"{kept()}, and {writer.blocks.rows_left:,} are left to do, since calls were given up: "
+            f"{kept()}, and {writer.rows_left:,} are left to do, since calls were given up: "
             f"{error}. Rerun the same command to ask for those that are left"
         ) from error
     except StorageError as error:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from pipeline.extract.children import Child, Ended, of_worker, stop
 from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
-from sightline.cache.blocks import rows_done
+from sightline.cache.plan import rows_done
 from sightline.devices import threads_here
 from sightline.errors import SightlineError
 from sightline.progress import progress, to_stderr

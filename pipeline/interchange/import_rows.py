@@ -342,7 +342,7 @@ def write_rows(
         if writer.counts.planned:
             # in the order of the files: what an interrupted import left is written again
             for number, (block_keys, rows) in enumerate(blocks):
-                writer.blocks.write(number, as_keys(block_keys), rows, computed=how)
+                writer.add_block(number, as_keys(block_keys), rows, computed=how)
         record = writer.publish(Provenance(imported=True))
     assert isinstance(record, FeatureSetRecord)
     return record

@@ -13,7 +13,7 @@ from sightline.atomic_files import folders_below
 from sightline.cache.commit import commit, write_shards
 from sightline.cache.keys import Keys, as_keys, sort_order
 from sightline.cache.parts import FOLDER as PARTS
-from sightline.cache.parts import note_of, part_names
+from sightline.cache.parts import files_of, fingerprint_of, loose_shards, part_names
 from sightline.cache.plan import StoredPlan
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
@@ -163,11 +163,11 @@ def _strange_parts(folder: Path) -> dict[str, Path]:
     for name in names:
         if name.plan not in mine:
             with suppress(OSError, CacheError):
-                if plan and note_of(run_folder, name)["fingerprint"] == plan.fingerprint:
+                if plan and fingerprint_of(run_folder, name) == plan.fingerprint:
                     mine.add(name.plan)
                     continue
-            strange[f"{PARTS}/{name.file}"] = run_folder / PARTS / name.file
-    return strange
+            strange |= {f"{PARTS}/{file.name}": file for file in files_of(run_folder, name)}
+    return strange | {f"{PARTS}/{file.name}": file for file in loose_shards(run_folder)}
 
 
 def _rewrite(

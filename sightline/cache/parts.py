@@ -1,7 +1,7 @@
-"""What a run has finished but not published: a part for each block, and the list of failed rows.
+"""What a run has finished but not published, and the list of failed rows.
 
-A part is a shard, as in the set, with a note about the run. Its name says what it is: the plan, the
-block, and the BLAKE3 of the file.
+A finished block is a *part*: a shard, as in the set, and a JSON file of the same name beside it,
+which is written last and makes it count. The name says the plan and the block.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from blake3 import blake3
+from pydantic import BaseModel, ConfigDict, Field
 
 from sightline.atomic_files import write_bytes
+from sightline.cache.file_checks import file_fault
 from sightline.cache.keys import Keys, as_keys
-from sightline.cache.record import ShardRecord, Spec
+from sightline.cache.record import ShardRecord, Spec, check_file
 from sightline.cache.rows import Shard
-from sightline.cache.shards import Computed, format_of, keys_in, note_in
+from sightline.cache.shards import Computed, format_of, keys_in
+from sightline.digest import digest
 from sightline.errors import CacheError
 
 FOLDER, FAILURES = "parts", "failures.jsonl"
-_NAME = re.compile(r"part-([0-9a-f]{16})-(\d{5,})-([0-9a-f]{32})\.(?:h5|parquet)")
+_FILE = re.compile(r"part-([0-9a-f]{16})-(\d{5,})-[0-9a-f]{32}\.(json|h5|parquet)")
 _OF_A_FAILURE = ("code", "path", "reason")
 Failure = dict[str, str]
 """``code``, ``path`` and ``reason`` of a row that could not be computed."""
@@ -34,25 +37,26 @@ class PartName(NamedTuple):
     """What the name of a part says.
 
     Attributes:
-        file: the name.
+        file: the name of its JSON file.
         plan: first 16 hex digits of the plan's digest.
         block: number of its block in that plan.
-        digest: first 32 hex digits of the file's BLAKE3.
     """
 
     file: str
     plan: str
     block: int
-    digest: str
 
 
-def part_names(run_folder: Path) -> list[PartName]:
-    """The finished parts in a run folder, of every plan, by name; reads no file."""
-    with suppress(OSError):
-        found = map(_NAME.fullmatch, (path.name for path in (run_folder / FOLDER).iterdir()))
-        names = (PartName(name[0], name[1], int(name[2]), name[3]) for name in found if name)
-        return sorted(names)
-    return []  # there is no such folder
+class _Record(BaseModel):
+    """The JSON file of a part, which ends with its own digest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+
+    schema_: Literal["sightline.part/1"] = Field(default="sightline.part/1", alias="schema")
+    fingerprint: str
+    shard: ShardRecord | None
+    failed: dict[str, Failure]
+    computed: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,18 +64,53 @@ class Part:
     """A finished block.
 
     Attributes:
-        name: of its file.
-        shard: the file as a shard of the rows that were computed; None: all failed.
+        name: what its name says.
+        shard: the rows that were computed; None: all failed.
         failed: key → code, path and reason of failed rows.
+        computed: device, library versions and batch size.
     """
 
     name: PartName
     shard: Shard | None
     failed: Mapping[bytes, Failure]
+    computed: Computed
 
     def keys(self, spec: Spec) -> Keys:
-        """The keys of those rows, read from the file: uint8 [n, 32]."""
+        """The keys of the computed rows, read from the shard: uint8 [n, 32]."""
         return as_keys([]) if self.shard is None else keys_in(*self.shard, spec)
+
+
+def part_names(run_folder: Path) -> list[PartName]:
+    """The finished parts in a run folder, of every plan, by name; reads no file."""
+    found = (name for name in _files(run_folder) if name[3] == "json")
+    return sorted(PartName(name[0], name[1], int(name[2])) for name in found)
+
+
+def files_of(run_folder: Path, name: PartName) -> list[Path]:
+    """The files of a part that are there, the JSON file first."""
+    path = run_folder / FOLDER / name.file
+    every = [path, *(path.with_suffix(suffix) for suffix in (".h5", ".parquet"))]
+    return [file for file in every if file.is_file()]
+
+
+def remove_part(run_folder: Path, name: PartName) -> None:
+    """Remove the files of a part, the JSON file first."""
+    for file in files_of(run_folder, name):
+        file.unlink(missing_ok=True)
+
+
+def loose_shards(run_folder: Path) -> list[Path]:
+    """Shards without a JSON file, of processes that were killed between the two."""
+    stems = {Path(name.file).stem for name in part_names(run_folder)}
+    shards = [run_folder / FOLDER / name[0] for name in _files(run_folder) if name[3] != "json"]
+    return sorted(shard for shard in shards if shard.stem not in stems)
+
+
+def _files(run_folder: Path) -> list[re.Match[str]]:
+    with suppress(OSError):
+        names = map(_FILE.fullmatch, (path.name for path in (run_folder / FOLDER).iterdir()))
+        return [name for name in names if name]
+    return []  # there is no such folder
 
 
 def write_part(
@@ -90,69 +129,71 @@ def write_part(
         block: the plan's name and the number of the block in it.
         keys: uint8 [n, 32] of the computed rows, in any order.
         rows: n rows, as the set's format has them.
-        failed, computed: as `Blocks.add` takes them.
-        unfinished: folder to make the file in (`Output.unfinished`).
+        failed, computed: as `SetWriter.add` takes them.
+        unfinished: folder to make the files in (`Output.unfinished`).
     """
-    about = {
-        "fingerprint": spec.origin,
-        "rows": len(keys),
-        "failed": {key.hex(): failed[key] for key in sorted(failed)},
-        "computed": dict(computed),
-    }
-    kind, (plan, number) = format_of(spec), block
-    data = kind.encode(keys, rows, json.dumps(about).encode())
-    digest = blake3(data).hexdigest()
-    name = f"part-{plan}-{number:05}-{digest[:32]}.{kind.suffix}"
-    write_bytes(run_folder / FOLDER / name, data, via=unfinished)
-    shard = _shard(run_folder, name, digest, len(data), about)
-    return Part(PartName(name, plan, number, digest[:32]), shard, dict(failed))
+    kind, (plan, number), folder = format_of(spec), block, run_folder / FOLDER
+    data = kind.encode(keys, rows) if len(keys) else b""
+    hashed = blake3(data).hexdigest()
+    stem = f"part-{plan}-{number:05}-{hashed[:32]}"
+    shard = None
+    if len(keys):
+        name, size = f"{stem}.{kind.suffix}", len(data)
+        shard = ShardRecord(
+            name=name, blake3=hashed, bytes=size, rows=len(keys), computed=dict(computed)
+        )
+        write_bytes(folder / name, data, via=unfinished)
+    record = _Record(
+        fingerprint=spec.origin,
+        shard=shard,
+        failed={key.hex(): failed[key] for key in sorted(failed)},
+        computed=dict(computed),
+    )
+    body = record.model_dump(mode="json", by_alias=True)
+    text = json.dumps({**body, "digest": digest(body)}, indent=1) + "\n"
+    write_bytes(folder / f"{stem}.json", text.encode(), via=unfinished)
+    found = Shard(folder, shard) if shard else None
+    return Part(PartName(f"{stem}.json", plan, number), found, dict(failed), dict(computed))
 
 
-def note_of(run_folder: Path, name: PartName) -> dict[str, Any]:
-    """A part's note: fingerprint, number of rows, failed rows, and how they were computed.
-
-    Raises:
-        CacheError: the file is damaged, as far as that shows; FileNotFoundError: it is gone.
-    """
+def _record(run_folder: Path, name: PartName) -> _Record:
     path = run_folder / FOLDER / name.file
     try:
-        about = json.loads(note_in(path))
-        assert isinstance(about["computed"], dict)
-        return {
-            **about,
-            "failed": {bytes.fromhex(key): why for key, why in about["failed"].items()},
-        }
+        body = json.loads(path.read_bytes())
+        if body.pop("digest") != digest(body):
+            raise ValueError("its digest does not match its content")
+        return _Record.model_validate_json(json.dumps(body))
     except FileNotFoundError:
         raise
-    except Exception as error:  # on damaged files the libraries may raise anything
+    except Exception as error:  # of a damaged file anything may be missing
         raise CacheError(f"{path}: damaged") from error
+
+
+def fingerprint_of(run_folder: Path, name: PartName) -> str:
+    """That of a part's rows; raises as `read_part`."""
+    return _record(run_folder, name).fingerprint
 
 
 def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> Part | None:
     """The part of this name; None if its rows have another fingerprint.
 
     Args:
-        check: read all of it, and compare its digest with its name.
+        check: read all of its shard, too.
 
     Raises:
         CacheError: it is damaged; FileNotFoundError: it is gone.
     """
-    path = run_folder / FOLDER / name.file
-    size, digest = path.stat().st_size, name.digest
-    if check:
-        try:
-            digest = blake3(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise CacheError(f"{path}: damaged ({error.strerror})") from error
-        if digest[:32] != name.digest:
-            raise CacheError(f"{path}: damaged")
-    about = note_of(run_folder, name)
-    if about["fingerprint"] != spec.origin:
+    record, folder = _record(run_folder, name), run_folder / FOLDER
+    if record.fingerprint != spec.origin:
         return None
-    shard = _shard(run_folder, name.file, digest, size, about)
-    if shard is not None:
-        keys_in(*shard, spec)  # of a damaged file an error
-    return Part(name, shard, about["failed"])
+    failed = {bytes.fromhex(key): why for key, why in record.failed.items()}
+    if record.shard is None:
+        return Part(name, None, failed, record.computed)
+    if check and (fault := file_fault(folder, record.shard)):
+        raise CacheError(fault)
+    check_file(folder, record.shard)
+    keys_in(folder, record.shard, spec)  # of a damaged file an error
+    return Part(name, Shard(folder, record.shard), failed, record.computed)
 
 
 def sound_parts(
@@ -172,24 +213,13 @@ def sound_parts(
         except FileNotFoundError:  # the run beside has published
             continue
         except CacheError:
+            if not (run_folder / FOLDER / name.file).exists():  # so between the two files
+                continue
             yield name, None
             continue
         others[name.plan] = part is None
         if part is not None:
             yield name, part
-
-
-def _shard(
-    run_folder: Path, name: str, digest: str, size: int, about: Mapping[str, Any]
-) -> Shard | None:
-    """A part's file as a shard; None if it has no rows."""
-    if not about["rows"]:
-        return None
-    digest = digest.ljust(64, "0")  # of a part that was not hashed, only the beginning is known
-    record = ShardRecord(
-        name=name, blake3=digest, bytes=size, rows=about["rows"], computed=about["computed"]
-    )
-    return Shard(run_folder / FOLDER, record)
 
 
 def read_failures(run_folder: Path) -> dict[bytes, Failure]:

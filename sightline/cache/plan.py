@@ -1,20 +1,30 @@
-"""In which order and shape a run computes rows, and what of it is on the disk."""
+"""What a run computes: its rows, in which order and shape, and what of it is on the disk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from itertools import groupby, pairwise
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass as checked_dataclass
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
 
 from sightline.atomic_files import write_bytes
-from sightline.cache.keys import Keys, at, sort_order
+from sightline.cache.index import INDEX_BYTES
+from sightline.cache.keys import KEY_BYTES, Keys, at, sort_order
+from sightline.cache.parts import Failure, PartName, part_names
+from sightline.cache.record import SetRecord, Spec
+from sightline.cache.rows import Rows
+from sightline.cache.shards import Numbers, format_of
+from sightline.cache.verify import UsableRows
+from sightline.output import run_folder_of
 
 FILE = "plan.json"
 
@@ -34,11 +44,11 @@ class Batch:
     length: int
 
 
-_EXACTLY = ConfigDict(extra="forbid", strict=True)
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-@checked_dataclass(frozen=True, config=_EXACTLY)
-class Shape:
+class Shape(_Strict):
     """How rows are computed, as far as it may affect their last bits or the files.
 
     Attributes:
@@ -56,8 +66,7 @@ class Shape:
     code: str = ""
 
 
-@checked_dataclass(frozen=True, config=_EXACTLY)
-class StoredPlan:
+class StoredPlan(_Strict):
     """The file of a plan, by which runs that resume or join know that theirs is the same.
 
     Attributes:
@@ -66,7 +75,7 @@ class StoredPlan:
         shape: how they are computed.
         asked: the shape that was requested; a resumed run keeps that of the interrupted one.
         parts: names of parts of other plans that it takes rows from, so that it omits these.
-        blocks: rows of each block, in order.
+        blocks: rows of a block, and how many such blocks follow each other, in order.
         digest: SHA-256 (hex) of the rows in their order, and of the shape.
     """
 
@@ -74,9 +83,20 @@ class StoredPlan:
     rows: int
     shape: Shape
     asked: Shape
-    parts: frozenset[str]
-    blocks: tuple[int, ...]
+    parts: tuple[str, ...]
+    blocks: tuple[tuple[PositiveInt, PositiveInt], ...]
     digest: str
+
+    @model_validator(mode="after")
+    def _blocks_have_its_rows(self) -> Self:
+        if sum(rows * count for rows, count in self.blocks) != self.rows:
+            raise ValueError(f"its blocks have other than {self.rows} rows")
+        return self
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each block, in order."""
+        return tuple(rows for rows, count in self.blocks for _ in range(count))
 
     @property
     def name(self) -> str:
@@ -85,29 +105,21 @@ class StoredPlan:
 
     def save(self, run_folder: Path, unfinished: Path | None = None) -> None:
         """Write the plan's file, made in the folder ``unfinished``."""
-        equal = [(rows, len(list(same))) for rows, same in groupby(self.blocks)]
-        body = {**asdict(self), "parts": sorted(self.parts), "blocks": equal}
-        text = json.dumps(body, indent=1) + "\n"
+        text = self.model_dump_json(indent=1) + "\n"
         write_bytes(run_folder / FILE, text.encode(), via=unfinished)
 
     @classmethod
     def load(cls, run_folder: Path) -> StoredPlan | None:
         """The plan of the run in this folder, or None if there is none or its file is damaged."""
         try:
-            body = json.loads((run_folder / FILE).read_bytes())
-            shapes = {name: Shape(**body.pop(name)) for name in ("shape", "asked")}
-            equal = body.pop("blocks")
-            if sum(rows * count for rows, count in equal) != body["rows"]:
-                return None
-            blocks = tuple(rows for rows, count in equal for _ in range(count))
-            return cls(parts=frozenset(body.pop("parts")), blocks=blocks, **shapes, **body)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return cls.model_validate_json((run_folder / FILE).read_bytes())
+        except (OSError, ValidationError):
             return None
 
     def differences(self, resumed: StoredPlan) -> list[str]:
         """The differing settings of two runs, one ``name: other → self`` line each."""
         mine, theirs = (
-            {"fingerprint": plan.fingerprint, "rows": plan.rows, **asdict(plan.asked)}
+            {"fingerprint": plan.fingerprint, "rows": plan.rows, **plan.asked.model_dump()}
             for plan in (self, resumed)
         )
         lines = [
@@ -143,7 +155,7 @@ def ordered(
         lengths = np.zeros(len(keys), dtype=np.int32)
     order = by_key[np.argsort(lengths[by_key], kind="stable")]
     keys, lengths = at(keys, order), at(lengths, order)
-    head = {"fingerprint": fingerprint, "rows": len(keys), **asdict(shape)}
+    head = {"fingerprint": fingerprint, "rows": len(keys), **shape.model_dump()}
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     digest.update(np.ascontiguousarray(keys).data)
     digest.update(lengths.astype("<i4", copy=False).data)
@@ -162,3 +174,150 @@ def _batches(keys: Keys, lengths: NDArray[np.int32], shape: Shape) -> list[Batch
             if rows >= shape.block_rows:
                 block, rows = block + 1, 0
     return batches
+
+
+class Found(NamedTuple):
+    """The set in a folder, as far as a run can use it.
+
+    Attributes:
+        sound: what can be used of it.
+        record: that of the set; None if there is none that can be used.
+        replaces: why a set that is there cannot be used; empty if it can.
+    """
+
+    sound: UsableRows
+    record: SetRecord | None = None
+    replaces: tuple[str, ...] = ()
+
+
+class Counts(NamedTuple):
+    """Rows of a set that is being filled, failed ones included.
+
+    Attributes:
+        wanted: of the whole set.
+        planned: that were missing and must be computed, done ones included.
+        resumed: of these, those that an interrupted run or another worker had done at first.
+        durable: of these, those that survive a kill now.
+        copied: that were missing and need no model.
+    """
+
+    wanted: int = 0
+    planned: int = 0
+    resumed: int = 0
+    durable: int = 0
+    copied: int = 0
+
+
+class Role(Enum):
+    """Who plans, among those that may fill a set together."""
+
+    ALONE = "alone"
+    FIRST = "the first worker, whose plan the others join"
+    JOINER = "a worker that joins others, so only their plan will do"
+    LAST = "the last worker, which computes what is left and publishes"
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether it reads the files that rows are taken from, and uses no damaged one."""
+        return self in (Role.ALONE, Role.LAST)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a set needs to hold exactly its wanted rows.
+
+    Attributes:
+        folder: folder of the set.
+        spec: what determines the content.
+        found: the set that is there.
+        wanted: keys of the whole set, sorted: uint8 [n, 32].
+        missing: which of them that set does not have: bool [n].
+        taken: rows of these that are on the disk elsewhere, so that they need no model.
+        resumed: how many of them are in parts of other plans.
+        failed: rows of these parts that failed, with code, path and reason.
+        batches: the rows that it computes, in their order.
+        stored: what the plan's file says of it.
+        damaged: parts of other plans that cannot be read.
+    """
+
+    folder: Path
+    spec: Spec
+    found: Found
+    wanted: Keys
+    missing: NDArray[np.bool_]
+    taken: Rows
+    resumed: int
+    failed: dict[bytes, Failure]
+    batches: Sequence[Batch] = field(repr=False)
+    stored: StoredPlan
+    damaged: tuple[PartName, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """How rows are computed."""
+        return self.stored.shape
+
+    @property
+    def takes_own(self) -> bool:
+        """Whether it takes rows that the set itself dropped."""
+        return any(file.folder == self.folder for file in self.taken.files)
+
+    def bytes_to_write(self, to_do: int) -> tuple[int, int] | None:
+        """Bytes of parts for the rows still ``to_do``, and of the new shards and the index.
+
+        The size of a row that is not of numbers is that of the rows there are; None if there are
+        none.
+        """
+        kind = format_of(self.spec)
+        if isinstance(kind, Numbers):
+            size = float(kind.row_bytes + KEY_BYTES)
+        else:
+            files = [file.record for file in self.taken.files]
+            files += self.found.record.shards if self.found.record else ()
+            if not files:
+                return None
+            size = sum(file.bytes for file in files) / sum(file.rows for file in files)
+        new = self.stored.rows + len(self.taken)
+        index = len(self.wanted) * INDEX_BYTES if new else 0
+        return round(to_do * size), round(new * size) + index
+
+    @property
+    def lines(self) -> list[str]:
+        """What was damaged and is computed again, and what an interrupted run decided."""
+        lines = [*self.found.sound.lines(), *map(repaired, self.damaged)]
+        asked, kept = self.stored.asked.batch_size, self.shape.batch_size
+        if asked != kept:
+            lines.append(
+                f"batches of {kept}, as the interrupted run had, not of {asked}; delete "
+                f"{run_folder_of(self.folder)} to start over"
+            )
+        return lines
+
+    @property
+    def copied(self) -> int:
+        """Rows that were missing and are on the disk elsewhere, but for those of other plans."""
+        return len(self.taken) - self.resumed
+
+    def rows_of(self, blocks: Iterable[int]) -> int:
+        """Rows of these blocks."""
+        return sum(self.stored.sizes[block] for block in blocks)
+
+    def done(self, names: Iterable[PartName]) -> set[int]:
+        """The blocks of which a part is among these."""
+        plan, count = self.stored.name, len(self.stored.sizes)
+        return {name.block for name in names if name.plan == plan and name.block < count}
+
+
+def rows_done(folder: Path) -> tuple[int, int] | None:
+    """How many rows of a set's plan are done, and how many it has; None if no run is at it."""
+    run_folder = run_folder_of(folder)
+    plan = StoredPlan.load(run_folder)
+    if plan is None:
+        return None
+    done = {name.block for name in part_names(run_folder) if name.plan == plan.name}
+    return sum(plan.sizes[block] for block in done if block < len(plan.sizes)), plan.rows
+
+
+def repaired(name: PartName) -> str:
+    """What is said of a damaged part."""
+    return f"{name.file}: damaged part of an interrupted run; recomputing its rows"

@@ -9,9 +9,9 @@ import numpy as np
 from sightline.cache.commit import commit, write_shards
 from sightline.cache.keys import as_keys, find_keys, picked, selected
 from sightline.cache.parts import Part
+from sightline.cache.plan import Plan
 from sightline.cache.record import Provenance, SetRecord
 from sightline.cache.rows import Rows, joined, rows_in
-from sightline.cache.set_plan import Plan
 from sightline.errors import CacheError
 from sightline.output import Output
 

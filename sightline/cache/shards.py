@@ -45,7 +45,7 @@ from sightline.cache.tables import ROWS_OF, SHARD_ROWS
 from sightline.errors import CacheError
 
 DIGEST_BYTES = 16
-FEATURES, KEYS, _NOTE = "features", "keys", "note"
+FEATURES, KEYS = "features", "keys"
 TARGET_BYTES = 64 << 20
 _VERSIONS = (h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110)
 _ALIGNMENT = 8
@@ -83,15 +83,9 @@ class Numbers:
         """Rows of a shard of about 64 MiB."""
         return max(1, TARGET_BYTES // self.row_bytes)
 
-    def encode(self, keys: Keys, rows: NDArray, note: bytes = b"") -> memoryview:
-        """The bytes of a shard, the same for every version of HDF5.
-
-        Args:
-            note: what `note_in` then reads from it; in a set's own shards there is none.
-        """
+    def encode(self, keys: Keys, rows: NDArray) -> memoryview:
+        """The bytes of a shard, the same for every version of HDF5."""
         arrays = {FEATURES: np.ascontiguousarray(rows, self.dtype), KEYS: keys}
-        if note:
-            arrays[_NOTE] = np.frombuffer(note, np.uint8)
         image = io.BytesIO()  # HDF5 never sees a disk failure
         with _new_file(image) as file:
             for name, array in arrays.items():
@@ -165,15 +159,13 @@ class Tables:
         """Rows of a shard of about 64 MiB."""
         return SHARD_ROWS[self.kind]
 
-    def encode(self, keys: Keys, rows: pa.Table, note: bytes = b"") -> memoryview:
-        """The bytes of a shard with these rows; ``note`` as that of `Numbers`."""
+    def encode(self, keys: Keys, rows: pa.Table) -> memoryview:
+        """The bytes of a shard with these rows."""
         table = (
             rows.cast(self.schema)
             .add_column(0, "key", key_array(keys))
             .cast(_with_key(self.schema))
         )
-        if note:
-            table = table.replace_schema_metadata({_NOTE: note})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         return memoryview(sink.getvalue())
@@ -274,23 +266,6 @@ def _new_file(image: io.BytesIO) -> h5py.File:
     access.set_alignment(1, _ALIGNMENT)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, image)
     return h5py.File(h5py.h5f.create(b"shard", h5py.h5f.ACC_TRUNC, creation, access))
-
-
-def note_in(path: Path) -> bytes:
-    """The note in a shard; empty if it has none.
-
-    Raises:
-        CacheError: the file is not a shard.
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        try:
-            if path.suffix == ".parquet":
-                return (pq.read_schema(file).metadata or {}).get(_NOTE.encode(), b"")
-            with h5py.File(file, "r") as shard:
-                return np.array(shard[_NOTE]).tobytes() if _NOTE in shard else b""
-        except Exception as error:  # on damaged files the libraries may raise anything
-            raise CacheError(f"{path}: not a readable shard ({error}); {REMEDY}") from error
 
 
 def _with_key(rows: pa.Schema) -> pa.Schema:

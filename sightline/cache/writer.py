@@ -1,9 +1,15 @@
-"""Fill a set: lock, plan, blocks, workers, and one commit point; for rows of every kind."""
+"""Fill a set: lock, plan, blocks, workers, and one commit point; for rows of every kind.
+
+A block is done when its part is in the run folder. It is written once its last row is there, so a
+kill or a stop loses at most one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,24 +17,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.atomic_files import free_bytes
-from sightline.cache.blocks import Blocks, Counts
+from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, find_keys
+from sightline.cache.missing import Wanted, plan_set
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
     Failure,
     Part,
+    loose_shards,
     part_names,
     read_failures,
+    read_part,
+    remove_part,
     sound_parts,
     write_failures,
+    write_part,
 )
-from sightline.cache.plan import FILE, Batch, StoredPlan
+from sightline.cache.plan import FILE, Batch, Counts, Plan, Role, Shape, StoredPlan, repaired
 from sightline.cache.publish import publish
-from sightline.cache.record import Provenance, SetRecord, Spec, set_output
-from sightline.cache.set_plan import Plan, plan_set, repaired
-from sightline.errors import SightlineError
+from sightline.cache.record import FeatureSpec, Provenance, SetRecord, Spec, set_output
+from sightline.cache.shards import format_of
+from sightline.cache.storable import storable
+from sightline.errors import CacheError, SightlineError
 from sightline.lock import WriterLock
 from sightline.wording import in_bytes
+
+_LOOKING = 100
+"""A long look at the names of parts may take one part in so many of the time."""
+
+_SHORT = 0.05
+"""Seconds of a look that is made at every claim: it costs less than a block computed twice."""
+
+
+def block_rows(spec: Spec) -> int:
+    """Rows per block: those of the kind of features, a batch of other sets."""
+    return feature_kind(spec.kind).block_rows if isinstance(spec, FeatureSpec) else 1
+
+
+@dataclass
+class _Block:
+    """A block of which some rows are there.
+
+    Attributes:
+        rows: how many, failed ones included.
+    """
+
+    keys: list[Keys] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    failed: dict[bytes, Failure] = field(default_factory=dict)
+    rows: int = 0
 
 
 class SetWriter:
@@ -73,10 +110,15 @@ class SetWriter:
         self._name = "worker {}/{}".format(*worker) if worker else ""
         self._output = set_output(folder, inputs, self._name, spec.kind)
         self.run_folder = self._output.run_folder
-        self._blocks: Blocks | None = None
         self.repaired: list[str] = []
         self.failures: dict[bytes, Failure] = {}
+        self._current: Plan | None = None
+        self._open: dict[int, _Block] = {}
         self._parts: list[Part] = []
+        self._written: list[Part] = []
+        self._done: set[int] = set()
+        self._durable = self._resumed = 0
+        self._next_look = 0.0
         self._entered = ExitStack()
         self._shared: WriterLock | None = None
 
@@ -114,38 +156,92 @@ class SetWriter:
         """The batches still to be computed for the set to hold exactly ``keys``.
 
         Args:
-            keys, lengths, batch_size, options: as `plan_set` takes them.
+            keys: uint8 [n, 32]; repeated keys count once.
+            lengths: int32 [n], padded length of each row, or None if there is only one shape.
+            batch_size: rows per batch, including padding.
+            options: `rows_per_block`, rows that are finished together (default: as `block_rows`
+                says); `shard_rows` (as fit into about 64 MiB); `groups`, uint8 [n, 32], whose rows
+                are computed consecutively; `threads` and `code` of a `Shape`; `retry_failed` and
+                `copy_from` as `plan_set` takes them.
 
         Raises:
             SightlineError: the disk has no room for the estimated output, or other workers use a
                 different plan.
         """
-        shared, worker = self._shared, self.worker
-        plan = plan_set(
-            self.folder,
-            self.spec,
-            keys,
-            lengths,
-            batch_size=batch_size,
-            resume_failed=worker is not None,
-            joins=shared is not None and not shared.alone,
-            check=shared is None,
-            remember=True,
-            **options,
-        )
-        if shared is not None and not shared.alone:
+        role = self._role
+        shape = {"batch_size": batch_size, **options}
+        plan = self._plan_of(keys, lengths, role=role, remember=True, **shape)
+        if role is Role.JOINER:
             self._require_their_plan(plan)
         elif StoredPlan.load(self.run_folder) != plan.stored:
             plan.stored.save(self.run_folder, self._output.unfinished)
         self.repaired = plan.lines
         self.failures = read_failures(self.run_folder)
-        done = self._publishable(plan) if shared is None else plan.done(part_names(self.run_folder))
-        unfinished = self._output.unfinished
-        self._blocks = Blocks(plan, self.run_folder, done, unfinished, shared, worker)
-        self._require_space(self._blocks)
-        if shared is not None and shared.alone:
-            shared.share()
-        return self._blocks.left
+        shares = self._shared is not None
+        self._done = plan.done(part_names(self.run_folder)) if shares else self._publishable(plan)
+        self._current, self._open, self._written, self._next_look = plan, {}, [], 0.0
+        self._durable = self._resumed = plan.rows_of(self._done)
+        self._require_space(plan)
+        if self._shared is not None and role is Role.FIRST:
+            self._shared.share()
+        return self._left
+
+    def preview(
+        self,
+        keys: Keys | Sequence[bytes],
+        lengths: NDArray[np.int32] | None = None,
+        **options: Any,
+    ) -> Plan:
+        """What `plan` would plan, with its arguments; reads only, beside any run too."""
+        return self._plan_of(keys, lengths, **options)
+
+    def _plan_of(
+        self,
+        keys: Keys | Sequence[bytes],
+        lengths: NDArray[np.int32] | None,
+        *,
+        batch_size: int,
+        rows_per_block: int | None = None,
+        shard_rows: int | None = None,
+        groups: Keys | None = None,
+        threads: int = 1,
+        code: str = "",
+        **sources: Any,
+    ) -> Plan:
+        asked = Shape(
+            batch_size=batch_size,
+            block_rows=rows_per_block or block_rows(self.spec),
+            shard_rows=shard_rows or format_of(self.spec).shard_rows,
+            threads=threads,
+            code=code,
+        )
+        return plan_set(self.folder, self.spec, Wanted.of(keys, lengths, groups), asked, **sources)
+
+    def claim(self, skipped: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
+        """The batches that this process should compute, block by block.
+
+        Alone it takes all that are left. A worker takes the blocks that no other has finished or
+        started, its own share first. It keeps the claim of what it has finished: while it lives,
+        nobody need look whether that is done.
+
+        Args:
+            skipped: receives the number of rows that another worker has finished.
+        """
+        if self._shared is None or self.worker is None:
+            yield from self._left
+            return
+        blocks: dict[int, list[Batch]] = {}
+        for batch in self._left:
+            blocks.setdefault(batch.block, []).append(batch)
+        index, count = self.worker
+        for number in sorted(blocks, key=lambda block: ((block - index) % count, block)):
+            if number not in self._done and self._shared.claim(number):
+                self._look()
+                if number not in self._done:
+                    yield from blocks[number]
+                    continue
+                self._shared.release(number)
+            skipped(sum(len(batch.keys) for batch in blocks[number]))
 
     def add(
         self,
@@ -153,9 +249,43 @@ class SetWriter:
         rows: Any,
         failed: Mapping[bytes, Failure] | None = None,
         computed: Mapping[str, Any] | None = None,
+        name_of: Callable[[bytes], str] = lambda key: "",
     ) -> None:
-        """Add the rows of a batch of the plan; see `Blocks.add`."""
-        self.blocks.add(batch, rows, failed, computed)
+        """Add the rows of a batch; with the last one its block becomes durable.
+
+        Numbers that are not finite, before or after conversion to the stored dtype, become errors.
+
+        Args:
+            batch: of the plan.
+            rows: of its keys that did not fail, in order: float32 [n, dim], un-normalised, or a
+                table of n rows (`sightline.cache.tables`).
+            failed: key → code, path and reason of failed rows.
+            computed: device, library versions and batch size, for the new shards; ``halved_to``
+                if the plan's batch size did not fit in memory. That of the last batch counts.
+            name_of: what a key stands for, such as a file, for a row that becomes an error.
+        """
+        failed = dict(failed or {})
+        keys = batch.keys
+        if failed:
+            keys = keys[np.array([key.tobytes() not in failed for key in keys], dtype=bool)]
+        if isinstance(self.spec, FeatureSpec):
+            keys, rows = storable(self.spec, keys, rows, failed, name_of)
+        block = self._open.setdefault(batch.block, _Block())
+        block.keys.append(keys)
+        block.values.append(rows)
+        block.failed |= failed
+        block.rows += len(batch.keys)
+        if block.rows >= self.current.stored.sizes[batch.block]:
+            self._write(batch.block, self._open.pop(batch.block), computed)
+
+    def add_block(self, number: int, keys: Keys, rows: Any, computed: Mapping[str, Any]) -> None:
+        """Add a whole block, whose rows may be any of the plan; arguments as `add`."""
+        block = _Block()
+        if isinstance(self.spec, FeatureSpec):
+            keys, rows = storable(self.spec, keys, rows, block.failed)
+        block.keys.append(keys)
+        block.values.append(rows)
+        self._write(number, block, computed)
 
     def publish(self, provenance: Provenance | None = None, cut: int | None = None) -> SetRecord:
         """Merge the finished rows into shards and replace the commit point.
@@ -168,41 +298,106 @@ class SetWriter:
         Raises:
             CacheError: rows of the plan were neither added nor reported as failed.
         """
-        blocks = self.blocks
-        parts = [*self._parts, *blocks.written]
-        known = {**self.failures, **blocks.plan.failed}
+        plan = self.current
+        parts = [*self._parts, *self._written]
+        known = {**self.failures, **plan.failed}
         for part in parts:
             known |= part.failed
         # of the set that is there too: no kill leaves an error without its reason
         write_failures(self.run_folder, known, self._output.unfinished)
-        record, failed = publish(self._output, blocks.plan, parts, provenance, cut)
+        record, failed = publish(self._output, plan, parts, provenance, cut)
         self.failures = {key: known[key] for key in failed if key in known}
         write_failures(self.run_folder, self.failures, self._output.unfinished)
-        self._forget(blocks.plan, parts)
+        self._forget(plan, parts)
         return record
 
-    # -- parts and the plan's file -------------------------------------------------------------
+    # -- what there is to do -----------------------------------------------------------------------
 
     @property
-    def blocks(self) -> Blocks:
-        """Those of the plan.
+    def current(self) -> Plan:
+        """The plan that is being filled.
 
         Raises:
-            RuntimeError: there is no plan yet.
+            RuntimeError: there is none yet.
         """
-        if self._blocks is None:
+        if self._current is None:
             raise RuntimeError("SetWriter: call `plan` first")
-        return self._blocks
+        return self._current
 
     @property
     def counts(self) -> Counts:
         """What is done and what is left; of nothing before there is a plan."""
-        return Counts() if self._blocks is None else self._blocks.counts
+        if (plan := self._current) is None:
+            return Counts()
+        before = plan.resumed + len(plan.failed)
+        return Counts(
+            len(plan.wanted),
+            plan.stored.rows + before,
+            self._resumed + before,
+            self._durable + before,
+            plan.copied,
+        )
+
+    @property
+    def rows_left(self) -> int:
+        """Rows of the plan that are not durable yet."""
+        return self.current.stored.rows - self._durable
+
+    @property
+    def _left(self) -> list[Batch]:
+        """The batches of the blocks that are not known to be done."""
+        return [batch for batch in self.current.batches if batch.block not in self._done]
+
+    def computed_before(self) -> Mapping[str, Any] | None:
+        """How the last block of this worker's share was computed that is done; None: none is."""
+        index, count = self.worker or (0, 1)
+        blocks = {b for b in self._done if (b - index) % count == 0} or self._done
+        names = part_names(self.run_folder) if blocks else []
+        latest = max(blocks, default=0), self.current.stored.name
+        last = [name for name in names if (name.block, name.plan) == latest]
+        try:
+            found = [read_part(self.run_folder, self.spec, n, check=False) for n in last[:1]]
+        except (CacheError, OSError):  # the run that publishes reports the damage
+            return None
+        return found[0].computed if found and found[0] else None
+
+    @property
+    def _role(self) -> Role:
+        if self._shared is None:
+            return Role.ALONE if self.worker is None else Role.LAST
+        return Role.FIRST if self._shared.alone else Role.JOINER
+
+    def _look(self) -> None:
+        """See which blocks others have finished, unless that was seen just now and takes long."""
+        start = time.monotonic()
+        if start < self._next_look:
+            return
+        self._done |= self.current.done(part_names(self.run_folder))
+        end = time.monotonic()
+        self._next_look = end if end - start < _SHORT else end + _LOOKING * (end - start)
+
+    # -- parts and the plan's file -------------------------------------------------------------
+
+    def _write(self, number: int, block: _Block, computed: Mapping[str, Any] | None) -> None:
+        keys, values = np.concatenate(block.keys), format_of(self.spec).joined(block.values)
+        part = write_part(
+            self.run_folder,
+            self.spec,
+            (self.current.stored.name, number),
+            keys,
+            values,
+            block.failed,
+            dict(computed or {}),
+            self._output.unfinished,
+        )
+        self._written.append(part)
+        self._done.add(number)
+        self._durable += len(keys) + len(block.failed)
 
     def _publishable(self, plan: Plan) -> set[int]:
         """Read the plan's parts, remove those that are damaged, and return the finished blocks."""
         mine = [name for name in part_names(self.run_folder) if name.plan == plan.stored.name]
-        known = {part.name: part for part in (self._blocks.written if self._blocks else ())}
+        known = {part.name: part for part in self._written}
         self._parts = [known[name] for name in mine if name in known]
         new = (name for name in mine if name not in known)
         damaged = list(plan.damaged)
@@ -213,7 +408,7 @@ class SetWriter:
             else:
                 self._parts.append(part)
         for name in damaged:
-            (self.run_folder / PARTS / name.file).unlink(missing_ok=True)
+            remove_part(self.run_folder, name)
         return plan.done(part.name for part in self._parts)
 
     def _forget(self, plan: Plan, published: Iterable[Part]) -> None:
@@ -224,9 +419,11 @@ class SetWriter:
             if part is not None and (find_keys(plan.wanted, part.keys(self.spec)) >= 0).all():
                 names.add(name)
         for name in names:
-            (self.run_folder / PARTS / name.file).unlink(missing_ok=True)
+            remove_part(self.run_folder, name)
+        for shard in loose_shards(self.run_folder):
+            shard.unlink(missing_ok=True)
         (self.run_folder / FILE).unlink(missing_ok=True)
-        self._blocks, self._parts = None, []
+        self._current, self._parts, self._written = None, [], []
         self._leave()
 
     def _leave(self) -> None:
@@ -249,9 +446,9 @@ class SetWriter:
             "the others finish."
         )
 
-    def _require_space(self, blocks: Blocks) -> None:
+    def _require_space(self, plan: Plan) -> None:
         """Refuse to start what the disk has no room for: parts, all new shards, the index."""
-        sizes = blocks.plan.bytes_to_write(blocks.rows_left)
+        sizes = plan.bytes_to_write(self.rows_left)
         free = free_bytes(self.run_folder)
         if sizes is not None and sum(sizes) > free:
             raise SightlineError(

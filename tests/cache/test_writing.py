@@ -35,17 +35,17 @@ from sightline.cache import (
     MissingKeys,
     SetWriter,
     TokenSet,
-    blocks,
     keys_of_texts,
     publish,
-    set_plan,
     verify,
     writer,
 )
+from sightline.cache import writer as writer_module
 from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
-from sightline.cache.parts import part_names, read_failures
+from sightline.cache.parts import part_names, read_failures, write_part
+from sightline.cache.plan import rows_done
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.verify import repair
@@ -164,7 +164,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
     other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
     with SetWriter(tmp_path / "set", other) as writer:
         assert len(writer.plan(KEYS, batch_size=16)) == 7
-        assert "preprocessing.resize: 224 → 256" in writer.blocks.plan.found.replaces
+        assert "preprocessing.resize: 224 → 256" in writer.current.found.replaces
     with pytest.raises(CacheError, match="fingerprint"):
         FeatureSet.open(tmp_path / "set", fingerprint=other.fingerprint)
 
@@ -174,7 +174,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 16)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 16)
 
 
 def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
@@ -187,7 +187,7 @@ def broken_off(folder, blocks=3, spec=SPEC, wanted=KEYS):
 
 def parts_of(folder):
     parts = folder.with_name(folder.name + ".run") / "parts"
-    return sorted(parts.iterdir()) if parts.exists() else []
+    return sorted(parts.glob("*.json")) if parts.exists() else []
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -195,7 +195,7 @@ def test_an_interrupted_run_keeps_its_batch_shape_and_retries_its_failures(tmp_p
     assert fill(tmp_path / "set", failing=BAD, stop_after=6, batch_size=16)[0] is None
     with SetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=64, shard_rows=SHARD_ROWS)
-        assert writer.blocks.plan.shape.batch_size == 16
+        assert writer.current.shape.batch_size == 16
         (said,) = writer.repaired
         assert said.startswith("batches of 16, as the interrupted run had, not of 64; delete")
     record, _ = fill(tmp_path / "set", retry_failed=True)
@@ -203,20 +203,27 @@ def test_an_interrupted_run_keeps_its_batch_shape_and_retries_its_failures(tmp_p
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("damage", ["cut", "flip", "flip in its note", "empty"])
-def test_a_damaged_part_is_named_and_recomputed(tmp_path, clean, damage):
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "gone"])
+@pytest.mark.parametrize("of", ["shard", "record"])
+def test_a_damaged_part_is_named_and_recomputed(tmp_path, clean, of, damage):
     first, *_ = broken_off(tmp_path / "set")
-    data = first.read_bytes()
-    at = data.index(b'"fingerprint"') if damage == "flip in its note" else len(data) - 1
+    damaged = first.with_suffix(".h5") if of == "shard" else first
+    data = damaged.read_bytes()
+    at = len(data) // 2
     flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-    first.write_bytes({"cut": data[:-5], "empty": b""}.get(damage, flipped))
+    damaged.write_bytes({"cut": data[:-5], "empty": b""}.get(damage, flipped))
+    if damage == "gone":
+        damaged.unlink()
     with SetWriter(tmp_path / "set", SPEC) as writer:
         writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert writer.counts.resumed == 32
-        (said,) = writer.repaired
-        assert "damaged part of an interrupted run" in said
+        said = "".join(writer.repaired)
+        # a shard without a record is of a process that was killed between the two
+        silent = (of, damage) == ("record", "gone")
+        assert ("damaged part of an interrupted run" in said) != silent
     fill(tmp_path / "set")
     assert files(tmp_path / "set") == files(clean)
+    assert not first.parent.exists()
 
 
 BF16 = SPEC.model_copy(update={"precision": "bf16"})
@@ -234,8 +241,9 @@ def test_parts_of_another_encoder_are_neither_used_nor_lost(tmp_path, clean):
     fill(folder)
     assert files(folder) == files(clean)
     (other,) = parts_of(folder)  # that of the mistake
-    assert garbage(folder).files.keys() == {f"parts/{other.name}"}
-    assert collect(folder).files.keys() == {f"parts/{other.name}"}
+    both = {f"parts/{other.name}", f"parts/{other.with_suffix('.h5').name}"}
+    assert garbage(folder).files.keys() == both
+    assert collect(folder).files.keys() == both
     assert not parts_of(folder)
     assert files(folder) == files(clean)
 
@@ -247,7 +255,8 @@ def test_gc_leaves_the_parts_that_the_next_run_goes_on_with(tmp_path, clean):
     mistaken = broken_off(folder, blocks=1, spec=BF16)
     broken_off(folder, wanted=KEYS[:60])
     broken_off(folder)
-    assert collect(folder).files.keys() == {f"parts/{path.name}" for path in mistaken}
+    both = [file for path in mistaken for file in (path, path.with_suffix(".h5"))]
+    assert collect(folder).files.keys() == {f"parts/{file.name}" for file in both}
     with SetWriter(folder, SPEC) as writer:
         left = writer.plan(KEYS, batch_size=16, shard_rows=SHARD_ROWS)
         assert (writer.counts.planned, sum(len(batch.keys) for batch in left)) == (90, 0)
@@ -366,11 +375,11 @@ def test_rows_of_an_imported_set_stay_imported_though_they_were_dropped(tmp_path
 def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 32)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=16)
-        mine = second.blocks.claim()
+        mine = second.claim()
         first = next(mine)
         second.add(first, rows_of(first.keys))
         assert (first.block, released) == (1, [])
@@ -381,18 +390,18 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
         time.sleep(0.01)
         return part_names(folder)
 
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 32)
-    monkeypatch.setattr(blocks, "part_names", slow_names)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 32)
+    monkeypatch.setattr(writer_module, "part_names", slow_names)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
     with second.joined():
         second.plan(KEYS, batch_size=32)
-        theirs = second.blocks.claim()
+        theirs = second.claim()
         assert next(theirs).block == 1  # it has looked at what is there
         run_folder = run_folder_of(tmp_path / "set")
-        first = blocks.Blocks(second.blocks.plan, run_folder, set(), run_folder)
-        batch = next(first.claim())
-        first.add(batch, rows_of(batch.keys))
-        assert batch.block == 0
+        plan = second.current
+        (batch,) = [batch for batch in plan.batches if batch.block == 0]
+        rows, block = rows_of(batch.keys).astype(np.float16), (plan.stored.name, 0)
+        write_part(run_folder, SPEC, block, batch.keys, rows, {}, {}, None)
         assert 0 not in [batch.block for batch in theirs]
 
 
@@ -401,7 +410,7 @@ def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
     first, second = (SetWriter(tmp_path / "set", SPEC, worker=(i, 2)) for i in range(2))
     with first.joined():
         first.plan(KEYS, batch_size=16, retry_failed=True)
-        (batch,) = first.blocks.claim()
+        (batch,) = first.claim()
         again = {"code": "undecodable", "path": "a.jpg", "reason": "still not an image"}
         none = np.empty((0, 8), np.float32)
         first.add(batch, none, {key.tobytes(): again for key in batch.keys})
@@ -587,7 +596,7 @@ def test_a_plan_of_wrong_types_is_no_plan(tmp_path, clean, change):
     body = json.loads(path.read_text())
     for text in (json.dumps({**body, **change}), "[" * 100_000):
         path.write_text(text)
-        assert blocks.rows_done(tmp_path / "set") is None
+        assert rows_done(tmp_path / "set") is None
     assert (
         fill(tmp_path / "set", rows_per_block=16)[0].content_digest
         == read_record(clean).content_digest

@@ -26,7 +26,7 @@ from pipeline.extract.inputs import Entries, FeatureInputs
 from pipeline.extract.runner import SetSummary
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.extract.worker_number import WorkerNumber
-from sightline.cache import keys_of_texts, set_plan
+from sightline.cache import keys_of_texts, writer
 from sightline.errors import SightlineError
 
 
@@ -76,7 +76,7 @@ class StubWork:
         return subprocess.Popen(self.command(*options), env=environment, **pipes, **more)
 
     def __call__(self, threads: int = 1, worker: WorkerNumber | None = None) -> SetSummary:
-        set_plan.block_rows = lambda spec: BLOCK
+        writer.block_rows = lambda spec: BLOCK
         settings, machine = ExtractSettings(batch_size=self.batch), Machine(threads=threads)
         texts = [f"text {i}" for i in range(self.texts)]
         inputs = FeatureInputs("text", Entries.of(keys_of_texts(texts), texts))

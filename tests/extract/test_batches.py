@@ -34,7 +34,6 @@ from sightline.cache import (
     Place,
     SetWriter,
     keys_of_texts,
-    set_plan,
     verify,
 )
 from sightline.cache.keys import as_keys
@@ -226,7 +225,7 @@ def test_the_batch_is_halved_until_it_fits_and_that_is_recorded(tmp_path, capsys
 
 
 def test_a_run_resumes_with_the_smaller_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 8)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 8)
     with pytest.raises(SightlineError, match="power"):
         Limited(room=4, dies_after=6).fill(tmp_path / "set")
     device = Limited(room=8)

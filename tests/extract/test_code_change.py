@@ -20,9 +20,8 @@ from pipeline.extract.encode_missing import code_of_rows
 from pipeline.extract.settings import ExtractSettings
 from sightline import source_code
 from sightline.cache import FeatureSet, keys_of_texts, verify
-from sightline.cache.blocks import Blocks
+from sightline.cache.parts import part_names
 from sightline.cache.record import read_record
-from sightline.cache.set_plan import plan_set
 from sightline.cache.writer import SetWriter
 
 ENCODER = '''
@@ -167,8 +166,9 @@ def test_parts_of_other_code_are_not_used(edit, photos, capsys):
             writer.add(batch, features.take(batch.keys))
     other = record.spec.model_copy(update={"code": "f" * 64})
     for spec, left in ((record.spec, 0), (other, 12)):
-        plan = plan_set(Path("other"), spec, features.keys, batch_size=4)
-        assert Blocks.seen(plan).rows_left == left
+        plan = SetWriter(Path("other"), spec).preview(features.keys, batch_size=4)
+        done = plan.done(part_names(Path("other.run")))
+        assert plan.stored.rows - plan.rows_of(done) == left
 
 
 def test_a_set_whose_encoder_cannot_be_built_here_stays_if_only_its_code_has_changed(

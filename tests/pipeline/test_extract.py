@@ -20,7 +20,7 @@ from small_inputs import extracting
 from pipeline import encode_again
 from sightline import hardware
 from sightline.atomic_files import model_paths
-from sightline.cache import FeatureSet, SetWriter, key_of_file, key_of_text, set_plan, verify
+from sightline.cache import FeatureSet, SetWriter, key_of_file, key_of_text, verify
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
 from sightline.out_of_memory import HalvingCalls
@@ -293,7 +293,7 @@ def test_rows_of_another_set_are_copied_with_other_workers(to_do, counts):
 def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     fails, counts, to_do, world, monkeypatch
 ):
-    monkeypatch.setattr(set_plan, "block_rows", lambda spec: 2)
+    monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 2)
     encode, batches = HalvingCalls.run, itertools.count()
 
     def stop(self, items, call):
@@ -304,7 +304,7 @@ def test_a_dry_run_of_an_interrupted_run_counts_its_blocks_and_keeps_them(
     with monkeypatch.context() as patch:
         patch.setattr(HalvingCalls, "run", stop)
         fails(*images())
-    assert len(list(world.rglob("*part-*"))) == 2
+    assert len(list(world.rglob("*part-*.json"))) == 2
     assert to_do(*images())["to_do"] == 2
     assert counts(*images())["resumed"] == 4
 
