@@ -137,9 +137,7 @@ FOLDERS = [
         "cache import @kdmcse.json --format kdmcse --data OUT --out OUT-features",
         DATASET,
     ),
-    Command(
-        "stage report", "stage report", "report.json report.html report.md report.txt scores.png"
-    ),
+    Command("stage report", "stage report", "report.json report.html report.txt curves.json"),
 ]
 """Commands whose output is a folder."""
 

@@ -227,7 +227,7 @@ STRANGE = [
     *("images.parquet", "captions.parquet", "dataset.json", "report.json", "run.json"),
     *("set.json", "set.json.next", "shard-" + "0" * 32 + ".h5", "grounding.json"),
     *("index-" + "0" * 32 + ".parquet", "phrases-" + "0" * 16 + ".parquet", "blocks/notes"),
-    *("tokens.parquet", "student.json", "stats.json", "scores.png", "checkpoints/state.json"),
+    *("tokens.parquet", "student.json", "stats.json", "curves.json", "checkpoints/state.json"),
     *("scratch-0123456789abcdef/notes", "failures.jsonl", "journal.bin", "heads.safetensors"),
 ]
 """Names that foreign files may have, including ours."""

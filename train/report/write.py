@@ -1,4 +1,4 @@
-"""Write a report: report.html, .md, .txt and .json, charts, and data for DVC's plots."""
+"""Write a report: a page, its text and its JSON, and what DVC shows of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.comparison import compare_results
 from train.report.comparison_document import (
-    CAPTIONS,
     charts_of,
     document_of,
     feature_uses,
@@ -25,7 +24,7 @@ from train.report.comparison_document import (
 from train.report.differences import Comparison, lead_of
 from train.report.grid import Section, printable
 from train.report.page import to_page
-from train.report.render import escape_markdown, terminal_text, to_markdown
+from train.report.render import terminal_text
 from train.report.table import Table
 
 CURVES = {
@@ -67,8 +66,6 @@ def write_report(
             are not Sightline's (`sightline.output`).
     """
     require("matplotlib", "a report with charts")
-    from train.report.charts import to_png
-
     comparison = compare_results(results, baseline, (), comparisons)
     document = document_of(comparison, title, included, charts_of(comparison), SCHEMA)
     body = {
@@ -84,21 +81,14 @@ def write_report(
             for result in results
         ],
     }
-    figures = charts_of(comparison)  # drawn again, since saving a figure moves its layout
-    charts = {f"{name}.png": to_png(figure) for name, figure in figures.items()}
-    images = "".join(f"\n![{CAPTIONS[name]}]({name}.png)\n" for name in figures)
-    tables = document_of(comparison, title)
-    text = to_markdown(tables.grids, tables.lines)
     scores = list(scores_of(comparison))
     scores[:1] = [replace(grid, title=printable(title)) for grid in scores[:1]]
     lead = map(printable, lead_of(comparison.table, comparison.gains))
     contents = {
         "report.html": to_page(document).encode(),
-        "report.md": f"# {escape_markdown(title)}\n\n{text}{images}".encode(),
         "report.txt": terminal_text(scores, [*lead, *meaning(comparison)]).encode(),
         "curves.json": _json(curves_of(results)),
         "metrics.json": _json(means_of(comparison.table)),
-        **charts,
     }
     target = Output(Path(out), RECORD, json_record(SCHEMA), inputs)
     with target as output, output.scratch() as scratch:
