@@ -129,13 +129,14 @@ class DALR(GroundedObjective):
     def terms(
         self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
     ) -> dict[str, Tensor]:
-        terms = self.text_term(heads, embeddings)
+        terms: dict[str, Tensor] = {}
         if batch.stream == "pairs":
             if self.on(NEEDS_IMAGES):
                 terms |= self._with_images(heads, batch, embeddings)
             if self.on(("ranking", "intra_modal")):
                 terms |= self._of_texts(heads, batch, embeddings)
-        return terms
+        # last: gradients of one tensor are added in the reverse order of what used it
+        return terms | self.text_term(heads, embeddings)
 
     def _with_images(
         self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
