@@ -136,7 +136,7 @@ class DALR(GroundedObjective):
             if self.on(("ranking", "intra_modal")):
                 terms |= self._of_texts(heads, batch, embeddings)
         # last: gradients of one tensor are added in the reverse order of what used it
-        return terms | self.text_term(heads, embeddings)
+        return self.text_term(heads, embeddings) | terms
 
     def _with_images(
         self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings
