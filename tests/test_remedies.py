@@ -175,7 +175,6 @@ READ = {
     "run `git init`, or `dvc config core.no_scm true`": "tests/pipeline/test_doctor.py, likewise",
     "but its `name` is {}; fix that package": "a package of others",
     "make the tokens of their data set too": "a package of others",
-    "`{}` of what it makes": "no remedy",
     "Why `sightline repro` cannot run here": "no message",
     "project, which `sightline init FOLDER` makes": "tests/pipeline/test_init.py makes one",
     "fix or remove these files": "whatever damaged them",
