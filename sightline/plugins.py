@@ -65,7 +65,9 @@ def expect_class(value: object, base: type, code: object, subject: str) -> None:
         raise wrong(code, subject, value, f"a subclass of {base.__module__}.{base.__name__}")
 
 
-def expect_seam(part: Any, base: type, *identity: str, of: object = None) -> None:
+def expect_seam(
+    part: Any, base: type, *identity: str, of: object = None
+) -> list[Mapping[str, Any]]:
     """Check what another package gives where it enters Sightline.
 
     Each public method of ``base`` is there and takes the arguments that ``base`` names, by
@@ -77,6 +79,9 @@ def expect_seam(part: Any, base: type, *identity: str, of: object = None) -> Non
         identity: attributes or methods of an object that enter the identity of rows, runs or
             scores, such as ``describe``.
         of: the code that has made it; default: its own class.
+
+    Returns:
+        What each of ``identity`` says.
     """
     code = part if of is None else of
     made = "" if of is None else " of what it makes"
@@ -99,6 +104,7 @@ def expect_seam(part: Any, base: type, *identity: str, of: object = None) -> Non
         except TypeError:
             subject = f"{name}{made}: takes ({', '.join(parameters.parameters)})"
             raise _fault(code, subject, f"({', '.join(arguments)})") from None
+    found: list[Mapping[str, Any]] = []
     for name in identity:
         value = getattr(part, name, None)
         value = value() if callable(value) else value
@@ -106,7 +112,8 @@ def expect_seam(part: Any, base: type, *identity: str, of: object = None) -> Non
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise wrong(code, f"{name}{made}", value, f"JSON values ({error})") from error
-        expect(value, Mapping, code, f"{name}{made}")
+        found.append(expect(value, Mapping, code, f"{name}{made}"))
+    return found
 
 
 def expect_count(values: Any, count: int, code: object, subject: str, of: str) -> None:

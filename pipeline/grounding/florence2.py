@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.grounding.grounding_model import ModelGrounder
-from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, Grounder
 from pipeline.grounding.settings import DESCRIBED, ModelSettings
 from pipeline.grounding.spans import SpanFinder
 from sightline.devices import computing
@@ -18,8 +18,6 @@ from sightline.errors import SightlineError
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from pipeline.grounding.protocols import Grounder
 
 TASK = "<CAPTION_TO_PHRASE_GROUNDING>"
 _PROMPT = "Locate the phrases in the caption: {}"  # the processor's expansion of TASK

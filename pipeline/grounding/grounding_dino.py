@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline.grounding import noun_phrases
 from pipeline.grounding.grounding_model import ModelGrounder
-from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, GroundingError
+from pipeline.grounding.protocols import (
+    Answer,
+    Caption,
+    Dropped,
+    Grounded,
+    Grounder,
+    GroundingError,
+)
 from pipeline.grounding.settings import DESCRIBED, ModelSettings, Share
 from sightline.devices import computing
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from pipeline.grounding.protocols import Grounder
 
 
 class GroundingDinoSettings(ModelSettings):

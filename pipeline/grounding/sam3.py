@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pipeline.grounding import noun_phrases
 from pipeline.grounding.grounding_model import ModelGrounder
-from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, Grounder
 from pipeline.grounding.settings import DESCRIBED, ModelSettings, Share
 from sightline.devices import computing
 from sightline.sentence_transformers_folder import count_longer
@@ -15,8 +15,6 @@ from sightline.sentence_transformers_folder import count_longer
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from pipeline.grounding.protocols import Grounder
 
     Found = tuple[Tensor, Tensor, Tensor]
     """Boxes float32 [k, 4] in pixels, scores float32 [k], masks bool [k, h, w] of one phrase."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sightline.atomic_files import write_bytes
 from sightline.cache.file_checks import file_fault
 from sightline.cache.keys import Keys, as_keys
-from sightline.cache.record import ShardRecord, Spec, check_file
+from sightline.cache.record import ShardRecord, Spec
 from sightline.cache.rows import Shard
 from sightline.cache.shards import Computed, format_of, keys_in
 from sightline.digest import digest
@@ -50,7 +50,7 @@ class PartName(NamedTuple):
 class _Record(BaseModel):
     """The JSON file of a part, which ends with its own digest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     schema_: Literal["sightline.part/1"] = Field(default="sightline.part/1", alias="schema")
     fingerprint: str
@@ -67,7 +67,7 @@ class Part:
         name: what its name says.
         shard: the rows that were computed; None: all failed.
         failed: key → code, path and reason of failed rows.
-        computed: device, library versions and batch size.
+        computed: device, library versions and batch size, also of a block that failed whole.
     """
 
     name: PartName
@@ -156,7 +156,7 @@ def write_part(
     return Part(PartName(f"{stem}.json", plan, number), found, dict(failed), dict(computed))
 
 
-def _record(run_folder: Path, name: PartName) -> _Record:
+def _read_record(run_folder: Path, name: PartName) -> _Record:
     path = run_folder / FOLDER / name.file
     try:
         body = json.loads(path.read_bytes())
@@ -171,7 +171,7 @@ def _record(run_folder: Path, name: PartName) -> _Record:
 
 def fingerprint_of(run_folder: Path, name: PartName) -> str:
     """That of a part's rows; raises as `read_part`."""
-    return _record(run_folder, name).fingerprint
+    return _read_record(run_folder, name).fingerprint
 
 
 def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> Part | None:
@@ -183,7 +183,7 @@ def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> P
     Raises:
         CacheError: it is damaged; FileNotFoundError: it is gone.
     """
-    record, folder = _record(run_folder, name), run_folder / FOLDER
+    record, folder = _read_record(run_folder, name), run_folder / FOLDER
     if record.fingerprint != spec.origin:
         return None
     failed = {bytes.fromhex(key): why for key, why in record.failed.items()}
@@ -191,8 +191,7 @@ def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> P
         return Part(name, None, failed, record.computed)
     if check and (fault := file_fault(folder, record.shard)):
         raise CacheError(fault)
-    check_file(folder, record.shard)
-    keys_in(folder, record.shard, spec)  # of a damaged file an error
+    keys_in(folder, record.shard, spec)  # of a missing or damaged file an error
     return Part(name, Shard(folder, record.shard), failed, record.computed)
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import h5py
 import numpy as np
@@ -199,6 +199,10 @@ Format = Numbers | Tables
 """How new rows of a set are stored; both have the same methods."""
 
 
+@overload
+def format_of(spec: FeatureSpec) -> Numbers: ...
+@overload
+def format_of(spec: TableSpec) -> Tables: ...
 def format_of(spec: Spec) -> Format:
     """How rows with this description are stored."""
     if isinstance(spec, FeatureSpec):

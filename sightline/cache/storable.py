@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sightline.cache.keys import Keys
 from sightline.cache.parts import Failure
 from sightline.cache.record import FeatureSpec
+from sightline.cache.shards import format_of
 
 NOT_FINITE = "not_finite"
 """The code of a row that cannot be stored, as it or some of it is no finite number."""
@@ -33,7 +34,7 @@ def storable(
         name_of: what a key stands for, such as a file.
     """
     with np.errstate(over="ignore", under="ignore"):
-        stored = rows.astype(np.dtype(spec.dtype).newbyteorder("<"))
+        stored = rows.astype(format_of(spec).dtype)
     finite = np.asarray(np.isfinite(stored).all(axis=1))
     kept = finite & ~_underflows(rows, stored)
     if kept.all():

@@ -156,21 +156,15 @@ class SetWriter:
         """The batches still to be computed for the set to hold exactly ``keys``.
 
         Args:
-            keys: uint8 [n, 32]; repeated keys count once.
-            lengths: int32 [n], padded length of each row, or None if there is only one shape.
-            batch_size: rows per batch, including padding.
-            options: `rows_per_block`, rows that are finished together (default: as `block_rows`
-                says); `shard_rows` (as fit into about 64 MiB); `groups`, uint8 [n, 32], whose rows
-                are computed consecutively; `threads` and `code` of a `Shape`; `retry_failed` and
-                `copy_from` as `plan_set` takes them.
+            keys, lengths, batch_size, options: as `preview` takes them.
 
         Raises:
             SightlineError: the disk has no room for the estimated output, or other workers use a
                 different plan.
         """
         role = self._role
-        shape = {"batch_size": batch_size, **options}
-        plan = self._plan_of(keys, lengths, role=role, remember=True, **shape)
+        how = {"batch_size": batch_size, **options, "role": role, "remember": True}
+        plan = self.preview(keys, lengths, **how)
         if role is Role.JOINER:
             self._require_their_plan(plan)
         elif StoredPlan.load(self.run_folder) != plan.stored:
@@ -190,15 +184,6 @@ class SetWriter:
         self,
         keys: Keys | Sequence[bytes],
         lengths: NDArray[np.int32] | None = None,
-        **options: Any,
-    ) -> Plan:
-        """What `plan` would plan, with its arguments; reads only, beside any run too."""
-        return self._plan_of(keys, lengths, **options)
-
-    def _plan_of(
-        self,
-        keys: Keys | Sequence[bytes],
-        lengths: NDArray[np.int32] | None,
         *,
         batch_size: int,
         rows_per_block: int | None = None,
@@ -206,8 +191,20 @@ class SetWriter:
         groups: Keys | None = None,
         threads: int = 1,
         code: str = "",
-        **sources: Any,
+        **options: Any,
     ) -> Plan:
+        """What `plan` would plan; reads only, beside any run too.
+
+        Args:
+            keys: uint8 [n, 32]; repeated keys count once.
+            lengths: int32 [n], padded length of each row, or None if there is only one shape.
+            batch_size: rows per batch, including padding.
+            rows_per_block: rows that are finished together; None: as `block_rows` says.
+            shard_rows: rows per shard; None: as fit into about 64 MiB.
+            groups: uint8 [n, 32]; rows of one group are computed consecutively.
+            threads, code: as in `sightline.cache.plan.Shape`.
+            options: `retry_failed`, `copy_from` and so on, as `plan_set` takes them.
+        """
         asked = Shape(
             batch_size=batch_size,
             block_rows=rows_per_block or block_rows(self.spec),
@@ -215,7 +212,7 @@ class SetWriter:
             threads=threads,
             code=code,
         )
-        return plan_set(self.folder, self.spec, Wanted.of(keys, lengths, groups), asked, **sources)
+        return plan_set(self.folder, self.spec, Wanted.of(keys, lengths, groups), asked, **options)
 
     def claim(self, skipped: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
         """The batches that this process should compute, block by block.

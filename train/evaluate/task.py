@@ -196,8 +196,7 @@ def make_task(name: str, settings: Mapping[str, Any], where: str = "") -> Task[A
     task.identity = {**identity(checked), **version_of(kind)}
     expect_valid(task.metrics, Sequence[Metric], task, "metrics")
     expect_valid(tuple(task.warnings), tuple[str, ...], task, "warnings")
-    expect_seam(task, Task, "settings_of_result")
-    further = task.settings_of_result()
+    (further,) = expect_seam(task, Task, "settings_of_result")
     for key in further.keys() & task.identity.keys():
         if further[key] != task.identity[key]:
             expected = "names that its settings do not have"
