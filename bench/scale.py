@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, verify
 from sightline.cache.compact import collect, compact
 from sightline.cache.keys import Keys
-from sightline.cache.manifest import IMAGES, key_array
+from sightline.cache.manifest import IMAGES, in_file, key_array
 
 if TYPE_CHECKING:
     from pipeline.extract.inputs import FeatureInputs
@@ -123,8 +123,8 @@ def images(folder: Path, keys: Keys) -> str:
     from pipeline.extract.inputs import FeatureInputs, image_entries_of
     from sightline.cache.prepared import PreparedDataset
 
-    manifest = folder.parent / "images.parquet"
-    with pq.ParquetWriter(manifest, IMAGES) as writer:
+    manifest, schema = folder.parent / "images.parquet", in_file(IMAGES)
+    with pq.ParquetWriter(manifest, schema) as writer:
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]
             names = [f"{start + row:010}.jpg" for row in range(len(some))]
@@ -132,7 +132,7 @@ def images(folder: Path, keys: Keys) -> str:
             columns |= dict.fromkeys(("offset", "length"), pa.nulls(len(some), pa.int64()))
             columns |= {"width": [0] * len(some), "height": [0] * len(some)}
             columns["split"] = [""] * len(some)
-            writer.write_table(pa.table(columns, IMAGES))
+            writer.write_table(pa.table(columns, schema))
     encoder = named_encoder("resnet18", "random:0").build_image(torch.device("cpu"), "fp32")
 
     def work() -> None:

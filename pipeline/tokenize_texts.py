@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.extract.inputs import text_array
+from sightline.arrow_arrays import number_array
 from sightline.atomic_files import model_paths
 from sightline.cache import SetWriter, TokenHeader, TokenSet, keys_of_texts
-from sightline.cache.chunks import taken
 from sightline.cache.keys import Keys, at, find_keys, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TableSpec, set_output
@@ -35,7 +35,7 @@ def texts_of(data: Iterable[Path]) -> pa.ChunkedArray:
                 chunks += table["text"].chunks
         else:
             chunks += text_array(path).chunks
-    return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
+    return pa.chunked_array(chunks, pa.large_string())
 
 
 def tokenize(
@@ -87,7 +87,7 @@ def tokenize(
         prompt=prompt,
     )
 
-    column = texts if isinstance(texts, pa.ChunkedArray) else pa.array(texts, pa.string())
+    column = texts if isinstance(texts, pa.ChunkedArray) else pa.array(texts, pa.large_string())
     given = pa.table({"text": column})
     keys = keys_of_texts(text.as_py() for text in given["text"])
     places = unique_sorted(keys)
@@ -118,7 +118,7 @@ def tokenize(
 
 def _texts(table: pa.Table, rows: NDArray[np.int64], prompt: str) -> list[str]:
     """The texts of ``rows``, each after the prompt."""
-    return [prompt + text for text in taken(table, rows)["text"].to_pylist()]
+    return [prompt + text for text in table.take(number_array(rows))["text"].to_pylist()]
 
 
 def _may_be_cut(out: Path, keys: Keys) -> NDArray[np.bool_]:

@@ -140,6 +140,8 @@ def _path_from(root: Path | str, folder: Path | str) -> str:
 def _prefixed(table: pa.Table, **prefixes: str) -> pa.Table:
     """``table`` with a prefix before every value of some columns."""
     for name, prefix in prefixes.items():
-        values = pc.binary_join_element_wise(pa.scalar(prefix), table[name], "")
+        values = table[name]
+        before, between = (pa.scalar(text, values.type) for text in (prefix, ""))
+        values = pc.binary_join_element_wise(before, values, between)
         table = table.set_column(table.schema.get_field_index(name), name, values)
     return table.replace_schema_metadata(None)

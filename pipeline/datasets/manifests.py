@@ -105,7 +105,7 @@ def write_captioned(
         trained = pc.is_in(captions["split"], pa.array(TRAINED_SPLITS))
         texts = pc.unique(captions.filter(trained)["text"])
     else:
-        texts = pa.array(sentences, pa.string())
+        texts = pa.array(sentences, pa.large_string())
     report.counts["sentences"] = len(texts)
     write_manifest(folder / "images.parquet", images, IMAGES)
     write_manifest(folder / "captions.parquet", captions, CAPTIONS)

@@ -21,6 +21,7 @@ from sightline.cache.manifest import (
     IMAGES,
     SENTENCES,
     count_rows,
+    in_file,
     read_manifest,
     read_schema,
 )
@@ -90,7 +91,7 @@ def prepare(
         if missing := [name for name in MANIFESTS if not (folder / name).is_file()]:
             raise wrong(source, "files that prepare did not write", missing, "every manifest")
         for name, schema in _SCHEMAS.items():
-            columns = dict(zip(schema.names, schema.types, strict=True))
+            columns = dict(zip(schema.names, in_file(schema).types, strict=True))
             written = read_schema(folder / name)
             if dict(zip(written.names, written.types, strict=True)) != columns:
                 raise wrong(source, f"columns of {name}", written.names, f"{columns}")

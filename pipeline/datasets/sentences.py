@@ -52,7 +52,7 @@ class SentencesSource(Source):
             SightlineError: no such file, no such column or several, a value that is no text, or
                 no sentences.
         """
-        lines = pa.array(self._read(report), pa.string())
+        lines = pa.array(self._read(report), pa.large_string())
         texts = cleaned(lines)
         kept = visible(texts)
         count_trimmed(lines, texts, kept, "sentences", report)

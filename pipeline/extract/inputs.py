@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sightline.cache import Place, key_column, keys_of_texts, places_of
-from sightline.cache.chunks import taken
+from sightline.arrow_arrays import number_array
+from sightline.cache import SENTENCES, Place, key_column, keys_of_texts, places_of
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import Keys, find_keys, unique_sorted
@@ -172,7 +172,7 @@ def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
     path = data.captions_manifest if isinstance(data, PreparedDataset) else data
     texts = pa.table({"text": text_array(path)})
     keys = keys_of_texts(text.as_py() for text in texts["text"])
-    entries = Entries(keys, lambda rows: taken(texts, rows)["text"].to_pylist())
+    entries = Entries(keys, lambda rows: texts.take(number_array(rows))["text"].to_pylist())
     return FeatureInputs(kind, entries, paths=_paths(data))
 
 
@@ -246,7 +246,7 @@ def image_entries_of(data: PreparedDataset) -> Entries:
         places_of(manifest, table.slice(start, _CHECKED))
 
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
-        places = zip(places_of(manifest, taken(table, rows)), keys[rows], strict=True)
+        places = zip(places_of(manifest, table.take(number_array(rows))), keys[rows], strict=True)
         return [ImageEntry(place.below(root), key.tobytes()) for place, key in places]
 
     return Entries(keys, build)
@@ -267,7 +267,7 @@ def objects_of_phrases(
     """
     table = read_phrases(phrases).select(["cutout_key", "image_key", "mask"])
     first = unique_sorted(key_column(table["cutout_key"]))
-    table = taken(table, first)
+    table = table.take(number_array(first))
     keys, owners = key_column(table["cutout_key"]), key_column(table["image_key"])
     kept = np.zeros(len(keys), dtype=bool) if stored is None else stored.holds(keys)
     images, image_rows = Entries(keys[:0], lambda rows: []), np.full(len(keys), -1)
@@ -278,7 +278,7 @@ def objects_of_phrases(
         from_images = iter(images.take(image_rows[rows[~kept[rows]]]))
         kept_at = Place("" if stored is None else str(stored.folder))
         places = [kept_at if kept[row] else next(from_images).place for row in rows]
-        entries = cutout_entries(taken(table, rows), places)
+        entries = cutout_entries(table.take(number_array(rows)), places)
         return entries if stored is None else stored.filled(entries)
 
     # what is stored is read shard by shard
@@ -360,11 +360,11 @@ def text_array(path: Path) -> pa.ChunkedArray:
             f"{path}: {fault}; expected a prepared data set, or a file with one text per line"
         )
     if _has_texts(path):
-        table = read_table(path, ["text"])
+        table = read_table(path, SENTENCES)
         check_values(path, table)
     else:
         lines = read_sentence_lines(path, "one text per line")
-        table = pa.table({"text": pa.array(lines, pa.string())})
+        table = pa.table({"text": pa.array(lines, pa.large_string())})
     column = table["text"]
     del table
     filled = pc.not_equal(column, "")

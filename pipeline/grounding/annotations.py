@@ -23,9 +23,9 @@ from pipeline.grounding.protocols import (
 )
 from pipeline.grounding.settings import DESCRIBED, GrounderSettings
 from pipeline.grounding.spans import SpanFinder
+from sightline.arrow_arrays import number_array
 from sightline.arrow_files import schema_of
 from sightline.cache import PHRASES, key_column, key_of_file, read_manifest
-from sightline.cache.chunks import taken
 from sightline.cache.keys import (
     KEY_BYTES,
     Keys,
@@ -141,7 +141,7 @@ class DrawnBoxes:
         """
         self._pairs = pairs[unique_sorted(pairs)]
         places = find_keys(self._pairs, pairs)
-        self._rows = taken(rows, np.argsort(places, kind="stable"))
+        self._rows = rows.take(number_array(np.argsort(places, kind="stable")))
         self._ends: NDArray[np.int64] = np.cumsum(np.bincount(places, minlength=len(self._pairs)))
 
     def ground(self, images: Sequence[Tensor], captions: Sequence[Caption]) -> list[Answer]:

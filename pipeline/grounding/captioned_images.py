@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from pipeline.grounding.grounding_settings import CaptionChoice
 from pipeline.grounding.protocols import Caption
+from sightline.arrow_arrays import number_array
 from sightline.cache import Place, key_column, key_of_text, places_of
-from sightline.cache.chunks import taken
 from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
@@ -85,9 +85,10 @@ class CaptionedImages(Sequence[CaptionedImage]):
         return self._made(slice(at, at + 1))[0]
 
     def _made(self, some: slice) -> list[CaptionedImage]:
-        table, ends = taken(self.images, self.image_rows[some]), self.ends[some].tolist()
+        table = self.images.take(number_array(self.image_rows[some]))
+        ends = self.ends[some].tolist()
         start = int(self.ends[some.start - 1]) if some.start else 0
-        said = taken(self.captions, self.caption_rows[start : ends[-1]]).to_pylist()
+        said = self.captions.take(number_array(self.caption_rows[start : ends[-1]])).to_pylist()
         made = []
         places = places_of(self.manifest, table)
         for row, place, stop in zip(table.to_pylist(), places, ends, strict=True):

@@ -18,8 +18,8 @@ from pipeline.extract.decode import ImageError
 from pipeline.extract.inputs import CutoutEntry, cutout_entries, require_images
 from pipeline.extract.objects import SPEC, Cutter, to_png
 from pipeline.extract.runner import Advance, BatchResult, Job
+from sightline.arrow_arrays import number_array
 from sightline.cache import Place
-from sightline.cache.chunks import taken
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import as_keys, find_keys, unique_sorted
 from sightline.cache.manifest import key_column
@@ -51,13 +51,13 @@ def cutouts_job(
         SightlineError: no grounding. Of the run: one of its images is not in ``places``.
     """
     phrases = read_phrases(records).select(["image_key", "cutout_key", "mask"])
-    phrases = taken(phrases, unique_sorted(key_column(phrases["cutout_key"])))
+    phrases = phrases.take(number_array(unique_sorted(key_column(phrases["cutout_key"]))))
     keys = key_column(phrases["cutout_key"])
 
     def compute(batches: Iterator[Batch], advance: Advance) -> Iterator[BatchResult]:
         with ThreadPoolExecutor(max_workers=max(workers, 1)) as pool:
             for batch in batches:
-                chosen = taken(phrases, find_keys(keys, batch.keys))
+                chosen = phrases.take(number_array(find_keys(keys, batch.keys)))
                 owners = chosen["image_key"].to_pylist()
                 require_images(records, as_keys([key for key in owners if key not in places]))
                 objects = cutout_entries(chosen, [places[key] for key in owners])

@@ -1,4 +1,8 @@
-"""Manifests: Parquet tables of images, captions, sentences and phrases, and images' places."""
+"""Manifests: Parquet tables of images, captions, sentences and phrases, and images' places.
+
+In memory, texts and lists have offsets of 64 bits: a column takes any size in one piece, and Arrow
+can take its rows. Files have Arrow's plain `string` and `list` (`in_file`).
+"""
 
 # pyarrow.compute makes its functions when it is imported:
 # pyright: reportAttributeAccessIssue=false
@@ -16,9 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sightline.arrow_arrays import os_file
+from sightline.arrow_arrays import number_array, os_file
 from sightline.atomic_files import replacing
-from sightline.cache.chunks import chunk_rows
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError
 from sightline.places import joined, shown
@@ -28,14 +31,14 @@ KEY = pa.binary(KEY_BYTES)
 
 IMAGES = pa.schema(
     [
-        ("image_id", pa.string()),
-        ("path", pa.string()),  # POSIX, relative to the data set's image root
+        ("image_id", pa.large_string()),
+        ("path", pa.large_string()),  # POSIX, relative to the data set's image root
         ("offset", pa.int64()),  # start of the image in that file, in bytes
         ("length", pa.int64()),  # in bytes; both null if the file is the image
         ("key", KEY),  # SHA-256 of the image's bytes
         ("width", pa.int32()),  # pixels; 0 where the header could not be read
         ("height", pa.int32()),
-        ("split", pa.string()),  # train, dev, test, or empty
+        ("split", pa.large_string()),  # train, dev, test, or empty
     ],
     metadata={"sightline": "images/2"},
 )
@@ -43,10 +46,10 @@ IMAGES = pa.schema(
 
 CAPTIONS = pa.schema(
     [
-        ("caption_id", pa.string()),  # <image_id>#<number>
-        ("image_id", pa.string()),
-        ("text", pa.string()),
-        ("split", pa.string()),
+        ("caption_id", pa.large_string()),  # <image_id>#<number>
+        ("image_id", pa.large_string()),
+        ("text", pa.large_string()),
+        ("split", pa.large_string()),
     ],
     metadata={"sightline": "captions/1"},
 )
@@ -55,20 +58,20 @@ CAPTIONS = pa.schema(
 TRAINED_SPLITS = ("train", "")
 """Splits used for training: a data set without splits is all training data."""
 
-SENTENCES = pa.schema([("text", pa.string())], metadata={"sightline": "sentences/1"})
+SENTENCES = pa.schema([("text", pa.large_string())], metadata={"sightline": "sentences/1"})
 """One row per sentence, in source order; duplicates are kept."""
 
 PHRASES = pa.schema(
     [
         ("image_key", KEY),
         ("caption_key", KEY),
-        ("phrase", pa.string()),
+        ("phrase", pa.large_string()),
         ("char_start", pa.int32()),  # span of the phrase in the caption, in characters
         ("char_end", pa.int32()),
         ("box", pa.list_(pa.float32(), 4)),  # x0, y0, x1, y1 in pixels
         ("score", pa.float32()),
         # COCO run-length code: size is (height, width), counts the compressed string
-        ("mask", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.string())])),
+        ("mask", pa.struct([("size", pa.list_(pa.int32(), 2)), ("counts", pa.large_string())])),
         ("cutout_key", KEY),  # SHA-256 of image key + canonical mask + crop rule
     ],
     metadata={"sightline": "phrases/1"},
@@ -77,12 +80,47 @@ PHRASES = pa.schema(
 
 _NULLABLE = frozenset({"offset", "length"})
 _NOT_NEGATIVE = frozenset({"offset", "length", "width", "height", "char_start", "char_end"})
+_BATCH_ROWS = 1 << 15
+"""Rows that are read at once, and written of a table of more than `_PLAIN_BYTES`."""
+_PLAIN_BYTES = 1 << 31
+"""What a column has room for whose offsets have 32 bits."""
+
+
+def in_file(schema: pa.Schema) -> pa.Schema:
+    """``schema`` as files have it: texts and lists with offsets of 32 bits."""
+    fields = [field.with_type(_plain(field.type)) for field in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_list(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    if pa.types.is_struct(kind):
+        return pa.struct([_plain_field(field) for field in kind])
+    return kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain(field.type))
+
+
+def as_in_file(table: pa.Table) -> pa.Table:
+    """``table`` with the types of `in_file`."""
+    schema = in_file(table.schema)
+    if table.get_total_buffer_size() < _PLAIN_BYTES:
+        return table.cast(schema)
+    rows = np.arange(len(table))  # taken, since a slice keeps its offsets, which are not plain ones
+    parts = (rows[at : at + _BATCH_ROWS] for at in range(0, len(rows), _BATCH_ROWS))
+    return pa.concat_tables([table.take(number_array(part)).cast(schema) for part in parts])
 
 
 def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
     """Write ``table`` as Parquet, atomically; the same rows give the same bytes."""
     path = Path(path)
-    _check(path, table.schema, schema)
+    table = as_in_file(table)
+    _check(path, table.schema, in_file(schema))
     metadata = {**(table.schema.metadata or {}), **(schema.metadata or {})}
     with replacing(path) as part:
         table = table.replace_schema_metadata(metadata)
@@ -100,8 +138,8 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
     path = Path(path)
     if not path.is_file():
         raise CacheError(f"{path}: no such manifest; `sightline prepare` writes it")
-    _check(path, read_schema(path), schema)
-    table = read_table(path)
+    _check(path, read_schema(path), in_file(schema))
+    table = read_table(path, schema)
     check_values(path, table)
     if schema.equals(IMAGES):
         _check_ids(path, table["image_id"])
@@ -171,7 +209,7 @@ def _has_nulls(array: pa.Array) -> bool:
         return True
     if pa.types.is_struct(array.type):
         return any(_has_nulls(array.field(number)) for number in range(array.type.num_fields))
-    if pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
+    if pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
         return _has_nulls(array.flatten())
     return False
 
@@ -241,31 +279,18 @@ def count_rows(path: Path) -> int:
         return pq.read_metadata(file).num_rows
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """A Parquet file as a table, or some of its columns; raises as `read_schema`."""
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """The columns of ``schema`` of a Parquet file, as it has them; raises as `read_schema`."""
     with _readable(path):
         # one file, not a folder of partitions
         with os_file(path) as source, pq.ParquetFile(source, pre_buffer=False) as file:
-            schema = file.schema_arrow
-            batches = [
-                batch
-                for number in range(file.num_row_groups)
-                for batch in _row_group(file, number, columns)
-            ]
-        if columns is not None:
-            schema = pa.schema([schema.field(name) for name in columns], schema.metadata)
-        table = pa.Table.from_batches(batches, schema)
+            schema = schema.with_metadata(file.schema_arrow.metadata)
+            # a row group at once would be one piece of plain text inside lists and structs
+            batches = file.iter_batches(_BATCH_ROWS, columns=schema.names)
+            parts = [batch.select(schema.names).cast(schema) for batch in batches]
+        table = pa.Table.from_batches(parts, schema).combine_chunks()
         table.validate(full=True)  # invalid Unicode would fail every reader
         return table
-
-
-def _row_group(
-    file: pq.ParquetFile, number: int, columns: list[str] | None
-) -> Iterator[pa.RecordBatch]:
-    """A row group in chunks: Arrow reads text inside lists and structs into one only."""
-    group = file.metadata.row_group(number)
-    rows = chunk_rows(group.num_rows, group.total_byte_size)
-    return file.iter_batches(rows, row_groups=[number], columns=columns)
 
 
 def read_batches(path: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:

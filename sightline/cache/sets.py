@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from sightline.cache.chunks import taken
+from sightline.arrow_arrays import number_array
 from sightline.cache.commit import commit, write_shards
 from sightline.cache.file_checks import require_sound
 from sightline.cache.index import read_index
@@ -208,7 +208,7 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
         rows: n rows of the kind (`sightline.cache.tables`).
     """
     first = unique_sorted(keys)
-    every = rows_of_no_file(spec, keys[first], taken(rows, first))
+    every = rows_of_no_file(spec, keys[first], rows.take(number_array(first)))
     with set_output(folder, kind=spec.kind) as output:
         shards = write_shards(output, every.keys, every.format.shard_rows, every)
         return commit(output, [shards], {}, Provenance()).rows
@@ -426,11 +426,11 @@ def write_phrase_tokens(
     keys = pairs[order]
     first = np.ones(len(keys), dtype=bool)
     first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
-    offsets = np.append(np.flatnonzero(first), len(keys)).astype(np.int32)
+    offsets = np.append(np.flatnonzero(first), len(keys))
     spans = [pa.array(np.asarray(column, dtype=np.int32)[order]) for column in (starts, ends)]
     names = ["token_start", "token_end", "cutout_key"]
     phrases = pa.StructArray.from_arrays([*spans, key_array(cutouts[order])], names)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), phrases)
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), phrases)
     spec = TableSpec(kind="phrase-tokens", description=described(header))
     write_rows(folder, spec, keys[first], pa.table([lists], PHRASE_TOKENS))
 

@@ -22,10 +22,11 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
-from sightline.cache.chunks import joined, taken
+from sightline.arrow_arrays import number_array
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.cache.manifest import (
     KEY,
+    as_in_file,
     count_rows,
     key_array,
     key_column,
@@ -45,6 +46,7 @@ from sightline.cache.tables import ROWS_OF, SHARD_ROWS
 from sightline.errors import CacheError
 
 DIGEST_BYTES = 16
+_KEY = pa.field("key", KEY)
 FEATURES, KEYS = "features", "keys"
 TARGET_BYTES = 64 << 20
 _VERSIONS = (h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_V110)
@@ -161,11 +163,7 @@ class Tables:
 
     def encode(self, keys: Keys, rows: pa.Table) -> memoryview:
         """The bytes of a shard with these rows."""
-        table = (
-            rows.cast(self.schema)
-            .add_column(0, "key", key_array(keys))
-            .cast(_with_key(self.schema))
-        )
+        table = as_in_file(rows.cast(self.schema).add_column(0, _KEY, key_array(keys)))
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         return memoryview(sink.getvalue())
@@ -179,11 +177,14 @@ class Tables:
     def gathered(self, parts: Iterable[pa.Table], places: Sequence[NDArray[np.int64]]) -> pa.Table:
         """As that of `Numbers`: a table of n rows."""
         order = np.concatenate([np.empty(0, dtype=np.int64), *places])
-        return taken(self.joined(list(parts)), np.argsort(order, kind="stable"))
+        table = self.joined(list(parts))
+        if (order == np.arange(len(order))).all():
+            return table  # a copy may be gigabytes
+        return table.take(number_array(np.argsort(order, kind="stable")))
 
     def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """The rows of all parts, one after the other."""
-        return joined(parts, self.schema)
+        return pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
 
     def digests(self, rows: pa.Table) -> Digests:
         """XXH3-128 of each row's JSON, in which bytes are the digest of theirs (hex): [n, 16]."""
@@ -230,7 +231,7 @@ class OpenShard:
     def take(self, numbers: NDArray) -> NDArray | pa.Table:
         """Some rows, in the order of ``numbers``; a copy."""
         rows = self.rows
-        return rows[numbers] if isinstance(rows, np.ndarray) else taken(rows, numbers)
+        return rows[numbers] if isinstance(rows, np.ndarray) else rows.take(number_array(numbers))
 
 
 def open_shard(folder: Path, record: ShardRecord, spec: Spec) -> OpenShard:
@@ -251,7 +252,7 @@ def keys_in(folder: Path, record: ShardRecord, spec: Spec) -> Keys:
     if isinstance(spec, TableSpec):
         path = check_file(folder, record)
         _require_rows(path, record, count_rows(path))
-        return key_column(read_table(path, ["key"]).column("key"))
+        return key_column(read_table(path, pa.schema([_KEY])).column("key"))
     return open_shard(folder, record, spec).keys
 
 
@@ -273,7 +274,7 @@ def _new_file(image: io.BytesIO) -> h5py.File:
 
 
 def _with_key(rows: pa.Schema) -> pa.Schema:
-    return rows.insert(0, pa.field("key", KEY))
+    return rows.insert(0, _KEY)
 
 
 def _hex(value: bytes) -> str:

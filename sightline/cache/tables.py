@@ -16,9 +16,9 @@ DROPS = pa.schema(
     [
         ("image_key", KEY),
         ("caption_key", KEY),
-        ("phrase", pa.string()),  # as written in the caption or by the grounder; may be empty
-        ("reason", pa.string()),  # one of `pipeline.grounding.protocols.Reason`
-        ("detail", pa.string()),
+        ("phrase", pa.large_string()),  # as written in the caption or by the grounder; may be empty
+        ("reason", pa.large_string()),  # one of `pipeline.grounding.protocols.Reason`
+        ("detail", pa.large_string()),
     ],
     metadata={"sightline": "drops/1"},
 )
@@ -28,8 +28,8 @@ GROUNDED = pa.schema(
     [
         ("image_key", KEY),
         ("captions", pa.int32()),  # number grounded
-        ("phrases", pa.list_(pa.struct(list(PHRASES)[1:]))),  # without the image's key
-        ("drops", pa.list_(pa.struct(list(DROPS)[1:]))),
+        ("phrases", pa.large_list(pa.struct(list(PHRASES)[1:]))),  # without the image's key
+        ("drops", pa.large_list(pa.struct(list(DROPS)[1:]))),
     ]
 )
 """A grounded image; its key is the SHA-256 of the image's key and its captions' keys."""
@@ -43,14 +43,14 @@ CUTOUTS = pa.schema(
 )
 """A cut-out; its key is the `cutout_key` of the phrases."""
 
-TOKENS = pa.schema([("input_ids", pa.list_(pa.int32()))])
+TOKENS = pa.schema([("input_ids", pa.large_list(pa.int32()))])
 """A text; its key is the text's. Ids include special tokens and are truncated."""
 
 PHRASE_TOKENS = pa.schema(
     [
         (
             "phrases",
-            pa.list_(
+            pa.large_list(
                 pa.struct(
                     [
                         ("token_start", pa.int32()),  # span of the phrase in the caption's tokens

@@ -25,6 +25,7 @@ from sightline.cache import (
     TokenSet,
     keys_of_texts,
 )
+from sightline.cache.manifest import as_in_file
 from sightline.cache.record import FILE_NAME, TABLE_KINDS, TableSpec
 from sightline.cache.sets import described, open_tables
 from sightline.cache.tables import ROWS_OF
@@ -180,7 +181,8 @@ class Forger:
         """Replace the rows of the first shard, which is of tables."""
         path = self.shard()
         keys = pq.read_table(path, columns=["key"]).slice(0, len(rows))
-        pq.write_table(rows.add_column(0, keys.schema.field("key"), keys.column("key")), path)
+        rows = as_in_file(rows.add_column(0, keys.schema.field("key"), keys.column("key")))
+        pq.write_table(rows, path)
         self.refit()
 
     def column(self, name: str, change: Callable[[list[Any]], list[Any]]) -> None:

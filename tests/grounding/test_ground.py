@@ -13,7 +13,6 @@ import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from ground_data import BATCH, BLOCK, DataSet, HookedBoxes, WordGrounder, files_
 from PIL import Image
 
 from pipeline.extract import decode
-from pipeline.extract.inputs import objects_of_phrases
 from pipeline.extract.runner import SetSummary, run
 from pipeline.grounding import cutouts
 from pipeline.grounding.block_grounder import BlockGrounder
@@ -31,11 +29,9 @@ from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.grounding_settings import Rules
 from pipeline.grounding.protocols import GroundingError
 from pipeline.grounding.segmenters.box import BoxSegmenter
-from pipeline.grounding.stats import statistics
-from sightline.cache import chunks, key_of_file, key_of_text, verify
+from sightline.cache import key_of_file, key_of_text
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.groundings import grounding_counts, read_grounding, read_phrases
-from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import FILE_NAME, read_record
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
@@ -178,25 +174,6 @@ def test_batches_are_halved_until_they_fit_and_a_resumed_run_starts_with_those(
     assert all("halved_to" not in shard.computed for shard in commits[1].shards)
     assert commits[0].fingerprint == commits[1].fingerprint
     assert rows(out) == rows(tmp_path / "clean")
-
-
-def test_a_grounding_may_hold_more_text_than_a_chunk_has_room_for(data, tmp_path, monkeypatch):
-    def made(folder: Path) -> list[Any]:
-        run_ground(data, folder)
-        places = {unit.key: unit.place for unit in data.units()}
-        cut = run(cutouts.cutouts_job(folder, places, folder / "cutouts"), 0)
-        of_objects = objects_of_phrases(
-            folder, PreparedDataset(data.folder, data.folder / "images")
-        )
-        entries = of_objects.take(np.arange(len(of_objects)))
-        return [rows(folder), grounding_counts(folder), statistics(folder), cut.computed, entries]
-
-    whole = made(tmp_path / "whole")
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 3000)
-    small = made(tmp_path / "small")
-    assert small == whole
-    assert verify(tmp_path / "small") == []
-    assert read_phrases(tmp_path / "small").column("mask").num_chunks > 3
 
 
 # -- failures ------------------------------------------------------------------------------------
