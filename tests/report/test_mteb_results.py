@@ -11,7 +11,7 @@ from made_results import made_result
 from sightline.errors import SightlineError
 from train.evaluate.results import save_result
 from train.report.comparison import compare_runs, find_run, find_runs
-from train.report.mteb_results import TYPES, MtebFolder
+from train.report.mteb_results import TYPES
 from train.report.paper_table import ExpectedRun, compare_entry
 from train.report.published import find_entries
 
@@ -41,6 +41,10 @@ def written(root, model="an__encoder", version="2.26.24", **more):
     return folder
 
 
+def on_test(score):
+    return "a1", {"test": {"default": score}}
+
+
 def compared(root, *runs):
     found, baseline = find_runs([*map(str, runs)], root)
     return compare_runs(found, baseline)
@@ -50,34 +54,31 @@ def means(row):
     return {metric: cell.mean for metric, cell in row.cells.items()}
 
 
-def test_two_of_mtebs_folders_are_compared_on_what_both_have(tmp_path):
-    english = {"STS17": ("b2", {"test": {"en-en": 0.73}})}
-    first = written(tmp_path)
-    second = written(tmp_path, "second", **english, More=("d4", {"dev": {"default": 0.1}}))
+def test_two_of_mtebs_folders_are_compared_on_the_tasks_of_both(tmp_path):
+    first, second = written(tmp_path), written(tmp_path, "second", STS12=on_test(0.5))
     (second / "SciDocsRR.json").unlink()
     found = compared(tmp_path, first, f"other={second}")
     assert [(row.name, means(row)) for row in found.table.rows] == [
-        ("an/encoder", pytest.approx({"MTEB STS12": 71, "MTEB STS17": 83, "MTEB Avg": 77})),
-        ("other", pytest.approx({"MTEB STS12": 71, "MTEB STS17": 73, "MTEB Avg": 72})),
+        ("an/encoder", pytest.approx({"MTEB STS12": 71, "MTEB STS17": 47})),
+        ("other", pytest.approx({"MTEB STS12": 50, "MTEB STS17": 47})),
     ]
-    note = "only tasks, splits and languages that all of MTEB's results have count"
-    assert note in found.notes
+    assert "left out, as not every run was scored on it: MTEB SciDocsRR" in found.notes
     for name in ("STS12", "STS17"):
         (second / f"{name}.json").unlink()
-    with pytest.raises(SightlineError, match="have no task in common"):
+    (second / "BIOSSES.json").write_text((first / "STS12.json").read_text())
+    with pytest.raises(SightlineError, match="only runs with the same evaluation can be compared"):
         compared(tmp_path, first, second)
 
 
-def test_a_task_is_the_mean_of_its_languages_and_cqadupstack_counts_once(tmp_path):
-    parts = {f"CQADupstack{name}Retrieval": 0.1 for name in ("Android", "English")}
-    scores = {**parts, "CQADupstackRetrieval": 0.6}
-    more = {name: ("d4", {"test": {"default": score}}) for name, score in scores.items()}
-    folder = written(tmp_path, **more)
-    expected = {"STS12": 71, "STS17": (83 + 11) / 2, "SciDocsRR": 50, "CQADupstackRetrieval": 60}
-    metrics = {f"MTEB {name}": score for name, score in expected.items()}
+def test_tasks_that_no_paper_has_are_mtebs_own_to_show(tmp_path):
+    folder = written(tmp_path, More=on_test(0.1), CQADupstackEnglishRetrieval=on_test(0.2))
     found = compared(tmp_path, folder)
-    assert means(found.table.rows[0]) == pytest.approx({**metrics, "MTEB Avg": 57})
-    assert not any("MTEB" in note for note in found.notes)
+    assert found.table.tasks == ("MTEB SciDocsRR", "MTEB STS12", "MTEB STS17")
+    assert "an/encoder: 2 files of MTEB's other tasks left out" in found.notes
+    for name in ("STS12", "STS17", "SciDocsRR"):
+        (folder / f"{name}.json").unlink()
+    with pytest.raises(SightlineError, match=r"has no task of .*mteb's own `load_results` makes"):
+        find_run(str(folder), tmp_path)
 
 
 def test_dalr_s_table_5_has_the_means_of_types_of_which_all_tasks_are_there(tmp_path):
@@ -105,55 +106,49 @@ def test_the_folder_of_a_model_with_one_revision_is_enough(tmp_path):
     assert find_run(f"MiniLM={folder.parent}", tmp_path).name == "MiniLM"
     assert find_run(str(folder.parent), tmp_path).files == (folder,)
     (folder.parent / "other").mkdir()
-    (folder.parent / "other/STS12.json").write_text((folder / "STS12.json").read_text())
+    (folder.parent / "other/model_meta.json").write_text("{}")
     with pytest.raises(SightlineError, match=r"2 revisions \(no_revision_available, other\)"):
         find_run(str(folder.parent), tmp_path)
 
 
-def test_a_score_that_is_not_a_number_has_a_reason_and_other_versions_are_noted(tmp_path):
-    nothing = {"STS17": ("b2", {"test": {"en-en": math.nan, "en-de": 0.1}})}
-    found = compared(
-        tmp_path, written(tmp_path), written(tmp_path, "older", version="1.38.3", **nothing)
-    )
-    assert "MTEB's tasks were evaluated by its versions 1.38.3, 2.26.24" in found.notes
-    cells = found.table.rows[1].cells
-    assert cells["MTEB STS17"].mean is None
+def test_a_score_that_is_not_a_number_has_a_reason(tmp_path):
+    subsets = {"en-en": math.nan, "en-de": 0.1}
+    folder = written(tmp_path, STS17=("b2", {"test": subsets}), STS12=("a1", {"test": {}}))
+    cells = compared(tmp_path, folder).table.rows[0].cells
     assert cells["MTEB STS17"].reason.endswith("STS17.json has no score of test en-en")
-    assert cells["MTEB Avg"].mean is None
+    assert cells["MTEB STS12"].reason.endswith("STS12.json has no score of any split")
+    assert [cells[f"MTEB {name}"].mean for name in ("STS17", "STS12")] == [None, None]
     assert cells["MTEB SciDocsRR"].mean == pytest.approx(50)
 
 
-def test_a_task_without_any_score_is_left_out_with_a_note_and_alone_is_an_error(tmp_path):
-    nothing = written(tmp_path, "without", STS12=("a1", {"test": {}}))
-    found = compared(tmp_path, written(tmp_path), nothing)
-    assert "MTEB STS12" not in found.table.tasks
-    assert "only tasks, splits and languages that all of MTEB's results have count" in found.notes
-    for name in ("STS17", "SciDocsRR"):
-        (nothing / f"{name}.json").unlink()
-    with pytest.raises(SightlineError, match="have no task in common"):
-        compared(tmp_path, nothing)
-
-
-def test_other_revisions_of_the_data_are_refused(tmp_path):
-    changed = written(tmp_path, "changed", STS12=("a0", {"test": {"default": 0.71}}))
-    with pytest.raises(SightlineError, match=r"STS12.json: evaluated on revision a0.* on a1"):
+@pytest.mark.parametrize(
+    ("task", "other"),
+    [
+        ("STS12", ("a0", {"test": {"default": 0.71}})),  # another revision of the data
+        ("STS17", ("b2", {"test": {"en-en": 0.83}})),
+    ],
+)
+def test_other_data_of_a_task_is_refused(tmp_path, task, other):
+    changed = written(tmp_path, "changed", **{task: other})
+    with pytest.raises(SightlineError, match=f"MTEB {task} was scored on different test sets: SHA"):
         compared(tmp_path, written(tmp_path), changed)
 
 
 def test_a_split_other_than_test_is_used_if_it_is_the_only_one(tmp_path):
-    folder = MtebFolder.read(written(tmp_path, More=("d4", {"dev": {"default": 0.1}})))
-    assert folder.result("a run").scores["MTEB More"] == pytest.approx(10)
+    written(tmp_path, MSMARCO=("d4", {"dev": {"default": 0.1}}))
+    found = compared(tmp_path, tmp_path / "an__encoder")
+    assert means(found.table.rows[0])["MTEB MSMARCO"] == pytest.approx(10)
 
 
-def test_a_run_without_scores_by_mteb_is_refused_with_the_page(tmp_path):
+def test_a_run_without_scores_by_mteb_is_refused(tmp_path):
     file = save_result(made_result("mcse", scores={"STS12": 70.0}), tmp_path / "mcse.json")
-    with pytest.raises(SightlineError, match=r"has no scores by MTEB.*docs/evaluation\.md"):
+    with pytest.raises(SightlineError, match=r"was scored on MTEB .*, but .* on STS12; only"):
         compared(tmp_path, file, written(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "not JSON"), ('{"mteb_dataset_name": "STS12"}', "task_name")],
+    [("{", "not JSON"), ('{"mteb_dataset_name": "STS12"}', "dataset_revision")],
 )
 def test_a_damaged_or_old_file_is_named(tmp_path, text, said):
     folder = written(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from sightline.errors import SightlineError
 from sightline.settings import unknown
 from train.evaluate.result_files import SEEDS, result_folder, results_in, run_of
-from train.evaluate.results import FILE_NAME, RunResult, TaskResult, load_result
+from train.evaluate.results import FILE_NAME, EvaluationSet, RunResult, TaskResult, load_result
 from train.evaluate.sts import AVERAGE, EXPECTED_PAIRS
 from train.report.differences import (
     Comparison,
@@ -18,22 +18,17 @@ from train.report.differences import (
     compute_gains,
     differences_from,
 )
-from train.report.mteb_results import MtebFolder, on_shared_tasks
+from train.report.mteb_results import mteb_result
 from train.report.table import Row, Table, make_table, notes_on_training, training_table
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """One run: its name, and its results with the file of each.
-
-    Attributes:
-        mteb: results that MTEB wrote; their `results` and `files` are one result and one folder.
-    """
+    """One run: its name, and its results with the file of each; of MTEB's, with their folder."""
 
     name: str
     files: tuple[Path, ...]
     results: tuple[RunResult, ...]
-    mteb: MtebFolder | None = None
 
 
 @dataclass(frozen=True)
@@ -74,11 +69,10 @@ def find_run(word: str, root: Path) -> FoundRun:
     if "=" in word and not _place(word, root).exists():
         label, _, source = word.partition("=")
     place = _place(source, root)
-    if source and place.is_dir() and not results_in(place):
-        mteb = MtebFolder.read(place)
-        if mteb is not None:
-            name = label or mteb.model
-            return FoundRun(name, (mteb.path,), (mteb.result(name),), mteb)
+    of_ours = not (source and place.is_dir()) or bool(results_in(place))
+    if not of_ours and (found := mteb_result(place, label)) is not None:
+        folder, result = found
+        return FoundRun(result.run, (folder,), (result,))
     files = _files(source, root)
     results = [load_result(file) for file in files]
     names = list(dict.fromkeys(result.run for result in results))
@@ -123,7 +117,7 @@ def comparable(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
         SightlineError: a run and seed given twice, or results scored on no common task or on
             different test sets (names the files).
     """
-    runs, notes = on_shared_tasks(runs)
+    runs, notes = list(runs), list[str]()
     every = [result.tasks for run in runs for result in run.results]
     scored = dict.fromkeys(name for tasks in every for name, task in tasks.items() if task.scores)
     left_out = [name for name in scored if any(name not in tasks for tasks in every)]
@@ -156,7 +150,7 @@ def _check_comparable(runs: Sequence[FoundRun]) -> None:
             raise SightlineError(
                 f"{file} was scored on {', '.join(result.scores)}, but {first_file} on "
                 f"{', '.join(first.scores)}; only runs with the same evaluation can be compared: "
-                "run the evaluate stage of one again"
+                "score one on the tasks of the other"
             )
     _check_test_sets(every)
 
@@ -322,10 +316,14 @@ def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
             expected = first.evaluated_on[task]
             if tested.sha256 != expected.sha256:
                 raise SightlineError(
-                    f"{task} was scored on different test sets: {tested.examples} examples "
-                    f"(SHA-256 {tested.sha256[:12]}) in {file}, {expected.examples} examples "
-                    f"({expected.sha256[:12]}) in {other_file}; run the evaluate stage of one again"
+                    f"{task} was scored on different test sets: {_of_set(tested)} in {file}, "
+                    f"{_of_set(expected)} in {other_file}; score one again on the data of the other"
                 )
+
+
+def _of_set(tested: EvaluationSet) -> str:
+    digest = f"SHA-256 {tested.sha256[:12]}"
+    return digest if tested.examples is None else f"{tested.examples} examples ({digest})"
 
 
 def _place(word: str, root: Path) -> Path:

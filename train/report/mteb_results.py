@@ -1,29 +1,26 @@
-"""Scores that MTEB wrote, <model>/<revision>/<task>.json, as results of ours; needs no mteb."""
+"""Main scores that MTEB wrote, <model>/<revision>/<task>.json, as results of ours.
+
+Of the tasks that tables of the papers have; mteb's own `load_results` has all of it.
+"""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, TypeAdapter
 
 from sightline.errors import SightlineError
 from sightline.user_files import read_json
-from train.evaluate.results import RunResult, TaskResult
+from sightline.wording import counted
+from train.evaluate.results import EvaluationSet, RunResult, TaskResult
 from train.evaluate.task import add_mean, mean
-
-if TYPE_CHECKING:
-    from train.report.comparison import FoundRun
 
 META = "model_meta.json"
 TITLE = "MTEB"
 """Heading of their table."""
-AVERAGE = "MTEB Avg"
-"""Mean over all tasks. "MTEB Avg STS" is the mean over those of type STS."""
 TYPES: Mapping[str, Sequence[str]] = {
     "Reranking": (
         *("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR"),
@@ -46,9 +43,7 @@ TYPES: Mapping[str, Sequence[str]] = {
         "STSBenchmark",
     ),
 }
-"""Type → its tasks in MTEB(eng, v1), of the types in DALR's table 5: files of MTEB name no type."""
-CQADUPSTACK, PARTS = "CQADupstackRetrieval", "CQADupstack"
-"""The mean of twelve tasks, and how their names begin: MTEB leaves their results beside it."""
+"""Type → its tasks in MTEB(eng, v1), of the types in DALR's table 5."""
 
 
 class _Subset(BaseModel):
@@ -63,99 +58,31 @@ class TaskFile(BaseModel):
         scores: split → main score of each subset.
     """
 
-    task_name: str
     dataset_revision: str
-    mteb_version: str | None = None
     scores: dict[str, list[_Subset]]
 
-    @property
-    def parts(self) -> dict[str, float | None]:
-        """Main score × 100 of each subset of the test split, or of every split without that one.
-
-        Such as "test" or "test en"; None where MTEB's score is not a finite number.
-        """
+    def result(self, file: Path, notes: tuple[str, ...]) -> TaskResult:
+        """Main score × 100: the mean over the subsets of the test split, or of all without one."""
         splits = {"test": self.scores["test"]} if "test" in self.scores else self.scores
-        parts: dict[str, float | None] = {}
-        for split, subsets in splits.items():
-            for subset in subsets:
-                part = split if subset.hf_subset == "default" else f"{split} {subset.hf_subset}"
-                score = subset.main_score
-                parts[part] = None
-                if score is not None and math.isfinite(score):
-                    parts[part] = 100 * score
-        return parts
-
-
-@dataclass(frozen=True)
-class MtebFolder:
-    """MTEB's results of one model.
-
-    Attributes:
-        path: the folder with a file for each task.
-        model: its name.
-        files: task → its file.
-    """
-
-    path: Path
-    model: str
-    files: dict[str, TaskFile]
-
-    @classmethod
-    def read(cls, path: Path) -> MtebFolder | None:
-        """The results in a folder, or in the only revision below the folder of a model.
-
-        Returns:
-            None if MTEB wrote nothing there.
-        """
-        places = places_of_results(path)
-        if not places:
-            return None
-        if len(places) > 1:
-            raise SightlineError(
-                f"{path}: holds MTEB's results of {len(places)} revisions "
-                f"({', '.join(place.name for place in places)}); name the folder of one"
-            )
-        folder = places[0]
-        files = {file.task_name: file for file in map(_read, _json_files(folder))}
-        if CQADUPSTACK in files:
-            whole = files.pop(CQADUPSTACK)
-            files = {name: file for name, file in files.items() if not name.startswith(PARTS)}
-            files[CQADUPSTACK] = whole
-        return cls(folder, _model_name(folder), files)
-
-    @property
-    def versions(self) -> set[str]:
-        """Of the package mteb."""
-        return {file.mteb_version or "unknown" for file in self.files.values()}
-
-    def result(self, run: str, tasks: Mapping[str, Sequence[str]] | None = None) -> RunResult:
-        """As a result of ours.
-
-        Args:
-            run: its name there.
-            tasks: task → the parts that its score is the mean of; None: everything here. The mean
-                of a type is there if all of its tasks are.
-        """
-        if tasks is None:
-            tasks = {name: list(file.parts) for name, file in self.files.items()}
-        scores: dict[str, float | None] = {}
-        reasons: dict[str, str] = {}
-        for name, counted in tasks.items():
-            parts, metric = self.files[name].parts, metric_of(name)
-            scores[metric] = mean([parts[part] for part in counted])
-            if scores[metric] is None:
-                undefined = ", ".join(part for part in counted if parts[part] is None)
-                file = self.path / f"{name}.json"
-                reasons[metric] = f"{file} has no score of {undefined or 'any split'}"
-        means = {f"{AVERAGE} {kind}": names for kind, names in TYPES.items()}
-        for average, names in {**means, AVERAGE: tuple(tasks)}.items():
-            if tasks.keys() >= set(names):
-                add_mean(average, [metric_of(name) for name in names], scores, reasons)
-        settings = {"mteb": sorted(self.versions)}
-        task = TaskResult(
-            task="mteb", title=TITLE, scores=scores, reasons=reasons, settings=settings
+        parts = {
+            f"{split} {subset.hf_subset}": subset.main_score
+            for split, subsets in splits.items()
+            for subset in subsets
+        }
+        undefined = [name for name, x in parts.items() if x is None or not math.isfinite(x)]
+        metric = metric_of(file.stem)
+        score = None if undefined else mean([*parts.values()])
+        measured_on = "\n".join([self.dataset_revision, *sorted(parts)])
+        digest = hashlib.sha256(measured_on.encode()).hexdigest()
+        lacking = ", ".join(undefined) or "any split"
+        return TaskResult(
+            task="mteb",
+            title=TITLE,
+            scores={metric: None if score is None else 100 * score},
+            reasons={metric: f"{file} has no score of {lacking}"} if score is None else {},
+            evaluated_on={metric: EvaluationSet(examples=None, sha256=digest)},
+            notes=notes,
         )
-        return RunResult(run=run, tasks={"mteb": task})
 
 
 def metric_of(task: str) -> str:
@@ -163,90 +90,53 @@ def metric_of(task: str) -> str:
     return f"MTEB {task}"
 
 
-def on_shared_tasks(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
-    """Reduce MTEB's results to the tasks, splits and languages that all of them have.
+def mteb_result(path: Path, run: str = "") -> tuple[Path, RunResult] | None:
+    """What MTEB wrote in a folder, or in the only revision below the folder of a model.
+
+    A task is a metric, as "MTEB STS12"; the mean of a type, as "MTEB Avg STS", is there if all of
+    its tasks are.
+
+    Args:
+        run: its name; default: the model's.
 
     Returns:
-        The runs in their order, and notes on what was left out. Runs without any result of MTEB
-        are returned as they are.
+        The folder with a file for each task, and the scores; None if MTEB wrote nothing there.
     """
-    folders = [run.mteb for run in runs if run.mteb is not None]
-    if not folders:
-        return list(runs), []
-    for run in runs:
-        if run.mteb is None:
-            raise SightlineError(
-                f"{run.files[0]}: has no scores by MTEB, but {folders[0].path} has only those; "
-                "score that model with mteb too, as docs/evaluation.md shows, and name the folder "
-                "of its results"
-            )
-    tasks = {
-        name: [part for part in file.parts if all(_has(folder, name, part) for folder in folders)]
-        for name, file in folders[0].files.items()
-    }
-    tasks = {name: parts for name, parts in tasks.items() if parts}
-    if not tasks:
+    if not (places := places_of_results(path)):
+        return None
+    if len(places) > 1:
         raise SightlineError(
-            f"{' and '.join(str(folder.path) for folder in folders)} have no task in common"
+            f"{path}: holds MTEB's results of {len(places)} revisions "
+            f"({', '.join(place.name for place in places)}); name the folder of one"
         )
-    for name in tasks:
-        _check_revisions(name, folders)
-    notes = []
-    files = [(name, file) for folder in folders for name, file in folder.files.items()]
-    if any(len(file.parts) > len(tasks.get(name, ())) for name, file in files):
-        notes.append("only tasks, splits and languages that all of MTEB's results have count")
-    versions = sorted({version for folder in folders for version in folder.versions})
-    if len(versions) > 1:
-        notes.append(f"MTEB's tasks were evaluated by its versions {', '.join(versions)}")
-    reduced = [
-        replace(run, results=(run.mteb.result(run.name, tasks),))
-        for run in runs
-        if run.mteb is not None
-    ]
-    return reduced, notes
-
-
-def _has(folder: MtebFolder, task: str, part: str) -> bool:
-    return task in folder.files and part in folder.files[task].parts
-
-
-def _check_revisions(task: str, folders: Sequence[MtebFolder]) -> None:
-    """Refuse scores of one task on different data."""
-    expected = folders[0].files[task].dataset_revision
-    for folder in folders:
-        if (revision := folder.files[task].dataset_revision) != expected:
-            raise SightlineError(
-                f"{folder.path / task}.json: evaluated on revision {revision} of the data set, "
-                f"the others on {expected}; scores of different data cannot be compared: "
-                "evaluate it again with the same version of mteb"
-            )
+    (folder,) = places
+    every = (folder / f"{name}.json" for names in TYPES.values() for name in names)
+    files = [file for file in every if file.is_file()]
+    if not files:
+        raise SightlineError(
+            f"{folder}: has no task of MTEB(eng, v1) that tables of the papers have "
+            f"({', '.join(TYPES)}); mteb's own `load_results` makes tables of the others"
+        )
+    more = len([*folder.glob("*.json")]) - len(files) - 1  # its description of the model
+    notes = (f"{counted(more, 'file')} of MTEB's other tasks left out",) if more else ()
+    tasks = {metric_of(file.stem): _read(file).result(file, notes) for file in files}
+    scores = {name: score for task in tasks.values() for name, score in task.scores.items()}
+    reasons = {name: why for task in tasks.values() for name, why in task.reasons.items()}
+    for kind, names in TYPES.items():
+        metrics, average = [metric_of(name) for name in names], metric_of(f"Avg {kind}")
+        if tasks.keys() >= {*metrics}:
+            add_mean(average, metrics, scores, reasons)
+            why = {average: reasons[average]} if average in reasons else {}
+            mean_of = {average: scores[average]}
+            tasks[average] = TaskResult(task="mteb", title=TITLE, scores=mean_of, reasons=why)
+    model = folder.absolute().parent.name.replace("__", "/")
+    return folder, RunResult(run=run or model, tasks=tasks)
 
 
 def places_of_results(path: Path) -> list[Path]:
-    """``path`` and the folders in it, as far as MTEB wrote results there."""
-    return [place for place in (path, *sorted(path.glob("*"))) if _has_results(place)]
-
-
-def _json_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob("*.json") if file.name != META)
-
-
-def _has_results(folder: Path) -> bool:
-    """Whether MTEB describes its model there, or the first file is one of its results."""
-    files = _json_files(folder)
-    if not files:
-        return False
-    return (folder / META).is_file() or '"task_name"' in files[0].read_text(errors="replace")
+    """``path`` and the folders in it, as far as MTEB described its model there."""
+    return [place for place in (path, *sorted(path.glob("*"))) if (place / META).is_file()]
 
 
 def _read(file: Path) -> TaskFile:
     return read_json(file, TypeAdapter(TaskFile), "a result of MTEB 1.11 or later; remove it")
-
-
-def _model_name(folder: Path) -> str:
-    """From MTEB's description of the model, or the name of its folder."""
-    try:
-        name = json.loads((folder / META).read_text(encoding="utf-8")).get("name")
-    except (OSError, ValueError, AttributeError):
-        name = None
-    return name or folder.absolute().parent.name.replace("__", "/")

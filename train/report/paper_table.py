@@ -218,10 +218,11 @@ def _measured(
     unrelated = []
     for root in roots:
         folder = result_folder(root, compared.published.run)
-        if not results_in(folder) and not places_of_results(folder):
+        of_ours = bool(results_in(folder))
+        if not of_ours and not places_of_results(folder):
             continue
         (run,), _ = comparable([find_run(compared.published.run, root)])
-        if run.mteb is not None:
+        if not of_ours:
             candidates.append(([_OF_MTEB], list(run.results)))
         elif why := _another_training(run.results, expected):
             unrelated.append(f"{folder} {why}")
