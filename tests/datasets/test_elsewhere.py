@@ -220,7 +220,7 @@ class Reader:
 
 def test_a_batch_is_read_several_images_at_once_and_what_is_not_there_costs_its_row(shelf, out):
     prepare_dataset("webdataset", out, images=shelf.url, shards=SHARDS)
-    entries = inputs_of("image", out).entries.take(list(range(6)))
+    entries = inputs_of("image", out).entries[:6]
     pixels, failed, _ = decode_batch(entries, 8, Reader())
     assert not failed
     assert pixels[:6, 0, 0, 0].tolist() == list(range(6))
@@ -242,7 +242,7 @@ def test_a_batch_is_read_several_images_at_once_and_what_is_not_there_costs_its_
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_server_that_has_died_is_no_fault_of_the_rows(shelf, out, workers):
     prepare_dataset("webdataset", out, images=shelf.url, shards=SHARDS)
-    entries = inputs_of("image", out).entries.take(list(range(6)))
+    entries = inputs_of("image", out).entries[:6]
     shelf.faults.of[shelf.path("00001.tar")] = [503] * 50
     decoded = decoded_batches(iter([entries[:2], entries[2:]]), 4, Reader(), workers)
     assert not next(decoded).failed
@@ -274,7 +274,7 @@ def test_what_is_done_when_a_server_dies_is_kept_and_nothing_is_marked(
 
 def test_decode_processes_read_elsewhere_too(shelf, out):
     prepare_dataset("webdataset", out, images=shelf.url, shards=SHARDS)
-    entries = inputs_of("image", out).entries.take(list(range(6)))
+    entries = inputs_of("image", out).entries[:6]
     batches = iter([entries[:3], entries[3:]])
     # forked while fsspec is in use
     decoded = list(decoded_batches(batches, 3, Reader(), workers=2))
