@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,3 +86,17 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return code, found.out, found.err
 
     return run
+
+
+@pytest.fixture
+def run_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs an example in an empty folder, as `python examples/NAME WORDS` does."""
+    folder = Path(__file__).parents[1] / "examples"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(folder)
+
+    def script(name: str, *words: object) -> None:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        runpy.run_path(str(folder / name), run_name="__main__")
+
+    return script

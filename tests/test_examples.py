@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,21 +43,8 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = {
     *("own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"),
     *("embedding_map.py", "flickr8k_models.py", "combined_terms.py", "curve.py"),
+    "kdmcse_features.py",
 }
-Run = Callable[..., None]
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch) -> Run:
-    """Runs an example in an empty folder, as `python examples/NAME WORDS` does."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(EXAMPLES)
-
-    def script(name: str, *words: str) -> None:
-        monkeypatch.setattr(sys, "argv", [name, *words])
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-
-    return script
 
 
 def draw(folder: Path, colours: tuple[str, ...], each: int) -> None:
@@ -82,7 +67,7 @@ def test_an_example_says_how_to_run_it(name):
     assert shlex.split(command)[1] == f"examples/{name}"
 
 
-def test_own_photographs_take_ten_lines_and_train(run, tmp_path, capsys):
+def test_own_photographs_take_ten_lines_and_train(run_example, tmp_path, capsys):
     source = (EXAMPLES / "own_photographs.py").read_text()
     code = source.split('"""')[2].strip().splitlines()
     assert len([line for line in code if line and "import" not in line]) <= 10
@@ -94,7 +79,7 @@ def test_own_photographs_take_ten_lines_and_train(run, tmp_path, capsys):
     (tmp_path / "captions.csv").write_text("\n".join(lines) + "\n")
     for part in make_encoder():
         part.save_pretrained(tmp_path / "student")
-    run("own_photographs.py", "photos", "captions.csv", "student", "resnet18", "random:0")
+    run_example("own_photographs.py", "photos", "captions.csv", "student", "resnet18", "random:0")
     assert "features from untrained weights" in capsys.readouterr().out
     summary = RunSummary.read(tmp_path / "mine/run")
     assert summary.objective == "mcse"
@@ -102,9 +87,9 @@ def test_own_photographs_take_ten_lines_and_train(run, tmp_path, capsys):
     assert (tmp_path / "mine/run/model/README.md").is_file()
 
 
-def test_a_new_loss_trains_and_is_the_equation(run, tmp_path, monkeypatch):
+def test_a_new_loss_trains_and_is_the_equation(run_example, tmp_path, monkeypatch):
     monkeypatch.setitem(vars(OBJECTIVES), "places", dict(OBJECTIVES.places))
-    run("new_loss.py")
+    run_example("new_loss.py")
     summary = RunSummary.read(tmp_path / "loss/run")
     assert summary.objective == "sigmoid"
     assert "new_loss" in summary.code
@@ -124,7 +109,7 @@ def test_a_new_loss_trains_and_is_the_equation(run, tmp_path, monkeypatch):
     assert float(sigmoid_loss(texts, images)) == pytest.approx(expected / 5, rel=1e-5)
 
 
-def test_combined_terms_are_those_of_their_papers(run, tmp_path, monkeypatch):
+def test_combined_terms_are_those_of_their_papers(run_example, tmp_path, monkeypatch):
     monkeypatch.setitem(vars(OBJECTIVES), "places", dict(OBJECTIVES.places))
     demo, weights = tmp_path / "demo", "file:demo/datasets/scenes/encoders"
     small = {"train_pairs": 60, "dev_pairs": 60, "test_pairs": 60, "student_hidden": 32}
@@ -136,7 +121,7 @@ def test_combined_terms_are_those_of_their_papers(run, tmp_path, monkeypatch):
     extract_features(data, resnet, demo / "features/scenes/image/resnet")
     extract_features(data, clip, demo / "features/scenes/text/clip", "text")
     tokenize(data.texts, scenes / "student", 32, demo / "tokens/scenes-bert")
-    run("combined_terms.py", "demo")
+    run_example("combined_terms.py", "demo")
     summary = RunSummary.read(tmp_path / "combined/run")
     assert summary.features.keys() == {"image-resnet", "text-clip"}
     assert any(
@@ -167,9 +152,9 @@ def test_combined_terms_are_those_of_their_papers(run, tmp_path, monkeypatch):
             torch.testing.assert_close(found[name], terms[name])
 
 
-def test_a_classifier_reads_the_features_of_a_folder(run, tmp_path, capsys):
+def test_a_classifier_reads_the_features_of_a_folder(run_example, tmp_path, capsys):
     draw(tmp_path / "photos", ("red", "blue", "green"), 6)
-    run("classifier.py", "photos", "resnet18", "random:0")
+    run_example("classifier.py", "photos", "resnet18", "random:0")
     assert "18 photographs, 3 classes: accuracy 1.00" in capsys.readouterr().out
     assert len(FeatureSet.open(tmp_path / "classifier/features")) == 18
 
@@ -207,9 +192,11 @@ def dots(picture: str, number: int) -> list[tuple[float, float, str]]:
     return [(float(x), float(y), colour) for x, y, colour in uses]
 
 
-def test_a_map_has_the_clusters_of_the_embeddings_and_the_cosines_of_pairs(run, map_inputs, capsys):
+def test_a_map_has_the_clusters_of_the_embeddings_and_the_cosines_of_pairs(
+    run_example, map_inputs, capsys
+):
     words = ("--captions", "data", "--pairs", "pairs.tsv", "--clusters", "4")
-    run("embedding_map.py", *words, "--out", "new/map.svg", "model", "model")
+    run_example("embedding_map.py", *words, "--out", "new/map.svg", "model", "model")
     first, second, *again = capsys.readouterr().out.splitlines()
     assert again == [first, second]  # the same model twice
     assert float(re.fullmatch(r"model: silhouette (0\.\d{3})", first)[1]) > 0.5
@@ -233,9 +220,9 @@ def test_a_map_has_the_clusters_of_the_embeddings_and_the_cosines_of_pairs(run, 
     assert np.corrcoef(y, cosines)[0, 1] == pytest.approx(-1)  # downwards
 
 
-def test_a_map_of_captions_alone_is_a_picture(run, map_inputs):
+def test_a_map_of_captions_alone_is_a_picture(run_example, map_inputs):
     words = ("--captions", "data", "--clusters", "4", "--out", "map.png")
-    run("embedding_map.py", *words, "model")
+    run_example("embedding_map.py", *words, "model")
     with Image.open(map_inputs / "map.png") as picture:
         assert picture.size == (630, 630)
         assert len(set(picture.convert("RGB").getdata())) > 4
@@ -254,10 +241,10 @@ def test_a_map_of_captions_alone_is_a_picture(run, map_inputs):
         ("--pairs data --out a.png model", "STS/STSBenchmark"),
     ],
 )
-def test_wrong_input_of_a_map_is_one_clear_error(run, map_inputs, capsys, words, message):
+def test_wrong_input_of_a_map_is_one_clear_error(run_example, map_inputs, capsys, words, message):
     write_captioned(map_inputs / "captioned")
     with pytest.raises(SystemExit) as ended:
-        run("embedding_map.py", *words.split())
+        run_example("embedding_map.py", *words.split())
     assert message in f"{ended.value.code} {capsys.readouterr().err}"
     assert not (map_inputs / "a.png").exists()
 
@@ -277,7 +264,7 @@ def run_of(name: str, *scores: float | None, objective: str = "mcse", **paramete
 
 
 @pytest.fixture
-def drawn(run, monkeypatch, capsys) -> Callable[..., Any]:
+def drawn(run_example, monkeypatch, capsys) -> Callable[..., Any]:
     """Draws runs of ./results with the two commands; returns the axis."""
     shown: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
@@ -286,7 +273,7 @@ def drawn(run, monkeypatch, capsys) -> Callable[..., Any]:
         reference = ["--baseline", baseline] if baseline else []
         compare = ["compare", *runs.split(), *reference, "--format", "json", "--out", "c.json"]
         assert sightline(*compare) == 0, capsys.readouterr().err
-        run("curve.py", "c.json", *words, "--out", "c.png")
+        run_example("curve.py", "c.json", *words, "--out", "c.png")
         return shown[-1].axes[0]
 
     return draw

@@ -29,7 +29,6 @@ _IMPORT_TAKES = {
     _TAR: (),
     _TOOLS: ("--data", "--kind", "--features", "--names", "--source", "--allow-missing"),
     "mcse": ("--data", "--texts", "--source"),
-    "kdmcse": ("--data", "--source"),
 }
 """Format → the options that it has besides --out."""
 
@@ -122,11 +121,10 @@ def import_set(
     ],
     out: OUT,
     form: Annotated[
-        Literal["mcse", "kdmcse"] | None,
+        Literal["mcse"] | None,
         typer.Option(
             "--format",
-            help="mcse: an HDF5 file beside --texts. kdmcse: a JSON file, which becomes the sets "
-            "image/clip and text/clip below --out; default: recognised.",
+            help="mcse: an HDF5 file beside --texts; default: recognised.",
             show_default=False,
         ),
     ] = None,
@@ -140,7 +138,7 @@ def import_set(
 
     Recognises by their content tars, clip-retrieval's folders, DataComp's .npz beside .parquet,
     Parquet, Arrow and Feather with a column of features, and .npz, safetensors and HDF5 with names.
-    The files of MCSE and KDMCSE become a data set as well.
+    The files of MCSE become a data set as well.
 
     Example: sightline cache import embeddings --data photos --out features/clip
     """
@@ -162,16 +160,6 @@ def import_set(
         note, dataset = note or "an HDF5 file in MCSE's form", _needed(data, "--data")
         record, report = import_mcse(source, _needed(texts, "--texts"), dataset, out, note)
         print(f"{out}: {counted(record.rows, 'image')}\n{dataset}: {report.summary()}")
-    elif form == "kdmcse":
-        from pipeline.interchange.mcse_files import import_kdmcse
-
-        note, dataset = note or "a JSON file in KDMCSE's form", _needed(data, "--data")
-        images, captions = out / "image/clip", out / "text/clip"
-        one, second, report = import_kdmcse(source, dataset, images, captions, note)
-        print(
-            f"{images}: {counted(one.rows, 'image')}\n{captions}: {counted(second.rows, 'caption')}"
-        )
-        print(f"{dataset}: {report.summary()}")
     elif archive:
         from sightline.cache.archive import import_set as unpack
         from sightline.cache.record import kind_in_words

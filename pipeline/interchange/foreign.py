@@ -57,8 +57,8 @@ class ImportOptions(Settings):
     """What the files do not say.
 
     Attributes:
-        data: the images that the metadata names, a folder or a prepared data set; of MCSE's and
-            KDMCSE's files the data set to write.
+        data: the images that the metadata names, a folder or a prepared data set; of MCSE's files
+            the data set to write.
         kind: what the rows describe.
         features: array of an .npz, or column of a table, of the features.
         names: column that names the images, or holds the texts.

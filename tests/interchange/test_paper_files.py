@@ -1,9 +1,7 @@
-"""Features in MCSE's and KDMCSE's formats: nothing lost, nothing silently truncated."""
+"""Features in MCSE's format: nothing lost, nothing silently truncated."""
 
 from __future__ import annotations
 
-import json
-import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -11,13 +9,12 @@ import numpy as np
 import pytest
 from command_line import sightline
 
-from pipeline.interchange.mcse_files import import_kdmcse, import_mcse, read_entries
+from pipeline.interchange.mcse_files import import_mcse
 from sightline.cache import (
     CAPTIONS,
     IMAGES,
     FeatureSet,
     key_column,
-    key_of_text,
     read_manifest,
     verify,
 )
@@ -99,76 +96,3 @@ def test_a_different_number_of_lines_is_an_error(mcse, tmp_path, lines):
     with pytest.raises(SightlineError, match=f"{lines} lines, but .* has 6 rows"):
         import_mcse(*mcse, tmp_path / "data", tmp_path / "set", "")
     assert not (tmp_path / "set").exists()
-
-
-def entries() -> dict[str, dict]:
-    return {
-        f"{i}.jpg": {
-            "image_feat": ROWS[i].tolist(),
-            "captions": [TEXTS[i], f"{TEXTS[i]} again"],
-            "lang_feat": [(ROWS[i] * 2).tolist(), (ROWS[i] * 3).tolist()],
-        }
-        for i in range(4)
-    }
-
-
-def test_kdmcse_becomes_a_data_set_and_two_feature_sets(tmp_path):
-    source, body = tmp_path / "flickr.json", entries()
-    body["2.jpg"]["captions"] = [f" {TEXTS[2]}\n", "two\nlines"]
-    source.write_text(json.dumps(body, indent=3))
-    places = tmp_path / "data", tmp_path / "images", tmp_path / "texts"
-    images, texts, report = import_kdmcse(source, *places, "CLIP ViT-L/14")
-    assert (images.rows, texts.rows) == (4, 8)
-    assert report.counts["captions_trimmed"] == 1
-    found = image_rows(*places[:2])
-    for i in range(4):
-        np.testing.assert_array_equal(found[TEXTS[i]], ROWS[i])
-    keys = [key_of_text(text) for text in TEXTS[:4]]
-    np.testing.assert_array_equal(FeatureSet.open(tmp_path / "texts").take(keys), ROWS[:4] * 2)
-    captions = read_manifest(tmp_path / "data/captions.parquet", CAPTIONS)["text"].to_pylist()
-    assert captions[4:6] == [TEXTS[2], "two\nlines"]
-
-
-def spoilt(**changes: object) -> str:
-    body = entries()
-    body["2.jpg"].update(changes)
-    return json.dumps(body)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (spoilt(captions=["one"]), "'2.jpg': 1 captions"),
-        (spoilt(captions="ab"), "'2.jpg': captions are not a list of strings"),
-        (spoilt(captions=[1, 2]), "'2.jpg': captions are not a list of strings"),
-        (spoilt(image_feat=[1, "x"]), "'2.jpg': features are not rows"),
-        (spoilt(image_feat=[1.0]), "'2.jpg': row lengths differ"),
-        (spoilt(lang_feat=[[1.0], [1.0, 2.0]]), "'2.jpg'"),
-        (spoilt(image_feat=[float("nan")] * 5), "damaged, or not JSON"),
-        (spoilt(image_feat=[1e39] * 5), "'2.jpg': a feature is not a finite number"),
-        (spoilt()[:-40], "damaged, or not JSON"),
-        (f"{spoilt()[:-1]}, {spoilt()[1:]}", "lists the image '0.jpg' twice"),
-        ('{"a.jpg": {"captions": []}}', "lacks image_feat, lang_feat"),
-        ("[]", "contains no images"),
-        ("nothing", "damaged, or not JSON"),
-        ('{"a": ' + '{"b": ' * 5_000, "flickr.json"),
-    ],
-)
-def test_errors_name_the_image(tmp_path, text, message):
-    path = tmp_path / "flickr.json"
-    path.write_text(text)
-    with pytest.raises(SightlineError, match=message):
-        import_kdmcse(path, tmp_path / "data", tmp_path / "images", tmp_path / "texts", "")
-    assert not (tmp_path / "images").exists()
-
-
-def test_a_large_file_is_read_in_bounded_memory(tmp_path):
-    path = tmp_path / "large.json"
-    body = json.dumps(entries()["0.jpg"] | {"image_feat": [0.123456] * 20_000})
-    path.write_text("{" + ", ".join(f'"{i}.jpg": {body}' for i in range(30)) + "}")  # 5 MB
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in read_entries(path)) == 30
-        assert tracemalloc.get_traced_memory()[1] < 3 << 20
-    finally:
-        tracemalloc.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -132,11 +131,6 @@ FOLDERS = [
         "cache import @mcse.hdf5 --format mcse --texts @mcse.txt --data OUT --out OUT-features",
         DATASET,
     ),
-    Command(
-        "cache import kdmcse",
-        "cache import @kdmcse.json --format kdmcse --data OUT --out OUT-features",
-        DATASET,
-    ),
     Command("stage report", "stage report", "report.json report.html report.txt curves.json"),
 ]
 """Commands whose output is a folder."""
@@ -201,8 +195,6 @@ class OutputWorld:
         with h5py.File(made / "mcse.hdf5", "w") as file:
             file.create_dataset("features", data=features)
         (made / "mcse.txt").write_text("one\ntwo\nthree\nfour\n")
-        image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
-        (made / "kdmcse.json").write_text(json.dumps({"a.jpg": image}))
         _write_graph(made / "graph")
         self._must(f"tokens --data @scenes/sentences.parquet {STUDENT} --out OUT", made / "tokens")
         self._must(EXTRACT_IMAGE, made / "features")

@@ -243,19 +243,6 @@ def test_mcse_through_the_command(says, fails, tmp_path, monkeypatch):
     assert "2 lines" in fails("cache", "import", "in.hdf5", *mcse, "in.txt", "--out", "other")
 
 
-def test_kdmcse_through_the_command(says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    image = {"image_feat": [1, 2], "captions": ["a dog"], "lang_feat": [[3, 4]]}
-    Path("in.json").write_text(json.dumps({"a.jpg": image}))
-    words = ["--format", "kdmcse", "--data", "data", "--out", "sets"]
-    lines = says("cache", "import", "in.json", *words).splitlines()
-    assert lines[:2] == ["sets/image/clip: 1 image", "sets/text/clip: 1 caption"]
-    text = FeatureSet.open("sets/text/clip")
-    assert text.take(keys_of_texts(["a dog"])).tolist() == [[3, 4]]
-    assert text.record.spec.encoder.source == "a JSON file in KDMCSE's form"
-    assert PreparedDataset.open("data").captions["text"].to_pylist() == ["a dog"]
-
-
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
@@ -264,8 +251,7 @@ def test_kdmcse_through_the_command(says, tmp_path, monkeypatch):
         ("import a.hdf5 --format mcse --data d", "--texts: this format needs it"),
         ("import a.tar --data photos", "--data: a tar has no such options"),
         ("import photos --texts t", "--texts: the files of other tools has --data"),
-        ("import a.json --format kdmcse", "--data: this format needs it"),
-        ("import a.json --format kdmcse --kind image --texts t", "--kind and --texts: kdmcse has"),
+        ("import a.hdf5 --format mcse --kind image", "--kind: mcse has --data, --texts"),
     ],
 )
 def test_options_of_another_format_are_misuse(fails, words, fault):
