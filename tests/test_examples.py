@@ -43,7 +43,7 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = {
     *("own_photographs.py", "new_loss.py", "classifier.py", "mcse_from_cache.py"),
     *("embedding_map.py", "flickr8k_models.py", "combined_terms.py", "curve.py"),
-    "kdmcse_features.py",
+    *("kdmcse_features.py", "entities_to_boxes.py"),
 }
 
 

@@ -30,8 +30,8 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from pipeline.datasets.manifests import cleaned
-from pipeline.grounding.annotations import BoxFormat, DrawnBoxes, folded
 from pipeline.grounding.captioned_images import CaptionedImages
+from pipeline.grounding.drawn_boxes import BoxFormat, DrawnBoxes, folded
 from sightline.cache import key_column
 from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
 from sightline.cache.manifest import KEY, image_names, key_array
@@ -44,7 +44,7 @@ from sightline.user_files import CONTROL, Identifier, Name, short, should_be
 
 EXPECTED = (
     "boxes: a table (CSV, TSV, JSON lines, JSON, Parquet or Arrow) with image, caption, phrase and "
-    "box, a phrases manifest, or the folder of Flickr30k Entities"
+    "box, or a phrases manifest"
 )
 _HINTS = {
     ("images", "annotations"): "COCO's annotations, whose boxes have categories in place of "

@@ -17,9 +17,7 @@ Reason = Literal[
     "no_phrase",  # the caption names nothing to look for
     "not_in_caption",  # the label is not in the caption, or not that often
     "ambiguous",  # the caption has the words more than once, and no span says which is meant
-    "no_box",  # the phrase has no box: the grounder found none, or none was annotated
-    "scene",  # the phrase names the whole scene (Flickr30k Entities)
-    "not_visual",  # the phrase names nothing visible (Flickr30k Entities)
+    "no_box",  # the grounder found no box for the phrase
     "bad_box",  # inverted, not finite, without area, or wholly outside the image
     "low_score",
     "too_small",
@@ -28,7 +26,6 @@ Reason = Literal[
     "too_many",  # beyond the maximum number of pairs per caption
     "empty_mask",  # the segmenter found no pixels in the box
     "unfinished",  # the grounder's answer ends inside a phrase
-    "unnamed",  # annotated with a box, but no caption of the image names it
     "too_long",  # beyond the part of a caption that the grounder reads
 ]
 """Why a phrase did not become a record; stable, for filters and counts."""

@@ -31,7 +31,7 @@ def world(tmp_path_factory):
     torch.set_num_threads(1)
     made = World(tmp_path_factory.mktemp("golden") / "world")
     annotated = made.ground(
-        ANNOTATED, grounding_cases(made.models, made.entities)[ANNOTATED], made.root / "cutouts"
+        ANNOTATED, grounding_cases(made.models, made.boxes)[ANNOTATED], made.root / "cutouts"
     )
     if PINNING and not PHRASES_FILE.exists():
         write_manifest(PHRASES_FILE, read_phrases(annotated), PHRASES)
@@ -45,7 +45,7 @@ def sets(world):
     pytest.importorskip("sam2", reason="the sam2 package is not installed")
     world.add_models()
     made = {"cut-outs": world.root / "cutouts"}
-    for name, settings in grounding_cases(world.models, world.entities).items():
+    for name, settings in grounding_cases(world.models, world.boxes).items():
         made[name] = world.ground(name, settings)
     for name, (kind, encoder, options) in encoder_cases(world.models).items():
         made[name] = world.extract(name, kind, encoder, **options).path

@@ -56,7 +56,7 @@ COLOURS = {"red": (200, 30, 40), "blue": (20, 60, 220), "green": (30, 170, 50), 
 SHAPES = ("circle", "square", "star")
 THINGS = list(itertools.product(COLOURS, SHAPES))
 MAX_LENGTH = 16
-ANNOTATED = "entities, box"
+ANNOTATED = "drawn, box"
 """The grounding whose objects are extracted and trained on."""
 
 
@@ -93,13 +93,13 @@ def refill(folder: Path, architecture: Any, seed: int) -> None:
 class World:
     """Twelve images of two objects each, two captions each, sentences, and tiny models.
 
-    `entities` is a folder of annotations as in Flickr30k Entities.
+    `boxes` is a table of their objects.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.entities, self.models = root / "entities", root / "models"
-        for folder in ("images", "entities/Sentences", "entities/Annotations", "models"):
+        self.boxes, self.models = root / "boxes.jsonl", root / "models"
+        for folder in ("images", "models"):
             (root / folder).mkdir(parents=True)
         captions = [line for i in range(len(THINGS)) for line in self._add_image(i)]
         (root / "captions.txt").write_text("".join(captions))
@@ -114,7 +114,7 @@ class World:
         )
 
     def _add_image(self, i: int) -> list[str]:
-        """Draw image ``i``, annotate it, and return its lines of captions.txt."""
+        """Draw image ``i``, add its objects to the boxes, and return its lines of captions.txt."""
         height, width = ((64, 80), (72, 64))[i % 2]
         (colour, shape), (second, other) = THINGS[i], THINGS[(5 * i + 3) % len(THINGS)]
         coarse = uniform(i, height // 4, width // 4, 3)
@@ -124,24 +124,18 @@ class World:
             pixels[y0:y1, x0:x1] = COLOURS[name] + 60 * uniform(90 + i, y1 - y0, x1 - x0, 3)
         png = stored_png(pixels.clip(0, 255).astype(np.uint8))
         (self.root / f"images/{i:02d}.png").write_bytes(png)
-        marked = (
-            f"[/EN#1/other a {colour} {shape}] beside [/EN#2/other a {second} {other}] .\n"
-            f"[/EN#0/notvisual it] is [/EN#1/other a {colour} {shape}] in "
-            f"[/EN#3/scene a field] near [/EN#2/other the {other}] .\n"
-        )
-        things = "<object><name>3</name><scene>1</scene><nobndbox>0</nobndbox></object>"
-        for name, (x0, y0, x1, y1) in zip("12", boxes, strict=True):
-            box = f"<xmin>{x0 + 1}</xmin><ymin>{y0 + 1}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax>"
-            things += f"<object><name>{name}</name><bndbox>{box}</bndbox></object>"
-        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
-        (self.entities / f"Sentences/{i:02d}.txt").write_text(marked)
-        (self.entities / f"Annotations/{i:02d}.xml").write_text(
-            f"<annotation>{size}{things}</annotation>"
-        )
-        return [
-            f"{i:02d}.png#0\ta {colour} {shape} beside a {second} {other}.\n",
-            f"{i:02d}.png#1\tIt is a {colour} {shape} in a field near the {other}.\n",
+        captions = {
+            f"a {colour} {shape} beside a {second} {other}.": f"a {second} {other}",
+            f"It is a {colour} {shape} in a field near the {other}.": f"the {other}",
+        }
+        rows = [
+            {"image": f"{i:02d}.png", "caption": text, "phrase": phrase, "box": box}
+            for text, last in captions.items()
+            for phrase, box in zip((f"a {colour} {shape}", last), boxes, strict=True)
         ]
+        with self.boxes.open("a") as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+        return [f"{i:02d}.png#{number}\t{text}\n" for number, text in enumerate(captions)]
 
     def bert(self, name: str, hidden: int, seed: int, dropout: float = 0.1) -> Path:
         """A two-layer BERT; its files are written here, as those of a library name its version."""
@@ -276,10 +270,10 @@ def encoder_cases(models: Path) -> dict[str, tuple[str, dict, dict]]:
     }
 
 
-def grounding_cases(models: Path, entities: Path) -> dict[str, dict]:
+def grounding_cases(models: Path, boxes: Path) -> dict[str, dict]:
     """Name → settings of a grounding."""
     box = {"family": "box"}
-    drawn = {"family": "annotations", "path": str(entities)}
+    drawn = {"family": "annotations", "path": str(boxes)}
     sam2 = {"model": str(models / "tiny.yaml"), "weights": f"file:{models / 'sam2.safetensors'}"}
     florence = {"family": "florence2", "model": str(models / "florence"), "max_length": 24}
     dino = {"family": "grounding-dino", "model": str(models / "dino"), "text_threshold": 0.0}
@@ -290,8 +284,8 @@ def grounding_cases(models: Path, entities: Path) -> dict[str, dict]:
             "grounder": {"family": "annotations", "path": str(PHRASES_FILE)},
             "segmenter": {"family": "annotations"},
         },
-        "entities, sam2": {"grounder": drawn, "segmenter": {"family": "sam2", **sam2}},
-        "entities, sam2-hf": {
+        "drawn, sam2": {"grounder": drawn, "segmenter": {"family": "sam2", **sam2}},
+        "drawn, sam2-hf": {
             "grounder": drawn,
             "segmenter": {"family": "sam2-hf", "model": str(models / "sam2-hf")},
         },

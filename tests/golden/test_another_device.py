@@ -57,7 +57,7 @@ def test_rows_are_those_of_the_cpu(world, sets, device, name):
 
 @pytest.mark.parametrize("name", grounding_cases(Path(), Path()))
 def test_phrases_are_those_of_the_cpu(world, sets, device, name):
-    settings = {"captions": "all", **grounding_cases(world.models, world.entities)[name]}
+    settings = {"captions": "all", **grounding_cases(world.models, world.boxes)[name]}
     out = world.root / "away" / name
     found = read_phrases(sets[name])
     cutouts = out.with_suffix(".cutouts") if len(found) else None  # without any, there is an error

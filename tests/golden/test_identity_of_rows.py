@@ -47,7 +47,7 @@ def world(tmp_path_factory) -> World:
     pytest.importorskip("sam2", reason="the sam2 package is not installed")
     torch.set_num_threads(1)
     made = World(tmp_path_factory.mktemp("settings") / "world")
-    made.ground(ANNOTATED, grounding_cases(made.models, made.entities)[ANNOTATED])
+    made.ground(ANNOTATED, grounding_cases(made.models, made.boxes)[ANNOTATED])
     made.add_models()
     return made
 

@@ -13,15 +13,15 @@ from sightline import FeatureSet, read_phrases
 from sightline.cache.rle import decode_mask
 
 FINGERPRINTS, ROWS = "fingerprints.json", "rows.json"
-EXACT = ("entities, box", "phrases, annotations", "cut-outs", "tokens", "phrase tokens")
+EXACT = ("drawn, box", "phrases, annotations", "cut-outs", "tokens", "phrase tokens")
 """Sets whose content holds no result of floating-point sums."""
 CASES = encoder_cases(Path())
 NAMES = [*EXACT[2:], *CASES, *grounding_cases(Path(), Path())]
 TOLERANCE = 2e-3  # of a row's length: that of stored float16, and of other orders of its sums
 BFLOAT16 = 2e-2
 PINNED_ROWS, PINNED_PHRASES = 3, 12
-GROUNDINGS = (*EXACT[:2], "entities, sam2", "entities, sam2-hf", "grounding-dino, box")
-OF_TRANSFORMERS = ("florence2", "grounding-dino", "entities, sam2-hf")  # whose settings it writes
+GROUNDINGS = (*EXACT[:2], "drawn, sam2", "drawn, sam2-hf", "grounding-dino, box")
+OF_TRANSFORMERS = ("florence2", "grounding-dino", "drawn, sam2-hf")  # whose settings it writes
 """Not Florence-2's, whose answers from random weights name no phrase of a caption."""
 
 

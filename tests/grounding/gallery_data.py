@@ -97,7 +97,7 @@ def small_grounding(folder: Path) -> Grounding:
     made.phrase("plain.jpg", plain, "a red hat", (80, 20, 140, 60), 0.62)
     made.phrase("plain.jpg", plain, "a small dog", (190, 150, 300, 260), 0.35)
     made.phrase("plain.jpg", friends, "two friends", (20, 10, 390, 290), 0.5)
-    made.drop("plain.jpg", friends, "outside", "scene")
+    made.drop("plain.jpg", friends, "outside", "ambiguous")
     made.image("hostile.png", 64, 48, HOSTILE)
     script = "<script>window.hacked = 1</script>"
     made.phrase("hostile.png", HOSTILE, script, (5, 5, 30, 30), 0.8)

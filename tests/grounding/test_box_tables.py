@@ -25,8 +25,9 @@ from ground_data import DataSet, write_phrases
 from PIL import Image
 from shown_commands import ROOT
 
-from pipeline.grounding.annotations import DrawnBoxes, open_annotations
+from pipeline.grounding.annotations import open_annotations
 from pipeline.grounding.box_tables import BoxTable
+from pipeline.grounding.drawn_boxes import DrawnBoxes
 from pipeline.grounding.protocols import Dropped, Grounded
 from sightline.cache.groundings import read_phrases
 from sightline.cache.rle import encode_mask, run_lengths

@@ -104,7 +104,7 @@ def test_text_is_escaped_and_nothing_points_outside(page):
 
 
 def test_drops_and_problems_are_shown_where_they_occur(page):
-    assert "scene (1)" in page
+    assert "ambiguous (1)" in page
     assert "low score (1)" in page
     assert "dropped phrases (4)" in page
     assert "0.100 &lt; 0.3" in page
@@ -220,7 +220,7 @@ def test_counts(small):
     assert stats["pairs_per_image"] == 2.0
     assert list(stats["images_by_pairs"].items()) == [(0, 1), (2, 2), (4, 1)]
     assert (stats["contrasted"], stats["objects"]) == (3, 8)
-    assert stats["dropped"] == {"low_score": 1, "no_box": 1, "scene": 1, "too_small": 1}
+    assert stats["dropped"] == {"ambiguous": 1, "low_score": 1, "no_box": 1, "too_small": 1}
     assert stats["span_coverage"] is None
 
 
@@ -239,7 +239,7 @@ def test_cache_info_shows_them_and_takes_a_data_set_for_groundings_only(small, t
     data = "--data", small.folder
     shown = said("cache", "info", small.path, *data)[1]
     assert "2.00 per image (MCSEO on Flickr30k: 4.2)" in shown
-    assert "4: low score 1, no box 1, scene 1, too small 1" in shown
+    assert "4: ambiguous 1, low score 1, no box 1, too small 1" in shown
     assert "of a caption's characters" in shown
     found = json.loads(said("cache", "info", small.path, *data, "--json")[1])["statistics"]
     counted = statistics(small.path, small.folder / "captions.parquet")

@@ -106,7 +106,7 @@ def test_filters_by_phrase_score_and_reason(page):
     keep(page, "filtered")
     fill(page, "least", "")
     fill(page, "most", "")
-    fill(page, "reason", "reason scene")
+    fill(page, "reason", "reason ambiguous")
     assert page.run(SHOWN) == ["plain.jpg"]
     assert page.run("document.querySelector('[open] .caption').textContent").startswith("two")
     fill(page, "reason", "dropped")
