@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline import graph
 from sightline.cache.prepared import LICENCE_UNKNOWN, dataset_facts
-from sightline.cache.record import FeatureSetRecord, SetRecord, TableSetRecord
+from sightline.cache.record import FeatureSpec, SetRecord
 from sightline.wording import counted, in_bytes
 
 _NORMALISED = {
@@ -25,9 +25,10 @@ def about(folder: Path, record: SetRecord) -> dict[str, Any]:
     """
     place = graph.below_features(folder)
     licence = dataset_facts(graph.dataset_folder(place[0])).licence if place else LICENCE_UNKNOWN
-    facts: dict[str, Any] = {"path": folder.as_posix(), "kind": record.spec.kind}
-    if isinstance(record, FeatureSetRecord):
-        spec, encoder = record.spec, record.spec.encoder
+    spec = record.spec
+    facts: dict[str, Any] = {"path": folder.as_posix(), "kind": spec.kind}
+    if isinstance(spec, FeatureSpec):
+        encoder = spec.encoder
         computed = [shard.computed for shard in record.shards]
         facts |= {
             "encoder": encoder.name,
@@ -42,8 +43,7 @@ def about(folder: Path, record: SetRecord) -> dict[str, Any]:
             "dim": spec.dim,
         }
     else:
-        assert isinstance(record, TableSetRecord)
-        facts["description"] = record.spec.description
+        facts["description"] = spec.description
         computed = [shard.computed for shard in record.shards if shard.computed]
     distinct = {_words(computer): computer for computer in computed}
     return facts | {

@@ -82,7 +82,8 @@ def info(
     from pipeline import provenance
     from pipeline.grounding import stats
     from sightline.cache.prepared import PreparedDataset
-    from sightline.cache.record import SetRecord, snapshot
+    from sightline.cache.record import SetRecord
+    from sightline.cache.verify import snapshot
 
     def facts_of(record: SetRecord) -> dict[str, Any]:
         facts = provenance.about(path, record)

@@ -162,10 +162,10 @@ def import_set(
         print(f"{out}: {counted(record.rows, 'image')}\n{dataset}: {report.summary()}")
     elif archive:
         from sightline.cache.archive import import_set as unpack
-        from sightline.cache.record import kind_in_words
+        from sightline.cache.record import set_of_kind
 
         record = unpack(source, out)
-        kind = kind_in_words(record.spec.kind)
+        kind = set_of_kind(record.spec.kind)
         parts = kind, counted(len(record.files), "file"), in_bytes(record.size)
         print(f"{out}: {', '.join(parts)}")
     else:

@@ -19,7 +19,7 @@ from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_row
 from pipeline.extract.services import Service
 from pipeline.extract.settings import ExtractSettings, Machine
 from sightline.atomic_files import model_paths
-from sightline.cache import FeatureSet, FeatureSetRecord, FeatureSpec
+from sightline.cache import FeatureSet, FeatureSpec, SetRecord
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, as_keys, at, find_keys, unique_sorted
 from sightline.cache.parts import Failure
@@ -414,7 +414,7 @@ def _rows_of_pictures(
         )
 
 
-def _described(record: FeatureSetRecord) -> list[str]:
+def _described(record: SetRecord[FeatureSpec]) -> list[str]:
     untrained = "untrained weights" if record.spec.encoder.untrained else ""
     return [counted(record.rows, "row"), *filter(None, (untrained, record.cut_in_words))]
 

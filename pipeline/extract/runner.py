@@ -23,7 +23,7 @@ from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.keys import Keys
 from sightline.cache.parts import Failure, part_names
 from sightline.cache.plan import Batch, Plan
-from sightline.cache.record import FeatureSetRecord, SetRecord, Spec, set_output
+from sightline.cache.record import FeatureSpec, SetRecord, Spec, set_output
 from sightline.cache.shards import Numbers, format_of
 from sightline.cache.writer import SetWriter
 from sightline.devices import (
@@ -170,8 +170,8 @@ class SetSummary:
                 "fingerprint": self.record.fingerprint,
                 "content_digest": self.record.content_digest,
             }
-        if isinstance(self.record, FeatureSetRecord):
-            body["untrained"] = self.record.spec.encoder.untrained
+            if isinstance(self.record.spec, FeatureSpec):
+                body["untrained"] = self.record.spec.encoder.untrained
         return body
 
     def __str__(self) -> str:

@@ -19,8 +19,8 @@ from pipeline.interchange.rows import KEY, ExportedRows, write_npy, write_parque
 from sightline.arrow_files import batches_of
 from sightline.cache import (
     FeatureSet,
-    FeatureSetRecord,
     FeatureSpec,
+    SetRecord,
     as_keys,
     key_column,
     keys_of_texts,
@@ -63,7 +63,7 @@ def export_features(
     folder: Path,
     out: Path,
     form: Literal["parquet", "npy"],
-    describe: Callable[[FeatureSetRecord], dict[str, str]],
+    describe: Callable[[SetRecord[FeatureSpec]], dict[str, str]],
     *,
     dataset: Path | None = None,
     normalise: bool = False,

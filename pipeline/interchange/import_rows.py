@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,8 @@ from pipeline.interchange.foreign import ImportOptions, Part, find
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (
     EncoderRecord,
-    FeatureSetRecord,
     FeatureSpec,
+    SetRecord,
     SetWriter,
     as_keys,
     key_of_file,
@@ -56,7 +56,7 @@ class Imported:
         trimmed: texts that lost outer white space or control characters, as in every data set.
     """
 
-    record: FeatureSetRecord
+    record: SetRecord[FeatureSpec]
     form: str
     columns: str
     missing: int = 0
@@ -330,7 +330,7 @@ def write_rows(
     keys: Keys | Sequence[bytes],
     blocks: Iterable[tuple[Keys | list[bytes], NDArray]],
     inputs: Iterable[Path],
-) -> FeatureSetRecord:
+) -> SetRecord[FeatureSpec]:
     """Publish the rows of ``blocks`` (keys and [n, dim] each) as the feature set ``out``.
 
     Args:
@@ -344,5 +344,4 @@ def write_rows(
             for number, (block_keys, rows) in enumerate(blocks):
                 writer.add_block(number, as_keys(block_keys), rows, computed=how)
         record = writer.publish(Provenance(imported=True))
-    assert isinstance(record, FeatureSetRecord)
-    return record
+    return cast("SetRecord[FeatureSpec]", record)  # as `spec` is

@@ -24,7 +24,7 @@ from pipeline.datasets.prepared_output import building
 from pipeline.datasets.source import PrepareReport
 from pipeline.interchange.columns import arrays_in
 from pipeline.interchange.import_rows import foreign_spec, write_rows
-from sightline.cache import FeatureSetRecord, key_of_bytes
+from sightline.cache import FeatureSpec, SetRecord, key_of_bytes
 from sightline.errors import SightlineError
 from sightline.user_files import read_lines
 
@@ -34,7 +34,7 @@ _BLOCK = 4096
 
 def import_mcse(
     features: Path, texts: Path, dataset: Path, out: Path, source: str
-) -> tuple[FeatureSetRecord, PrepareReport]:
+) -> tuple[SetRecord[FeatureSpec], PrepareReport]:
     """Turn MCSE's two files into manifests in ``dataset`` and the feature set ``out``.
 
     Raises:

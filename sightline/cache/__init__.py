@@ -18,7 +18,7 @@ from sightline.cache.manifest import (
     whole_files,
     write_manifest,
 )
-from sightline.cache.record import EncoderRecord, FeatureSetRecord, FeatureSpec
+from sightline.cache.record import EncoderRecord, FeatureSpec, SetRecord
 from sightline.cache.sets import (
     FeatureSet,
     PhraseTokenHeader,

@@ -20,11 +20,10 @@ from sightline.cache.record import (
     Spec,
     read_record,
     set_output,
-    snapshot,
     to_bytes,
     write_record,
 )
-from sightline.cache.verify import require_whole, verify
+from sightline.cache.verify import require_whole, snapshot, verify
 from sightline.errors import CacheError, SightlineError
 from sightline.output import replacing_file
 from sightline.places import here, shown

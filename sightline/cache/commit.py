@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 from sightline.cache.index import content_digest, write_index
 from sightline.cache.keys import Keys, picked
 from sightline.cache.record import (
-    FeatureSetRecord,
-    FeatureSpec,
     Provenance,
     SetRecord,
     ShardRecord,
-    TableSetRecord,
     write_record,
 )
 from sightline.cache.rows import Rows, Shard, joined
@@ -110,9 +107,8 @@ def commit(
     shards = places[rows.shards] if len(rows) else rows.shards
     digests = np.empty((0, DIGEST_BYTES), np.uint8) if rows.digests is None else rows.digests
     rows = Rows(spec, files, rows.keys, shards, rows.numbers, digests)
-    kind = FeatureSetRecord if isinstance(spec, FeatureSpec) else TableSetRecord
-    record = kind(
-        spec=spec,  # pyright: ignore[reportArgumentType]
+    record = SetRecord(
+        spec=spec,
         fingerprint=spec.fingerprint,
         content_digest=content_digest(rows, failed),
         provenance=provenance,

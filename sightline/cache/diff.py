@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.record import FeatureSpec, SetRecord, kind_in_words, snapshot
+from sightline.cache.record import FeatureSpec, SetRecord, set_of_kind
 from sightline.cache.rows import Rows
-from sightline.cache.verify import all_sound
+from sightline.cache.verify import all_sound, snapshot
 from sightline.errors import CacheError
 
 _BLOCK = 8192
@@ -104,9 +104,7 @@ def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -
                 f"{a} has rows of {left.dim} numbers, {b} of {right.dim}; they cannot be compared"
             )
     elif left.kind != right.kind:
-        raise CacheError(
-            f"{b}: holds {kind_in_words(right.kind)}, expected {kind_in_words(left.kind)}"
-        )
+        raise CacheError(f"{b}: holds {set_of_kind(right.kind)}, expected {set_of_kind(left.kind)}")
 
 
 def _largest_change(

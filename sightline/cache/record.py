@@ -7,20 +7,19 @@ import re
 import stat
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, overload
+from typing import Annotated, Any, Generic, Literal, get_args, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import TypeVar
 
 from sightline.digest import digest
 from sightline.errors import CacheError, SightlineError
 from sightline.output import Output
 from sightline.settings import flatten
 
-T = TypeVar("T")
-
-SCHEMA = "sightline.set/3"
+SCHEMA = "sightline.set/4"
 FILE_NAME = "set.json"
 FOREIGN = "imported/"
 """How the encoder's name begins if another tool made the rows."""
@@ -47,15 +46,16 @@ TableKind = Literal["grounding", "cutouts", "tokens", "phrase-tokens"]
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
 
 _WORDS = {
+    "": "a set",
     "grounding": "a grounding",
-    "cutouts": "cut-outs",
+    "cutouts": "a set of cut-outs",
     "tokens": "a token set",
-    "phrase-tokens": "phrase tokens",
+    "phrase-tokens": "a set of phrase tokens",
 }
 
 
-def kind_in_words(kind: str) -> str:
-    """Display name of a kind of set."""
+def set_of_kind(kind: str) -> str:
+    """What a set of some kind is called in a message; empty: of any."""
     return _WORDS.get(kind, "a feature set")
 
 
@@ -165,6 +165,7 @@ class TableSpec(_Spec):
 
 Spec = FeatureSpec | TableSpec
 """What determines the rows of a set."""
+S = TypeVar("S", bound=Spec, covariant=True, default=Spec)
 
 
 class FileRecord(_Strict):
@@ -218,22 +219,20 @@ class Provenance(_Strict):
 
     Attributes:
         imported: the rows came from a file in another format.
-        recomputed: rows of an imported set that were re-encoded, if all of them agreed.
         check: what re-encoding rows of an imported set found.
     """
 
     imported: bool = False
-    recomputed: _Count = 0
     check: Recheck | None = None
 
     @property
     def doubt(self) -> Doubt:
         """Why the rows may not be what their encoder computes; empty if nothing says so."""
-        if not self.imported or self.recomputed:
+        if not self.imported:
             return ""
-        return (
-            "imported, not checked" if self.check is None else "imported, differs when recomputed"
-        )
+        if self.check is None:
+            return "imported, not checked"
+        return "imported, differs when recomputed" if self.check.differing else ""
 
     def checked(self, recheck: Recheck) -> Provenance:
         """This provenance after another check of an imported set.
@@ -244,11 +243,7 @@ class Provenance(_Strict):
         same = before is not None and before.fingerprint == recheck.fingerprint
         if before is not None and same and before.differing and not recheck.differing:
             recheck = before
-        return Provenance(
-            imported=self.imported,
-            recomputed=0 if recheck.differing else recheck.rows,
-            check=recheck,
-        )
+        return Provenance(imported=self.imported, check=recheck)
 
     def __str__(self) -> str:
         if not self.imported:
@@ -256,8 +251,11 @@ class Provenance(_Strict):
         return f"imported, {self.check or 'not checked'}"
 
 
-class SetRecord(_Strict):
+class SetRecord(_Strict, Generic[S]):
     """The commit point of a set: everything a reader needs to trust its files.
+
+    The kind tells its spec: ``SetRecord[FeatureSpec]`` is that of a feature set,
+    ``SetRecord[TableSpec]`` that of any other one.
 
     Attributes:
         rows, failed: keys with a row, and keys without one.
@@ -266,7 +264,7 @@ class SetRecord(_Strict):
     """
 
     schema_: Annotated[str, Field(alias="schema")] = SCHEMA
-    spec: Spec
+    spec: S
     fingerprint: _Digest
     content_digest: _Digest
     provenance: Provenance = Provenance()
@@ -297,18 +295,6 @@ class SetRecord(_Strict):
         return words if self.cut else ""
 
 
-class FeatureSetRecord(SetRecord):
-    """The commit point of a feature set."""
-
-    spec: FeatureSpec
-
-
-class TableSetRecord(SetRecord):
-    """The commit point of any other set."""
-
-    spec: TableSpec
-
-
 def set_output(
     folder: Path, inputs: Iterable[Path] = (), worker: str = "", kind: str | None = None
 ) -> Output:
@@ -332,8 +318,8 @@ def _refuse_another_kind(folder: Path, kind: str) -> None:
         return  # none, or a damaged one, which `Output` checks
     if held != kind:
         raise CacheError(
-            f"{folder}: holds {kind_in_words(held)} of kind {held}, but this is "
-            f"{kind_in_words(kind)} of kind {kind}; choose another folder, or remove that one first"
+            f"{folder}: holds {set_of_kind(held)} of kind {held}, but this is "
+            f"{set_of_kind(kind)} of kind {kind}; choose another folder, or remove that one first"
         )
 
 
@@ -367,9 +353,9 @@ def to_bytes(record: SetRecord) -> bytes:
 @overload
 def read_record(folder: Path) -> SetRecord: ...
 @overload
-def read_record(folder: Path, kind: Literal["features"]) -> FeatureSetRecord: ...
+def read_record(folder: Path, kind: Literal["features"]) -> SetRecord[FeatureSpec]: ...
 @overload
-def read_record(folder: Path, kind: TableKind) -> TableSetRecord: ...
+def read_record(folder: Path, kind: TableKind) -> SetRecord[TableSpec]: ...
 def read_record(folder: Path, kind: str = "") -> SetRecord:
     """Read and check ``folder/set.json``.
 
@@ -380,51 +366,19 @@ def read_record(folder: Path, kind: str = "") -> SetRecord:
         CacheError: no such file; not JSON, another schema version, an unknown, missing or invalid
             field, a wrong digest; a set of another kind.
     """
-    expected = kind_in_words(kind) if kind else "a set"
-    record = _checked_record(folder, expected.removeprefix("a "))
-    held = "features" if isinstance(record, FeatureSetRecord) else record.spec.kind
+    expected = set_of_kind(kind)
+    record = _checked_record(folder, expected)
+    held = "features" if isinstance(record.spec, FeatureSpec) else record.spec.kind
     if kind and held != kind:
-        raise CacheError(f"{folder}: holds {kind_in_words(record.spec.kind)}, expected {expected}")
+        raise CacheError(f"{folder}: holds {set_of_kind(record.spec.kind)}, expected {expected}")
     return record
-
-
-def snapshot(
-    folder: Path, read: Callable[[Any], T], kind: Literal["features", ""] | TableKind = ""
-) -> T:
-    """What ``read`` makes of the record in ``folder`` and of the files that it lists.
-
-    All is of one moment: where another run has published by then, whose `gc` may even have removed
-    files of this record, it is read again.
-
-    Args:
-        read: gets the record.
-        kind: as of `read_record`.
-    """
-    while True:
-        record = read_record(folder, kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        try:
-            found = read(record)
-        except (CacheError, OSError):
-            if _is_current(folder, record):
-                raise
-        else:
-            if _is_current(folder, record):
-                return found
-
-
-def _is_current(folder: Path, record: SetRecord) -> bool:
-    """Whether no other set was published in ``folder`` since this record was read there."""
-    try:
-        return read_record(folder) == record
-    except (CacheError, OSError):
-        return True  # there is no other one
 
 
 def _checked_record(folder: Path, expected: str) -> SetRecord:
     """The record in ``folder``; ``expected`` names the set if there is none."""
     path = folder / FILE_NAME
     if not path.is_file():
-        raise CacheError(f"{folder}: no {expected} here (no {FILE_NAME}); {_AGAIN}")
+        raise CacheError(f"{folder}: not {expected} (no {FILE_NAME}); {_AGAIN}")
     try:
         body = json.loads(path.read_bytes())
     except OSError as error:
@@ -441,9 +395,9 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
         raise CacheError(f"{path}: its digest does not match its content; {_AGAIN}")
     spec = body.get("spec")
     tables = isinstance(spec, dict) and spec.get("kind") in TABLE_KINDS
-    kind = TableSetRecord if tables else FeatureSetRecord
+    model: type[SetRecord] = SetRecord[TableSpec] if tables else SetRecord[FeatureSpec]
     try:
-        record = kind.model_validate_json(json.dumps(body))
+        record = model.model_validate_json(json.dumps(body))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

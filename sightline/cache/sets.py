@@ -27,18 +27,17 @@ from sightline.cache.keys import (
 )
 from sightline.cache.manifest import key_array, key_column
 from sightline.cache.record import (
-    FeatureSetRecord,
+    FeatureSpec,
     Provenance,
     SetRecord,
     TableKind,
-    TableSetRecord,
     TableSpec,
     set_output,
-    snapshot,
 )
 from sightline.cache.remote_sets import local_set
 from sightline.cache.rows import Rows, rows_of_no_file
 from sightline.cache.tables import PHRASE_TOKENS, TOKENS
+from sightline.cache.verify import snapshot
 from sightline.errors import CacheError
 
 H = TypeVar("H")
@@ -53,7 +52,7 @@ class FeatureSet:
     """
 
     def __init__(
-        self, path: Path, record: FeatureSetRecord, rows: Rows, failed: dict[bytes, str]
+        self, path: Path, record: SetRecord[FeatureSpec], rows: Rows, failed: dict[bytes, str]
     ) -> None:
         self.path = path
         self.record = record
@@ -84,7 +83,7 @@ class FeatureSet:
         """
         path = local_set(path)
 
-        def read(record: FeatureSetRecord) -> FeatureSet:
+        def read(record: SetRecord[FeatureSpec]) -> FeatureSet:
             if fingerprint is not None and record.fingerprint != fingerprint:
                 raise CacheError(
                     f"{path}: fingerprint {record.fingerprint[:16]}, expected {fingerprint[:16]}: "
@@ -172,7 +171,9 @@ def _require_rows(path: Path, rows: NDArray) -> None:
         raise IndexError(f"{path}: row {rows.min()}: there is no such row; -1 is a missing key")
 
 
-def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Rows, dict[bytes, str]]:
+def open_tables(
+    folder: Path, kind: TableKind
+) -> tuple[SetRecord[TableSpec], Rows, dict[bytes, str]]:
     """A sound set that is not of features: its record, its rows, and the codes of failed keys.
 
     Raises:
@@ -184,7 +185,7 @@ def open_tables(folder: Path, kind: TableKind) -> tuple[TableSetRecord, Rows, di
 def read_rows(folder: Path, kind: TableKind) -> tuple[pa.Table, dict[bytes, str]]:
     """All rows of such a set in the order of their keys, and the codes of failed keys."""
 
-    def read(record: TableSetRecord) -> tuple[pa.Table, dict[bytes, str]]:
+    def read(record: SetRecord[TableSpec]) -> tuple[pa.Table, dict[bytes, str]]:
         rows, failed = _sound_rows(folder, record)
         return rows.gather(np.arange(len(rows))), failed
 
@@ -246,7 +247,7 @@ class TokenSet:
     """Texts of a data set, tokenised once per student, gathered as ragged rows."""
 
     path: Path
-    record: TableSetRecord
+    record: SetRecord[TableSpec]
     header: TokenHeader
     _rows: Rows
     _ids: NDArray[np.int32]
@@ -259,7 +260,7 @@ class TokenSet:
         return snapshot(path, lambda record: cls._of(path, record), "tokens")
 
     @classmethod
-    def _of(cls, path: Path, record: TableSetRecord) -> TokenSet:
+    def _of(cls, path: Path, record: SetRecord[TableSpec]) -> TokenSet:
         rows, _ = _sound_rows(path, record)
         header = _header(path, record, TokenHeader, "sightline tokens")
         lists, offsets = _lists(rows, "input_ids")
@@ -356,7 +357,7 @@ class PhraseTokens:
     """Token spans of phrases and the objects they name, looked up by image and caption."""
 
     path: Path
-    record: TableSetRecord
+    record: SetRecord[TableSpec]
     header: PhraseTokenHeader
     _rows: Rows
     _phrases: RaggedPhrases
@@ -368,7 +369,7 @@ class PhraseTokens:
         return snapshot(path, lambda record: cls._of(path, record), "phrase-tokens")
 
     @classmethod
-    def _of(cls, path: Path, record: TableSetRecord) -> PhraseTokens:
+    def _of(cls, path: Path, record: SetRecord[TableSpec]) -> PhraseTokens:
         rows, _ = _sound_rows(path, record)
         header = _header(path, record, PhraseTokenHeader, "sightline tokens --phrases")
         lists, offsets = _lists(rows, "phrases")
@@ -442,7 +443,7 @@ def ranges(begin: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
     return np.arange(total) + np.repeat(begin - (ends - counts), counts)
 
 
-def _header(folder: Path, record: TableSetRecord, header: type[H], made_by: str) -> H:
+def _header(folder: Path, record: SetRecord[TableSpec], header: type[H], made_by: str) -> H:
     """The settings that a set was made with, from its record."""
     try:
         return header(**record.spec.description)

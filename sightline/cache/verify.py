@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +22,48 @@ from sightline.cache.record import (
     SetRecord,
     ShardRecord,
     Spec,
+    TableKind,
     read_record,
     set_output,
-    snapshot,
     to_bytes,
 )
 from sightline.cache.rows import Rows, Shard, rows_in
 from sightline.cache.shards import DIGEST_BYTES, open_shard
 from sightline.errors import CacheError
+
+T = TypeVar("T")
+
+
+def snapshot(
+    folder: Path, read: Callable[[Any], T], kind: Literal["features", ""] | TableKind = ""
+) -> T:
+    """What ``read`` makes of the record in ``folder`` and of the files that it lists.
+
+    All is of one moment: where another run has published by then, whose `gc` may even have removed
+    files of this record, it is read again.
+
+    Args:
+        read: gets the record.
+        kind: as of `read_record`.
+    """
+    while True:
+        record = read_record(folder, kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        try:
+            found = read(record)
+        except (CacheError, OSError):
+            if _is_current(folder, record):
+                raise
+        else:
+            if _is_current(folder, record):
+                return found
+
+
+def _is_current(folder: Path, record: SetRecord) -> bool:
+    """Whether no other set was published in ``folder`` since this record was read there."""
+    try:
+        return read_record(folder) == record
+    except (CacheError, OSError):
+        return True  # there is no other one
 
 
 def verify(folder: Path | str, progress: Progress = lambda _: None) -> list[str]:

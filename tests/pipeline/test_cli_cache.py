@@ -105,7 +105,7 @@ def test_a_damaged_set_hides_no_other(said, fails, world):
     for command in ("verify", "list"):
         code, out, err = said("cache", command, ".")
         assert code == 1
-        assert "image: no set here (no set.json)" in out + err
+        assert "image: not a set (no set.json)" in out + err
         assert "text" in out
 
 

@@ -79,7 +79,7 @@ def test_a_set_says_its_kind_and_its_folder_the_encoders_name(train):
             "text holds text features, which text-a and text-b need; write text-a=text",
         ),
         ("mcse --data d --features c=clip", "found 'c'; a NAME is a kind and an encoder"),
-        ("mcse --data d --features nowhere", "nowhere: no feature set here"),
+        ("mcse --data d --features nowhere", "nowhere: not a feature set"),
         ("mcse --data d --features clip --set weight=1", "weight is an option: give --weight"),
         ("mcse --data d --features clip --weight=-1", "--weight: input should be greater"),
         ("msce --data d", "unknown objective 'msce'; did you mean 'mcse'"),

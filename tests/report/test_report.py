@@ -13,7 +13,7 @@ import pytest
 from invented_runs import UNTRAINED, invented
 from made_results import made_result, with_task
 
-from sightline.cache import EncoderRecord, FeatureSetRecord, FeatureSpec
+from sightline.cache import EncoderRecord, FeatureSpec, SetRecord
 from sightline.errors import SightlineError
 from train.evaluate.results import RunResult, load_result, save_result
 from train.records import DEV, FeatureUse
@@ -90,7 +90,7 @@ def test_features_are_taken_from_a_feature_sets_own_record():
     )
     about = {"kind": "image", "preprocessing": {}, "precision": "fp32", "dtype": "float16"}
     spec = FeatureSpec(encoder=encoder, dim=2048, **about)
-    record = FeatureSetRecord.model_construct(
+    record = SetRecord[FeatureSpec].model_construct(
         spec=spec, fingerprint=spec.fingerprint, content_digest="2" * 64, rows=9
     )
     used = FeatureUse.of_set(SimpleNamespace(path=Path("data/scenes/image/resnet"), record=record))

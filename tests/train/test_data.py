@@ -187,7 +187,7 @@ def test_pairs_whose_image_failed_are_dropped_and_counted(tmp_path):
     ("changes", "message"),
     [
         ({"features": {}}, r"a feature set for image-tiny-cnn \(image features of tiny-cnn f"),
-        ({"features": {"image-tiny-cnn": "nowhere"}}, "nowhere: no feature set here"),
+        ({"features": {"image-tiny-cnn": "nowhere"}}, "nowhere: not a feature set"),
         ({"features": {"image-tiny-cnn": "", "audio": ""}}, "does not read features for audio"),
         ({"pairs": None}, "needs pairs"),
         ({"student": {"max_length": 12}}, "truncated to 16 tokens"),

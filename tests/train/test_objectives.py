@@ -406,7 +406,7 @@ def test_missing_objects_and_unfit_phrases_are_named(features, tmp_path):
         write_phrase_tokens(tmp_path / name, header, key, key, [1], [2])
     for phrases, message in (
         (None, "make them with `sightline tokens --phrases`"),
-        (tmp_path / "nowhere", "no phrase tokens here"),
+        (tmp_path / "nowhere", "not a set of phrase tokens"),
         (tmp_path / "other", "a different tokenizer, max_length or prompt"),
         (tmp_path / "short", "a different tokenizer, max_length or prompt"),
         (tmp_path / "foreign", "has 1 phrases, but none for the"),

@@ -266,7 +266,7 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, said):
     code, out, err = said("evaluate", *both, "--model=gone", "--model=runs/simcse/seed-0/model")
     assert code == 1
     assert err.startswith("evaluate: computing on cpu in fp32\n")
-    assert "retrieval failed for mcse-clip: nowhere/image/clip: no feature set here" in err
+    assert "retrieval failed for mcse-clip: nowhere/image/clip: not a feature set" in err
     assert "gone was not scored: gone (no such folder" in err
     assert "the task failed: nowhere/image/clip" in " ".join(out.split())
     file = Path("kept/mcse-clip/seed-0.json")
