@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, verify
-from sightline.cache.compact import collect, compact
+from sightline.cache.gc import collect
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import IMAGES, in_file, key_array
 
@@ -208,7 +208,6 @@ STEPS: dict[str, tuple[Step, int, int]] = {
     "drop 1 %": (fill, 1, 101),
     "verify": (check, 0, 0),
     "gc": (lambda folder, keys: f"{collect(folder).bytes / 1e6:.1f} MB freed", 0, 0),
-    "compact": (lambda folder, keys: f"{len(compact(folder).shards)} shards", 0, 0),
     "open": (lambda folder, keys: f"{len(FeatureSet.open(folder)):,} rows", 0, 0),
     "take": (take, 1, 100),
     "worker": (worker, 100, 200),

@@ -143,7 +143,7 @@ class Output:
                     shutil.rmtree(self.unfinished, ignore_errors=True)
                 self.unfinished.mkdir(exist_ok=True)
                 self._next = next_names(self.folder, self.record)
-                self.owned = self._recorded() | self._next
+                self.owned = self.recorded() | self._next
                 yield lock
                 if lock.alone:
                     self._settle()
@@ -157,7 +157,7 @@ class Output:
         """Run the checks of entering the folder, without taking the lock."""
         if self.folder.exists() and not self.folder.is_dir():
             raise SightlineError(f"{self.given}: is a file, not a folder; name another output")
-        self._recorded()
+        self.recorded()
         next_names(self.folder, self.record)
         self._refuse_another_kind()
         inside = check_apart(self.given, self._inputs)
@@ -267,9 +267,9 @@ class Output:
 
     def remove_unlisted(self, but: Collection[str] = ()) -> None:
         """Remove our files that the record does not list, ``but`` these."""
-        self.remove(self.owned - self._recorded() - {*but})
+        self.remove(self.owned - self.recorded() - {*but})
 
-    def _recorded(self) -> set[str]:
+    def recorded(self) -> set[str]:
         """The names that the record lists, and its own."""
         return _names_in(self.folder / self.record, self._listed) | {self.record}
 
@@ -282,7 +282,7 @@ class Output:
 
     def _settle(self) -> None:
         """Leave in the next record only those of our files that the record does not list."""
-        listed = self._recorded()
+        listed = self.recorded()
         present = {name for name in self._next - listed if os.path.lexists(self.folder / name)}
         if present != self._next:
             self._write_next(present)
@@ -312,7 +312,7 @@ class Output:
 
     def _is_new_or_ours(self) -> bool:
         if not self.folder.exists() or (self.folder / self.record).is_file():
-            return True  # `_recorded` has refused a record that is not ours
+            return True  # `recorded` has refused a record that is not ours
         return self.begun or all(path == self.run_folder for path in self.folder.iterdir())
 
     def _detour(self, name: str) -> Path | None:

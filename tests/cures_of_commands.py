@@ -80,7 +80,7 @@ COMMANDS = [
     ),
     Cure(
         "run `sightline cache repair {}` first",
-        "cache gc clip --compact",
+        "cache diff clip clip",
         ("cache repair clip",),
         begins=damage,
     ),
@@ -139,7 +139,6 @@ COMMANDS = [
         (EXTRACT + "sets/clip",),
         begins=lambda: Path("sets").mkdir(),
     ),
-    Cure("not with --dry-run", "cache gc . --compact --dry-run", passes="cache gc . --compact"),
     Cure(
         "`sightline evaluate list` shows them",
         "evaluate --model ./student",

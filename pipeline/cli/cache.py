@@ -140,7 +140,7 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 
     Example: sightline cache repair data/features/scenes/image/clip
     """
-    from sightline.cache.verify import repair as repair_set
+    from sightline.cache.repair import repair as repair_set
 
     def repaired(folder: Path) -> list[str]:
         with _progress("read", folder) as advance:
@@ -163,12 +163,6 @@ def repair(path: PATH, as_json: JSON = False) -> None:
 @app.command(cls=Command)
 def gc(
     path: PATH,
-    compact: Annotated[
-        bool,
-        typer.Option(
-            "--compact", help="Rewrite shards too: exactly the files of a clean run, in key order."
-        ),
-    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be removed.")
     ] = False,
@@ -184,12 +178,12 @@ def gc(
 ) -> None:
     """Remove what sets no longer reference: superseded files, and rows dropped by the manifest.
 
+    A set with such rows is written anew: exactly the files of a clean run.
+
     Example: sightline cache gc data --dry-run
     """
-    from sightline.cache import compact as cache
+    from sightline.cache import gc as cache
 
-    if compact and dry_run:
-        raise typer.BadParameter("not with --dry-run", param_hint="--compact")
     lost = cache.lost_runs(path) if path.is_dir() else {}
     if lost and not lost_runs:
         size = in_bytes(sum(waste.bytes for waste in lost.values()))
@@ -204,7 +198,7 @@ def gc(
             if not dry_run:
                 cache.remove_run(folder)
             return lost[folder]
-        return cache.garbage(folder) if dry_run else cache.collect(folder, compact=compact)
+        return cache.garbage(folder) if dry_run else cache.collect(folder)
 
     folders = [*sets_below(path, required=not lost), *(lost if lost_runs else ())]
     with _of_each(folders, garbage_of) as garbage_of_sets:

@@ -1,17 +1,20 @@
-"""Publish a plan: merge what was computed, copied and kept by key into shards, and commit."""
+"""Publish: merge rows into shards, write the index over them, and replace the record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
 
-from sightline.cache.commit import commit, write_shards
-from sightline.cache.keys import as_keys, find_keys, picked, selected
+from sightline.cache.index import content_digest, write_index
+from sightline.cache.keys import Keys, as_keys, find_keys, picked, selected
 from sightline.cache.parts import Part
 from sightline.cache.plan import Plan
-from sightline.cache.record import Provenance, SetRecord
-from sightline.cache.rows import Rows, joined, rows_in
+from sightline.cache.record import Provenance, SetRecord, ShardRecord, write_record
+from sightline.cache.rows import Rows, Shard, joined, rows_in
+from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, shard_name
 from sightline.errors import CacheError
 from sightline.output import Output
 
@@ -19,7 +22,7 @@ MAX_SMALL_SHARDS = 16
 """With more shards than this less than half full, the next run merges them."""
 
 
-def publish(
+def publish_plan(
     output: Output,
     plan: Plan,
     parts: Sequence[Part],
@@ -56,7 +59,7 @@ def publish(
     del finished, small
     new = write_shards(output, picked(wanted, again), plan.shape.shard_rows, sources)
     del sources
-    return commit(output, [kept, new], codes, provenance or Provenance(), cut or 0), codes
+    return commit_rows(output, [kept, new], codes, provenance or Provenance(), cut or 0), codes
 
 
 def _failed(plan: Plan, finished: Rows, parts: Sequence[Part]) -> dict[bytes, str]:
@@ -77,3 +80,121 @@ def _split_small(kept: Rows, shard_rows: int) -> tuple[Rows, Rows]:
     if small.sum() <= MAX_SMALL_SHARDS:
         return kept, kept.only(np.zeros(len(kept), dtype=bool))
     return kept.only(~small[kept.shards]), kept.only(small[kept.shards])
+
+
+def write_shards(
+    output: Output, keys: Keys, shard_rows: int, rows: Rows, sound: Sequence[ShardRecord] = ()
+) -> Rows:
+    """Split ``keys`` into shards and write those of ``rows``.
+
+    Args:
+        keys: uint8 [n, 32], sorted; keys that ``rows`` lacks (failed rows) leave a gap, so that
+            the split does not depend on failures.
+        shard_rows: keys per shard, including failed rows.
+        sound: sound shards of the output, which are not written again.
+    """
+    record_of = {record.name: record for record in sound}
+    files: list[Shard] = []
+    there = np.zeros(len(keys), dtype=bool)
+    digests = np.empty((len(keys), DIGEST_BYTES), dtype=np.uint8)
+    sizes: list[int] = []
+    done = 0
+    for start in range(0, len(keys), shard_rows):
+        places = rows.find(keys[start : start + shard_rows])
+        there[start : start + shard_rows] = places >= 0
+        places = places[places >= 0]
+        if len(places):
+            record, hashed = _write(output, rows, places, record_of)
+            files.append(Shard(output.folder, record))
+            sizes.append(len(places))
+            digests[done : done + len(places)] = hashed
+            done += len(places)
+    shards = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    numbers = np.arange(done, dtype=np.int32)
+    numbers -= np.repeat(np.cumsum([0, *sizes], dtype=np.int32)[:-1], sizes)
+    return Rows(rows.spec, files, picked(keys, there), shards, numbers, digests[:done])
+
+
+def _write(
+    output: Output, rows: Rows, places: NDArray[np.int64], stored: Mapping[str, ShardRecord]
+) -> tuple[ShardRecord, Digests]:
+    """Write the rows at these positions as one shard, unless it is there.
+
+    Returns:
+        The shard's record, and the digests of its rows.
+    """
+    keys, suffix = rows.keys[places], rows.format.suffix
+    if rows.digests is not None:
+        name = shard_name(keys, rows.digests[places], suffix)
+        if name in stored:
+            return stored[name], rows.digests[places]
+    values = rows.gather(places)
+    digests = rows.format.digests(values)
+    name, data = shard_name(keys, digests, suffix), rows.format.encode(keys, values)
+    output.write(name, data)
+    record = ShardRecord(
+        name=name,
+        blake3=blake3(data).hexdigest(),
+        bytes=len(data),
+        rows=len(keys),
+        computed=merged(rows.computed(places)),
+    )
+    return record, digests
+
+
+def commit_rows(
+    output: Output,
+    parts: Sequence[Rows],
+    failed: Mapping[bytes, str],
+    provenance: Provenance,
+    cut: int = 0,
+) -> SetRecord:
+    """Write the index over rows of the output's shards and replace the commit point.
+
+    Args:
+        parts: rows with their digests; keys are distinct.
+        failed: key → error code of rows that could not be computed.
+        provenance: whether the rows were computed here or imported.
+        cut: as in `SetRecord`.
+    """
+    spec = parts[0].spec
+    rows = joined(spec, parts)
+    assert len(rows) == sum(map(len, parts)), f"{output.folder}: rows to write share a key"
+    names = sorted({file.record.name for file in rows.files})
+    number = {name: i for i, name in enumerate(names)}
+    records = {file.record.name: file.record for file in rows.files}
+    places = np.array([number[file.record.name] for file in rows.files], dtype=np.int32)
+    files = [Shard(output.folder, records[name]) for name in names]
+    shards = places[rows.shards] if len(rows) else rows.shards
+    digests = np.empty((0, DIGEST_BYTES), np.uint8) if rows.digests is None else rows.digests
+    rows = Rows(spec, files, rows.keys, shards, rows.numbers, digests)
+    record = SetRecord(
+        spec=spec,
+        fingerprint=spec.fingerprint,
+        content_digest=content_digest(rows, failed),
+        provenance=provenance,
+        rows=len(rows),
+        failed=len(failed),
+        cut=cut,
+        index=write_index(output, rows, failed),
+        shards=tuple(file.record for file in files),
+    )
+    write_record(output, record)
+    return record
+
+
+def merged(computed: Sequence[Computed]) -> Computed:
+    """Merge several accounts: equal values appear once, different ones side by side."""
+    distinct = {repr(sorted(run.items())): run for run in computed}
+    if len(distinct) == 1:
+        return dict(computed[0])
+    names = sorted({name for run in computed for name in run})
+    values = {
+        name: {repr(run[name]): run[name] for run in computed if name in run} for name in names
+    }
+    return {
+        name: next(iter(values_of.values()))
+        if len(values_of) == 1
+        else " + ".join(sorted(map(str, values_of.values())))
+        for name, values_of in values.items()
+    }

@@ -336,9 +336,12 @@ def _listed(data: bytes) -> set[str]:
 def write_record(output: Output, record: SetRecord) -> None:
     """Publish: replace ``set.json`` with ``record``, which ends with its own digest.
 
-    Superseded files stay ours and on disk until `cache gc`.
+    The files of the record before stay until the next one, or `cache gc`: readers may have them
+    mapped. Older ones go.
     """
+    before = output.recorded()
     output.commit(to_bytes(record))
+    output.remove_unlisted(but=before)
 
 
 def to_bytes(record: SetRecord) -> bytes:

@@ -14,7 +14,6 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from sightline.arrow_arrays import number_array
-from sightline.cache.commit import commit, write_shards
 from sightline.cache.file_checks import require_sound
 from sightline.cache.index import read_index
 from sightline.cache.keys import (
@@ -26,6 +25,7 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.manifest import key_array, key_column
+from sightline.cache.publish import commit_rows, write_shards
 from sightline.cache.record import (
     FeatureSpec,
     Provenance,
@@ -212,7 +212,7 @@ def write_rows(folder: Path, spec: TableSpec, keys: Keys, rows: pa.Table) -> int
     every = rows_of_no_file(spec, keys[first], rows.take(number_array(first)))
     with set_output(folder, kind=spec.kind) as output:
         shards = write_shards(output, every.keys, every.format.shard_rows, every)
-        return commit(output, [shards], {}, Provenance()).rows
+        return commit_rows(output, [shards], {}, Provenance()).rows
 
 
 _EXACTLY = ConfigDict(extra="forbid", strict=True)

@@ -1,9 +1,8 @@
-"""Verify and repair: what does not match a set's record is named, and exactly that is taken out."""
+"""Verify: what does not match a set's record is named, and what of it can be used."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,20 +10,17 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.commit import commit
 from sightline.cache.file_checks import Progress, file_faults
 from sightline.cache.index import content_digest, read_index
 from sightline.cache.record import (
     DAMAGED,
     FILE_NAME,
     FeatureSpec,
-    FileRecord,
     SetRecord,
     ShardRecord,
     Spec,
     TableKind,
     read_record,
-    set_output,
     to_bytes,
 )
 from sightline.cache.rows import Rows, Shard, rows_in
@@ -185,33 +181,6 @@ def all_sound(folder: Path, record: SetRecord) -> UsableRows:
     if usable.lines():
         raise CacheError(f"{usable.lines()[0]}; run `sightline cache repair {folder}` first")
     return usable
-
-
-def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
-    """Read every byte of the set in ``folder`` and take out damaged shards.
-
-    Their rows leave the index, to be computed by the next run, then their files are removed;
-    everything else is unchanged. A damaged index is rebuilt; it was the only list of failed rows,
-    so these will be retried.
-    """
-    with set_output(folder) as output:
-        record = read_record(folder)
-        _require_readable(folder, record.files)
-        damaged = file_faults(folder, record.files, progress)
-        usable = sound_part(folder, record, damaged)
-        if not usable.lines() and not verify(folder):
-            return usable
-        commit(output, [usable.rows], usable.failed, record.provenance, record.cut)
-        output.remove(usable.dropped)
-        return usable
-
-
-def _require_readable(folder: Path, files: Sequence[FileRecord]) -> None:
-    """Raise for an unreadable file: missing permission does not mean damage."""
-    for file in files:
-        path = folder / file.name
-        if path.exists() and not os.access(path, os.R_OK):
-            raise CacheError(f"{path}: no permission to read; nothing was repaired")
 
 
 def _index(

@@ -34,7 +34,7 @@ from sightline.cache.parts import (
     write_part,
 )
 from sightline.cache.plan import FILE, Batch, Counts, Plan, Role, Shape, StoredPlan, repaired
-from sightline.cache.publish import publish
+from sightline.cache.publish import publish_plan
 from sightline.cache.record import FeatureSpec, Provenance, SetRecord, Spec, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.storable import storable
@@ -302,7 +302,7 @@ class SetWriter:
             known |= part.failed
         # of the set that is there too: no kill leaves an error without its reason
         write_failures(self.run_folder, known, self._output.unfinished)
-        record, failed = publish(self._output, plan, parts, provenance, cut)
+        record, failed = publish_plan(self._output, plan, parts, provenance, cut)
         self.failures = {key: known[key] for key in failed if key in known}
         write_failures(self.run_folder, self.failures, self._output.unfinished)
         self._forget(plan, parts)

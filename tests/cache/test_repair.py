@@ -29,7 +29,8 @@ from stub_set import (
 
 from sightline.cache import CacheError, FeatureSet, file_checks, verify
 from sightline.cache.record import read_record
-from sightline.cache.verify import repair, rows_to_compute
+from sightline.cache.repair import repair
+from sightline.cache.verify import rows_to_compute
 from sightline.output import Output, run_folder_of
 
 

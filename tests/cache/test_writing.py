@@ -41,14 +41,14 @@ from sightline.cache import (
     writer,
 )
 from sightline.cache import writer as writer_module
-from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.gc import collect, compact, garbage
 from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
 from sightline.cache.parts import part_names, read_failures, write_part
 from sightline.cache.plan import rows_done
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
-from sightline.cache.verify import repair
+from sightline.cache.repair import repair
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
 from sightline.output import Output, run_folder_of
@@ -137,13 +137,13 @@ def test_failed_rows_are_recomputed_only_on_request(tmp_path, still):
 
 
 def test_a_kill_right_after_the_commit_leaves_no_error_without_its_reason(tmp_path, monkeypatch):
-    commit = publish.commit
+    commit = publish.commit_rows
 
     def killed(*words):
         commit(*words)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(publish, "commit", killed)
+    monkeypatch.setattr(publish, "commit_rows", killed)
     key = KEYS[3].tobytes()
     with pytest.raises(KeyboardInterrupt):
         fill(tmp_path / "set", failing=frozenset([key]))
@@ -432,10 +432,35 @@ def test_dropped_rows_are_restored_from_disk_until_gc(tmp_path):
     record, computed = fill(folder)
     assert (computed, record.content_digest) == (0, clean.content_digest)
     fill(folder, KEYS[10:])
-    freed = collect(folder)
+    freed = collect(folder, SHARD_ROWS)
     assert (freed.rows, garbage(folder).bytes) == (10, 0)
-    assert verify(folder) == []
+    assert files(folder) == files(tmp_path / "small")
     assert fill(folder)[1] == 10
+
+
+def test_publishing_keeps_the_files_of_the_record_before_and_no_older_ones(tmp_path):
+    """Readers may have the former mapped."""
+    folder, listed = tmp_path / "set", list[set[str]]()
+    for stop in (20, 40, 60, 80):
+        record, _ = fill(folder, KEYS[:stop])
+        listed.append({file.name for file in record.files})
+        shards = {path.name for path in folder.iterdir()} - {FILE_NAME, f"{FILE_NAME}.next"}
+        assert shards == set().union(*listed[-2:])
+    assert collect(folder).files.keys() == listed[-2] - listed[-1]
+    assert listed[-2] - listed[-1]
+
+
+def test_what_a_kill_left_before_the_record_goes_with_the_next_one(tmp_path, monkeypatch):
+    folder = tmp_path / "set"
+    fill(folder, KEYS[:20])
+    with monkeypatch.context() as killed:
+        killed.setattr(Output, "commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fill(folder, KEYS[:60])
+    left = garbage(folder).files.keys()
+    assert any(name.startswith("index-") for name in left)
+    fill(folder, KEYS[10:40])
+    assert not left & files(folder).keys() - {file.name for file in read_record(folder).files}
 
 
 @every_format
@@ -456,8 +481,7 @@ def test_gc_removes_only_what_the_set_no_longer_references(tmp_path, kind):
     assert (garbage(folder).bytes, collect(folder).files) == (0, {})
 
 
-@pytest.mark.parametrize("all_shards", [False, True])
-def test_gc_without_room_for_a_shard_frees_what_is_superseded(tmp_path, monkeypatch, all_shards):
+def test_gc_without_room_for_a_shard_frees_what_is_superseded(tmp_path, monkeypatch):
     folder = tmp_path / "set"
     for part in (KEYS[:40], KEYS, KEYS[:9]):
         fill(folder, part)
@@ -474,7 +498,7 @@ def test_gc_without_room_for_a_shard_frees_what_is_superseded(tmp_path, monkeypa
     write = Output.write
     monkeypatch.setattr(Output, "write", no_room)
     with pytest.raises(OSError, match="No space left"):
-        collect(folder, compact=all_shards)
+        collect(folder)
     monkeypatch.undo()
     assert verify(folder) == []
     assert garbage(folder).files == {}

@@ -36,12 +36,12 @@ from sightline.cache import (
     write_phrase_tokens,
     write_tokens,
 )
-from sightline.cache.compact import compact
 from sightline.cache.cutout_identity import CROP_RULE
+from sightline.cache.gc import compact
 from sightline.cache.record import Spec, TableSpec, read_record
+from sightline.cache.repair import repair
 from sightline.cache.rle import encode_mask
 from sightline.cache.tables import ROWS_OF
-from sightline.cache.verify import repair
 
 HERE = Path(__file__).parent
 SETS = HERE / "sets"

@@ -135,9 +135,7 @@ FOLDERS = [
 ]
 """Commands whose output is a folder."""
 
-IN_PLACE = [
-    Command(f"cache {verb}", f"cache {verb} OUT") for verb in ("gc --compact", "gc", "repair")
-]
+IN_PLACE = [Command(f"cache {verb}", f"cache {verb} OUT") for verb in ("gc", "repair")]
 """Commands that change a feature set in place."""
 
 COMPARE = "compare @graph/results/simcse @graph/results/mcse"

@@ -241,7 +241,6 @@ def test_a_damaged_set_is_not_read_and_computed_again(said, world):
         "cache export image --out set.tar",
         "cache export image --out folder --format parquet",
         "cache diff image image",
-        "cache gc --compact image",
         "look features image",
     ):
         code, _, err = said(*words.split())

@@ -1,8 +1,7 @@
-"""Compact and gc: reduce a set to exactly the files of a clean run."""
+"""gc: reduce a set to what its record lists, and compact it where rows are dead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from sightline.atomic_files import folders_below
-from sightline.cache.commit import commit, write_shards
-from sightline.cache.keys import Keys, as_keys, sort_order
+from sightline.cache.keys import as_keys, sort_order
 from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import files_of, fingerprint_of, loose_shards, part_names
 from sightline.cache.plan import StoredPlan
+from sightline.cache.publish import commit_rows, write_shards
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
-from sightline.cache.verify import UsableRows, all_sound
+from sightline.cache.verify import all_sound
 from sightline.errors import CacheError
 from sightline.lock import WriterLock
 from sightline.output import (
@@ -59,12 +58,15 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
         return _compact(output, shard_rows)
 
 
-def _compact(output: Output, shard_rows: int | None = None) -> SetRecord:
+def _compact(output: Output, shard_rows: int | None) -> SetRecord:
     record = read_record(output.given)
     usable = all_sound(output.given, record)
     keys = np.concatenate([usable.rows.keys, as_keys(list(usable.failed))])
-    cut = shard_rows or format_of(record.spec).shard_rows
-    return _rewrite(output, record, usable, [keys[sort_order(keys)]], cut)
+    live = usable.rows.live()
+    full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
+    size = shard_rows or format_of(record.spec).shard_rows
+    rows = write_shards(output, keys[sort_order(keys)], size, usable.rows, full)
+    return commit_rows(output, [rows], usable.failed, record.provenance, record.cut)
 
 
 def garbage(folder: Path) -> Garbage:
@@ -81,13 +83,13 @@ def garbage(folder: Path) -> Garbage:
     return Garbage(files, rows, sum(files.values()) + dead)
 
 
-def collect(folder: Path, *, compact: bool = False) -> Garbage:
+def collect(folder: Path, shard_rows: int | None = None) -> Garbage:
     """Remove what a set no longer references from its folder: files, then rows inside shards.
 
-    Shards with such rows are rewritten, which takes room. Leaves other files alone.
+    A set with such rows is compacted, which takes room. Leaves other files alone.
 
     Args:
-        compact: rewrite every shard, as `compact` does.
+        shard_rows: as of `compact`.
 
     Raises:
         OSError: there is no room for a shard; the files are gone, the set is as it was.
@@ -97,23 +99,13 @@ def collect(folder: Path, *, compact: bool = False) -> Garbage:
         size = read_record(folder).size + sum(before.files.values())
         _free(output, before)
         try:
-            if compact:
-                _compact(output)
-            elif before.rows:
-                _drop_rows(output)
+            if before.rows:
+                _compact(output, shard_rows)
         finally:
             after = garbage(folder)
             _free(output, after)
         freed = max(0, size - read_record(folder).size)
         return Garbage(before.files | after.files, before.rows, freed)
-
-
-def _drop_rows(output: Output) -> None:
-    """Rewrite the shards with rows that the index no longer references."""
-    record = read_record(output.given)
-    usable = all_sound(output.given, record)
-    parts = [usable.rows.keys[rows] for rows in usable.rows.by_shard() if len(rows)]
-    _rewrite(output, record, usable, parts, max(shard.rows for shard in record.shards))
 
 
 def _free(output: Output, waste: Garbage) -> None:
@@ -168,14 +160,3 @@ def _strange_parts(folder: Path) -> dict[str, Path]:
                     continue
             strange |= {f"{PARTS}/{file.name}": file for file in files_of(run_folder, name)}
     return strange | {f"{PARTS}/{file.name}": file for file in loose_shards(run_folder)}
-
-
-def _rewrite(
-    output: Output, record: SetRecord, usable: UsableRows, parts: Sequence[Keys], shard_rows: int
-) -> SetRecord:
-    """Republish the rows of a set: each part (sorted keys) is split into separate shards."""
-    live = usable.rows.live()
-    full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
-    shards = [write_shards(output, keys, shard_rows, usable.rows, full) for keys in parts]
-    # a set without rows has no shards
-    return commit(output, shards or [usable.rows], usable.failed, record.provenance, record.cut)
