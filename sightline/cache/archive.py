@@ -97,9 +97,9 @@ def _held(archive: Path | str) -> tuple[Spec, Keys]:
             opened(str(archive)) as file,
             tarfile.open(fileobj=file, mode="r:") as tar,
         ):
-            tar.extract(FILE_NAME, part, set_attrs=False, filter="data")
+            _extract(tar, FILE_NAME, part)
             record = read_record(Path(part))
-            tar.extract(record.index.name, part, set_attrs=False, filter="data")
+            _extract(tar, record.index.name, part)
             return record.spec, read_index(Path(part), record)[0].keys
     except (tarfile.TarError, KeyError, CacheError) as error:
         raise SightlineError(
@@ -107,8 +107,16 @@ def _held(archive: Path | str) -> tuple[Spec, Keys]:
         ) from error
 
 
+def _extract(tar: tarfile.TarFile, name: str, to: Path | str) -> None:
+    """Unpack a file of a set; `tar` itself writes names of a folder's files after ``./``."""
+    member = name if name in tar.getnames() else f"./{name}"
+    tar.extract(member, to, set_attrs=False, filter="data")
+
+
 def import_set(archive: Path | str, folder: Path) -> SetRecord:
-    """Unpack the tar ``archive`` of `export_set`, a file or its URL, into the new set ``folder``.
+    """Unpack the tar ``archive``, a file or its URL, into the new set ``folder``.
+
+    It is one of `export_set`, or of a set's folder (``tar -C SET -cf SET.tar .``).
 
     Takes only the plain files that the archive's `set.json` lists, and verifies them as a set;
     `set.json` is written last, once all others are in place.
@@ -122,10 +130,10 @@ def import_set(archive: Path | str, folder: Path) -> SetRecord:
     with set_output(folder, here(archive)) as output, output.scratch() as part:
         try:
             with opened(str(archive)) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-                tar.extract(FILE_NAME, part, set_attrs=False, filter="data")
+                _extract(tar, FILE_NAME, part)
                 record = read_record(part)
                 for file in record.files:
-                    tar.extract(file.name, part, set_attrs=False, filter="data")
+                    _extract(tar, file.name, part)
         except (tarfile.TarError, KeyError, CacheError) as error:
             raise CacheError(
                 f"{where}: truncated, or not made by `sightline cache export` ({error}); "

@@ -23,7 +23,8 @@ class Difference:
     Attributes:
         added, gone: rows only in B, or only in A.
         same, changed: rows in both, with equal or different values.
-        largest_change: 1 - cosine of the row that changed most; 0 if none did.
+        largest_change: the largest 1 - cosine of a row that changed; 0 if none did.
+        largest_difference: the largest relative difference, |b - a| / max(|a|, |b|), of one.
         changed_most: hex key of that row, or of a row that changed; empty if none did.
         added_failures, gone_failures: failed rows only in B, or only in A.
         why: differences in the description of the rows.
@@ -34,6 +35,7 @@ class Difference:
     same: int
     changed: int
     largest_change: float
+    largest_difference: float
     changed_most: str
     added_failures: int
     gone_failures: int
@@ -47,8 +49,10 @@ class Difference:
             f"{self.same:,} unchanged"
         )
         if self.changed:
-            change = f"{self.largest_change:.3g}"
-            lines.append(f"largest cosine change {change}, key {self.changed_most}")
+            lines.append(
+                f"largest cosine change {self.largest_change:.3g}, largest relative difference "
+                f"{self.largest_difference:.3g}, key {self.changed_most}"
+            )
         if self.added_failures or self.gone_failures:
             gone = f"{self.gone_failures:,} removed"
             lines.append(f"failed rows: {self.added_failures:,} added, {gone}")
@@ -73,13 +77,14 @@ def _difference(a: Path, first: SetRecord, b: Path, second: SetRecord) -> Differ
     assert after.rows.digests is not None
     differs = (before.rows.digests[mine] != after.rows.digests[theirs]).any(axis=1)
     changed = int(differs.sum())
-    largest, most = _largest_change(before.rows, after.rows, mine[differs], theirs[differs])
+    turned, apart, most = _largest_changes(before.rows, after.rows, mine[differs], theirs[differs])
     return Difference(
         added=len(after.rows) - len(mine),
         gone=len(before.rows) - len(mine),
         same=len(mine) - changed,
         changed=changed,
-        largest_change=largest,
+        largest_change=turned,
+        largest_difference=apart,
         changed_most=most,
         added_failures=len(after.failed.keys() - before.failed.keys()),
         gone_failures=len(before.failed.keys() - after.failed.keys()),
@@ -96,6 +101,13 @@ def cosines(first: NDArray, second: NDArray) -> NDArray[np.float64]:
     return np.where(equal, 1.0, dots / np.where(norms > 0, norms, 1.0))
 
 
+def relative_differences(first: NDArray, second: NDArray) -> NDArray[np.float64]:
+    """|b - a| / max(|a|, |b|) of each pair of rows, [n, dim] each: float64 [n]; 0 where equal."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    longer = np.maximum(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
+    return np.linalg.norm(b - a, axis=1) / np.where(longer > 0, longer, 1.0)
+
+
 def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -> None:
     left, right = first.spec, second.spec
     if isinstance(left, FeatureSpec) and isinstance(right, FeatureSpec):
@@ -107,15 +119,17 @@ def _require_comparable(a: Path, first: SetRecord, b: Path, second: SetRecord) -
         raise CacheError(f"{b}: holds {set_of_kind(right.kind)}, expected {set_of_kind(left.kind)}")
 
 
-def _largest_change(
+def _largest_changes(
     left: Rows, right: Rows, mine: NDArray[np.int64], theirs: NDArray[np.int64]
-) -> tuple[float, str]:
-    """Of rows that differ: 1 - cosine of the one that changed most, and its key (hex)."""
-    largest, row = 0.0, mine[:1]
+) -> tuple[float, float, str]:
+    """Of rows that differ: the largest 1 - cosine and relative difference, and the latter's key."""
+    turned, apart, row = 0.0, 0.0, mine[:1]
     for start in range(0, len(mine) if isinstance(left.spec, FeatureSpec) else 0, _BLOCK):
         part = slice(start, start + _BLOCK)
-        change = 1 - cosines(left.gather(mine[part]), right.gather(theirs[part]))
-        worst = int(np.argmax(change))
-        if change[worst] > largest:
-            largest, row = float(change[worst]), mine[part][worst : worst + 1]
-    return largest, left.keys[row].tobytes().hex()
+        old, new = left.gather(mine[part]), right.gather(theirs[part])
+        turned = max(turned, float((1 - cosines(old, new)).max()))
+        differences = relative_differences(old, new)
+        worst = int(np.argmax(differences))
+        if differences[worst] > apart:
+            apart, row = float(differences[worst]), mine[part][worst : worst + 1]
+    return turned, apart, left.keys[row].tobytes().hex()

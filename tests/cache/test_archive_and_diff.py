@@ -53,6 +53,12 @@ def test_other_tools_can_unpack_and_check_it(archive, tmp_path):
     subprocess.run(["sha256sum", "--check", "--quiet", SUMS], cwd=tmp_path, check=True)
 
 
+def test_a_tar_of_the_folder_is_read_too(world, tmp_path):
+    subprocess.run(["tar", "-C", world / "image", "-cf", tmp_path / "set.tar", "."], check=True)
+    import_set(tmp_path / "set.tar", tmp_path / "new")
+    assert files(tmp_path / "new") == files(world / "image")
+
+
 def other(name, kind):
     """An empty file, or a link to a file of somebody else."""
     info = tarfile.TarInfo(name)
@@ -125,8 +131,23 @@ def test_added_removed_and_changed_rows_are_counted(tmp_path):
     found = compare(tmp_path / "a", tmp_path / "b")
     assert (found.added, found.gone, found.changed, found.same) == (20, 9, 2, 68)
     assert found.largest_change == pytest.approx(2)
+    assert found.largest_difference == pytest.approx(2)
     assert found.changed_most == KEYS[20].tobytes().hex()
     assert (found.added_failures, found.gone_failures, found.why) == (0, 1, ())
+
+
+def test_rows_of_another_length_differ_though_their_cosine_is_1(tmp_path):
+    fill(tmp_path / "a")
+    with SetWriter(tmp_path / "b", SPEC) as writer:
+        for batch in writer.plan(KEYS, batch_size=100):
+            rows = rows_of(batch.keys)
+            rows[(batch.keys == KEYS[20]).all(axis=1)] *= 2
+            writer.add(batch, rows)
+        writer.publish()
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert (found.changed, found.largest_change < 1e-6) == (1, True)
+    assert found.largest_difference == pytest.approx(0.5)
+    assert "cosine change 0, largest relative difference 0.5, key" in found.lines()[-1]
 
 
 def test_a_different_dtype_is_reported_and_another_length_refused(world):
