@@ -77,7 +77,7 @@ def features(folder: Path) -> Iterator[tuple[str, str]]:
 
 def tables(folder: Path, kind: TableKind) -> dict[str, dict[str, tuple[int, str]]]:
     """Table → digest of a row's canonical JSON → how often it occurs, and how the row begins."""
-    from sightline.cache.sets import open_tables
+    from sightline.cache.table_sets import open_tables
 
     found: dict[str, dict[str, tuple[int, str]]] = {}
     _, rows, _ = open_tables(folder, kind)

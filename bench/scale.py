@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sightline.cache import EncoderRecord, FeatureSet, FeatureSpec, SetWriter, verify
-from sightline.cache.gc import collect
+from sightline.cache.compact import collect
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import IMAGES, in_file, key_array
 

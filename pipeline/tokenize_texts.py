@@ -17,7 +17,7 @@ from sightline.cache import SetWriter, TokenHeader, TokenSet, keys_of_texts
 from sightline.cache.keys import Keys, at, find_keys, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import TableSpec, set_output
-from sightline.cache.sets import described
+from sightline.cache.table_sets import described
 from sightline.cache.tables import TOKENS
 from sightline.errors import CacheError, SightlineError
 from sightline.progress import progress

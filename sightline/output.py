@@ -45,8 +45,8 @@ RECORDS = {
 _OURS = re.compile(rb'"schema": ?"sightline\.')
 REMEMBERED = "remembered.parquet"
 """In a run folder: what was read of files (`sightline.cache.file_memory`)."""
-_RUN_FILES = ("plan.json", "failures.jsonl", "parts")
-"""What runs keep in a run folder, besides its lock."""
+PLAN, FAILURES, PARTS = "plan.json", "failures.jsonl", "parts"
+"""What runs keep in a run folder, besides its lock (`sightline.cache.plan`, `.parts`)."""
 _RUN = ".run"
 _SCRATCH = "scratch-"
 _HEAD_BYTES = 4096
@@ -126,7 +126,7 @@ class Output:
     def __exit__(self, *error: Any) -> None:
         self._entered.__exit__(*error)
 
-    def joined(self) -> AbstractContextManager[WriterLock]:
+    def beside_others(self) -> AbstractContextManager[WriterLock]:
         """Write only to the run folder, together with the other workers.
 
         The first worker holds the lock alone until it shares it.
@@ -174,7 +174,7 @@ class Output:
                 f"{run}{leads} and {self.given} lie on two file systems, but what a run makes in "
                 "the first is moved into the second; put both on one"
             )
-        there = [name for name in _RUN_FILES if os.path.lexists(run / name)]
+        there = [name for name in (PLAN, FAILURES, PARTS) if os.path.lexists(run / name)]
         if there and not os.path.lexists(run / "lock"):
             raise SightlineError(
                 f"{run}: contains {', '.join(there)} but no lock of Sightline, so it may belong to "
@@ -385,7 +385,7 @@ def run_folder_of(folder: Path) -> Path:
 
 def is_run_folder(folder: Path) -> bool:
     """Whether runs keep their files there, so that no output is at or below it."""
-    names = ("lock", REMEMBERED, *_RUN_FILES)
+    names = ("lock", REMEMBERED, PLAN, FAILURES, PARTS)
     return folder.name.endswith(_RUN) and any(os.path.lexists(folder / name) for name in names)
 
 
@@ -434,8 +434,8 @@ def write_file(path: Path, data: bytes, mark: bytes, inputs: Iterable[Path] = ()
 
 def run_files(run_folder: Path) -> list[Path]:
     """What runs keep in a run folder: their lock, and what a killed one left."""
-    files = [run_folder / name for name in ("lock", REMEMBERED, *_RUN_FILES)]
-    for name in ("parts", f"{_SCRATCH}*"):
+    files = [run_folder / name for name in ("lock", REMEMBERED, PLAN, FAILURES)]
+    for name in (PARTS, f"{_SCRATCH}*"):
         files += [path for folder in run_folder.glob(name) for path in folder.rglob("*")]
     return [path for path in files if path.is_file() or path.is_symlink()]
 

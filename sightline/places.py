@@ -87,7 +87,7 @@ def shown(place: Path | str) -> str:
     return f"{match['protocol']}://{match['place']}{rest}"
 
 
-def joined(root: Path | str, name: str) -> str:
+def path_below(root: Path | str, name: str) -> str:
     """The place of the file ``name``, with ``/`` between its parts, below a folder."""
     if not is_url(root):
         return str(Path(root, name))

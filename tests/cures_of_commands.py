@@ -11,8 +11,10 @@ from cures import EXTRACT, LOOK, PREPARE, TEXTS, TOKENS, TRAIN, Cure
 
 from sightline.cache import CAPTIONS, read_manifest, write_manifest, write_tokens
 from sightline.cache.keys import keys_of_texts
-from sightline.cache.sets import TOKENS as TOKEN_ROWS
-from sightline.cache.sets import TableSpec, TokenSet, write_rows
+from sightline.cache.record import TableSpec
+from sightline.cache.table_sets import write_rows
+from sightline.cache.tables import TOKENS as TOKEN_ROWS
+from sightline.cache.tokens import TokenSet
 
 
 def overwrite_captions() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sightline.cache.groundings import drops_of, phrases_of, read_grounding
 from sightline.cache.manifest import key_array
 from sightline.cache.record import TableKind
-from sightline.cache.sets import open_tables
+from sightline.cache.table_sets import open_tables
 
 
 def rows_with_keys(folder: Path, kind: TableKind) -> pa.Table:

@@ -19,7 +19,7 @@ from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 from sightline import storage
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
-from sightline.places import base_of, beside, joined, location, shown
+from sightline.places import base_of, beside, location, path_below, shown
 from sightline.storage import (
     Found,
     MissingFile,
@@ -91,8 +91,8 @@ def test_a_secret_is_in_no_text():
     url = "https://user:word@host/folder?sig=word"
     assert location(url) == url
     assert shown(url) == "https://host/folder"
-    assert joined(url, "a b#?.jpg") == "https://user:word@host/folder/a%20b%23%3F.jpg?sig=word"
-    assert shown(joined(url, "a.jpg")) == "https://host/folder/a.jpg"
+    assert path_below(url, "a b#?.jpg") == "https://user:word@host/folder/a%20b%23%3F.jpg?sig=word"
+    assert shown(path_below(url, "a.jpg")) == "https://host/folder/a.jpg"
     assert base_of("https://host/f/{0..9}.jpg?sig=word") == "https://host/f?sig=word"
     assert base_of("https://host/f") == "https://host/f"
     assert "word" not in str(StorageError(url, "no such file"))
@@ -101,7 +101,7 @@ def test_a_secret_is_in_no_text():
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "", "a//b", "./a"])
 def test_a_name_stays_below_its_folder(name):
     with pytest.raises(SightlineError, match="stays below"):
-        joined("https://host/folder", name)
+        path_below("https://host/folder", name)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_a_folder_beside_a_url(url, folder, found):
 
 
 def test_look_says_what_is_there(shelf):
-    found = look(joined(shelf.url, "a b.tar"))
+    found = look(path_below(shelf.url, "a b.tar"))
     assert found is not None
     assert found.size == len(DATA)
-    assert look(joined(shelf.url, "none.tar")) is None
-    assert look(joined(shelf.url, "sub")) is None
+    assert look(path_below(shelf.url, "none.tar")) is None
+    assert look(path_below(shelf.url, "sub")) is None
     shelf.write("a b.tar", DATA[::-1])
-    again = look(joined(shelf.url, "a b.tar"))
+    again = look(path_below(shelf.url, "a b.tar"))
     assert again is not None
     assert again.state != found.state
     assert found.state
@@ -197,7 +197,7 @@ def test_only_object_storage_is_listed(shelf):
 
 
 def test_bytes_are_read_by_ranges(shelf):
-    place = joined(shelf.url, "a b.tar")
+    place = path_below(shelf.url, "a b.tar")
     assert read(place, 1000, 1500) == DATA[1000:1500]
     assert read(place, 7, 7) == b""
     assert read(place) == DATA
@@ -208,12 +208,12 @@ def test_bytes_are_read_by_ranges(shelf):
     with pytest.raises(StorageError):
         read(place, len(DATA) - 5, len(DATA) + 5)
     with pytest.raises(MissingFile, match="no such file"):
-        read(joined(shelf.url, "none.tar"), 0, 5)
+        read(path_below(shelf.url, "none.tar"), 0, 5)
 
 
 @pytest.mark.parametrize("name", ["what?.png", "w#1.png", "a::b.png", "{0..1} %41+&ü.png", "?#"])
 def test_a_file_may_have_any_name(shelf, name):
-    place = joined(shelf.url, name)
+    place = path_below(shelf.url, name)
     shelf.write(name, b"picture")
     assert read(place) == b"picture"
     with opened(place) as file:
@@ -226,7 +226,7 @@ def test_a_file_may_have_any_name(shelf, name):
 
 
 def test_a_file_is_read_in_blocks_and_a_part_of_it_alone(shelf):
-    with opened(joined(shelf.url, "a b.tar")) as file:
+    with opened(path_below(shelf.url, "a b.tar")) as file:
         file.seek(99_990)
         assert file.read(20) == DATA[99_990:100_010]  # over the edge of a block
         file.seek(5)
@@ -236,14 +236,14 @@ def test_a_file_is_read_in_blocks_and_a_part_of_it_alone(shelf):
         assert file.read(1) == b""
     path = shelf.path("a b.tar").replace(" ", "%20" if shelf.url.startswith("https") else " ")
     assert shelf.faults.bytes_asked(path) < len(DATA) / 2
-    with opened(joined(shelf.url, "a b.tar")) as file:
+    with opened(path_below(shelf.url, "a b.tar")) as file:
         assert file.read() == DATA
 
 
 def fault_of(shelf: Shelf, *faults: object) -> str:
     name = "sub/c.tar"
     shelf.faults.of[shelf.path(name)] = [*faults]
-    return joined(shelf.url, name)
+    return path_below(shelf.url, name)
 
 
 @pytest.mark.parametrize("fault", [503, 500, 429, "reset", "cut"])

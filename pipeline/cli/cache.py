@@ -182,7 +182,7 @@ def gc(
 
     Example: sightline cache gc data --dry-run
     """
-    from sightline.cache import gc as cache
+    from sightline.cache import compact as cache
 
     lost = cache.lost_runs(path) if path.is_dir() else {}
     if lost and not lost_runs:

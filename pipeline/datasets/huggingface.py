@@ -34,7 +34,7 @@ from pipeline.datasets.table_rows import WRITES, chosen_splits, write_tables
 from sightline.cache.prepared import HUB_DATASET
 from sightline.outside_columns import OutsideTable, as_columns, wanted_of_captions
 from sightline.outside_tables import open_table
-from sightline.places import is_url, joined
+from sightline.places import is_url, path_below
 
 _COMMIT = "commit"
 
@@ -145,7 +145,7 @@ class HuggingFaceSource(Source):
         wanted = wanted_of_captions(
             self.image_column, self.caption_column, self.split_column, self.caption_id_column
         )
-        tables = ((_opened(joined(listing.folder, name)), *split) for name, *split in files)
+        tables = ((_opened(path_below(listing.folder, name)), *split) for name, *split in files)
         write_tables(
             folder,
             names,

@@ -27,7 +27,7 @@ from sightline.cache.manifest import IMAGES, key_array, key_column, whole_files
 from sightline.digest import digest
 from sightline.file_kinds import file_kind, unexpected
 from sightline.optional_imports import require
-from sightline.places import base_of, expanded, is_url, joined, shown
+from sightline.places import base_of, expanded, is_url, path_below, shown
 from sightline.storage import Found, StorageError, look, look_at_all, opened, reading
 from sightline.user_files import control_fault
 
@@ -65,7 +65,7 @@ def scan_images(
     """
     below: dict[str, Found] = {}
     for folder in folders:
-        images, ignored = found_images(root if folder == "." else joined(root, folder), root)
+        images, ignored = found_images(root if folder == "." else path_below(root, folder), root)
         below |= images
         report.ignored += ignored
     report.ignored.pop(beside, None)
@@ -206,7 +206,7 @@ def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, Found], C
 def named_files(root: Path | str, pattern: str) -> dict[str, Found]:
     """The files that a pattern without * names, such as ``{00..41}.tar``, by their names."""
     names = expanded(pattern)
-    looks = look_at_all([joined(root, name) for name in names])
+    looks = look_at_all([path_below(root, name) for name in names])
     files = {name: found for name, found in zip(names, looks, strict=True) if found is not None}
     if missing := [name for name in names if name not in files]:
         raise DatasetError(
@@ -260,7 +260,7 @@ def _read(root: Path | str, path: str, found: Found, failed: dict[str, StorageEr
     What may be read another time is added to ``failed``.
     """
     try:
-        with opened(joined(root, path), found) as file:
+        with opened(path_below(root, path), found) as file:
             digest = hashlib.file_digest(cast("BytesIO", file), "sha256").digest()
             file.seek(0)
             return digest + np.array(upright_size(file), np.int32).tobytes()

@@ -16,7 +16,7 @@ from sightline.cache.prepared import LICENCE_UNKNOWN, MANIFESTS, SCHEMA
 from sightline.errors import SightlineError
 from sightline.image_names import SPLITS
 from sightline.outside_columns import FETCH
-from sightline.places import base_of, is_url, joined, location
+from sightline.places import base_of, is_url, location, path_below
 from sightline.settings import FamilySettings, Registry
 from sightline.user_files import short
 
@@ -164,7 +164,7 @@ class Source(FamilySettings):
                 f"found {value.as_posix()!r}, which starts from a URL, but this file is read here; "
                 "let `source` be its folder, and give the URL of the images as `images`"
             )
-        return source if value == Path() else joined(source, value.as_posix())
+        return source if value == Path() else path_below(source, value.as_posix())
 
     @abstractmethod
     def prepare(

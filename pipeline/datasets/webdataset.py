@@ -55,7 +55,7 @@ from pipeline.datasets.source import (
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.keys import key_of_bytes
 from sightline.digest import digest
-from sightline.places import is_url, joined, shown
+from sightline.places import is_url, path_below, shown
 from sightline.storage import StorageError, look, opened, reading
 from sightline.user_files import OBJECT, read_lines
 
@@ -295,7 +295,7 @@ def _content(member: Member, file: IO[bytes], part: str) -> Any:
 def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
     """The images and captions of a shard, read once from its beginning to its end."""
     rows, path = ManifestRows(), shard.name
-    place = joined(root, path)
+    place = path_below(root, path)
     try:
         file = opened(place, shard.found)
     except OSError as error:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from sightline.cache.parts import FAILURES
 from sightline.cache.storable import NOT_FINITE, UNDERFLOW
 from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
+from sightline.output import FAILURES
 
 if TYPE_CHECKING:
     from pipeline.extract.runner import SetSummary

@@ -26,7 +26,7 @@ from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 from sightline.outside_tables import read_sentence_lines
-from sightline.places import base_of, here, joined, shown
+from sightline.places import base_of, here, path_below, shown
 from sightline.plugins import expect, expect_array
 from sightline.storage import look
 from sightline.wording import counted
@@ -164,7 +164,7 @@ def inputs_of(
 
 
 def _is_prepared(data: Path | str) -> bool:
-    return data == base_of(data) and look(joined(data, RECORD)) is not None
+    return data == base_of(data) and look(path_below(data, RECORD)) is not None
 
 
 def read_texts(kind: str, data: PreparedDataset | Path) -> FeatureInputs:
@@ -225,7 +225,7 @@ def images_below(folder: Path | str) -> Entries:
     paths, keys, base = images["path"].to_pylist(), key_column(images["key"]), base_of(folder)
 
     def build(rows: NDArray[np.int64]) -> list[ImageEntry]:
-        places = [Place(joined(base, paths[row])) for row in rows]
+        places = [Place(path_below(base, paths[row])) for row in rows]
         return [
             ImageEntry(place, keys[row].tobytes()) for place, row in zip(places, rows, strict=True)
         ]

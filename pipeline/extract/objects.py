@@ -20,7 +20,7 @@ from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import TableSpec
 from sightline.cache.rle import decode_mask
-from sightline.cache.sets import open_tables
+from sightline.cache.table_sets import open_tables
 from sightline.identity import identity
 
 if TYPE_CHECKING:

@@ -261,7 +261,7 @@ def run(
     start, beside = time.monotonic(), 0
     with _saying_what_is_kept(writer, job.unit), ExitStack() as stack:
         if worker is not None:
-            with writer.joined():
+            with writer.beside_others():
                 beside = compute()
         try:
             stack.enter_context(writer)

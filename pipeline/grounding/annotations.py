@@ -9,7 +9,7 @@ from pipeline.grounding.drawn_boxes import BoxFormat, DrawnBoxes
 from pipeline.grounding.settings import DESCRIBED, GrounderSettings
 from sightline.arrow_files import schema_of
 from sightline.cache import PHRASES, key_column, read_manifest
-from sightline.cache.sets import pair_keys
+from sightline.cache.phrase_tokens import pair_keys
 from sightline.errors import SightlineError
 from sightline.file_kinds import file_kind
 

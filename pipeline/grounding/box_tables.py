@@ -35,7 +35,7 @@ from pipeline.grounding.drawn_boxes import BoxFormat, DrawnBoxes, folded
 from sightline.cache import key_column
 from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
 from sightline.cache.manifest import KEY, image_names, key_array
-from sightline.cache.sets import pair_keys
+from sightline.cache.phrase_tokens import pair_keys
 from sightline.errors import SightlineError
 from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 from sightline.outside_columns import Row, Wanted, choose

@@ -26,7 +26,7 @@ from sightline.cache.keys import KEY_BYTES, as_keys, find_keys, unique_sorted
 from sightline.cache.plan import Batch
 from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import TableSpec, set_output
-from sightline.cache.sets import write_rows
+from sightline.cache.table_sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
 from sightline.identity import also, identity

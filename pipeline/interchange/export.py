@@ -25,7 +25,7 @@ from sightline.cache import (
     key_column,
     keys_of_texts,
 )
-from sightline.cache.archive import ANOTHER_PLACE, refuse_another
+from sightline.cache.archive import ANOTHER_PLACE, require_same_rows
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys
 from sightline.cache.manifest import image_names
@@ -133,7 +133,7 @@ def _refuse_another(output: Output, form: str, spec: FeatureSpec, keys: Keys) ->
         raise SightlineError(
             f"{output.given}: holds an export as {record.form}, not {form}; {ANOTHER_PLACE}"
         )
-    refuse_another(output.given, record.spec, as_keys(held), spec, keys)
+    require_same_rows(output.given, record.spec, as_keys(held), spec, keys)
 
 
 def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dataset:

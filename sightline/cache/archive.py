@@ -46,12 +46,12 @@ def _export(folder: Path, record: SetRecord, archive: Path | str) -> int:
     require_whole(folder, record)
     if isinstance(archive, str):
         with TemporaryDirectory() as scratch:
-            _refuse_another(archive, folder, record)
+            _require_same(archive, folder, record)
             _write(folder, record, part := Path(scratch, "set.tar"))
             upload(part, archive)
             return part.stat().st_size
     with replacing_file(archive, _FIRST_NAME, [folder]) as part:
-        _refuse_another(archive, folder, record)
+        _require_same(archive, folder, record)
         _write(folder, record, part)
     return archive.stat().st_size
 
@@ -65,14 +65,14 @@ def _write(folder: Path, record: SetRecord, archive: Path) -> None:
         _add(tar, SUMS, _sums(folder, record))
 
 
-def _refuse_another(archive: Path | str, folder: Path, record: SetRecord) -> None:
+def _require_same(archive: Path | str, folder: Path, record: SetRecord) -> None:
     found = look(archive)
     if found is not None and found.size:
         spec, keys = _held(archive)
-        refuse_another(archive, spec, keys, record.spec, read_index(folder, record)[0].keys)
+        require_same_rows(archive, spec, keys, record.spec, read_index(folder, record)[0].keys)
 
 
-def refuse_another(out: Path | str, old: Spec, old_keys: Keys, spec: Spec, keys: Keys) -> None:
+def require_same_rows(out: Path | str, old: Spec, old_keys: Keys, spec: Spec, keys: Keys) -> None:
     """Refuse to replace the export of another set: of other rows, or with most of its keys gone.
 
     Args:

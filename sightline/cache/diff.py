@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sightline.cache.record import FeatureSpec, SetRecord, set_of_kind
 from sightline.cache.rows import Rows
-from sightline.cache.verify import all_sound, snapshot
+from sightline.cache.verify import require_all_sound, snapshot
 from sightline.errors import CacheError
 
 _BLOCK = 8192
@@ -69,7 +69,7 @@ def compare(a: Path, b: Path) -> Difference:
 
 def _difference(a: Path, first: SetRecord, b: Path, second: SetRecord) -> Difference:
     _require_comparable(a, first, b, second)
-    before, after = all_sound(a, first), all_sound(b, second)
+    before, after = require_all_sound(a, first), require_all_sound(b, second)
     places = after.rows.find(before.rows.keys)
     mine = np.flatnonzero(places >= 0)
     theirs = places[mine]

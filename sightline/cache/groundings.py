@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sightline.cache.manifest import PHRASES, read_manifest
-from sightline.cache.sets import open_tables, read_rows
+from sightline.cache.table_sets import open_tables, read_rows
 from sightline.cache.tables import DROPS
 
 

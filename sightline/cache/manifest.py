@@ -24,7 +24,7 @@ from sightline.arrow_arrays import number_array, os_file
 from sightline.atomic_files import replacing
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError
-from sightline.places import joined, shown
+from sightline.places import path_below, shown
 
 KEY = pa.binary(KEY_BYTES)
 """Type of a column of keys."""
@@ -332,7 +332,7 @@ class Place(NamedTuple):
 
     def below(self, root: Path | str) -> Place:
         """This place, with its path resolved against ``root``, a folder or its URL."""
-        return self._replace(path=joined(root, self.path))
+        return self._replace(path=path_below(root, self.path))
 
     def __str__(self) -> str:
         if self.offset is None:

@@ -21,18 +21,18 @@ from sightline.cache.keys import (
     selected,
     unique_sorted,
 )
-from sightline.cache.parts import Failure, Part, PartName, part_names, sound_parts
+from sightline.cache.parts import Failure, Part, PartName, part_names, read_parts
 from sightline.cache.plan import Batch, Found, Plan, Role, Shape, StoredPlan, ordered
 from sightline.cache.record import DAMAGED, FILE_NAME, Spec, read_record
-from sightline.cache.rows import Rows, joined, rows_in
-from sightline.cache.verify import UsableRows, sound_part
+from sightline.cache.rows import Rows, rows_in, union
+from sightline.cache.verify import Soundness, soundness
 from sightline.errors import CacheError
 from sightline.output import is_run_folder, run_folder_of
 
 
 def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
     """What a run with this ``spec`` finds in a folder; ``remember`` as in `remembered_faults`."""
-    none = UsableRows(Rows(spec))
+    none = Soundness(Rows(spec))
     if not (folder / FILE_NAME).exists():
         return Found(none)
     try:
@@ -42,7 +42,7 @@ def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
     if record.spec.origin != spec.origin:
         return Found(none, None, tuple(spec.differences(record.spec)))
     faults = remembered_faults(folder, record.files, remember=remember)
-    return Found(sound_part(folder, record, faults), record)
+    return Found(soundness(folder, record, faults), record)
 
 
 class Wanted(NamedTuple):
@@ -122,7 +122,7 @@ def plan_set(
     missing = _missing(found.sound, wanted, retry_failed=retry_failed)
 
     def cut(taken: Collection[PartName]) -> Plan:
-        read = list(sound_parts(run_folder, spec, taken, check=role.reads_files))
+        read = list(read_parts(run_folder, spec, taken, check=role.reads_files))
         parts = [part for _, part in read if part is not None]
         left = missing.copy()
         finished = rows_in(spec, [part.shard for part in parts if part.shard is not None])
@@ -143,7 +143,7 @@ def plan_set(
             digest=digest,
         )
         damaged = tuple(name for name, part in read if part is None)
-        every = joined(spec, [mine, *others])
+        every = union(spec, [mine, *others])
         sources = every, len(mine), failed
         return Plan(folder, spec, found, wanted, missing, *sources, batches, file, damaged)
 
@@ -154,7 +154,7 @@ def plan_set(
     return cut(names)
 
 
-def _missing(sound: UsableRows, keys: Keys, *, retry_failed: bool) -> NDArray[np.bool_]:
+def _missing(sound: Soundness, keys: Keys, *, retry_failed: bool) -> NDArray[np.bool_]:
     """Which of ``keys`` need computing: bool [n]; of the failed those that `repair` took out."""
     missing = sound.rows.find(keys) < 0
     if not retry_failed:
@@ -211,7 +211,7 @@ def _copies(
             record = read_record(other)
             if record.spec.origin == live.spec.origin and not record.provenance.imported:
                 faults = file_faults(other, [record.index]) if check else {}
-                rows = sound_part(other, record, faults).rows
+                rows = soundness(other, record, faults).rows
                 copies.append(_take(rows, wanted, left, check=check))
         except CacheError:
             continue

@@ -25,8 +25,8 @@ from sightline.cache.rows import Shard
 from sightline.cache.shards import Computed, format_of, keys_in
 from sightline.digest import digest
 from sightline.errors import CacheError
+from sightline.output import FAILURES, PARTS
 
-FOLDER, FAILURES = "parts", "failures.jsonl"
 _FILE = re.compile(r"part-([0-9a-f]{16})-(\d{5,})-[0-9a-f]{32}\.(json|h5|parquet)")
 _OF_A_FAILURE = ("code", "path", "reason")
 Failure = dict[str, str]
@@ -88,7 +88,7 @@ def part_names(run_folder: Path) -> list[PartName]:
 
 def files_of(run_folder: Path, name: PartName) -> list[Path]:
     """The files of a part that are there, the JSON file first."""
-    path = run_folder / FOLDER / name.file
+    path = run_folder / PARTS / name.file
     every = [path, *(path.with_suffix(suffix) for suffix in (".h5", ".parquet"))]
     return [file for file in every if file.is_file()]
 
@@ -102,13 +102,13 @@ def remove_part(run_folder: Path, name: PartName) -> None:
 def loose_shards(run_folder: Path) -> list[Path]:
     """Shards without a JSON file, of processes that were killed between the two."""
     stems = {Path(name.file).stem for name in part_names(run_folder)}
-    shards = [run_folder / FOLDER / name[0] for name in _files(run_folder) if name[3] != "json"]
+    shards = [run_folder / PARTS / name[0] for name in _files(run_folder) if name[3] != "json"]
     return sorted(shard for shard in shards if shard.stem not in stems)
 
 
 def _files(run_folder: Path) -> list[re.Match[str]]:
     with suppress(OSError):
-        names = map(_FILE.fullmatch, (path.name for path in (run_folder / FOLDER).iterdir()))
+        names = map(_FILE.fullmatch, (path.name for path in (run_folder / PARTS).iterdir()))
         return [name for name in names if name]
     return []  # there is no such folder
 
@@ -132,7 +132,7 @@ def write_part(
         failed, computed: as `SetWriter.add` takes them.
         unfinished: folder to make the files in (`Output.unfinished`).
     """
-    kind, (plan, number), folder = format_of(spec), block, run_folder / FOLDER
+    kind, (plan, number), folder = format_of(spec), block, run_folder / PARTS
     data = kind.encode(keys, rows) if len(keys) else b""
     hashed = blake3(data).hexdigest()
     stem = f"part-{plan}-{number:05}-{hashed[:32]}"
@@ -157,7 +157,7 @@ def write_part(
 
 
 def _read_record(run_folder: Path, name: PartName) -> _Record:
-    path = run_folder / FOLDER / name.file
+    path = run_folder / PARTS / name.file
     try:
         body = json.loads(path.read_bytes())
         if body.pop("digest") != digest(body):
@@ -183,7 +183,7 @@ def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> P
     Raises:
         CacheError: it is damaged; FileNotFoundError: it is gone.
     """
-    record, folder = _read_record(run_folder, name), run_folder / FOLDER
+    record, folder = _read_record(run_folder, name), run_folder / PARTS
     if record.fingerprint != spec.origin:
         return None
     failed = {bytes.fromhex(key): why for key, why in record.failed.items()}
@@ -195,7 +195,7 @@ def read_part(run_folder: Path, spec: Spec, name: PartName, *, check: bool) -> P
     return Part(name, Shard(folder, record.shard), failed, record.computed)
 
 
-def sound_parts(
+def read_parts(
     run_folder: Path, spec: Spec, names: Iterable[PartName], *, check: bool = True
 ) -> Iterator[tuple[PartName, Part | None]]:
     """Each part of this fingerprint that is there; with its name alone if it is damaged.
@@ -212,7 +212,7 @@ def sound_parts(
         except FileNotFoundError:  # the run beside has published
             continue
         except CacheError:
-            if not (run_folder / FOLDER / name.file).exists():  # so between the two files
+            if not (run_folder / PARTS / name.file).exists():  # so between the two files
                 continue
             yield name, None
             continue

@@ -23,10 +23,8 @@ from sightline.cache.parts import Failure, PartName, part_names
 from sightline.cache.record import SetRecord, Spec
 from sightline.cache.rows import Rows
 from sightline.cache.shards import Numbers, format_of
-from sightline.cache.verify import UsableRows
-from sightline.output import run_folder_of
-
-FILE = "plan.json"
+from sightline.cache.verify import Soundness
+from sightline.output import PLAN, run_folder_of
 
 
 @dataclass(frozen=True)
@@ -106,13 +104,13 @@ class StoredPlan(_Strict):
     def save(self, run_folder: Path, unfinished: Path | None = None) -> None:
         """Write the plan's file, made in the folder ``unfinished``."""
         text = self.model_dump_json(indent=1) + "\n"
-        write_bytes(run_folder / FILE, text.encode(), via=unfinished)
+        write_bytes(run_folder / PLAN, text.encode(), via=unfinished)
 
     @classmethod
     def load(cls, run_folder: Path) -> StoredPlan | None:
         """The plan of the run in this folder, or None if there is none or its file is damaged."""
         try:
-            return cls.model_validate_json((run_folder / FILE).read_bytes())
+            return cls.model_validate_json((run_folder / PLAN).read_bytes())
         except (OSError, ValidationError):
             return None
 
@@ -185,7 +183,7 @@ class Found(NamedTuple):
         replaces: why a set that is there cannot be used; empty if it can.
     """
 
-    sound: UsableRows
+    sound: Soundness
     record: SetRecord | None = None
     replaces: tuple[str, ...] = ()
 

@@ -27,7 +27,7 @@ from sightline.cache.manifest import (
 )
 from sightline.cache.remote_sets import copy, fetched, read_first, say_fetching
 from sightline.errors import CacheError, SightlineError
-from sightline.places import beside, is_url, joined, required_location, shown, why_no_path
+from sightline.places import beside, is_url, path_below, required_location, shown, why_no_path
 from sightline.storage import Found, look_at_all
 from sightline.user_files import read_json
 
@@ -104,7 +104,7 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
         remembered = json.loads(memory.read_bytes())
     known: dict[str, Any] = remembered if isinstance(remembered, dict) else {}
     memory.unlink(missing_ok=True)
-    places = [joined(url, name) for name in MANIFESTS]
+    places = [path_below(url, name) for name in MANIFESTS]
     manifests = dict[str, Found]()
     for name, file in zip(MANIFESTS, files := look_at_all(places), strict=True):
         if file is None:
@@ -120,7 +120,7 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
         say_fetching(url, len(changed), sum(file.size for file in changed.values()), folder)
     for name, file in changed.items():
         (incoming / name).unlink(missing_ok=True)
-        copy(joined(url, name), incoming / name, file.size)
+        copy(path_below(url, name), incoming / name, file.size)
         (incoming / name).replace(folder / name)
     if changed and look_at_all(places) != files:
         raise CacheError(f"{shown(url)}: changed while it was fetched; try again")

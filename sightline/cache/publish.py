@@ -13,7 +13,7 @@ from sightline.cache.keys import Keys, as_keys, find_keys, picked, selected
 from sightline.cache.parts import Part
 from sightline.cache.plan import Plan
 from sightline.cache.record import Provenance, SetRecord, ShardRecord, write_record
-from sightline.cache.rows import Rows, Shard, joined, rows_in
+from sightline.cache.rows import Rows, Shard, rows_in, union
 from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, shard_name
 from sightline.errors import CacheError
 from sightline.output import Output
@@ -53,7 +53,7 @@ def publish_plan(
             provenance = before.provenance
     output.remove(sound.dropped)
     kept, small = _split_small(kept, plan.shape.shard_rows)
-    sources = joined(plan.spec, [finished, plan.taken, small])
+    sources = union(plan.spec, [finished, plan.taken, small])
     again = plan.missing.copy()
     again[find_keys(wanted, small.keys)] = True
     del finished, small
@@ -158,7 +158,7 @@ def commit_rows(
         cut: as in `SetRecord`.
     """
     spec = parts[0].spec
-    rows = joined(spec, parts)
+    rows = union(spec, parts)
     assert len(rows) == sum(map(len, parts)), f"{output.folder}: rows to write share a key"
     names = sorted({file.record.name for file in rows.files})
     number = {name: i for i, name in enumerate(names)}

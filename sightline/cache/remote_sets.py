@@ -14,7 +14,7 @@ from sightline.digest import digest
 from sightline.errors import CacheError, SightlineError
 from sightline.lock import WriterLock
 from sightline.output import run_folder_of
-from sightline.places import is_url, joined, required_location
+from sightline.places import is_url, path_below, required_location
 from sightline.places import shown as without_secrets
 from sightline.storage import Found, MissingFile, opened, read
 from sightline.wording import counted, in_bytes
@@ -78,7 +78,7 @@ def fetched(url: str) -> Iterator[tuple[Path, Path]]:
 def read_first(url: str, name: str, what: str) -> bytes:
     """The content of the file that says what lies at a URL; an error if there is none."""
     try:
-        return read(joined(url, name))
+        return read(path_below(url, name))
     except MissingFile:
         where = without_secrets(url)
         raise CacheError(f"{where}: no {what} here (no {name}); check the address") from None
@@ -118,7 +118,7 @@ def _fetch(url: str, files: Sequence[FileRecord], folder: Path, incoming: Path) 
         here = sum(path.stat().st_size for file in files if (path := incoming / file.name).exists())
         say_fetching(url, len(files), sum(file.bytes for file in files), folder, here)
     for file in files:
-        place, part = joined(url, file.name), incoming / file.name
+        place, part = path_below(url, file.name), incoming / file.name
         resumes = part.exists()
         copy(place, part, file.bytes)
         if resumes and file_fault(incoming, file):  # what was here is of another file

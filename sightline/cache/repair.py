@@ -9,11 +9,11 @@ from pathlib import Path
 from sightline.cache.file_checks import Progress, file_faults
 from sightline.cache.publish import commit_rows
 from sightline.cache.record import FileRecord, read_record, set_output
-from sightline.cache.verify import UsableRows, sound_part, verify
+from sightline.cache.verify import Soundness, soundness, verify
 from sightline.errors import CacheError
 
 
-def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
+def repair(folder: Path, progress: Progress = lambda _: None) -> Soundness:
     """Read every byte of the set in ``folder`` and take out damaged shards.
 
     Their rows leave the index, to be computed by the next run, then their files are removed;
@@ -24,7 +24,7 @@ def repair(folder: Path, progress: Progress = lambda _: None) -> UsableRows:
         record = read_record(folder)
         _require_readable(folder, record.files)
         damaged = file_faults(folder, record.files, progress)
-        usable = sound_part(folder, record, damaged)
+        usable = soundness(folder, record, damaged)
         if not usable.lines() and not verify(folder):
             return usable
         commit_rows(output, [usable.rows], usable.failed, record.provenance, record.cut)

@@ -161,7 +161,7 @@ def rows_in(
     return found
 
 
-def joined(spec: Spec, sources: Sequence[Rows]) -> Rows:
+def union(spec: Spec, sources: Sequence[Rows]) -> Rows:
     """The rows of all sources; of equal keys the first source's."""
     sources = [rows for rows in sources if len(rows)]
     if len(sources) == 1:
@@ -193,3 +193,9 @@ def _sorted(
     in_order = None if digests is None else np.concatenate(digests)[order]
     places = at(np.concatenate(shards), order), at(np.concatenate(numbers), order)
     return Rows(spec, files, at(every, order), *places, in_order)
+
+
+def require_rows(path: Path, rows: NDArray) -> None:
+    """Raise IndexError for -1, which NumPy would take for the last row."""
+    if len(rows) and rows.min() < 0:
+        raise IndexError(f"{path}: row {rows.min()}: there is no such row; -1 is a missing key")

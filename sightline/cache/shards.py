@@ -135,7 +135,7 @@ class Numbers:
             values[of_part] = part
         return values
 
-    def joined(self, parts: Sequence[NDArray]) -> NDArray:
+    def concatenated(self, parts: Sequence[NDArray]) -> NDArray:
         """The rows of all parts, one after the other."""
         return np.concatenate([np.empty((0, self.dim), self.dtype), *parts])
 
@@ -177,12 +177,12 @@ class Tables:
     def gathered(self, parts: Iterable[pa.Table], places: Sequence[NDArray[np.int64]]) -> pa.Table:
         """As that of `Numbers`: a table of n rows."""
         order = np.concatenate([np.empty(0, dtype=np.int64), *places])
-        table = self.joined(list(parts))
+        table = self.concatenated(list(parts))
         if (order == np.arange(len(order))).all():
             return table  # a copy may be gigabytes
         return table.take(number_array(np.argsort(order, kind="stable")))
 
-    def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
+    def concatenated(self, parts: Sequence[pa.Table]) -> pa.Table:
         """The rows of all parts, one after the other."""
         return pa.concat_tables([self.schema.empty_table(), *parts]).combine_chunks()
 

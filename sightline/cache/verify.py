@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.cache.file_checks import Progress, file_faults
+from sightline.cache.file_checks import Progress, file_faults, require_sound
 from sightline.cache.index import content_digest, read_index
 from sightline.cache.record import (
     DAMAGED,
@@ -52,6 +52,12 @@ def snapshot(
         else:
             if _is_current(folder, record):
                 return found
+
+
+def sound_rows(folder: Path, record: SetRecord) -> tuple[Rows, dict[bytes, str]]:
+    """The rows of a set whose files are sound, and the codes of failed keys."""
+    require_sound(folder, record)
+    return read_index(folder, record)
 
 
 def _is_current(folder: Path, record: SetRecord) -> bool:
@@ -125,7 +131,7 @@ def rows_to_compute(folder: Path) -> int:
 
 
 @dataclass(frozen=True)
-class UsableRows:
+class Soundness:
     """What can be used of a set.
 
     Attributes:
@@ -149,7 +155,7 @@ class UsableRows:
         return lines
 
 
-def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> UsableRows:
+def soundness(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Soundness:
     """What can be used of a set in which the files ``damaged`` (name → fault) are."""
     rows, failed, fault = _index(folder, record, damaged)
     damaged = damaged | {
@@ -172,12 +178,12 @@ def sound_part(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Usab
         for name, rows in zip((shard.name for shard in record.shards), in_use, strict=True)
         if name in damaged
     }
-    return UsableRows(rows, failed, dropped, fault)
+    return Soundness(rows, failed, dropped, fault)
 
 
-def all_sound(folder: Path, record: SetRecord) -> UsableRows:
+def require_all_sound(folder: Path, record: SetRecord) -> Soundness:
     """The rows of a set without damage."""
-    usable = sound_part(folder, record, file_faults(folder, record.files))
+    usable = soundness(folder, record, file_faults(folder, record.files))
     if usable.lines():
         raise CacheError(f"{usable.lines()[0]}; run `sightline cache repair {folder}` first")
     return usable

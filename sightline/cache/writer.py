@@ -20,7 +20,6 @@ from sightline.atomic_files import free_bytes
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, find_keys
 from sightline.cache.missing import Wanted, plan_set
-from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import (
     Failure,
     Part,
@@ -28,18 +27,19 @@ from sightline.cache.parts import (
     part_names,
     read_failures,
     read_part,
+    read_parts,
     remove_part,
-    sound_parts,
     write_failures,
     write_part,
 )
-from sightline.cache.plan import FILE, Batch, Counts, Plan, Role, Shape, StoredPlan, repaired
+from sightline.cache.plan import Batch, Counts, Plan, Role, Shape, StoredPlan, repaired
 from sightline.cache.publish import publish_plan
 from sightline.cache.record import FeatureSpec, Provenance, SetRecord, Spec, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.storable import storable
 from sightline.errors import CacheError, SightlineError
 from sightline.lock import WriterLock
+from sightline.output import PARTS, PLAN
 from sightline.wording import in_bytes
 
 _LOOKING = 100
@@ -79,8 +79,8 @@ class SetWriter:
     ```
 
     A killed run resumes from its finished parts; readers see the old set until the new one is
-    published. Workers that share the folder first enter `joined`, where each takes blocks of one
-    plan, and then compete to enter the writer itself: the last active worker enters, computes
+    published. Workers that share the folder first enter `beside_others`, where each takes blocks of
+    one plan, and then compete to enter the writer itself: the last active worker enters, computes
     what dead workers left, and publishes.
 
     Args:
@@ -133,13 +133,13 @@ class SetWriter:
         self._entered.__exit__(*error)
 
     @contextmanager
-    def joined(self) -> Iterator[Self]:
+    def beside_others(self) -> Iterator[Self]:
         """Compute blocks alongside the other workers of this set.
 
         Raises:
             as on entering the writer itself; BusyError: a run that does not share is active.
         """
-        with self._output.joined() as self._shared:
+        with self._output.beside_others() as self._shared:
             try:
                 yield self
             finally:
@@ -376,7 +376,7 @@ class SetWriter:
     # -- parts and the plan's file -------------------------------------------------------------
 
     def _write(self, number: int, block: _Block, computed: Mapping[str, Any] | None) -> None:
-        keys, values = np.concatenate(block.keys), format_of(self.spec).joined(block.values)
+        keys, values = np.concatenate(block.keys), format_of(self.spec).concatenated(block.values)
         part = write_part(
             self.run_folder,
             self.spec,
@@ -398,7 +398,7 @@ class SetWriter:
         self._parts = [known[name] for name in mine if name in known]
         new = (name for name in mine if name not in known)
         damaged = list(plan.damaged)
-        for name, part in sound_parts(self.run_folder, plan.spec, new):
+        for name, part in read_parts(self.run_folder, plan.spec, new):
             if part is None:
                 self.repaired.append(repaired(name))
                 damaged.append(name)
@@ -412,14 +412,14 @@ class SetWriter:
         """Remove the plan, and the parts whose rows the published set holds; others stay."""
         names = {part.name for part in published}
         others = [name for name in part_names(self.run_folder) if name not in names]
-        for name, part in sound_parts(self.run_folder, self.spec, others, check=False):
+        for name, part in read_parts(self.run_folder, self.spec, others, check=False):
             if part is not None and (find_keys(plan.wanted, part.keys(self.spec)) >= 0).all():
                 names.add(name)
         for name in names:
             remove_part(self.run_folder, name)
         for shard in loose_shards(self.run_folder):
             shard.unlink(missing_ok=True)
-        (self.run_folder / FILE).unlink(missing_ok=True)
+        (self.run_folder / PLAN).unlink(missing_ok=True)
         self._current, self._parts, self._written = None, [], []
         self._leave()
 

@@ -27,7 +27,7 @@ from sightline.cache import (
 )
 from sightline.cache.manifest import as_in_file
 from sightline.cache.record import FILE_NAME, TABLE_KINDS, TableSpec
-from sightline.cache.sets import described, open_tables
+from sightline.cache.table_sets import described, open_tables
 from sightline.cache.tables import ROWS_OF
 from sightline.digest import digest
 

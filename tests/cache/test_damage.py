@@ -27,7 +27,7 @@ from stub_set import (
 )
 
 from sightline.cache import CacheError, FeatureSet, PhraseTokens, TokenSet, verify
-from sightline.cache.gc import collect, compact
+from sightline.cache.compact import collect, compact
 from sightline.cache.record import FILE_NAME, TableSpec, read_record
 from sightline.cache.repair import repair
 from sightline.cache.tables import ROWS_OF

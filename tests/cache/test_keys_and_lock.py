@@ -21,10 +21,11 @@ from sightline import lock
 from sightline.atomic_files import write_bytes
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
 from sightline.cache.keys import as_keys, find_keys, increasing, sort_order, unique_sorted
-from sightline.cache.parts import FAILURES, read_failures, write_failures
+from sightline.cache.parts import read_failures, write_failures
 from sightline.digest import digest
 from sightline.errors import BusyError, SightlineError
 from sightline.lock import WriterLock
+from sightline.output import FAILURES
 from sightline.sentence_transformers_folder import tokenizer_sha256
 
 # few distinct bytes, zeros at the end among them

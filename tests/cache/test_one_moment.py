@@ -10,9 +10,9 @@ from stub_set import KEYS, SHARD_ROWS, SPECS, files, fill, rows_of
 
 from sightline.cache import CacheError, FeatureSet, record, verify
 from sightline.cache.archive import export_set, import_set
+from sightline.cache.compact import collect, compact
 from sightline.cache.diff import compare
-from sightline.cache.gc import collect, compact
-from sightline.cache.sets import open_tables, read_rows
+from sightline.cache.table_sets import open_tables, read_rows
 from sightline.cache.verify import rows_to_compute
 
 

@@ -61,7 +61,7 @@ def test_sets_of_tokens_are_fetched_too(shelf, world):
     assert len(TokenSet.open(f"{shelf.url}/tokens")) == len(TokenSet.open(world / "tokens"))
     phrases = PhraseTokens.open(f"{shelf.url}/phrase-tokens")
     assert len(phrases) == len(PhraseTokens.open(world / "phrase-tokens"))
-    with pytest.raises(CacheError, match=r"none: not a set \(no set.json\)"):
+    with pytest.raises(CacheError, match=r"none: no set here \(no set.json\)"):
         FeatureSet.open(f"{shelf.url}/none")
     with pytest.raises(SightlineError, match="expected s3://"):
         FeatureSet.open("file:///etc")
@@ -197,4 +197,4 @@ def test_a_set_of_the_hub_is_fetched_at_its_revision(world, tmp_path):
             "/datasets/team/cache/resolve/v1/image/set.json"
         }
         script = script.replace("@v1", "@v2")
-        assert "not a set" in run().stderr
+        assert "no set here" in run().stderr

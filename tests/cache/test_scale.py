@@ -18,7 +18,7 @@ import pytest
 from stub_set import DIM, SPEC
 
 from sightline.cache import FeatureSet, SetWriter, verify
-from sightline.cache.gc import collect
+from sightline.cache.compact import collect
 from sightline.devices import allow_open_files
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ from set_oracle import expect_sound
 from stub_set import DIM, SPEC
 
 from sightline.cache import FeatureSet, SetWriter
-from sightline.cache.gc import collect, compact
+from sightline.cache.compact import collect, compact
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 folder, keys = Path("set"), np.random.default_rng(0).integers(0, 256, (100_000, 32), np.uint8)

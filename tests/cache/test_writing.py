@@ -41,7 +41,7 @@ from sightline.cache import (
     writer,
 )
 from sightline.cache import writer as writer_module
-from sightline.cache.gc import collect, compact, garbage
+from sightline.cache.compact import collect, compact, garbage
 from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
 from sightline.cache.parts import part_names, read_failures, write_part
@@ -377,7 +377,7 @@ def test_a_worker_gives_back_no_block_that_it_has_just_claimed(tmp_path, monkeyp
     monkeypatch.setattr(WriterLock, "release", lambda self, block: released.append(block))
     monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 32)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
-    with second.joined():
+    with second.beside_others():
         second.plan(KEYS, batch_size=16)
         mine = second.claim()
         first = next(mine)
@@ -393,7 +393,7 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
     monkeypatch.setattr("sightline.cache.writer.block_rows", lambda spec: 32)
     monkeypatch.setattr(writer_module, "part_names", slow_names)
     second = SetWriter(tmp_path / "set", SPEC, worker=(1, 2))
-    with second.joined():
+    with second.beside_others():
         second.plan(KEYS, batch_size=32)
         theirs = second.claim()
         assert next(theirs).block == 1  # it has looked at what is there
@@ -408,13 +408,13 @@ def test_a_worker_sees_the_block_of_one_that_has_just_ended(tmp_path, monkeypatc
 def test_a_worker_does_not_retry_what_another_reported_as_failed(tmp_path):
     fill(tmp_path / "set", failing=BAD)
     first, second = (SetWriter(tmp_path / "set", SPEC, worker=(i, 2)) for i in range(2))
-    with first.joined():
+    with first.beside_others():
         first.plan(KEYS, batch_size=16, retry_failed=True)
         (batch,) = first.claim()
         again = {"code": "undecodable", "path": "a.jpg", "reason": "still not an image"}
         none = np.empty((0, 8), np.float32)
         first.add(batch, none, {key.tobytes(): again for key in batch.keys})
-    with second.joined():
+    with second.beside_others():
         assert second.plan(KEYS, batch_size=16, retry_failed=True) == []
         assert second.counts.resumed == len(BAD)
 

@@ -13,7 +13,7 @@ from tiny_models import CLIP, bert_folder, clip_config
 
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.encoder import TextEncoder
-from sightline.cache.gc import compact
+from sightline.cache.compact import compact
 from sightline.cache.record import read_record
 
 WORDS = ["red", "dog", "cat", "a"]

@@ -36,8 +36,8 @@ from sightline.cache import (
     write_phrase_tokens,
     write_tokens,
 )
+from sightline.cache.compact import compact
 from sightline.cache.cutout_identity import CROP_RULE
-from sightline.cache.gc import compact
 from sightline.cache.record import Spec, TableSpec, read_record
 from sightline.cache.repair import repair
 from sightline.cache.rle import encode_mask

@@ -18,7 +18,7 @@ from sightline.cache import CacheError, FeatureSet, PhraseTokens, TokenSet, as_k
 from sightline.cache.feature_kind import KINDS
 from sightline.cache.groundings import drops_of, read_grounding, read_phrases
 from sightline.cache.record import TABLE_KINDS, read_record
-from sightline.cache.sets import open_tables
+from sightline.cache.table_sets import open_tables
 
 EVERY = pytest.mark.parametrize("name", GOLDEN)
 

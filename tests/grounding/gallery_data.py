@@ -15,7 +15,7 @@ from sightline.cache import key_of_file, key_of_text
 from sightline.cache.keys import as_keys
 from sightline.cache.record import TableSpec
 from sightline.cache.rle import encode_mask
-from sightline.cache.sets import write_rows
+from sightline.cache.table_sets import write_rows
 from sightline.cache.tables import GROUNDED
 
 HOSTILE = (

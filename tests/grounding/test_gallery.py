@@ -25,7 +25,7 @@ from pipeline.grounding.page_pictures import cut_out, photograph
 from pipeline.grounding.stats import statistics
 from sightline.cache import CAPTIONS, PHRASES, CacheError
 from sightline.cache.keys import as_keys
-from sightline.cache.sets import write_rows
+from sightline.cache.table_sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
 

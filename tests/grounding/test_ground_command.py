@@ -17,7 +17,7 @@ from pipeline import graph, stages
 from pipeline.grounding.grounding_settings import GroundingSettings
 from pipeline.params import Params, load_params
 from sightline.cache.groundings import read_phrases
-from sightline.cache.sets import open_tables
+from sightline.cache.table_sets import open_tables
 from sightline.errors import SightlineError
 
 

@@ -171,7 +171,7 @@ def test_an_error_of_the_disk_stops_gc_and_repair_of_no_other_set(said, world, m
             raise OSError(28, "No space left on device")
         return real(folder)
 
-    for command, module, name in (("gc", "gc", "collect"), ("repair", "repair", "repair")):
+    for command, module, name in (("gc", "compact", "collect"), ("repair", "repair", "repair")):
         real = resolve_name(f"sightline.cache.{module}:{name}")
         monkeypatch.setattr(sys.modules[f"sightline.cache.{module}"], name, full)
         damage("text")

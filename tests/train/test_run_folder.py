@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from sightline.cache import key_column
 from sightline.cache.record import read_record
-from sightline.cache.sets import write_rows
+from sightline.cache.table_sets import write_rows
 from sightline.errors import BusyError, SightlineError
 from sightline.output import Output
 from train import progress, run_folder

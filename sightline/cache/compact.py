@@ -1,4 +1,4 @@
-"""gc: reduce a set to what its record lists, and compact it where rows are dead."""
+"""Compact and gc: reduce a set to what its record lists, and compact it where rows are dead."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from sightline.atomic_files import folders_below
 from sightline.cache.keys import as_keys, sort_order
-from sightline.cache.parts import FOLDER as PARTS
 from sightline.cache.parts import files_of, fingerprint_of, loose_shards, part_names
 from sightline.cache.plan import StoredPlan
 from sightline.cache.publish import commit_rows, write_shards
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
-from sightline.cache.verify import all_sound
+from sightline.cache.verify import require_all_sound
 from sightline.errors import CacheError
 from sightline.lock import WriterLock
 from sightline.output import (
+    PARTS,
     RECORDS,
     Output,
     is_run_folder,
@@ -60,7 +60,7 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
 
 def _compact(output: Output, shard_rows: int | None) -> SetRecord:
     record = read_record(output.given)
-    usable = all_sound(output.given, record)
+    usable = require_all_sound(output.given, record)
     keys = np.concatenate([usable.rows.keys, as_keys(list(usable.failed))])
     live = usable.rows.live()
     full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]
