@@ -157,7 +157,8 @@ def main():
         )
     out.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     print(f"{out}: {len(rows):,} boxes")
-    print("".join(f"{count:,} {what}\n" for what, count in sorted(counts.items()) if count), end="")
+    for what, count in sorted((+counts).items()):
+        print(f"{what}: {count:,}")
 
 
 if __name__ == "__main__":

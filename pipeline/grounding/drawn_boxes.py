@@ -30,8 +30,8 @@ from sightline.cache.keys import (
     keys_of_texts,
     unique_sorted,
 )
+from sightline.cache.phrase_tokens import pair_keys
 from sightline.cache.rle import compress_counts, decode_mask
-from sightline.cache.sets import pair_keys
 from sightline.errors import CacheError
 
 if TYPE_CHECKING:

@@ -86,10 +86,10 @@ def test_phrases_with_and_without_boxes(convert, capsys):
     assert found[0].scores.tolist() == [1, 1]
     assert capsys.readouterr().out.splitlines() == [
         "boxes.jsonl: 5 boxes",
-        "1 phrases of a scene",
-        "1 phrases that name nothing visible",
-        "3 phrases with boxes",  # and They
-        "1 phrases without a box",
+        "phrases of a scene: 1",
+        "phrases that name nothing visible: 1",
+        "phrases with boxes: 3",  # and They
+        "phrases without a box: 1",
     ]
 
 
@@ -129,15 +129,15 @@ def test_what_has_no_phrase_or_no_box_is_counted(convert, capsys):
         return capsys.readouterr().out
 
     they = annotation(THINGS[0])
-    assert "1 captions without a marked sentence" in said("A cat sleeps.")
-    assert "1 captions without a marked sentence" in said("It runs .", "It runs .", they)
-    assert "1 phrases without a letter" in said("It runs", "It [/EN#1/x ( )] runs", they)
+    assert "captions without a marked sentence: 1" in said("A cat sleeps.")
+    assert "captions without a marked sentence: 1" in said("It runs .", "It runs .", they)
+    assert "phrases without a letter: 1" in said("It runs", "It [/EN#1/x ( )] runs", they)
     scene = thing("3", box=(1, 1, 40, 30), extra="<scene>1</scene>")
     found = convert(xml=annotation(scene, *THINGS[:1], thing("99", box=(1, 1, 2, 2))))
     assert [each.phrase for each in found] == ["Two men", "a harbour"]
     said_last = capsys.readouterr().out
-    assert "1 ids that no sentence names" in said_last
-    assert "2 phrases without a box" in said_last
+    assert "ids that no sentence names: 1" in said_last
+    assert "phrases without a box: 2" in said_last
 
 
 def test_an_object_of_several_phrases_gives_its_box_to_each(convert):
@@ -199,7 +199,7 @@ def test_images_without_files_are_counted_and_a_folder_without_any_is_refused(
 ):
     data.add("8.png", "A dog .")
     convert()
-    assert "1 images without annotations" in capsys.readouterr().out
+    assert "images without annotations: 1" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"^error: data: no boxes of data; expected Sentences/"):
         run_example("entities_to_boxes.py", "data", "data", "boxes.jsonl")
     with pytest.raises(SystemExit, match=r"^error: release: no prepared data set here"):
