@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from sightline.arrow_arrays import number_array, os_file
 from sightline.atomic_files import replacing
 from sightline.cache.keys import KEY_BYTES, Keys
-from sightline.errors import CacheError
+from sightline.errors import CacheError, first_lines
 from sightline.places import path_below, shown
 
 KEY = pa.binary(KEY_BYTES)
@@ -116,6 +116,9 @@ def as_in_file(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table.take(number_array(part)).cast(schema) for part in parts])
 
 
+_PREPARE = "Run `sightline prepare` to rewrite it."
+
+
 def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
     """Write ``table`` as Parquet, atomically; the same rows give the same bytes."""
     path = Path(path)
@@ -128,8 +131,11 @@ def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None
             pq.write_table(table, file, compression="zstd")
 
 
-def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
+def read_manifest(path: Path | str, schema: pa.Schema, remedy: str = _PREPARE) -> pa.Table:
     """Read a manifest and check it against ``schema``.
+
+    Args:
+        remedy: what to do about a file of other columns.
 
     Raises:
         CacheError: the file is missing, not Parquet, has different columns, types or values
@@ -138,7 +144,7 @@ def read_manifest(path: Path | str, schema: pa.Schema) -> pa.Table:
     path = Path(path)
     if not path.is_file():
         raise CacheError(f"{path}: no such manifest; `sightline prepare` writes it")
-    _check(path, read_schema(path), in_file(schema))
+    _check(path, read_schema(path), in_file(schema), remedy)
     table = read_table(path, schema)
     check_values(path, table)
     if schema.equals(IMAGES):
@@ -249,7 +255,7 @@ def key_column(column: pa.ChunkedArray | pa.Array, width: int = KEY_BYTES) -> Ke
     return np.concatenate(chunks) if chunks else np.empty((0, width), dtype=np.uint8)
 
 
-def _check(path: Path, actual: pa.Schema, expected: pa.Schema) -> None:
+def _check(path: Path, actual: pa.Schema, expected: pa.Schema, remedy: str = _PREPARE) -> None:
     if actual.remove_metadata().equals(expected.remove_metadata()):
         return
     kind = (expected.metadata or {}).get(b"sightline", b"table").decode()
@@ -259,7 +265,7 @@ def _check(path: Path, actual: pa.Schema, expected: pa.Schema) -> None:
 
     raise CacheError(
         f"{path}: not a manifest of kind {kind}\n  found:    {describe(actual)}\n"
-        f"  expected: {describe(expected)}\n  Run `sightline prepare` to rewrite it."
+        f"  expected: {describe(expected)}\n  {remedy}"
     )
 
 
@@ -308,7 +314,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # on damaged files the library may raise anything
-        raise CacheError(f"{path}: not a readable Parquet file ({error})") from error
+        raise CacheError(f"{path}: not a readable Parquet file ({first_lines(error)})") from error
 
 
 class Place(NamedTuple):

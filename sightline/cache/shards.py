@@ -43,7 +43,7 @@ from sightline.cache.record import (
     check_file,
 )
 from sightline.cache.tables import ROWS_OF, SHARD_ROWS
-from sightline.errors import CacheError
+from sightline.errors import CacheError, first_lines
 
 DIGEST_BYTES = 16
 _KEY = pa.field("key", KEY)
@@ -116,7 +116,9 @@ class Numbers:
         except CacheError:
             raise
         except Exception as error:  # on damaged files the library may raise anything
-            raise CacheError(f"{path}: not a readable HDF5 file ({error}); {REMEDY}") from error
+            raise CacheError(
+                f"{path}: not a readable HDF5 file ({first_lines(error)}); {REMEDY}"
+            ) from error
         with pa.memory_map(os.fsencode(path)) as opened:
             whole = opened.read_buffer()  # which keeps no descriptor open, as `mmap` would
         maps: list[NDArray] = []
@@ -170,7 +172,7 @@ class Tables:
 
     def opened(self, path: Path, record: ShardRecord) -> OpenShard:
         """As that of `Numbers`."""
-        table = read_manifest(path, _with_key(self.schema))
+        table = read_manifest(path, _with_key(self.schema), REMEDY)
         _require_rows(path, record, table.num_rows)
         return OpenShard(key_column(table.column("key")), table.drop_columns("key"))
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -76,6 +77,43 @@ def test_a_flipped_bit_or_a_cut_is_named_and_not_served(world, kind, count, seed
         expect_noticed(path, data[:at] if rng.random() < 0.1 else flipped, kind)
     assert verify(folder) == []
     read(folder, kind)
+
+
+@pytest.mark.parametrize(("count", "seed"), [(30, 0), pytest.param(400, 1, marks=pytest.mark.slow)])
+@every_kind
+def test_damage_that_the_record_agrees_with_is_served_or_one_error(world, kind, count, seed):
+    """Readers, `verify` and `repair` meet nonsense behind digests that fit."""
+    folder, rng = world / kind, random.Random(f"{kind} {seed}")
+    good, errors = files(folder), list[str]()
+    for name in rng.choices(sorted(good.keys() - {FILE_NAME}), k=count):
+        data = bytearray(good[name])
+        at = rng.randrange(len(data))
+        match rng.choice(["flip", "zero", "cut"]):
+            case "flip":
+                data[at] ^= 1 << rng.randrange(8)
+            case "zero":
+                end = min(len(data), at + rng.choice([1, 8, 64]))
+                data[at:end] = bytes(end - at)
+            case _:
+                del data[at:]
+        (folder / name).write_bytes(data)
+        Forger(folder).refit()
+        sound = verify(folder) == []
+        try:
+            read(folder, kind)
+        except CacheError as error:
+            errors.append(str(error))
+        with suppress(CacheError):
+            repair(folder)
+            assert sound or verify(folder) == []
+        for path in folder.iterdir():
+            path.unlink()
+        for file, intact in good.items():
+            (folder / file).write_bytes(intact)
+    assert errors
+    assert [error for error in errors if str(folder) not in error or "prepare" in error] == []
+    assert not any(error.endswith(("\n", "\n)")) for error in errors)
+    assert verify(folder) == []
 
 
 @pytest.mark.slow
