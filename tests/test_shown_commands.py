@@ -133,7 +133,7 @@ def test_the_exchange_of_features_runs_as_shown(place, capsys, monkeypatch):
     for command in of_sightline(
         "docs/cache.md", "Features for other tools", "Features that others made"
     ):
-        if "--format mcse" in command or "--format kdmcse" in command:
+        if "--format mcse" in command:
             continue  # tests/interchange/test_paper_files.py
         words = [small.get(word, word) for word in shlex.split(command)]
         assert sightline(*words[1:]) == 0, f"{command}\n{capsys.readouterr().err}"
