@@ -77,7 +77,7 @@ def test_tasks_that_no_paper_has_are_mtebs_own_to_show(tmp_path):
     assert "an/encoder: 2 files of MTEB's other tasks left out" in found.notes
     for name in ("STS12", "STS17", "SciDocsRR"):
         (folder / f"{name}.json").unlink()
-    with pytest.raises(SightlineError, match=r"has no task of .*mteb's own `load_results` makes"):
+    with pytest.raises(SightlineError, match=r"has no task of .*load_results of mteb itself makes"):
         find_run(str(folder), tmp_path)
 
 

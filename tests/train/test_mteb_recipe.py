@@ -56,7 +56,7 @@ def offline_task(name: str, pairs: GradedPairs) -> type:
 def tasks(world, monkeypatch) -> dict[str, GradedPairs]:
     """The pairs of two tasks that MTEB knows by these names."""
     pairs = load_pairs(world.root / "dev.tsv")
-    tasks = {"Pairs": pairs, "Few": replace(pairs, first=pairs.first[::-1])}
+    tasks = {"STS12": pairs, "STS13": replace(pairs, first=pairs.first[::-1])}
     registry = sys.modules["mteb.get_tasks"]._TASKS_REGISTRY
     for name, rows in tasks.items():
         monkeypatch.setitem(registry, name, offline_task(name, rows))

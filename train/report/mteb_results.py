@@ -115,7 +115,7 @@ def mteb_result(path: Path, run: str = "") -> tuple[Path, RunResult] | None:
     if not files:
         raise SightlineError(
             f"{folder}: has no task of MTEB(eng, v1) that tables of the papers have "
-            f"({', '.join(TYPES)}); mteb's own `load_results` makes tables of the others"
+            f"({', '.join(TYPES)}); load_results of mteb itself makes tables of the others"
         )
     more = len([*folder.glob("*.json")]) - len(files) - 1  # its description of the model
     notes = (f"{counted(more, 'file')} of MTEB's other tasks left out",) if more else ()
