@@ -434,7 +434,7 @@ def write_file(path: Path, data: bytes, mark: bytes, inputs: Iterable[Path] = ()
 
 def run_files(run_folder: Path) -> list[Path]:
     """What runs keep in a run folder: their lock, and what a killed one left."""
-    files = [run_folder / name for name in ("lock", REMEMBERED, PLAN, FAILURES)]
+    files = [run_folder / name for name in ("lock", REMEMBERED, PLAN, FAILURES, PARTS)]
     for name in (PARTS, f"{_SCRATCH}*"):
         files += [path for folder in run_folder.glob(name) for path in folder.rglob("*")]
     return [path for path in files if path.is_file() or path.is_symlink()]

@@ -178,7 +178,7 @@ def gc(
 ) -> None:
     """Remove what sets no longer reference: superseded files, and rows dropped by the manifest.
 
-    A set with such rows is written anew: exactly the files of a clean run.
+    A set with dropped rows is rewritten into exactly the files of a clean run.
 
     Example: sightline cache gc data --dry-run
     """

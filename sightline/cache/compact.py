@@ -49,7 +49,7 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
     """Rewrite a set into the files that a clean run over its keys would have written.
 
     Splits the sorted keys, including failed rows, into full shards; shards that already match are
-    kept. Superseded files stay on disk until `collect`.
+    kept. Superseded files stay as after any publication, `collect` removes them.
 
     Args:
         shard_rows: rows per shard; default: as in a run.

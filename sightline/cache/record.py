@@ -295,6 +295,13 @@ class SetRecord(_Strict, Generic[S]):
         return words if self.cut else ""
 
 
+_OF_SPEC: dict[type[Spec], type[SetRecord]] = {
+    FeatureSpec: SetRecord[FeatureSpec],
+    TableSpec: SetRecord[TableSpec],
+}
+"""Made here, where `pickle` finds them."""
+
+
 def set_output(
     folder: Path, inputs: Iterable[Path] = (), worker: str = "", kind: str | None = None
 ) -> Output:
@@ -398,9 +405,10 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
         raise CacheError(f"{path}: its digest does not match its content; {_AGAIN}")
     spec = body.get("spec")
     tables = isinstance(spec, dict) and spec.get("kind") in TABLE_KINDS
-    model: type[SetRecord] = SetRecord[TableSpec] if tables else SetRecord[FeatureSpec]
     try:
-        record = model.model_validate_json(json.dumps(body))
+        record = _OF_SPEC[TableSpec if tables else FeatureSpec].model_validate_json(
+            json.dumps(body)
+        )
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

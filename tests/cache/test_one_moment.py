@@ -12,6 +12,7 @@ from sightline.cache import CacheError, FeatureSet, record, verify
 from sightline.cache.archive import export_set, import_set
 from sightline.cache.compact import collect, compact
 from sightline.cache.diff import compare
+from sightline.cache.record import read_record
 from sightline.cache.table_sets import open_tables, read_rows
 from sightline.cache.verify import rows_to_compute
 
@@ -79,6 +80,13 @@ def test_damage_is_named_at_once(tmp_path):
     assert any("missing" in fault for fault in verify(tmp_path / "set"))
     with pytest.raises(CacheError, match="missing"):
         FeatureSet.open(tmp_path / "set")
+
+
+@pytest.mark.parametrize("kind", ["image", "tokens"])
+def test_a_record_is_pickled_as_it_was_read(tmp_path, kind):
+    fill(tmp_path / "set", spec=SPECS[kind])
+    record = read_record(tmp_path / "set")
+    assert pickle.loads(pickle.dumps(record)) == record
 
 
 def test_a_pickled_set_reads_the_rows_that_were_meant_or_none(tmp_path):

@@ -69,8 +69,8 @@ def find_run(word: str, root: Path) -> FoundRun:
     if "=" in word and not _place(word, root).exists():
         label, _, source = word.partition("=")
     place = _place(source, root)
-    of_ours = not (source and place.is_dir()) or bool(results_in(place))
-    if not of_ours and (found := mteb_result(place, label)) is not None:
+    of_others = source and place.is_dir() and not results_in(place)
+    if of_others and (found := mteb_result(place, label)) is not None:
         folder, result = found
         return FoundRun(result.run, (folder,), (result,))
     files = _files(source, root)
