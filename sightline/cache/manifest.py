@@ -116,7 +116,7 @@ def as_in_file(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table.take(number_array(part)).cast(schema) for part in parts])
 
 
-_PREPARE = "Run `sightline prepare` to rewrite it."
+_REMEDY = "Run `sightline prepare` to rewrite it."
 
 
 def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None:
@@ -131,7 +131,7 @@ def write_manifest(path: Path | str, table: pa.Table, schema: pa.Schema) -> None
             pq.write_table(table, file, compression="zstd")
 
 
-def read_manifest(path: Path | str, schema: pa.Schema, remedy: str = _PREPARE) -> pa.Table:
+def read_manifest(path: Path | str, schema: pa.Schema, remedy: str = _REMEDY) -> pa.Table:
     """Read a manifest and check it against ``schema``.
 
     Args:
@@ -255,7 +255,7 @@ def key_column(column: pa.ChunkedArray | pa.Array, width: int = KEY_BYTES) -> Ke
     return np.concatenate(chunks) if chunks else np.empty((0, width), dtype=np.uint8)
 
 
-def _check(path: Path, actual: pa.Schema, expected: pa.Schema, remedy: str = _PREPARE) -> None:
+def _check(path: Path, actual: pa.Schema, expected: pa.Schema, remedy: str = _REMEDY) -> None:
     if actual.remove_metadata().equals(expected.remove_metadata()):
         return
     kind = (expected.metadata or {}).get(b"sightline", b"table").decode()
