@@ -22,7 +22,7 @@ from harness import Report, median, options_of, photographs, timed
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.extract.decode import load_image
 from pipeline.extract.inputs import inputs_of
-from sightline.storage import reading_ahead
+from sightline.files.storage import reading_ahead
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests/datasets")]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from harness import Cost, Report, options_of, take_turns
 
-from sightline.pooling import pool
+from sightline.models.pooling import pool
 from train.embed import Embedder
 from train.evaluate.cosines import cosine
 from train.evaluate.similarity import correlate

@@ -59,7 +59,7 @@ from pipeline.extract.runner import run
 from pipeline.extract.settings import ExtractSettings, Machine
 from sightline.cache import FeatureSet
 from sightline.devices import AUTOCAST, computing, using_threads
-from sightline.heap import keep_heap
+from sightline.machine.heap import keep_heap
 
 LITE = "timm:tf_efficientnet_lite0"
 MODELS = {"resnet50": 1.0, LITE: 1.0, "ViT-B-32": 1.0, "ViT-L-14": 0.125}

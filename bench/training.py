@@ -54,7 +54,7 @@ from sightline.cache import (
 )
 from sightline.cache.keys import Keys
 from sightline.devices import TrainPrecision, float32_products, has_tf32
-from sightline.sentence_transformers_folder import tokenizer_sha256
+from sightline.models.sentence_transformers_folder import tokenizer_sha256
 from train.batch import Batch, Embeddings
 from train.data import TrainingData
 from train.distributed import Processes

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from pipeline.encoders.weights import read_state_dict, seeded
 from sightline import SightlineError, key_of_file
 from sightline.digest import digest
-from sightline.pretrained import quiet
+from sightline.models.pretrained import quiet
 from sightline.user_files import read_text
 from train.evaluate.retrieval import evaluate_retrieval
 from train.losses import info_nce

@@ -17,16 +17,16 @@ from pydantic import BaseModel
 
 from pipeline import graph
 from pipeline.params import Params
-from sightline.atomic_files import folders_below
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.record import FILE_NAME as SET
 from sightline.digest import blake3_of_file, digest
 from sightline.errors import SightlineError
-from sightline.output import write_file
-from sightline.places import is_url
-from sightline.sentence_transformers_folder import is_of_tokenizer
+from sightline.files.atomic_files import folders_below
+from sightline.files.output import write_file
+from sightline.files.places import is_url
+from sightline.files.storage import look
+from sightline.models.sentence_transformers_folder import is_of_tokenizer
 from sightline.source_code import code_of_others, code_of_package
-from sightline.storage import look
 from sightline.wording import counted
 
 SCHEMA = "sightline.inputs/1"

@@ -11,8 +11,8 @@ from pathlib import Path
 from pipeline.configure import configuration, to_yaml
 from pipeline.params import FILE_NAME, GRAPH_FILE
 from pipeline.shipped import GRAPH, PLOT
-from sightline.atomic_files import write_bytes
 from sightline.errors import SightlineError
+from sightline.files.atomic_files import write_bytes
 from sightline.optional_imports import require
 from sightline.user_files import read_text
 

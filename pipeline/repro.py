@@ -30,8 +30,8 @@ from rich.text import Text
 from pipeline.dvc_project import Options, Project
 from sightline.devices import OMP
 from sightline.errors import BusyError, SightlineError
-from sightline.lock import WriterLock
-from sightline.signals import Stopped, end_processes
+from sightline.files.lock import WriterLock
+from sightline.machine.signals import Stopped, end_processes
 from sightline.wording import counted
 
 _LEAVE = 30.0  # seconds that stopped stages have for saving

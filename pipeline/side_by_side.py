@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from sightline import hardware
 from sightline.errors import SightlineError, message_of
-from sightline.signals import Stopped, end_processes, killed_by, stop_on_signals
+from sightline.machine import hardware
+from sightline.machine.signals import Stopped, end_processes, killed_by, stop_on_signals
 
 _ROOM = 2 << 30  # bytes of memory that a process with PyTorch and a small model takes
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -22,8 +22,8 @@ from sightline.cache.prepared import PreparedDataset
 from sightline.cache.record import Kind, read_record
 from sightline.devices import compute_with
 from sightline.errors import SightlineError
-from sightline.output import write_file
-from sightline.progress import phase_progress
+from sightline.files.output import write_file
+from sightline.machine.progress import phase_progress
 
 if TYPE_CHECKING:
     from pipeline.encode_again import Checked
@@ -134,7 +134,7 @@ def ground(
 ) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.ground import ground_dataset
-    from sightline.heap import keep_heap
+    from sightline.machine.heap import keep_heap
 
     if params.grounding is None:
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
@@ -271,7 +271,7 @@ def _score(
     import transformers.modeling_utils  # noqa: F401  (once, for all processes)
 
     from pipeline.side_by_side import Send, gpu_of, jobs_here, side_by_side
-    from sightline.hardware import cores
+    from sightline.machine.hardware import cores
     from train.evaluate.evaluation import evaluate_run
 
     machine = params.machine

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sightline.atomic_files import model_paths
 from sightline.cache import (
     CAPTIONS,
     PhraseTokenHeader,
@@ -23,7 +22,8 @@ from sightline.cache import (
 from sightline.cache.groundings import read_phrases
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
-from sightline.progress import progress
+from sightline.files.atomic_files import model_paths
+from sightline.machine.progress import progress
 
 TRUNCATED = "truncated"
 NO_TOKEN = "no_token"
@@ -53,7 +53,7 @@ def tokenize_phrases(
     Raises:
         SightlineError: a manifest is missing, a phrase belongs to a missing caption or is outside
             its text, the tokenizer cannot be loaded or has no character offsets, or ``out`` cannot
-            be written to (`sightline.output`).
+            be written to (`sightline.files.output`).
     """
     inputs = [phrases, captions, *model_paths(student)]
     set_output(out, inputs, kind="phrase-tokens").check_place()
@@ -68,7 +68,7 @@ def tokenize_phrases(
                 f"{text[:60]!r}, which has {len(text)}; recreate the phrases of these captions"
             )
         rows_of.setdefault(text, []).append(row)
-    from sightline.sentence_transformers_folder import (
+    from sightline.models.sentence_transformers_folder import (
         check_room,
         load_tokenizer,
         prompt_of,

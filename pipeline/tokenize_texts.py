@@ -11,8 +11,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.extract.inputs import text_array
-from sightline.arrow_arrays import number_array
-from sightline.atomic_files import model_paths
 from sightline.cache import SetWriter, TokenHeader, TokenSet, keys_of_texts
 from sightline.cache.keys import Keys, at, find_keys, unique_sorted
 from sightline.cache.prepared import RECORD, PreparedDataset
@@ -20,7 +18,9 @@ from sightline.cache.record import TableSpec, set_output
 from sightline.cache.table_sets import described
 from sightline.cache.tables import TOKENS
 from sightline.errors import CacheError, SightlineError
-from sightline.progress import progress
+from sightline.files.atomic_files import model_paths
+from sightline.machine.progress import progress
+from sightline.tables.arrow_arrays import number_array
 
 _CHUNK = 10_000
 
@@ -59,11 +59,11 @@ def tokenize(
 
     Raises:
         SightlineError: the tokenizer cannot be loaded, has no padding token, the prompt leaves no
-            room for a text, or ``out`` cannot be written to (`sightline.output`).
+            room for a text, or ``out`` cannot be written to (`sightline.files.output`).
     """
     student, out = str(student), Path(out)
     set_output(out, [*inputs, *model_paths(student)], kind="tokens").check_place()
-    from sightline.sentence_transformers_folder import (
+    from sightline.models.sentence_transformers_folder import (
         check_room,
         count_longer,
         load_tokenizer,

@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from sightline.atomic_files import folders_below
 from sightline.cache.keys import key_of_file
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from sightline.files.atomic_files import folders_below
 from sightline.plugins import wrong
 
 _VERSION, _SETTINGS = "@version", "@settings"  # no field has such a name

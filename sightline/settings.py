@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sightline.atomic_files import HOME_REMEDY, names_home
 from sightline.errors import SightlineError
-from sightline.places import why_no_path
+from sightline.files.atomic_files import HOME_REMEDY, names_home
+from sightline.files.places import why_no_path
 from sightline.plugins import OURS, expect_seam, package_of
 from sightline.user_files import short
 

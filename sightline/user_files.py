@@ -19,7 +19,7 @@ from pydantic import GetPydanticSchema, StrictInt, StringConstraints, TypeAdapte
 from pydantic_core import core_schema
 
 from sightline.errors import SightlineError
-from sightline.file_kinds import data_kind, unexpected, ungzipped
+from sightline.files.file_kinds import data_kind, unexpected, ungzipped
 
 # Every control character that is not white space, except those that published texts contain by
 # mistake, U+0080 to U+009F: there, Windows-1252 punctuation was read as Latin-1. Of these only

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from remote_servers import PASSWORD, USER, Faults, gs, https, s3
 
-from sightline import storage
+from sightline.files import storage
 
 
 class Shelf:

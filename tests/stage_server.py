@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from fault_layer import FaultLayer
 
-from sightline import storage
+from sightline.files import storage
 
 DIM, BATCH, BLOCK = 6, 8, 32
 SHARD_ROWS = 40

@@ -34,7 +34,7 @@ from sightline import (
     tokenize,
 )
 from sightline.cache import CAPTIONS, write_manifest
-from sightline.sentence_transformers_folder import Recipe
+from sightline.models.sentence_transformers_folder import Recipe
 from train.evaluate.results import save_result
 from train.evaluate.similarity import evaluate_pairs, load_pairs, pair_cosines
 from train.export import export_model

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from sightline.errors import SightlineError
-from sightline.file_kinds import data_kind, file_kind, unexpected, ungzipped
+from sightline.files.file_kinds import data_kind, file_kind, unexpected, ungzipped
 from sightline.user_files import read_text
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from small_inputs import write_photos
 
-from sightline import heap
+from sightline.machine import heap
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 32 << 20
@@ -85,7 +85,7 @@ def test_a_preloaded_allocator_wins():
     library = Path(ray.origin if ray and ray.origin else "").parent / "core/libjemalloc.so"
     if not library.is_file():
         pytest.skip("ray brings no jemalloc here")
-    code = "from sightline.heap import keep_heap\nprint(keep_heap())"
+    code = "from sightline.machine.heap import keep_heap\nprint(keep_heap())"
     assert python(code) == ""
     assert python(code, LD_PRELOAD=str(library)) == "another malloc stands in for glibc's"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sightline.errors import SightlineError
-from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames, contradict
+from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames, contradict
 
 PATHS = ["0.png", "a/1.png", "a/b.c.jpg", "train/7.jpg", "val/7.jpg", "café.jpg"]
 PATHS += ["000000000042.jpg", "a dog.jpg", "100%25.jpg", "back\\slash.jpg"]

@@ -24,8 +24,13 @@ from tiny_sam2 import hf_config
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
-from sightline.sentence_transformers_folder import load_model, load_tokenizer, pin, read_recipe
+from sightline.models.pretrained import Pretrained
+from sightline.models.sentence_transformers_folder import (
+    load_model,
+    load_tokenizer,
+    pin,
+    read_recipe,
+)
 from train.run_spec import StudentConfig
 from train.student import load_student
 

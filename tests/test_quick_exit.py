@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import atexit, sys, threading, time
 from pathlib import Path
-from sightline.signals import run_then_exit
+from sightline.machine.signals import run_then_exit
 
 class Freed:
     def __del__(self):

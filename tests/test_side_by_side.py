@@ -21,9 +21,9 @@ from pipeline.side_by_side import (
     side_by_side,
     visible_gpus,
 )
-from sightline import hardware
 from sightline.errors import SightlineError
-from sightline.hardware import Memory, Processor
+from sightline.machine import hardware
+from sightline.machine.hardware import Memory, Processor
 
 
 def test_calls_run_at_once_and_values_come_with_the_name_of_the_call(tmp_path):
@@ -62,7 +62,7 @@ import os, sys, time
 from pathlib import Path
 from functools import partial
 from pipeline.side_by_side import side_by_side
-from sightline.signals import stop_on_signals
+from sightline.machine.signals import stop_on_signals
 
 def work(name, send):
     Path(name).write_text(str(os.getpid()))

@@ -16,11 +16,11 @@ from botocore.exceptions import ConnectTimeoutError
 from command_line import sightline, unboxed
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
-from sightline import storage
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
-from sightline.places import base_of, beside, location, path_below, shown
-from sightline.storage import (
+from sightline.files import storage
+from sightline.files.places import base_of, beside, location, path_below, shown
+from sightline.files.storage import (
     Found,
     MissingFile,
     StorageError,
@@ -347,7 +347,7 @@ def test_fsspec_is_imported_for_urls_alone(tmp_path):
     script = f"""
 import sys
 from pathlib import Path
-from sightline.storage import look, opened
+from sightline.files.storage import look, opened
 from pipeline.datasets.source import Source
 Path({str(tmp_path)!r}, "a").write_bytes(b"a")
 assert look({str(tmp_path / "a")!r}).size == 1

@@ -33,8 +33,8 @@ CORE = (
     "train.train_run",
     "sightline.cache.caption_choice",
     "sightline.devices",
-    "sightline.pooling",
-    "sightline.sentence_transformers_folder",
+    "sightline.models.pooling",
+    "sightline.models.sentence_transformers_folder",
 )
 """The modules that train every run."""
 
@@ -46,14 +46,11 @@ APART = {
     "sightline.settings": "checks parameters, which are in the digest of a run",
     **dict.fromkeys(
         [
-            *("sightline.arrow_arrays", "sightline.arrow_files", "sightline.atomic_files"),
-            *("sightline.digest", "sightline.errors"),
-            *("sightline.file_kinds", "sightline.hardware", "sightline.lazy_names"),
-            *("sightline.lock", "sightline.optional_imports", "sightline.out_of_memory"),
-            *("sightline.output", "sightline.outside_columns", "sightline.outside_tables"),
-            *("sightline.places", "sightline.plugins", "sightline.pretrained"),
-            *("sightline.progress", "sightline.storage"),
-            *("sightline.user_files", "sightline.wording"),
+            *("sightline.digest", "sightline.errors", "sightline.lazy_names", "sightline.files.*"),
+            *("sightline.machine.*", "sightline.models.pretrained", "sightline.optional_imports"),
+            *("sightline.plugins", "sightline.user_files", "sightline.wording"),
+            *("sightline.tables.arrow_arrays", "sightline.tables.arrow_files"),
+            *("sightline.tables.outside_columns", "sightline.tables.outside_tables"),
         ],
         "files, messages and imports",
     ),
@@ -75,8 +72,8 @@ SCORING = (
     "train.embed",
     "train.evaluate.models",
     "sightline.devices",
-    "sightline.pooling",
-    "sightline.sentence_transformers_folder",
+    "sightline.models.pooling",
+    "sightline.models.sentence_transformers_folder",
 )
 """The modules that every score goes through: from an encoder's folder to its embeddings."""
 _CARRIES_SCORES = ("train.evaluate.evaluation", "train.evaluate.results")

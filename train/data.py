@@ -30,7 +30,7 @@ from sightline.cache import (
 from sightline.cache.feature_kind import RowOf
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from sightline.sentence_transformers_folder import prompt_of
+from sightline.models.sentence_transformers_folder import prompt_of
 from train.batch import Batch
 from train.pairs import (
     describe_source,

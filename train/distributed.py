@@ -2,8 +2,8 @@
 
 `torchrun` or `accelerate launch` starts them and passes each its number in environment variables.
 Objects and CPU tensors go over gloo, GPU tensors over NCCL. Only process 0 owns the run's folder.
-When a process fails or is lost, the others end (`sightline.signals.one_of_several`), and the same
-command resumes from the last checkpoint.
+When a process fails or is lost, the others end (`sightline.machine.signals.one_of_several`), and
+the same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sightline.devices import of_several_processes, pick_device, rank_and_count, use_device
 from sightline.errors import LostProcess, SightlineError
-from sightline.out_of_memory import is_out_of_memory
+from sightline.machine.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from sightline.devices import AUTOCAST, Precision, check_precision, float32_products, use_device
 from sightline.errors import SightlineError
-from sightline.out_of_memory import is_out_of_memory
-from sightline.pooling import Pooling, check_pooling, needs_hidden_states, pool
-from sightline.sentence_transformers_folder import (
+from sightline.machine.out_of_memory import is_out_of_memory
+from sightline.models.pooling import Pooling, check_pooling, needs_hidden_states, pool
+from sightline.models.sentence_transformers_folder import (
     SENTENCE_SETTINGS,
     Recipe,
     check_first_token,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
 
-    from sightline.sentence_transformers_folder import Recipe
+    from sightline.models.sentence_transformers_folder import Recipe
     from train.embed import Embedder
 
 HEADS_FILE = "heads.safetensors"
@@ -95,7 +95,7 @@ def _save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length
     """
     from transformers import AutoTokenizer
 
-    from sightline.sentence_transformers_folder import tokenizer_sha256
+    from sightline.models.sentence_transformers_folder import tokenizer_sha256
 
     exported: Any = copy.deepcopy(tokenizer)
     exported.model_max_length = max_length

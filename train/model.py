@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from sightline import devices
 from sightline.devices import TrainPrecision, to_device
 from sightline.errors import SightlineError
+from sightline.models.pooling import pool
 from sightline.plugins import wrong
-from sightline.pooling import pool
 from train.batch import Batch, Blocks, Embeddings, TokenRows, TokenSpans
 from train.objectives.module import module_of, terms_of
 from train.objectives.objective import Objective

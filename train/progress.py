@@ -14,7 +14,7 @@ import torch
 from rich.progress import Progress
 
 from sightline.devices import device_name, runs_ahead
-from sightline.progress import FirstLine, Say, bar_of, to_stderr
+from sightline.machine.progress import FirstLine, Say, bar_of, to_stderr
 from train.loop import Callback
 from train.model import Student
 from train.records import DEV, RunState

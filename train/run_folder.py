@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from sightline.digest import blake3_of_file, digest
 from sightline.errors import SightlineError, room_for
-from sightline.output import Output, json_record
+from sightline.files.output import Output, json_record
 from train.export import EXPORTED_FILES, HEADS_FILE, MODEL_FOLDER
 from train.records import FILE_NAME, SCHEMA, RunState, RunSummary
 
@@ -27,7 +27,7 @@ class RunFolder:
     in ``a`` or ``b`` beside it, and the best weights, named by their step. New ones are written
     beside them, the state is replaced last, and what it no longer lists goes after that. A finished
     run stays until its successor is done. Only files that ``run.json`` or an unfinished run have
-    listed are replaced or removed (`sightline.output`); notes beside or below them stay.
+    listed are replaced or removed (`sightline.files.output`); notes beside or below them stay.
 
     Args:
         inputs: files and folders that the run reads.

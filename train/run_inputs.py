@@ -9,9 +9,9 @@ from typing import cast
 
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
-from sightline.hardware import cpu_warning
 from sightline.identity import content_of, identity
-from sightline.sentence_transformers_folder import Recipe, licence_of, pin
+from sightline.machine.hardware import cpu_warning
+from sightline.models.sentence_transformers_folder import Recipe, licence_of, pin
 from train.code_digest import code_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined

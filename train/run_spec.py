@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from sightline.atomic_files import model_paths
 from sightline.devices import TrainPrecision
 from sightline.errors import SightlineError
+from sightline.files.atomic_files import model_paths
 from sightline.identity import Elsewhere, Outside, declared
 from sightline.settings import Settings, explain
 

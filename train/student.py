@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
-from sightline.optional_imports import require
-from sightline.sentence_transformers_folder import (
+from sightline.models.sentence_transformers_folder import (
     Recipe,
     check_room,
     fit_pooler,
@@ -20,6 +19,7 @@ from sightline.sentence_transformers_folder import (
     token_ids,
     tokenizer_sha256,
 )
+from sightline.optional_imports import require
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_availa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sightline.errors import SightlineError
-from sightline.progress import Say
+from sightline.machine.progress import Say
 from sightline.settings import Registry, flatten
 from train.loop import Callback
 from train.model import Student

@@ -14,8 +14,8 @@ from sightline.cache.prepared import hub_datasets
 from sightline.devices import device_name, float32_products, has_tf32
 from sightline.digest import digest
 from sightline.errors import LostProcess, SightlineError, room_for
-from sightline.hardware import processor, versions
-from sightline.progress import Say, to_stderr
+from sightline.machine.hardware import processor, versions
+from sightline.machine.progress import Say, to_stderr
 from train.distributed import Processes, joined
 from train.evaluate.similarity import GradedPairs, evaluate_pairs
 from train.export import HEADS_FILE, MODEL_FOLDER, check_export, export_heads, export_model
@@ -347,7 +347,7 @@ def _export(
     """Write the best weights, the heads and the record of the run."""
     from safetensors.torch import load_file
 
-    from sightline.pretrained import quiet
+    from sightline.models.pretrained import quiet
     from train.card import model_card
 
     if state.best_step is not None:

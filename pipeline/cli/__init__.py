@@ -11,14 +11,14 @@ import sys
 
 TYPE_CHECKING = False  # as in `sightline`
 if TYPE_CHECKING:
-    from sightline.signals import Stopped
+    from sightline.machine.signals import Stopped
 
 
 def console() -> None:
     """`main` in a process of its own."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until `main` hears it, end silently
-    from sightline.signals import run_then_exit
+    from sightline.machine.signals import run_then_exit
 
     run_then_exit(main)
 
@@ -35,9 +35,9 @@ def main() -> None:
 
     from sightline.devices import allow_open_files
     from sightline.errors import message_of
-    from sightline.heap import keep_heap
     from sightline.hidden_packages import require_not_hidden
-    from sightline.signals import Stopped, one_of_several, stop_on_signals
+    from sightline.machine.heap import keep_heap
+    from sightline.machine.signals import Stopped, one_of_several, stop_on_signals
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quiet in forked decode workers
     # importing torch and transformers creates millions of objects, none of them garbage

@@ -247,10 +247,10 @@ def sets_below(path: Path, *, lost: bool = False, required: bool = True) -> list
         lost: include folders with files of a set but no commit file.
         required: raise if there are none.
     """
-    from sightline.atomic_files import folders_below
     from sightline.cache import CacheError
     from sightline.cache.record import FILE_NAME
-    from sightline.output import is_run_folder
+    from sightline.files.atomic_files import folders_below
+    from sightline.files.output import is_run_folder
 
     if not path.is_dir():
         raise CacheError(
@@ -287,7 +287,7 @@ def _progress(action: str, folder: Path) -> Iterator[Callable[[int], None]]:
     """A progress bar in megabytes that takes bytes, from any thread."""
     from sightline.cache import CacheError
     from sightline.cache.record import read_record
-    from sightline.progress import progress
+    from sightline.machine.progress import progress
 
     try:
         total = read_record(folder).size

@@ -12,7 +12,7 @@ import typer
 from pipeline.cli.model_options import takes
 from pipeline.cli.options import JSON, OUT, of_dataset, place, print_json, set_folder
 from pipeline.interchange.foreign import ImportOptions
-from sightline.places import is_url, shown
+from sightline.files.places import is_url, shown
 from sightline.wording import counted, in_bytes
 
 SET = Annotated[

@@ -61,7 +61,7 @@ class Command(_PlainFlags, TyperCommand):
     """A command of Sightline; a URL is not taken for a path, a folder called ``s3:``."""
 
     def invoke(self, ctx: Any) -> Any:
-        from sightline.places import why_no_path
+        from sightline.files.places import why_no_path
 
         params: list[Any] = [*self.params]
         for param in params:
@@ -97,7 +97,7 @@ class _Lazy(Group):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if with_home := [word for word in args if "~" in word]:
-            from sightline.atomic_files import HOME_REMEDY, names_home
+            from sightline.files.atomic_files import HOME_REMEDY, names_home
 
             for word in filter(names_home, with_home):
                 raise typer.BadParameter(f"{word}: {HOME_REMEDY}")

@@ -102,7 +102,7 @@ def compare(
     figure = None if plot is None else _drawn(shown, plot.suffix)
     show(document, format_, out, [] if data is None else [data])
     if plot is not None and figure is not None:
-        from sightline.output import write_file
+        from sightline.files.output import write_file
         from train.report.charts import MARK
 
         write_file(plot, figure, MARK)

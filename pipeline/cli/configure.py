@@ -33,7 +33,7 @@ def configure(
 
     from pipeline.configure import configuration, edits, to_yaml
     from pipeline.params import ParamsError, read_yaml
-    from sightline.atomic_files import write_bytes
+    from sightline.files.atomic_files import write_bytes
 
     if not names:
         _list()

@@ -19,7 +19,7 @@ from sightline.wording import in_bytes
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from sightline.hardware import Disk, Processor
+    from sightline.machine.hardware import Disk, Processor
 
 _LEAST_DISK = 1_000_000_000
 _KEPT = "kept: what a command frees stays in its heap, as long as it runs"
@@ -49,9 +49,9 @@ def doctor(as_json: JSON = False) -> None:
 def _examine() -> dict[str, Any]:
     import torch
 
-    from sightline import hardware
     from sightline.devices import pick_device
-    from sightline.heap import keep_heap
+    from sightline.machine import hardware
+    from sightline.machine.heap import keep_heap
 
     cpu = replace(
         hardware.processor(),
@@ -174,7 +174,7 @@ def _hub() -> str:
     """Whether the hub that transformers uses answers within a few seconds."""
     from huggingface_hub import constants
 
-    from sightline.pretrained import why_silent
+    from sightline.models.pretrained import why_silent
 
     if constants.is_offline_mode():
         return "not checked (HF_HUB_OFFLINE is set)"

@@ -140,7 +140,7 @@ def evaluate(
 def _say_where(model: EvaluatedModel) -> None:
     """The first line: where the models compute."""
     from sightline.devices import device_name
-    from sightline.hardware import cpu_warning
+    from sightline.machine.hardware import cpu_warning
 
     device = model.embedder.model.device
     where = f"{device_name(device)} in {model.embedder.precision}"

@@ -65,7 +65,7 @@ def ground(
     from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
     from sightline.cache.groundings import grounding_counts
     from sightline.cache.prepared import PreparedDataset
-    from sightline.heap import keep_heap
+    from sightline.machine.heap import keep_heap
 
     keep_heap(of_threads=True)
     words = [

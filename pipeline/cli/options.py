@@ -27,7 +27,7 @@ def option(panel: str, help: str, *flags: str, **more: Any) -> Any:
 
 def place(text: str) -> Path | str:
     """A path, or a URL that is read."""
-    from sightline.places import location
+    from sightline.files.places import location
 
     try:
         return location(text)

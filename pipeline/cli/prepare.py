@@ -22,7 +22,7 @@ def _command(kind: str) -> Callable[..., None]:
     @takes("source", settings, panel="Data", given={"kind": kind})
     def command(source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False) -> None:
         from pipeline.datasets.prepared_output import prepare
-        from sightline.progress import phase_progress
+        from sightline.machine.progress import phase_progress
 
         with phase_progress() as tell:
             report = prepare(source, out, tell, verify=verify)

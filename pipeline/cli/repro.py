@@ -89,7 +89,7 @@ def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
     from pipeline.repro import Jobs
     from pipeline.side_by_side import JOBS, VISIBLE, gpu_of, jobs_here, visible_gpus
     from pipeline.stages import LIGHT, STAGES, stage_words
-    from sightline.hardware import cores
+    from sightline.machine.hardware import cores
 
     machine = params.machine
     chosen = machine if devices is None else from_words(Machine, {"devices": devices})

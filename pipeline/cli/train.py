@@ -160,7 +160,7 @@ def _objective(
     """The objective and its feature sets by name; encoders are called as their folders are."""
     from sightline.cache import FeatureSet
     from sightline.cache.remote_sets import local_set
-    from sightline.places import is_url
+    from sightline.files.places import is_url
 
     given = set_values(objective, set_)
     for name in given:
@@ -223,7 +223,7 @@ def _need_of(chosen: Objective, folder: str, kind: str, sets: Mapping[str, Path]
 def _tokens_beside(data: Path | None, text: Path | None, student: StudentConfig) -> Path:
     """Where the tokens of these data sets are kept if the user names no folder."""
     from sightline.cache.keys import key_of_file, key_of_text
-    from sightline.sentence_transformers_folder import prompt_of
+    from sightline.models.sentence_transformers_folder import prompt_of
 
     folders = [folder.resolve() for folder in (data, text) if folder is not None] or [Path()]
     sets = "+".join(dict.fromkeys(folder.name for folder in folders))

@@ -13,7 +13,7 @@ from pipeline.datasets.captions import Captions, check_captions
 from pipeline.datasets.manifests import write_captioned
 from pipeline.datasets.source import DatasetError, PrepareReport, Source, split_name
 from sightline.cache.manifest import CAPTIONS
-from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile, contradict
+from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile, contradict
 from sightline.user_files import short
 
 

@@ -26,8 +26,8 @@ from pipeline.datasets.captions import (
 )
 from pipeline.datasets.images import files_below, found_images, suffix_of
 from pipeline.datasets.source import DatasetError, split_name
-from sightline.file_kinds import file_kind
-from sightline.outside_columns import (
+from sightline.files.file_kinds import file_kind
+from sightline.tables.outside_columns import (
     FETCH,
     OutsideTable,
     Row,
@@ -38,7 +38,7 @@ from sightline.outside_columns import (
     texts_in,
     wanted_of_captions,
 )
-from sightline.outside_tables import (
+from sightline.tables.outside_tables import (
     BATCH,
     SUFFIXES,
     TABS,

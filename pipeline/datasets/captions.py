@@ -12,8 +12,8 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from pipeline.datasets.source import DatasetError, Source, split_name
-from sightline.outside_tables import QUOTED, SUFFIXES
 from sightline.plugins import expect_count, expect_valid
+from sightline.tables.outside_tables import QUOTED, SUFFIXES
 from sightline.user_files import (
     Identifier,
     Name,

@@ -23,10 +23,10 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pipeline.datasets.images import files_below, named_files
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
+from sightline.files.places import base_of, shown
+from sightline.files.storage import files_below as files_elsewhere
+from sightline.models.pretrained import from_hub, quiet
 from sightline.optional_imports import require
-from sightline.places import base_of, shown
-from sightline.pretrained import from_hub, quiet
-from sightline.storage import files_below as files_elsewhere
 from sightline.user_files import read_json
 
 TABLES = (".parquet", ".arrow")

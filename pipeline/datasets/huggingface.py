@@ -32,9 +32,9 @@ from pipeline.datasets.source import (
 )
 from pipeline.datasets.table_rows import WRITES, chosen_splits, write_tables
 from sightline.cache.prepared import HUB_DATASET
-from sightline.outside_columns import OutsideTable, as_columns, wanted_of_captions
-from sightline.outside_tables import open_table
-from sightline.places import is_url, path_below
+from sightline.files.places import is_url, path_below
+from sightline.tables.outside_columns import OutsideTable, as_columns, wanted_of_captions
+from sightline.tables.outside_tables import open_table
 
 _COMMIT = "commit"
 

@@ -14,9 +14,9 @@ from typing import IO, NamedTuple
 from pipeline.datasets.images import files_below, named_files, suffix_of
 from pipeline.datasets.manifests import INCOMPLETE, ManifestRows
 from pipeline.datasets.source import DatasetError, PrepareReport
-from sightline import storage
-from sightline.places import expanded, is_url, shown
-from sightline.storage import Found, look
+from sightline.files import storage
+from sightline.files.places import expanded, is_url, shown
+from sightline.files.storage import Found, look
 
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
 _NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

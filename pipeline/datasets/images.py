@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from pipeline.datasets.image_formats import formats, image_suffixes, orientation, swaps_edges
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress
-from sightline import storage
-from sightline.atomic_files import folders_below
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.keys import KEY_BYTES, key_of_text
 from sightline.cache.manifest import IMAGES, key_array, key_column, whole_files
 from sightline.digest import digest
-from sightline.file_kinds import file_kind, unexpected
+from sightline.files import storage
+from sightline.files.atomic_files import folders_below
+from sightline.files.file_kinds import file_kind, unexpected
+from sightline.files.places import base_of, expanded, is_url, path_below, shown
+from sightline.files.storage import Found, StorageError, look, look_at_all, opened, reading
 from sightline.optional_imports import require
-from sightline.places import base_of, expanded, is_url, path_below, shown
-from sightline.storage import Found, StorageError, look, look_at_all, opened, reading
 from sightline.user_files import control_fault
 
 HIDDEN_FOLDERS = "hidden folders"

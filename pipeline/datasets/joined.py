@@ -25,7 +25,7 @@ from sightline.cache.prepared import (
     dataset_facts,
     hub_datasets,
 )
-from sightline.places import here, is_url, shown
+from sightline.files.places import here, is_url, shown
 
 
 class JoinedSource(Source):

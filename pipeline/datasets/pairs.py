@@ -27,8 +27,8 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from sightline.outside_columns import wanted_of_captions
-from sightline.places import base_of, is_url, shown
+from sightline.files.places import base_of, is_url, shown
+from sightline.tables.outside_columns import wanted_of_captions
 from sightline.user_files import read_lines
 
 

@@ -27,8 +27,8 @@ from sightline.cache.manifest import (
 )
 from sightline.cache.prepared import IMAGE_ROOT, LICENCE, RECORD, SCHEMA, PreparedDataset
 from sightline.errors import CacheError
-from sightline.output import REMEMBERED, Output, json_record
-from sightline.places import here, is_url, shown
+from sightline.files.output import REMEMBERED, Output, json_record
+from sightline.files.places import here, is_url, shown
 from sightline.plugins import wrong
 from sightline.settings import explain
 
@@ -148,7 +148,7 @@ def building(
 ) -> Iterator[tuple[Path, PrepareReport]]:
     """A new folder to fill; its files replace those of an earlier `prepare` in ``out``.
 
-    Files that `prepare` did not write are left alone (`sightline.output`).
+    Files that `prepare` did not write are left alone (`sightline.files.output`).
 
     Args:
         kind: kind of the data set; a data set of a different kind is not replaced, nor is one
@@ -161,7 +161,7 @@ def building(
 
     Raises:
         DatasetError: a different data set is there.
-        SightlineError: as in `sightline.output.Output`.
+        SightlineError: as in `sightline.files.output.Output`.
     """
     report = PrepareReport(kind)
     with Output(out, RECORD, json_record(SCHEMA), here(*inputs)) as output:

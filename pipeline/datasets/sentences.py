@@ -15,8 +15,8 @@ from pydantic import Field
 from pipeline.datasets.manifests import cleaned, count_trimmed, visible
 from pipeline.datasets.source import DatasetError, PrepareReport, Progress, Source
 from sightline.cache.manifest import CAPTIONS, IMAGES, SENTENCES, write_manifest
-from sightline.outside_columns import Wanted, as_columns, choose
-from sightline.outside_tables import is_table, open_table, require_one_column
+from sightline.tables.outside_columns import Wanted, as_columns, choose
+from sightline.tables.outside_tables import is_table, open_table, require_one_column
 from sightline.user_files import read_lines, short
 
 EXPECTED = "one sentence per line, or a table of sentences: CSV, TSV, JSON, Parquet or Arrow"

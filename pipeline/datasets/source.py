@@ -14,10 +14,10 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.prepared import LICENCE_UNKNOWN, MANIFESTS, SCHEMA
 from sightline.errors import SightlineError
-from sightline.image_names import SPLITS
-from sightline.outside_columns import FETCH
-from sightline.places import base_of, is_url, location, path_below
+from sightline.files.places import base_of, is_url, location, path_below
 from sightline.settings import FamilySettings, Registry
+from sightline.tables.image_names import SPLITS
+from sightline.tables.outside_columns import FETCH
 from sightline.user_files import short
 
 MOST_LISTED = 1000  # per problem; counts are always exact

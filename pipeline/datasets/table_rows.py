@@ -20,10 +20,10 @@ from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count
 from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress, split_name
-from sightline.arrow_files import cut, plain_type
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import Place
-from sightline.outside_columns import (
+from sightline.tables.arrow_files import cut, plain_type
+from sightline.tables.outside_columns import (
     OutsideTable,
     Wanted,
     as_columns,
@@ -33,7 +33,7 @@ from sightline.outside_columns import (
     texts_in,
     wanted_of_captions,
 )
-from sightline.outside_tables import table_of
+from sightline.tables.outside_tables import table_of
 from sightline.user_files import short
 
 WRITES = (*MANIFESTS, "images/00000.tar")

@@ -55,8 +55,8 @@ from pipeline.datasets.source import (
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.keys import key_of_bytes
 from sightline.digest import digest
-from sightline.places import is_url, path_below, shown
-from sightline.storage import StorageError, look, opened, reading
+from sightline.files.places import is_url, path_below, shown
+from sightline.files.storage import StorageError, look, opened, reading
 from sightline.user_files import OBJECT, read_lines
 
 _MOST_IMAGE = 1 << 30  # bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.encoders.preprocessing import ImagePreprocessing, Interpolation
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
+from sightline.models.pretrained import Pretrained
 
 _FILTERS: dict[int, Interpolation] = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of resize filters, as image processors name them, that `resize` has."""

@@ -31,12 +31,12 @@ from pipeline.encoders.weights import (
     unknown_tag,
 )
 from sightline.cache.record import EncoderRecord
-from sightline.config_digest import config_sha256
 from sightline.digest import digest
 from sightline.errors import SightlineError
+from sightline.models.config_digest import config_sha256
+from sightline.models.pretrained import Pretrained, commit_of, from_hub, quiet, reaching
+from sightline.models.sentence_transformers_folder import tokenizer_sha256
 from sightline.optional_imports import require
-from sightline.pretrained import Pretrained, commit_of, from_hub, quiet, reaching
-from sightline.sentence_transformers_folder import tokenizer_sha256
 from sightline.settings import explain, listed
 from sightline.user_files import OBJECT, read_json, should_be
 

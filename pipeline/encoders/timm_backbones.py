@@ -20,8 +20,8 @@ from pipeline.encoders.weights import (
     unknown_tag,
 )
 from sightline.errors import SightlineError, first_lines
+from sightline.models.pretrained import commit_of, from_hub, quiet
 from sightline.optional_imports import require
-from sightline.pretrained import commit_of, from_hub, quiet
 from sightline.settings import listed
 
 if TYPE_CHECKING:

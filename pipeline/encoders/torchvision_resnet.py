@@ -22,8 +22,8 @@ from pipeline.encoders.weights import (
     unknown_tag,
 )
 from sightline.errors import SightlineError
+from sightline.models.pretrained import quiet, reaching
 from sightline.optional_imports import require
-from sightline.pretrained import quiet, reaching
 
 if TYPE_CHECKING:
     import torch

@@ -20,11 +20,11 @@ from pipeline.encoders.weights import (
     seeded,
 )
 from sightline.cache.record import EncoderRecord
-from sightline.config_digest import config_sha256
 from sightline.errors import SightlineError
-from sightline.pooling import Pooling, needs_hidden_states, pool
-from sightline.pretrained import Pretrained
-from sightline.sentence_transformers_folder import (
+from sightline.models.config_digest import config_sha256
+from sightline.models.pooling import Pooling, needs_hidden_states, pool
+from sightline.models.pretrained import Pretrained
+from sightline.models.sentence_transformers_folder import (
     SENTENCE_SETTINGS,
     Recipe,
     check_encoder,

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from pipeline.encoders.config import WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained, check_finite
+from sightline.models.pretrained import Pretrained, check_finite
 from sightline.user_files import OBJECT, read_json
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.extract.worker_number import WorkerNumber
-from sightline.progress import SILENT, to_stderr
-from sightline.signals import end_processes, killed_by
+from sightline.machine.progress import SILENT, to_stderr
+from sightline.machine.signals import end_processes, killed_by
 
 DEATHS = 5
 """Times that a worker is started again after it was killed."""

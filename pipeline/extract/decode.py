@@ -21,8 +21,8 @@ from pipeline.datasets.image_formats import formats, orientation, swaps_edges
 from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
-from sightline.places import is_url
-from sightline.storage import StorageError, look, read
+from sightline.files.places import is_url
+from sightline.files.storage import StorageError, look, read
 
 if TYPE_CHECKING:
     from torch import Tensor

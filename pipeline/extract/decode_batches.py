@@ -35,8 +35,8 @@ from pipeline.extract.decode import ImageError
 from pipeline.extract.objects import CutoutPreprocessing
 from sightline.cache.parts import Failure
 from sightline.errors import SightlineError
-from sightline.places import is_url
-from sightline.storage import StorageError, reading_ahead
+from sightline.files.places import is_url
+from sightline.files.storage import StorageError, reading_ahead
 from sightline.wording import in_bytes
 
 NEARLY_BLACK = 16

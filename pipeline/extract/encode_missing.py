@@ -18,7 +18,6 @@ from pipeline.extract.inputs import FeatureInputs, inputs_of
 from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_rows, run
 from pipeline.extract.services import Service
 from pipeline.extract.settings import ExtractSettings, Machine
-from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, FeatureSpec, SetRecord
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, as_keys, at, find_keys, unique_sorted
@@ -27,11 +26,12 @@ from sightline.cache.plan import Batch
 from sightline.cache.record import set_output
 from sightline.devices import pick_device, use_device
 from sightline.errors import SightlineError
+from sightline.files.atomic_files import model_paths
+from sightline.files.places import required_location
 from sightline.identity import also, identity
-from sightline.out_of_memory import HalvingCalls
-from sightline.places import required_location
+from sightline.machine.out_of_memory import HalvingCalls
+from sightline.machine.progress import to_stderr
 from sightline.plugins import expect, expect_array, expect_count, wrong
-from sightline.progress import to_stderr
 from sightline.source_code import digest_of_others
 from sightline.user_files import short
 from sightline.wording import counted

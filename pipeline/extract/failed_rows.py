@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sightline.cache.storable import NOT_FINITE, UNDERFLOW
 from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
-from sightline.output import FAILURES
+from sightline.files.output import FAILURES
 
 if TYPE_CHECKING:
     from pipeline.extract.runner import SetSummary

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sightline.arrow_arrays import number_array
 from sightline.cache import SENTENCES, Place, key_column, keys_of_texts, places_of
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.groundings import read_phrases
@@ -24,11 +23,12 @@ from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.cache.manifest import check_values, read_schema, read_table
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.errors import SightlineError
-from sightline.file_kinds import file_kind
-from sightline.outside_tables import read_sentence_lines
-from sightline.places import base_of, here, path_below, shown
+from sightline.files.file_kinds import file_kind
+from sightline.files.places import base_of, here, path_below, shown
+from sightline.files.storage import look
 from sightline.plugins import expect, expect_array
-from sightline.storage import look
+from sightline.tables.arrow_arrays import number_array
+from sightline.tables.outside_tables import read_sentence_lines
 from sightline.wording import counted
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from pipeline.extract.children import DEATHS, LEAVE, Child, Ended, of_worker, st
 from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
 from sightline.errors import SightlineError
+from sightline.machine.progress import to_stderr
+from sightline.machine.signals import killed_by
 from sightline.optional_imports import require
-from sightline.progress import to_stderr
-from sightline.signals import killed_by
 
 if TYPE_CHECKING:
     from pipeline.extract.workers import Watch

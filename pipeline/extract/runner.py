@@ -34,12 +34,12 @@ from sightline.devices import (
     using_threads,
 )
 from sightline.errors import BusyError, SightlineError, Transient
-from sightline.hardware import cpu_warning, versions
-from sightline.out_of_memory import HalvingCalls
-from sightline.output import run_folder_of
-from sightline.progress import progress, to_stderr
-from sightline.signals import Stopped
-from sightline.storage import StorageError
+from sightline.files.output import run_folder_of
+from sightline.files.storage import StorageError
+from sightline.machine.hardware import cpu_warning, versions
+from sightline.machine.out_of_memory import HalvingCalls
+from sightline.machine.progress import progress, to_stderr
+from sightline.machine.signals import Stopped
 from sightline.wording import in_bytes
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -19,8 +19,8 @@ from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.plan import rows_done
 from sightline.devices import threads_here
 from sightline.errors import SightlineError
-from sightline.progress import progress, to_stderr
-from sightline.signals import Stopped
+from sightline.machine.progress import progress, to_stderr
+from sightline.machine.signals import Stopped
 
 _MODULE = "pipeline.cli"  # takes the words of a command
 _POLL = 0.5  # seconds

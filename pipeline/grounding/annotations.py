@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pipeline.grounding.drawn_boxes import BoxFormat, DrawnBoxes
 from pipeline.grounding.settings import DESCRIBED, GrounderSettings
-from sightline.arrow_files import schema_of
 from sightline.cache import PHRASES, key_column, read_manifest
 from sightline.cache.phrase_tokens import pair_keys
 from sightline.errors import SightlineError
-from sightline.file_kinds import file_kind
+from sightline.files.file_kinds import file_kind
+from sightline.tables.arrow_files import schema_of
 
 if TYPE_CHECKING:
     import torch

@@ -34,7 +34,7 @@ from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.parts import Failure
 from sightline.cache.rle import encode_mask
 from sightline.cache.tables import GROUNDED
-from sightline.out_of_memory import HalvingCalls
+from sightline.machine.out_of_memory import HalvingCalls
 from sightline.plugins import expect, expect_array, expect_count, expect_valid, wrong
 
 _BATCHES_AHEAD = 2

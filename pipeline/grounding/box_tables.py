@@ -37,9 +37,9 @@ from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
 from sightline.cache.manifest import KEY, image_names, key_array
 from sightline.cache.phrase_tokens import pair_keys
 from sightline.errors import SightlineError
-from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
-from sightline.outside_columns import Row, Wanted, choose
-from sightline.outside_tables import open_table
+from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames
+from sightline.tables.outside_columns import Row, Wanted, choose
+from sightline.tables.outside_tables import open_table
 from sightline.user_files import CONTROL, Identifier, Name, short, should_be
 
 EXPECTED = (

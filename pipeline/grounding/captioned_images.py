@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from pipeline.grounding.grounding_settings import CaptionChoice
 from pipeline.grounding.protocols import Caption
-from sightline.arrow_arrays import number_array
 from sightline.cache import Place, key_column, key_of_text, places_of
 from sightline.cache.keys import Keys, find_keys, unique_sorted
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
+from sightline.tables.arrow_arrays import number_array
 
 _AT_ONCE = 1024
 

@@ -18,7 +18,6 @@ from pipeline.extract.decode import ImageError
 from pipeline.extract.inputs import CutoutEntry, cutout_entries, require_images
 from pipeline.extract.objects import SPEC, Cutter, to_png
 from pipeline.extract.runner import Advance, BatchResult, Job
-from sightline.arrow_arrays import number_array
 from sightline.cache import Place
 from sightline.cache.groundings import read_phrases
 from sightline.cache.keys import as_keys, find_keys, unique_sorted
@@ -26,6 +25,7 @@ from sightline.cache.manifest import key_column
 from sightline.cache.parts import Failure
 from sightline.cache.plan import Batch
 from sightline.cache.tables import CUTOUTS
+from sightline.tables.arrow_arrays import number_array
 from sightline.wording import counted
 
 _BLOCK = 512  # objects that are finished together

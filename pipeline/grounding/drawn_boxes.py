@@ -20,7 +20,6 @@ from pipeline.grounding.protocols import (
     GroundingError,
 )
 from pipeline.grounding.spans import SpanFinder
-from sightline.arrow_arrays import number_array
 from sightline.cache import key_of_file
 from sightline.cache.keys import (
     KEY_BYTES,
@@ -33,6 +32,7 @@ from sightline.cache.keys import (
 from sightline.cache.phrase_tokens import pair_keys
 from sightline.cache.rle import compress_counts, decode_mask
 from sightline.errors import CacheError
+from sightline.tables.arrow_arrays import number_array
 
 if TYPE_CHECKING:
     from torch import Tensor

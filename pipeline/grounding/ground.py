@@ -19,7 +19,6 @@ from pipeline.extract.worker_number import WorkerNumber
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.grounding_settings import GroundingSettings, Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
-from sightline.atomic_files import check_apart
 from sightline.cache.cutout_identity import CROP_RULE
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import KEY_BYTES, as_keys, find_keys, unique_sorted
@@ -29,8 +28,9 @@ from sightline.cache.record import TableSpec, set_output
 from sightline.cache.table_sets import write_rows
 from sightline.cache.tables import CUTOUTS
 from sightline.errors import SightlineError
+from sightline.files.atomic_files import check_apart
+from sightline.files.places import here
 from sightline.identity import also, identity
-from sightline.places import here
 from sightline.plugins import OURS, expect_seam, package_of
 from sightline.settings import explain
 from sightline.source_code import digest_of_others

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from pipeline.encoders.config import WeightsSpec, parse_weights
 from pipeline.encoders.weights import build_model, identity_of
 from pipeline.grounding.settings import ModelSettings
-from sightline.config_digest import config_sha256, with_effect
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
-from sightline.sentence_transformers_folder import tokenizer_sha256
+from sightline.models.config_digest import config_sha256, with_effect
+from sightline.models.pretrained import Pretrained
+from sightline.models.sentence_transformers_folder import tokenizer_sha256
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from sightline.cache import IMAGES, places_of, read_manifest
 from sightline.errors import SightlineError
+from sightline.files.places import here
 from sightline.html_pages import Thumbnail
 from sightline.optional_imports import require
-from sightline.places import here
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -10,7 +10,7 @@ from pipeline.grounding.grounding_model import ModelGrounder
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded, Grounder
 from pipeline.grounding.settings import DESCRIBED, ModelSettings, Share
 from sightline.devices import computing
-from sightline.sentence_transformers_folder import count_longer
+from sightline.models.sentence_transformers_folder import count_longer
 
 if TYPE_CHECKING:
     import torch

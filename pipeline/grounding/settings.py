@@ -72,7 +72,7 @@ class ModelSettings(GrounderSettings):
         return weights
 
     def require_files(self) -> None:
-        from sightline.pretrained import Pretrained
+        from sightline.models.pretrained import Pretrained
 
         Pretrained(self.model, parse_weights(self.weights).revision)
 

@@ -20,9 +20,9 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from sightline.arrow_files import batches_of, plain_type, readable, schema_of
 from sightline.errors import SightlineError
-from sightline.file_kinds import FileKind, file_kind, unexpected
+from sightline.files.file_kinds import FileKind, file_kind, unexpected
+from sightline.tables.arrow_files import batches_of, plain_type, readable, schema_of
 
 _ROWS = 1024  # of a table at a time
 _IMAGE_ROWS = 32  # of a table with images

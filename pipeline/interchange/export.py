@@ -16,7 +16,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from pipeline.interchange.card import card
 from pipeline.interchange.rows import KEY, ExportedRows, write_npy, write_parquet
-from sightline.arrow_files import batches_of
 from sightline.cache import (
     FeatureSet,
     FeatureSpec,
@@ -31,8 +30,9 @@ from sightline.cache.keys import Keys
 from sightline.cache.manifest import image_names
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
+from sightline.files.output import Output, json_record
 from sightline.optional_imports import require
-from sightline.output import Output, json_record
+from sightline.tables.arrow_files import batches_of
 from sightline.user_files import read_json
 
 if TYPE_CHECKING:

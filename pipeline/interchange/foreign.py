@@ -30,13 +30,13 @@ from pipeline.interchange.columns import (
     table_beside,
 )
 from pipeline.interchange.rows import FEATURES, KEY
-from sightline.arrow_files import readable
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from sightline.file_kinds import FileKind, data_kind, unexpected
-from sightline.outside_columns import KNOWN
+from sightline.files.file_kinds import FileKind, data_kind, unexpected
 from sightline.settings import Settings
+from sightline.tables.arrow_files import readable
+from sightline.tables.outside_columns import KNOWN
 
 NAMES = {
     "image": (

@@ -34,8 +34,8 @@ from sightline.cache.manifest import image_names
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
-from sightline.image_names import AMBIGUOUS, UNKNOWN, ImageNames
-from sightline.progress import progress
+from sightline.machine.progress import progress
+from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 from sightline.wording import counted
 
 _BATCH = 1024
@@ -191,7 +191,7 @@ def _keys(
 
 
 class _ImageKeys:
-    """Keys of images by name (`sightline.image_names`).
+    """Keys of images by name (`sightline.tables.image_names`).
 
     Args:
         source: the files that name them, for messages.

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from sightline.arrow_arrays import os_file
 from sightline.cache import FeatureSet
 from sightline.cache.feature_kind import is_of_texts
+from sightline.tables.arrow_arrays import os_file
 
 FEATURES, KEY = "features", "key"
 """Names of the column of rows, and of the column of keys (SHA-256, hexadecimal)."""

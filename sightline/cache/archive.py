@@ -25,9 +25,9 @@ from sightline.cache.record import (
 )
 from sightline.cache.verify import require_whole, snapshot, verify
 from sightline.errors import CacheError, SightlineError
-from sightline.output import replacing_file
-from sightline.places import here, shown
-from sightline.storage import look, opened, upload
+from sightline.files.output import replacing_file
+from sightline.files.places import here, shown
+from sightline.files.storage import look, opened, upload
 
 SUMS = "SHA256SUMS"
 ANOTHER_PLACE = "name another output, or delete that export first"

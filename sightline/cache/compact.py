@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.atomic_files import folders_below
 from sightline.cache.keys import as_keys, sort_order
 from sightline.cache.parts import files_of, fingerprint_of, loose_shards, part_names
 from sightline.cache.plan import StoredPlan
@@ -17,8 +16,9 @@ from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.verify import require_all_sound
 from sightline.errors import CacheError
-from sightline.lock import WriterLock
-from sightline.output import (
+from sightline.files.atomic_files import folders_below
+from sightline.files.lock import WriterLock
+from sightline.files.output import (
     PARTS,
     RECORDS,
     Output,

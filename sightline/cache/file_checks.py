@@ -13,8 +13,8 @@ from blake3 import blake3
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.errors import CacheError
-from sightline.output import REMEMBERED, run_folder_of
-from sightline.storage import look
+from sightline.files.output import REMEMBERED, run_folder_of
+from sightline.files.storage import look
 
 _CORES = os.cpu_count() or 1
 _READ_BYTES = 1 << 20

@@ -1,6 +1,6 @@
 """What was read of files, remembered until they change, by their names and states.
 
-A state is what `sightline.storage.look` finds, with all that the value depends on besides.
+A state is what `sightline.files.storage.look` finds, with all that the value depends on besides.
 """
 
 # pyarrow.compute makes its functions when it is imported:
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sightline.arrow_arrays import os_file, text_array
+from sightline.tables.arrow_arrays import os_file, text_array
 
 _SCHEMA = pa.schema([("file", pa.string()), ("value", pa.binary())])
 

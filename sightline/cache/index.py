@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from sightline.arrow_arrays import number_array, os_file, text_array
 from sightline.cache.keys import KEY_BYTES, as_keys, increasing, picked, sort_order
 from sightline.cache.manifest import (
     KEY,
@@ -25,7 +24,8 @@ from sightline.cache.record import FILE_NAME, FileRecord, SetRecord, check_file
 from sightline.cache.rows import Rows, Shard
 from sightline.cache.shards import DIGEST_BYTES
 from sightline.errors import CacheError
-from sightline.output import Output
+from sightline.files.output import Output
+from sightline.tables.arrow_arrays import number_array, os_file, text_array
 
 OK = "ok"
 INDEX_BYTES = 61

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sightline.arrow_arrays import number_array, os_file
-from sightline.atomic_files import replacing
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError, first_lines
-from sightline.places import path_below, shown
+from sightline.files.atomic_files import replacing
+from sightline.files.places import path_below, shown
+from sightline.tables.arrow_arrays import number_array, os_file
 
 KEY = pa.binary(KEY_BYTES)
 """Type of a column of keys."""
@@ -321,7 +321,7 @@ class Place(NamedTuple):
     """Where an image's bytes are; shown in messages as `shard.tar[1024:+500]`.
 
     Attributes:
-        path: the file, as `sightline.storage` opens it.
+        path: the file, as `sightline.files.storage` opens it.
         offset: start of the image in it, in bytes; None: the file is the image.
         length: its length in bytes; None if ``offset`` is None.
     """

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.atomic_files import folders_below
 from sightline.cache.file_checks import file_fault, file_faults, remembered_faults
 from sightline.cache.keys import (
     Keys,
@@ -27,7 +26,8 @@ from sightline.cache.record import DAMAGED, FILE_NAME, Spec, read_record
 from sightline.cache.rows import Rows, rows_in, union
 from sightline.cache.verify import Soundness, soundness
 from sightline.errors import CacheError
-from sightline.output import is_run_folder, run_folder_of
+from sightline.files.atomic_files import folders_below
+from sightline.files.output import is_run_folder, run_folder_of
 
 
 def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:

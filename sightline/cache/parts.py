@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field
 
-from sightline.atomic_files import write_bytes
 from sightline.cache.file_checks import file_fault
 from sightline.cache.keys import Keys, as_keys
 from sightline.cache.record import ShardRecord, Spec
@@ -25,7 +24,8 @@ from sightline.cache.rows import Shard
 from sightline.cache.shards import Computed, format_of, keys_in
 from sightline.digest import digest
 from sightline.errors import CacheError
-from sightline.output import FAILURES, PARTS
+from sightline.files.atomic_files import write_bytes
+from sightline.files.output import FAILURES, PARTS
 
 _FILE = re.compile(r"part-([0-9a-f]{16})-(\d{5,})-[0-9a-f]{32}\.(json|h5|parquet)")
 _OF_A_FAILURE = ("code", "path", "reason")

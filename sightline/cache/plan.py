@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
 
-from sightline.atomic_files import write_bytes
 from sightline.cache.index import INDEX_BYTES
 from sightline.cache.keys import KEY_BYTES, Keys, at, sort_order
 from sightline.cache.parts import Failure, PartName, part_names
@@ -24,7 +23,8 @@ from sightline.cache.record import SetRecord, Spec
 from sightline.cache.rows import Rows
 from sightline.cache.shards import Numbers, format_of
 from sightline.cache.verify import Soundness
-from sightline.output import PLAN, run_folder_of
+from sightline.files.atomic_files import write_bytes
+from sightline.files.output import PLAN, run_folder_of
 
 
 @dataclass(frozen=True)

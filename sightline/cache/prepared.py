@@ -27,8 +27,8 @@ from sightline.cache.manifest import (
 )
 from sightline.cache.remote_sets import copy, fetched, read_first, say_fetching
 from sightline.errors import CacheError, SightlineError
-from sightline.places import beside, is_url, path_below, required_location, shown, why_no_path
-from sightline.storage import Found, look_at_all
+from sightline.files.places import beside, is_url, path_below, required_location, shown, why_no_path
+from sightline.files.storage import Found, look_at_all
 from sightline.user_files import read_json
 
 RECORD = "dataset.json"

@@ -16,7 +16,7 @@ from sightline.cache.record import Provenance, SetRecord, ShardRecord, write_rec
 from sightline.cache.rows import Rows, Shard, rows_in, union
 from sightline.cache.shards import DIGEST_BYTES, Computed, Digests, shard_name
 from sightline.errors import CacheError
-from sightline.output import Output
+from sightline.files.output import Output
 
 MAX_SMALL_SHARDS = 16
 """With more shards than this less than half full, the next run merges them."""

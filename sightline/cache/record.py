@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 
 from sightline.digest import digest
 from sightline.errors import CacheError, SightlineError
-from sightline.output import Output
+from sightline.files.output import Output
 from sightline.settings import flatten
 
 SCHEMA = "sightline.set/4"

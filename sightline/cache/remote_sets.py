@@ -12,11 +12,11 @@ from sightline.cache.file_checks import file_fault, remembered_faults
 from sightline.cache.record import FILE_NAME, FileRecord, read_record
 from sightline.digest import digest
 from sightline.errors import CacheError, SightlineError
-from sightline.lock import WriterLock
-from sightline.output import run_folder_of
-from sightline.places import is_url, path_below, required_location
-from sightline.places import shown as without_secrets
-from sightline.storage import Found, MissingFile, opened, read
+from sightline.files.lock import WriterLock
+from sightline.files.output import run_folder_of
+from sightline.files.places import is_url, path_below, required_location
+from sightline.files.places import shown as without_secrets
+from sightline.files.storage import Found, MissingFile, opened, read
 from sightline.wording import counted, in_bytes
 
 FETCHED = "SIGHTLINE_CACHE"

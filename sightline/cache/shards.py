@@ -22,7 +22,6 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
-from sightline.arrow_arrays import number_array
 from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.cache.manifest import (
     KEY,
@@ -44,6 +43,7 @@ from sightline.cache.record import (
 )
 from sightline.cache.tables import ROWS_OF, SHARD_ROWS
 from sightline.errors import CacheError, first_lines
+from sightline.tables.arrow_arrays import number_array
 
 DIGEST_BYTES = 16
 _KEY = pa.field("key", KEY)

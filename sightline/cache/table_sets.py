@@ -11,13 +11,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import ConfigDict, ValidationError
 
-from sightline.arrow_arrays import number_array
 from sightline.cache.keys import Keys, unique_sorted
 from sightline.cache.publish import commit_rows, write_shards
 from sightline.cache.record import Provenance, SetRecord, TableKind, TableSpec, set_output
 from sightline.cache.rows import Rows, rows_of_no_file
 from sightline.cache.verify import snapshot, sound_rows
 from sightline.errors import CacheError
+from sightline.tables.arrow_arrays import number_array
 
 H = TypeVar("H")
 EXACTLY = ConfigDict(extra="forbid", strict=True)

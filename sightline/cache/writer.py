@@ -16,7 +16,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.atomic_files import free_bytes
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, find_keys
 from sightline.cache.missing import Wanted, plan_set
@@ -38,8 +37,9 @@ from sightline.cache.record import FeatureSpec, Provenance, SetRecord, Spec, set
 from sightline.cache.shards import format_of
 from sightline.cache.storable import storable
 from sightline.errors import CacheError, SightlineError
-from sightline.lock import WriterLock
-from sightline.output import PARTS, PLAN
+from sightline.files.atomic_files import free_bytes
+from sightline.files.lock import WriterLock
+from sightline.files.output import PARTS, PLAN
 from sightline.wording import in_bytes
 
 _LOOKING = 100
@@ -95,7 +95,7 @@ class SetWriter:
 
     Raises:
         CacheError: the folder holds a set of a different kind.
-        SightlineError: on entering, as in `sightline.output.Output`.
+        SightlineError: on entering, as in `sightline.files.output.Output`.
         BusyError: on entering, another process is writing here.
     """
 

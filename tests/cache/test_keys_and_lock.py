@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_set import KEYS, SPEC
 
-from sightline import lock
-from sightline.atomic_files import write_bytes
 from sightline.cache import SetWriter, key_of_bytes, key_of_file, key_of_text
 from sightline.cache.keys import as_keys, find_keys, increasing, sort_order, unique_sorted
 from sightline.cache.parts import read_failures, write_failures
 from sightline.digest import digest
 from sightline.errors import BusyError, SightlineError
-from sightline.lock import WriterLock
-from sightline.output import FAILURES
-from sightline.sentence_transformers_folder import tokenizer_sha256
+from sightline.files import lock
+from sightline.files.atomic_files import write_bytes
+from sightline.files.lock import WriterLock
+from sightline.files.output import FAILURES
+from sightline.models.sentence_transformers_folder import tokenizer_sha256
 
 # few distinct bytes, zeros at the end among them
 FEW = st.lists(
@@ -101,7 +101,7 @@ def test_reasons_of_failures_are_read_back_for_any_file_name(path, tmp_path):
 LOCKER = """
 import sys
 from pathlib import Path
-from sightline.lock import WriterLock
+from sightline.files.lock import WriterLock
 
 lock = WriterLock(Path(sys.argv[1]), sys.argv[2], join=bool(sys.argv[2]))
 with lock:
@@ -214,7 +214,7 @@ def test_a_network_folder_mounted_without_locks_is_refused(tmp_path, monkeypatch
         "21 1 0:19 / /proc rw - proc proc rw\n"
         f"36 21 {os.major(device)}:{os.minor(device)} / /data rw shared:1 - nfs a:/b {options}\n"
     )
-    monkeypatch.setattr("sightline.atomic_files.MOUNTINFO", mounts)
+    monkeypatch.setattr("sightline.files.atomic_files.MOUNTINFO", mounts)
     if not refused:
         take(tmp_path)
         return

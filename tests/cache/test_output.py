@@ -12,9 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from sightline.atomic_files import check_apart, write_bytes
 from sightline.errors import BusyError, SightlineError, message_of
-from sightline.output import RECORDS, Output, json_record, next_names, run_folder_of, write_file
+from sightline.files.atomic_files import check_apart, write_bytes
+from sightline.files.output import (
+    RECORDS,
+    Output,
+    json_record,
+    next_names,
+    run_folder_of,
+    write_file,
+)
 
 RECORD, SCHEMA = "dataset.json", "sightline.dataset/1"
 
@@ -283,7 +290,7 @@ def test_a_run_folder_on_another_file_system_is_refused_at_the_start(tmp_path, m
     def device(path):
         return 1 + (path.name == "out.run")
 
-    monkeypatch.setattr("sightline.output._device", device)
+    monkeypatch.setattr("sightline.files.output._device", device)
     with pytest.raises(SightlineError, match=r"out.run \(a link to scratch\) and .*out lie on two"):
         publish(tmp_path / "out", a="2")
     assert (tmp_path / "out/a").read_text() == "1"

@@ -16,11 +16,11 @@ from remote_servers import hub
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from pipeline.cli.train import _objective
-from sightline import storage
 from sightline.cache import FeatureSet, PhraseTokens, TokenSet
 from sightline.cache.archive import export_set
 from sightline.errors import CacheError, SightlineError
-from sightline.storage import StorageError
+from sightline.files import storage
+from sightline.files.storage import StorageError
 from train.objectives import objective_class
 
 

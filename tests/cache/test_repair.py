@@ -31,7 +31,7 @@ from sightline.cache import CacheError, FeatureSet, file_checks, verify
 from sightline.cache.record import read_record
 from sightline.cache.repair import repair
 from sightline.cache.verify import rows_to_compute
-from sightline.output import Output, run_folder_of
+from sightline.files.output import Output, run_folder_of
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.repair import repair
 from sightline.errors import BusyError, SightlineError
-from sightline.lock import WriterLock
-from sightline.output import Output, run_folder_of
+from sightline.files.lock import WriterLock
+from sightline.files.output import Output, run_folder_of
 
 BAD = frozenset(key.tobytes() for key in KEYS[3:6])
 

@@ -15,8 +15,8 @@ import pytest
 from pipeline.datasets.caption_tables import choose_splits, read_captions
 from pipeline.datasets.captions import Captions
 from sightline.errors import SightlineError
-from sightline.outside_columns import Wanted, choose, wanted_of_captions
-from sightline.outside_tables import open_table
+from sightline.tables.outside_columns import Wanted, choose, wanted_of_captions
+from sightline.tables.outside_tables import open_table
 
 NAMES, TEXTS = ["0.png", "1.png"], ["A red box", 'A sign, "STOP", in\ttabs']
 FRAME = pd.DataFrame({"image": NAMES, "caption": TEXTS})

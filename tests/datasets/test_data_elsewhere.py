@@ -14,10 +14,10 @@ from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.extract.inputs import inputs_of
-from sightline import storage
 from sightline.cache import FeatureSet
 from sightline.cache.prepared import MANIFESTS, PreparedDataset, local_dataset
 from sightline.errors import SightlineError
+from sightline.files import storage
 
 
 @pytest.fixture(autouse=True)

@@ -24,12 +24,12 @@ from pipeline.datasets.source import DatasetError, Source
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.decode_batches import decode_batch, decoded_batches
 from pipeline.extract.inputs import inputs_of
-from sightline import storage
 from sightline.cache import FeatureSet
 from sightline.cache.feature_kind import IMAGE
 from sightline.cache.prepared import PreparedDataset
 from sightline.errors import SightlineError
-from sightline.storage import StorageError
+from sightline.files import storage
+from sightline.files.storage import StorageError
 
 MANIFESTS = ("images.parquet", "captions.parquet", "sentences.parquet")
 SHARDS = "{00000..00002}.tar"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sightline.cache.manifest import CAPTIONS, SENTENCES, read_manifest
-from sightline.output import run_folder_of
+from sightline.files.output import run_folder_of
 
 pytestmark = pytest.mark.slow
 IMAGES = ("a.png", "b.png", "sub/c d.png")

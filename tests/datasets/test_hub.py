@@ -84,8 +84,8 @@ def served(tmp_path, monkeypatch) -> list[str]:
         return str(tmp_path / COMMIT)
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("sightline.pretrained.why_silent", lambda _: "")
-    monkeypatch.setattr("sightline.pretrained._is_silent", lambda *_: False)
+    monkeypatch.setattr("sightline.models.pretrained.why_silent", lambda _: "")
+    monkeypatch.setattr("sightline.models.pretrained._is_silent", lambda *_: False)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr(HfApi, "list_repo_files", names)
     return fetched

@@ -15,7 +15,7 @@ from packed import picture, samples, write_tar
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.datasets.source import DatasetError
 from sightline.cache.prepared import RECORD
-from sightline.storage import opened
+from sightline.files.storage import opened
 
 
 def written(out: Path) -> dict[str, bytes]:

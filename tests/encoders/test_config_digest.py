@@ -10,8 +10,8 @@ from tiny_models import CLIP, bert_folder, clip_config
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.names import named_encoder
 from sightline import FeatureSet, SightlineError, extract_features
-from sightline.config_digest import WITHOUT_EFFECT, config_sha256
-from sightline.pretrained import Pretrained
+from sightline.models.config_digest import WITHOUT_EFFECT, config_sha256
+from sightline.models.pretrained import Pretrained
 
 TEXTS = ["a red cat runs", "a dog sits", "a cat"]
 

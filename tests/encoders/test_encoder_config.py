@@ -24,7 +24,7 @@ from pipeline.encoders.weights import (
 )
 from sightline.devices import computing
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
+from sightline.models.pretrained import Pretrained
 
 STATE = {
     "b.weight": torch.arange(6, dtype=torch.float32).view(2, 3),

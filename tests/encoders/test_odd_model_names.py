@@ -12,7 +12,7 @@ import torch
 from tiny_models import bert_folder, clip_config
 
 from pipeline.encoders.names import named_encoder
-from sightline.pretrained import Pretrained
+from sightline.models.pretrained import Pretrained
 
 TEXTS = ["a red cat runs", "a dog sits"]
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from sightline.errors import SightlineError
-from sightline.pooling import check_pooling, pool
-from sightline.sentence_transformers_folder import Recipe
+from sightline.models.pooling import check_pooling, pool
+from sightline.models.sentence_transformers_folder import Recipe
 from train.embed import Embedder
 from train.evaluate.models import EvaluatedModel
 from train.export import export_model

@@ -322,7 +322,7 @@ def test_a_log_hears_how_far_scoring_is(encoder_folder, senteval, monkeypatch, c
     write_transfer(senteval, each=40)
     seconds = itertools.count(step=6)
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
-    monkeypatch.setattr("sightline.progress.time", clock)
+    monkeypatch.setattr("sightline.machine.progress.time", clock)
     words = ["evaluate", "transfer", "sts", "--data", str(senteval), "--pooling", "cls"]
     assert sightline(*words, "--device", "cpu", "--json", "--model", str(encoder_folder)) == 0
     shown = capsys.readouterr()

@@ -234,7 +234,7 @@ def test_timeout_ends_a_command_whatever_it_does(tmp_path, wait):
 def test_a_signal_is_not_lost_where_python_drops_exceptions():
     code = """
 import signal, time, weakref
-from sightline.signals import Stopped, stop_on_signals
+from sightline.machine.signals import Stopped, stop_on_signals
 
 class Thing:
     pass

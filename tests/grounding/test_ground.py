@@ -35,7 +35,7 @@ from sightline.cache.groundings import grounding_counts, read_grounding, read_ph
 from sightline.cache.record import FILE_NAME, read_record
 from sightline.cache.rle import decode_mask
 from sightline.errors import SightlineError
-from sightline.signals import Stopped
+from sightline.machine.signals import Stopped
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from pipeline.cli import main
-from sightline import progress as module
-from sightline.atomic_files import names_home
 from sightline.cache.feature_kind import KINDS
 from sightline.errors import message_of
-from sightline.progress import phase_progress, progress
+from sightline.files.atomic_files import names_home
+from sightline.machine import progress as module
+from sightline.machine.progress import phase_progress, progress
 from train.objectives import FeatureNeed
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import torch
 from demo_params import demo_params_text
 
 from pipeline.cli import doctor
-from sightline import hardware, heap
+from sightline.machine import hardware, heap
 
 GIB = 1 << 30
 CPUINFO = "\n".join(f"processor\t: {n}\nmodel name\t: Some Processor 9000\n" for n in range(2))

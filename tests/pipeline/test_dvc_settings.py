@@ -10,7 +10,7 @@ import pytest
 from small_inputs import extracting, write_photos
 
 from sightline.cache import FeatureSet, verify
-from sightline.output import write_file
+from sightline.files.output import write_file
 
 
 def dvc(*words: str) -> None:

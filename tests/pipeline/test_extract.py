@@ -18,12 +18,12 @@ from set_oracle import expect_sound
 from small_inputs import extracting
 
 from pipeline import encode_again
-from sightline import hardware
-from sightline.atomic_files import model_paths
 from sightline.cache import FeatureSet, SetWriter, key_of_file, key_of_text, verify
 from sightline.cache.record import set_output
 from sightline.errors import SightlineError
-from sightline.out_of_memory import HalvingCalls
+from sightline.files.atomic_files import model_paths
+from sightline.machine import hardware
+from sightline.machine.out_of_memory import HalvingCalls
 from sightline.wording import in_bytes
 
 

@@ -28,10 +28,10 @@ from pipeline.params import validate_params
 from pipeline.repro import Jobs, repro
 from pipeline.side_by_side import JOBS, VISIBLE
 from pipeline.stages import load_here, to_do
-from sightline import hardware
 from sightline.devices import OMP
 from sightline.errors import SightlineError
-from sightline.hardware import Memory, Processor
+from sightline.machine import hardware
+from sightline.machine.hardware import Memory, Processor
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """

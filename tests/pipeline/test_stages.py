@@ -37,8 +37,8 @@ MODULES = (
     *("train.train_run", "train.distributed", "train.objectives.dalr"),
     *("train.objectives.kdmcse", "train.objectives.mcseo", "train.evaluate.evaluation"),
     *("train.evaluate.neighbours", "train.evaluate.retrieval", "train.evaluate.transfer"),
-    "train.report.comparison",
-    *("sightline.sentence_transformers_folder", "sightline.pretrained", "sightline.devices"),
+    *("train.report.comparison", "sightline.devices", "sightline.models.pretrained"),
+    "sightline.models.sentence_transformers_folder",
 )
 """Nothing heavy is imported with these."""
 

@@ -11,8 +11,8 @@ from tiny_encoder import make_encoder
 from transformers import AutoTokenizer
 
 from pipeline.tokenize_texts import tokenize
-from sightline import sentence_transformers_folder
 from sightline.cache import TokenSet, keys_of_texts
+from sightline.models import sentence_transformers_folder
 
 WORDS = ["dog", "red", "tree", "house"]
 TEXTS = [

@@ -136,7 +136,7 @@ def test_of_several_processes_one_makes_the_tokens(made, tmp_path):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from sightline.lock import WriterLock
+from sightline.files.lock import WriterLock
 with WriterLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(1)

@@ -30,7 +30,7 @@ from sightline.cache import (
     write_manifest,
     write_tokens,
 )
-from sightline.sentence_transformers_folder import tokenizer_sha256
+from sightline.models.sentence_transformers_folder import tokenizer_sha256
 from train.loop import Callback
 from train.records import RunState, RunSummary
 from train.run_spec import RunSpec

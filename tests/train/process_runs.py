@@ -141,7 +141,7 @@ def _train(
 
     from pipeline import cli
     from pipeline.cli import commands
-    from sightline import signals
+    from sightline.machine import signals
     from train import distributed
     from train import train_run as training
 

@@ -14,7 +14,7 @@ from made_results import made_result
 from sightline import source_code
 from sightline.digest import digest
 from sightline.errors import SightlineError
-from sightline.hardware import versions
+from sightline.machine.hardware import versions
 from sightline.source_code import with_imports
 from train import code_digest, run_inputs
 from train.code_digest import APART, CORE, code_of, code_of_task
@@ -359,7 +359,7 @@ def edited(monkeypatch):
     [
         ("train.embed", {*TASKS}),
         ("sightline.devices", {*TASKS}),
-        ("sightline.pooling", {*TASKS}),
+        ("sightline.models.pooling", {*TASKS}),
         ("train.evaluate.sts", {"sts", "similarity", "geometry"}),
         ("train.evaluate.cosines", {*TASKS}),
         ("train.evaluate.softmax_classifiers", {"transfer"}),

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.tokenize_texts import texts_of, tokenize
 from sightline.errors import SightlineError
-from sightline.sentence_transformers_folder import token_ids
+from sightline.models.sentence_transformers_folder import token_ids
 from train.embed import Embedder
 from train.run_spec import RunSpec, StudentConfig
 from train.student import add_adapters, load_student, merged

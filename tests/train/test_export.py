@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from sightline.errors import SightlineError
-from sightline.sentence_transformers_folder import Recipe
+from sightline.models.sentence_transformers_folder import Recipe
 from train import export
 from train.embed import Embedder
 from train.export import PROBES, check_export, export_model

@@ -148,7 +148,7 @@ def result(run: str = "mcse-clip"):
 
 
 def test_the_stage_says_how_far_each_run_is(project, monkeypatch, capfd):
-    monkeypatch.setattr("sightline.progress._SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("sightline.machine.progress._SECONDS_BETWEEN_LINES", 0)
     assert len(evaluated(similarity=SIMILARITY)) == 3
     told = capfd.readouterr().err
     for run in ("simcse", "mcse-clip", "mcse-shuffled"):

@@ -21,7 +21,7 @@ from sightline.cache import key_column
 from sightline.cache.record import read_record
 from sightline.cache.table_sets import write_rows
 from sightline.errors import BusyError, SightlineError
-from sightline.output import Output
+from sightline.files.output import Output
 from train import progress, run_folder
 from train.evaluate.models import EvaluatedModel
 from train.loop import Callback

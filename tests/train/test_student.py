@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from pydantic import ValidationError
 
 from sightline.errors import SightlineError
-from sightline.sentence_transformers_folder import pin
+from sightline.models.sentence_transformers_folder import pin
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
 from train.run_inputs import RunInputs

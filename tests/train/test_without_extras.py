@@ -14,11 +14,11 @@ from huggingface_hub import constants
 from made_results import made_result
 from PIL import Image
 
-from sightline import pretrained
 from sightline.cache import FeatureSet
 from sightline.errors import SightlineError
-from sightline.pretrained import from_hub
-from sightline.sentence_transformers_folder import load_model, read_recipe
+from sightline.models import pretrained
+from sightline.models.pretrained import from_hub
+from sightline.models.sentence_transformers_folder import load_model, read_recipe
 from train.evaluate.results import save_result
 
 ABSENT = ("dvc", "dvclive", "sentence_transformers", "matplotlib", "tensorboard")

@@ -15,7 +15,7 @@ from sightline.cache import CAPTIONS, IMAGES, CacheError, FeatureSet
 from sightline.cache.manifest import read_split
 from sightline.cache.record import FILE_NAME, Kind, read_record
 from sightline.errors import SightlineError
-from sightline.outside_tables import read_sentence_lines
+from sightline.tables.outside_tables import read_sentence_lines
 from train.records import FeatureUse
 
 

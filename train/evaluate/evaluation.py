@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import SightlineError
-from sightline.hardware import versions
+from sightline.machine.hardware import versions
 from sightline.plugins import expect, expect_valid, wrong
 from sightline.wording import counted
 from train.code_digest import code_of_task

@@ -15,9 +15,9 @@ from sightline.cache import FeatureSet
 from sightline.devices import Precision
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
-from sightline.pooling import check_pooling
-from sightline.progress import progress
-from sightline.sentence_transformers_folder import pin, read_recipe
+from sightline.machine.progress import progress
+from sightline.models.pooling import check_pooling
+from sightline.models.sentence_transformers_folder import pin, read_recipe
 from train.embed import Embedder, of_length_one, refuse_text
 from train.evaluate.cosines import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
@@ -126,7 +126,7 @@ class EvaluatedModel:
     def progress(
         self, what: str, total: int, unit: str
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """Of something that is done with this model, as `sightline.progress.progress` shows it."""
+        """Of work with this model, as `sightline.machine.progress.progress` shows it."""
         if not self.shows_progress:
             return nullcontext(lambda _: None)
         return progress(f"{self.name}: {what}", total, unit)

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from sightline.errors import SightlineError
-from sightline.lock import WriterLock
+from sightline.files.lock import WriterLock
 from train.evaluate.results import FILE_NAME, RunResult, TaskResult, load_result, save_result
 
 SEEDS = "seed-*.json"

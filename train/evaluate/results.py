@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from sightline.digest import Pinned
-from sightline.output import write_file
+from sightline.files.output import write_file
 from sightline.user_files import read_json
 from train.records import FeatureUse, RunSummary, digest_of_run
 

@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from sightline.errors import SightlineError
-from sightline.outside_columns import OutsideTable, Wanted, choose
-from sightline.outside_tables import open_table
+from sightline.tables.outside_columns import OutsideTable, Wanted, choose
+from sightline.tables.outside_tables import open_table
 from sightline.user_files import Name, refusal, short, should_be
 from sightline.wording import counted
 from train.evaluate.cosines import cosine

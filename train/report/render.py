@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sightline.output import write_file
+from sightline.files.output import write_file
 from train.report.grid import SIGN, Document, Grid, GridCell, GridRow
 
 Format = Literal["terminal", "markdown", "latex", "json", "html"]

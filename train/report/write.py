@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic_core import to_jsonable_python
 
+from sightline.files.output import Output, json_record
 from sightline.optional_imports import require
-from sightline.output import Output, json_record
 from train.evaluate.results import RunResult
 from train.records import DEV
 from train.report.comparison import compare_results
@@ -63,7 +63,7 @@ def write_report(
     Raises:
         SightlineError: matplotlib is not installed, there is no result, a run has one seed twice,
             the baseline or a comparison names a run without a result, or ``out`` has files that
-            are not Sightline's (`sightline.output`).
+            are not Sightline's (`sightline.files.output`).
     """
     require("matplotlib", "a report with charts")
     comparison = compare_results(results, baseline, (), comparisons)

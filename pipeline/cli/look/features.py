@@ -54,8 +54,8 @@ def features(
     --out features.html
     """
     from sightline.cache.prepared import PreparedDataset
-    from sightline.output import check_output_file
-    from sightline.progress import phase_progress
+    from sightline.files.output import check_output_file
+    from sightline.machine.progress import phase_progress
     from train.diagnose.diagnosis import SCHEMA, diagnose
     from train.diagnose.diagnosis_document import document_of
     from train.report.render import show

@@ -34,7 +34,7 @@ def grounding(
     from pipeline.grounding.gallery.cards import read_contents
     from pipeline.grounding.gallery.page import write_gallery
     from sightline.cache.prepared import PreparedDataset
-    from sightline.progress import progress
+    from sightline.machine.progress import progress
 
     dataset = PreparedDataset.open(data)
     inputs = path, dataset.captions_manifest, dataset.images_manifest

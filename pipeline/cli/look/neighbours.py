@@ -91,7 +91,7 @@ def neighbours(
     from pipeline import graph
     from pipeline.grounding.page_pictures import thumbnails
     from sightline.cache.prepared import PreparedDataset
-    from sightline.output import check_output_file, write_file
+    from sightline.files.output import check_output_file, write_file
     from train.evaluate.candidates import read_images, read_pool, read_queries
     from train.evaluate.models import name_models
     from train.evaluate.results import ModelNeighbours
@@ -141,7 +141,7 @@ def _of_runs(
     device: str,
 ) -> dict[str, ModelNeighbours]:
     """The nearest captions by each model, and the nearest ``images`` by its heads."""
-    from sightline.progress import progress
+    from sightline.machine.progress import progress
     from train.evaluate.models import EvaluatedModel
     from train.evaluate.neighbours import find_captions, find_images
 

@@ -20,8 +20,8 @@ from pipeline.datasets.scenes.vocabulary import ATTRIBUTES, words
 from pipeline.datasets.source import Progress
 from pipeline.side_by_side import Send, side_by_side
 from sightline.devices import compute_with
+from sightline.models.pretrained import quiet
 from sightline.optional_imports import require
-from sightline.pretrained import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,9 +16,9 @@ from pipeline.grounding.gallery.outline import outline, shrink
 from pipeline.grounding.page_pictures import Pixels, cut_out, fitted, photograph
 from sightline.cache.rle import MaskCode, decode_mask
 from sightline.errors import SightlineError
+from sightline.files.output import check_output_file, replacing_file
+from sightline.files.places import here
 from sightline.html_pages import html_templates, source_digest
-from sightline.output import check_output_file, replacing_file
-from sightline.places import here
 
 MARK = b'<meta name="generator" content="Sightline gallery">'
 """The start of a page, which marks it as replaceable by another."""

@@ -17,7 +17,7 @@ from pipeline.grounding.settings import DESCRIBED, SegmenterSettings
 from sightline.cache.keys import key_of_file
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
-from sightline.pretrained import quiet, reaching
+from sightline.models.pretrained import quiet, reaching
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from pipeline.grounding.segmenters.sam2 import Sam2Settings
 from pipeline.grounding.settings import DESCRIBED
 from sightline.devices import check_precision
 from sightline.errors import SightlineError
-from sightline.pretrained import Pretrained
+from sightline.models.pretrained import Pretrained
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sightline.errors import SightlineError, first_lines
-from sightline.file_kinds import file_kind, unexpected
-from sightline.places import is_url, shown
-from sightline.storage import opened
+from sightline.files.file_kinds import file_kind, unexpected
+from sightline.files.places import is_url, shown
+from sightline.files.storage import opened
 
 _BUFFER = 1 << 20  # bytes; without it, a column of a whole row group is read at once
 

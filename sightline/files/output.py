@@ -22,7 +22,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sightline.atomic_files import (
+from sightline.errors import SightlineError
+from sightline.files.atomic_files import (
     HOME_REMEDY,
     check_apart,
     fsync,
@@ -30,8 +31,7 @@ from sightline.atomic_files import (
     replacing,
     write_bytes,
 )
-from sightline.errors import SightlineError
-from sightline.lock import WriterLock
+from sightline.files.lock import WriterLock
 
 RECORDS = {
     "dataset.json": "a prepared data set",

@@ -1,6 +1,6 @@
 """Files in object storage and on web servers: is it there, what lies below, these bytes of it.
 
-A place (`sightline.places`) is a path here or a URL: ``s3://``, ``gs://``,
+A place (`sightline.files.places`) is a path here or a URL: ``s3://``, ``gs://``,
 ``hf://datasets/OWNER/NAME@REVISION/…``, or ``https://``, which is never listed, as a web page does
 not say what lies below it. fsspec is imported for URLs alone. Nothing is stored here: bytes are
 read by ranges, several ahead, each with a time limit, and again after a fault that may pass.
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from sightline.errors import SightlineError, first_lines
+from sightline.files.places import is_url, location, shown
 from sightline.optional_imports import require
-from sightline.places import is_url, location, shown
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sightline.errors import OUT_OF_MEMORY, SightlineError
-from sightline.progress import to_stderr
+from sightline.machine.progress import to_stderr
 
 Result = TypeVar("Result")
 

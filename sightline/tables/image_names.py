@@ -27,7 +27,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from sightline.errors import SightlineError
-from sightline.places import is_url, shown
+from sightline.files.places import is_url, shown
 from sightline.user_files import short
 from sightline.wording import counted
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.digest import digest
 
 if TYPE_CHECKING:
-    from sightline.pretrained import Pretrained
+    from sightline.models.pretrained import Pretrained
 
 WITHOUT_EFFECT = {
     "names and paths; the class comes from the family, and no code of a repository runs": (

@@ -1,7 +1,7 @@
 """The one reader of tables of others: CSV, TSV, JSON lines, JSON, Parquet and Arrow.
 
 `open_table` says which columns a file has, and `read` reads some of them; which are meant is for
-`sightline.outside_columns`. Binary files are known by their content, text by its suffix.
+`sightline.tables.outside_columns`. Binary files are known by their content, text by its suffix.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from sightline.arrow_files import Batches, batches_of, schema_of
 from sightline.errors import SightlineError
-from sightline.file_kinds import file_kind
-from sightline.outside_columns import (
+from sightline.files.file_kinds import file_kind
+from sightline.files.places import is_url, shown
+from sightline.tables.arrow_files import Batches, batches_of, schema_of
+from sightline.tables.outside_columns import (
     OF_PAIRS,
     OutsideTable,
     Row,
@@ -32,7 +33,6 @@ from sightline.outside_columns import (
     known_name,
     refused,
 )
-from sightline.places import is_url, shown
 from sightline.user_files import OBJECT, read_json, read_lines, read_text, short
 from sightline.wording import counted
 

@@ -17,8 +17,8 @@ from yaml import YAMLError
 from sightline.cache.keys import key_of_file
 from sightline.digest import Pinned
 from sightline.errors import SightlineError
-from sightline.pooling import Pooling
-from sightline.pretrained import Pretrained
+from sightline.models.pooling import Pooling
+from sightline.models.pretrained import Pretrained
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sightline.atomic_files import options_of
 from sightline.errors import BusyError, SightlineError
+from sightline.files.atomic_files import options_of
 
 _LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=posix"}
 """Options of nfs(5) with which other machines do not see the locks of this one."""

@@ -1,0 +1,1 @@
+"""Folders of models: loaded, told apart by their configuration, and written."""
