@@ -70,9 +70,10 @@ def main():
     parser.add_argument("--out", type=Path, required=True, metavar="PICTURE")
     options = parser.parse_args()
     table = json.loads(options.file.read_text())["table"]
-    metric = options.metric or ("Avg" if "Avg" in table["tasks"] else table["tasks"][0])
-    if metric not in table["tasks"]:
-        parser.error(f"--metric: found {metric}, expected one of {', '.join(table['tasks'])}")
+    metrics = [column["name"] for column in table["columns"]]
+    metric = options.metric or ("Avg" if "Avg" in metrics else metrics[0])
+    if metric not in metrics:
+        parser.error(f"--metric: found {metric}, expected one of {', '.join(metrics)}")
     runs = [row for row in table["rows"] if row["kind"] == "run"]
     figure = Figure((7, 3.5), layout="constrained")
     draw(figure.subplots(), runs, full_name(options.parameter, runs), metric)

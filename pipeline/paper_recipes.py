@@ -10,7 +10,7 @@ from pipeline.params import Params, validate_params
 from train.report.published import Entry
 
 if TYPE_CHECKING:
-    from train.report.paper_table import ExpectedRun
+    from train.report.paper import ExpectedRun
 
 APART = (
     "Configurations share names of runs: give each a clone of its own, and name all their results: "
@@ -37,7 +37,7 @@ class Recipes:
     def expected(self, name: str, run: str) -> ExpectedRun:
         """What results of a run record; the same for every seed."""
         from train.objectives import make_objective
-        from train.report.paper_table import ExpectedRun
+        from train.report.paper import ExpectedRun
 
         params = self.params(name)
         spec = graph.run_spec(params, run, params.graph.seeds[0])

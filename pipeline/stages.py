@@ -318,8 +318,8 @@ def _evaluation(params: Params, names: Iterable[str]) -> Evaluation:
 def report(params: Params) -> Path:
     """Compare every run over every seed; returns the page that shows it."""
     from train.evaluate.results import load_result
-    from train.report.differences import Comparison
     from train.report.neighbour_tables import neighbours_in
+    from train.report.scores import Comparison
     from train.report.write import write_report
 
     about, runs, out = params.report, params.runs, graph.REPORT

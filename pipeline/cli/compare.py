@@ -13,8 +13,8 @@ from pipeline.cli.options import FORMAT, of_dataset, print_json
 if TYPE_CHECKING:
     from train.evaluate.results import RunResult
     from train.report.comparison import RunComparison
-    from train.report.grid import Section
-    from train.report.render import Format
+    from train.report.formats import Format
+    from train.report.tables import Section
 
 LIST = "list"
 """In place of a paper's table: show what there is."""
@@ -79,10 +79,10 @@ def compare(
         raise typer.BadParameter("name at least one, or give --paper", param_hint="RUN...")
     from pipeline import graph
     from sightline.optional_imports import require
-    from train.report.comparison import compare_runs, find_runs
-    from train.report.comparison_document import charts_of, document_of
+    from train.report.comparison import compare_runs, document_of
+    from train.report.formats import show
+    from train.report.found_runs import find_runs
     from train.report.published import select_published
-    from train.report.render import show
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise typer.BadParameter(
@@ -97,13 +97,12 @@ def compare(
     measured, reference = find_runs(runs, graph.RESULTS, baseline)
     shown = compare_runs(measured, reference, rows)
     included = _neighbours(shown.results, data) if page else ()
-    charts = charts_of(shown) if page else None
-    document = document_of(shown, included=included, charts=charts)
+    document = document_of(shown, included=included, page=page)
     figure = None if plot is None else _drawn(shown, plot.suffix)
     show(document, format_, out, [] if data is None else [data])
     if plot is not None and figure is not None:
         from sightline.files.output import write_file
-        from train.report.charts import MARK
+        from train.report.figures import MARK
 
         write_file(plot, figure, MARK)
 
@@ -111,9 +110,9 @@ def compare(
 def _drawn(shown: RunComparison, suffix: str) -> bytes:
     """The figure of --plot."""
     from sightline.errors import SightlineError
-    from train.report.charts import subset_chart, to_png, to_svg
+    from train.report.figures import subset_chart, to_png, to_svg
 
-    if (figure := subset_chart(shown)) is None:
+    if (figure := subset_chart(shown.subsets, shown.subset_differences)) is None:
         raise SightlineError(
             "no differences on subsets to plot: expected two runs with scores of STS12-16's "
             "subsets; evaluate the runs on the STS sets, or remove --plot"
@@ -141,9 +140,9 @@ def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | 
     from pipeline import graph
     from pipeline.paper_recipes import Recipes
     from sightline.errors import SightlineError
-    from train.report.paper_table import compare_entry, document_of
+    from train.report.formats import show
+    from train.report.paper import compare_entry, document_of
     from train.report.published import find_entries
-    from train.report.render import show
 
     if gone := [folder for folder in folders if not folder.is_dir()]:
         raise SightlineError(f"{gone[0]}: no such folder; with --paper, name folders of results")

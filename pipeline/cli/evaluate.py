@@ -247,16 +247,12 @@ def _state(name: str, settings: Mapping[str, Any]) -> str:
 def _print_results(results: Sequence[RunResult]) -> None:
     from rich.console import Console
 
-    from train.report.grid import grid_of_table, printable
-    from train.report.render import print_grids
-    from train.report.table import make_table
+    from train.report.formats import print_tables
+    from train.report.run_tables import make_table, notes_on_scores, undefined_in
+    from train.report.tables import printable
 
     table = make_table(results)
-    lines = [
-        f"{row.name}, {', '.join(metrics)}: not defined: {reason}"
-        for row in table.rows
-        for reason, metrics in row.undefined.items()
-    ]
-    lines += [f"Note: {note}." for note in table.notes]
-    grids = [grid_of_table(*part) for part in table.parts]
-    print_grids(Console(), grids, [printable(line) for line in lines])
+    lines = [line for row in table.rows for line in undefined_in(row)]
+    lines += [f"Note: {note}." for note in notes_on_scores(results)]
+    tables = [part.with_seeds for part in table.parts]
+    print_tables(Console(), tables, [printable(line) for line in lines])

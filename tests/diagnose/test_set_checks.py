@@ -15,7 +15,7 @@ from train.diagnose.diagnosis import diagnose
 from train.diagnose.diagnosis_document import document_of
 from train.diagnose.findings import findings
 from train.diagnose.settings import DiagnosisSettings
-from train.report.render import to_text
+from train.report.formats import to_text
 
 
 def of_texts(world, **settings):

@@ -33,10 +33,10 @@ from train.evaluate.models import NamedModel, name_models
 from train.evaluate.results import Found, ModelNeighbours, Neighbour, TaskResult
 from train.records import FeatureUse
 from train.report.comparison import compare_results
-from train.report.comparison_document import document_of as report_of
+from train.report.comparison import document_of as report_of
+from train.report.formats import terminal_text
 from train.report.neighbour_tables import document_of, neighbours_in
 from train.report.page import to_page
-from train.report.render import terminal_text
 
 QUERY = "a photograph of a dog on a beach"
 SET, FEATURES = ("--data", "set"), ("--features", "features/image")
@@ -143,7 +143,7 @@ def invented(second="two"):
 
 def test_models_stand_side_by_side_if_there_is_room():
     document = document_of(invented(), "t")
-    wide, narrow = (terminal_text(document.grids, document.lines, width) for width in (90, 50))
+    wide, narrow = (terminal_text(document.tables, document.lines, width) for width in (90, 50))
     assert re.search(r"one +two", wide)
     assert not re.search(r"one +two", narrow)
     for text in (wide, narrow):
@@ -340,7 +340,7 @@ def page(results, folder=None):
 
     comparison = compare_results(results, None, (), ())
     included = neighbours_in(results, made if folder else None)
-    return to_page(report_of(comparison, "t", included, charts={}))
+    return to_page(report_of(comparison, "t", included, page=True))
 
 
 def test_the_page_of_a_report_shows_runs_side_by_side(photographed):

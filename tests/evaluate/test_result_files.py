@@ -21,7 +21,7 @@ from train.evaluate.result_files import (
     run_of,
 )
 from train.evaluate.results import TaskResult, load_result, save_result
-from train.report.comparison import find_run
+from train.report.found_runs import find_run
 
 NAMES = st.text(st.sampled_from("a-/.%2FDE é"), min_size=1, max_size=8)
 

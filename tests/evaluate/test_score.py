@@ -27,7 +27,7 @@ from train.evaluate.results import EvaluationSet, TaskResult, load_result, save_
 from train.evaluate.similarity import correlate, load_pairs
 from train.evaluate.task import Metric, SubsetSettings
 from train.evaluate.transfer import TASKS as TRANSFER_TASKS
-from train.report.table import make_table
+from train.report.run_tables import make_table, notes_on_scores
 
 HEADER = "score\tsentence1\tsentence2\n"
 
@@ -290,8 +290,8 @@ def test_a_result_says_what_its_tasks_are_and_keeps_the_scores_of_subsets(
         result.evaluated_on[task].examples for task in sts.TASKS
     )
     table = make_table([result])
-    assert table.tasks == (*sts.TASKS, "Avg", "alignment", "uniformity")
-    assert table.lower_is_better == GEOMETRY
+    assert table.names == (*sts.TASKS, "Avg", "alignment", "uniformity")
+    assert {each.name for each in table.columns if each.better == "low"} == {*table.names[-2:]}
 
 
 def test_what_was_scored_is_identified_by_its_content(senteval, pairs):
@@ -357,7 +357,8 @@ def test_a_task_that_appears_twice_needs_a_name(pairs, tmp_path):
     assert list(tasks.evaluated_on) == ["similarity", "others: similarity"]
     assert tasks.measured["others"].title == "others: similarity"
     result = evaluate_model(model(), tasks)
-    assert [title for title, _ in make_table([result]).parts] == ["", "others: similarity"]
+    titles = [part.title for part in make_table([result]).parts]
+    assert titles == ["Scores", "others: similarity"]
 
 
 def test_a_task_with_anothers_metric_or_without_its_own_is_named(pairs):
@@ -402,9 +403,10 @@ def test_transfer_is_a_table_of_its_own(senteval):
     embedder.model = SimpleNamespace(device=torch.device("cpu"))
     result = evaluate_model(EvaluatedModel("letters", embedder), tasks)
     assert len(embedder.calls) == 1
-    (_, scores), (title, accuracies) = make_table([result]).parts
-    assert (title, scores.tasks) == ("Transfer: accuracy ×100", (*sts.TASKS, "Avg"))
-    assert accuracies.tasks == (*TRANSFER_TASKS, "transfer Avg")
+    scores, accuracies = make_table([result]).parts
+    assert (scores.title, scores.names) == ("Scores", (*sts.TASKS, "Avg"))
+    assert accuracies.title == "Transfer: accuracy ×100"
+    assert accuracies.names == (*TRANSFER_TASKS, "transfer Avg")
     values = [result.scores[name] for name in TRANSFER_TASKS]
     assert result.scores["transfer Avg"] == pytest.approx(np.mean(values))
     assert result.evaluated_on["TREC"].examples == 2 * 6 * 12
@@ -429,7 +431,7 @@ def test_sentences_that_the_model_cuts_are_a_note_of_the_result(encoder_folder, 
     result = evaluate_model(EvaluatedModel.load(str(encoder_folder), "cls"), tasks)
     note = "similarity: 2 of 6 distinct sentences are longer than 40 tokens and cut"
     assert result.tasks["similarity"].notes == (note,)
-    assert make_table([result]).notes == (f"{encoder_folder}: {note}",)
+    assert notes_on_scores([result]) == [f"{encoder_folder}: {note}"]
     assert evaluate_model(model(), tasks).tasks["similarity"].notes == ()
 
 

@@ -27,7 +27,7 @@ LIBRARIES = [
     *("pipeline.interchange.export", "pipeline.interchange.import_rows"),
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.neighbour_tables", "train.evaluate.models"),
-    *("train.report.charts", "train.evaluate.neighbours", "scipy.stats"),
+    *("train.report.figures", "train.evaluate.neighbours", "scipy.stats"),
     *("transformers.models.bert.modeling_bert", "outputs.frozen_heap"),
 ]
 

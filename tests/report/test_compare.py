@@ -12,14 +12,15 @@ from invented_runs import SCORES, SUBSETS, invented, write_invented
 from made_results import made_result
 
 from train.evaluate.results import EvaluationSet, TaskResult, save_result
-from train.report.charts import colour_of, subset_chart
-from train.report.comparison import FoundRun, compare_results, compare_runs, find_run, find_runs
-from train.report.comparison_document import charts_of, document_of
-from train.report.differences import differences_from, p_text, t_test
+from train.report.comparison import compare_results, compare_runs, document_of
+from train.report.figures import colour_of, subset_chart
+from train.report.formats import escape_latex, terminal_text
+from train.report.formats import to_text as render
+from train.report.found_runs import FoundRun, find_run, find_runs
 from train.report.published import published_rows, select_published
-from train.report.render import escape_latex, terminal_text
-from train.report.render import to_text as render
-from train.report.table import Cell, make_table
+from train.report.run_tables import make_table, notes_on_scores
+from train.report.scores import changes_from, p_text, t_test
+from train.report.tables import Cell, parts_of
 
 ROOT = Path(__file__).parents[2]
 NASTY = r'a_b|[x] & <i> $y$ 50% #1 {\z} ~^ "q" `c` -- *s* é λ 漢'
@@ -28,10 +29,9 @@ OTHER_SET = {"STS12": EvaluationSet(examples=15, sha256="77" * 32)}
 
 
 def to_text(comparison, format_):
-    charts = charts_of(comparison) if format_ == "html" else None
-    document = document_of(comparison, charts=charts)
+    document = document_of(comparison, page=format_ == "html")
     if format_ == "terminal":  # wide enough to break no label
-        return terminal_text(document.grids, document.lines, 200)
+        return terminal_text(document.tables, document.lines, 200)
     return render(document, format_)
 
 
@@ -77,15 +77,15 @@ def test_the_threshold_is_that_of_the_tables_of_t():
     for gain, significant in ((2.26, False), (2.27, True), (-2.26, False), (-2.27, True)):
         rows = [invented("simcse", seed, (value, 0.0)) for seed, value in enumerate((1, 2, 3))]
         rows += [invented("mcse", s, (value + gain, 0.0)) for s, value in enumerate((1, 2, 3))]
-        found = differences_from("simcse", make_table(rows))[0]
-        assert found.difference == pytest.approx(gain)
+        found = changes_from("simcse", make_table(rows))[0]
+        assert found.change == pytest.approx(gain)
         assert found.significant is significant
 
 
 def test_untestable_differences_say_why():
     assert t_test(cell(1.0), cell(1, 2, 3)) == (None, "a test needs at least two seeds of each")
     assert "no spread" in t_test(cell(1, 1), cell(2, 2))[1]
-    assert t_test(Cell(None, None), cell(1, 2)) == (None, "a score is not defined")
+    assert t_test(Cell(), cell(1, 2)) == (None, "a score is not defined")
     p_value, reason = t_test(cell(1, 1, 1), cell(3, 4, 5))  # a test works if only one has no spread
     assert 0 < p_value < 0.01
     assert reason == ""
@@ -96,21 +96,21 @@ def test_untestable_differences_say_why():
 def test_means_deviations_and_differences():
     comparison = compared("simcse", "mcse", "mcse-untrained")
     mcse = comparison.table.rows[1].cells
-    assert (mcse["STS12"].mean, mcse["STS12"].sd) == (72.0, 1.0)
+    assert (mcse["STS12"].value, mcse["STS12"].sd) == (72.0, 1.0)
     # 80.5, 81, 82.5: mean 81 1/3, squares 25/36 + 4/36 + 49/36 = 78/36, half of it, its root
-    assert mcse["STS13"].mean == pytest.approx(81 + 1 / 3)
+    assert mcse["STS13"].value == pytest.approx(81 + 1 / 3)
     assert mcse["STS13"].sd == pytest.approx((78 / 72) ** 0.5)
     found = {(each.run, each.task): each for each in comparison.differences}
     assert len(found) == 6
-    assert found["mcse", "STS12"].difference == 4.0
+    assert found["mcse", "STS12"].change == 4.0
     assert found["mcse", "STS12"].significant
     assert not found["mcse", "STS13"].significant
-    assert found["mcse-untrained", "STS13"].difference == pytest.approx(-1 / 6)
+    assert found["mcse-untrained", "STS13"].change == pytest.approx(-1 / 6)
     assert comparison.notes == ()
     names = [f"{task} {name}" for task, parts in SUBSETS.items() for name in parts]
     of_mcse = comparison.subset_differences[:8]
     assert [each.task for each in of_mcse] == names
-    gains = [each.difference for each in of_mcse]
+    gains = [each.change for each in of_mcse]
     assert gains == pytest.approx([2.5, 4.0, 5.5, 7.0, 8.5, -1 / 6, 4 / 3, 17 / 6])
 
 
@@ -238,8 +238,8 @@ def test_imported_features_are_marked_until_they_are_checked(doubt):
 def test_json_is_unrounded_and_strict():
     comparison = compared("simcse", "mcse")
     body = json.loads(to_text(comparison, "json"), parse_constant=pytest.fail)
-    assert body["schema"] == "sightline.comparison/2"
-    assert body["differences"][1]["difference"] == comparison.differences[1].difference
+    assert body["schema"] == "sightline.comparison/3"
+    assert body["differences"][1]["change"] == comparison.differences[1].change
     assert body["differences"][0]["significant"] is True
     assert body["subset_differences"][0]["task"] == "STS12 MSRpar"
     assert body["subsets"]["rows"][1]["cells"]["STS12 MSRpar"]["mean"] == pytest.approx(68.5)
@@ -252,7 +252,7 @@ def test_an_average_is_shown_only_beside_one_over_the_same_tasks():
     rows = select_published([PUBLISHED])
     result = invented("all", 0, (0.0, 0.0), scores=dict.fromkeys(rows[0].cells, 50.0))
     average = compare_results([result], published=rows).table.rows[-1].cells["Avg"]
-    assert (average.mean, average.sd) == (77.3, 0.5)
+    assert (average.value, average.sd) == (77.3, 0.5)
     result = invented("few", 0, (1.0, 2.0), evaluated_on=OTHER_SET)
     notes = compare_results([result], published=rows).notes
     assert any("STS12: scored on 15 pairs, the published results on 3108" in note for note in notes)
@@ -268,7 +268,7 @@ def test_an_undefined_score_is_reported_and_not_averaged():
             *(invented("mcse", seed, (1.0 + seed, 2.0)) for seed in range(2)),
         ]
     )
-    assert comparison.differences[0].difference is None
+    assert comparison.differences[0].change is None
     assert "simcse, STS12, Avg: not defined: seed 1: constant" in comparison.notes
     assert "mcse, STS13: no test: neither varies over its seeds" in " ".join(comparison.notes)
     assert "not defined" in to_text(comparison, "terminal")
@@ -315,10 +315,14 @@ def test_latex_escapes_names_and_is_well_formed():
 
 @pytest.mark.parametrize("width", [20, 60, 72, 100, 200])
 def test_no_figure_is_truncated_on_a_narrow_terminal(width):
-    grids = document_of(compared("simcse", "mcse", "mcse-untrained")).grids
-    words = terminal_text(grids, [], width).split()
+    tables = document_of(compared("simcse", "mcse", "mcse-untrained")).tables
+    words = terminal_text(tables, [], width).split()
     parts = (
-        part for grid in grids for row in grid.rows for each in row.cells for part in each.parts
+        part
+        for table in tables
+        for row in table.rows
+        for column in table.columns
+        for part in parts_of(row.cells.get(column.name), column)
     )
     for part in " ".join(parts).replace("†", "").split():
         assert part in words or f"{part}†" in words
@@ -332,12 +336,12 @@ def test_control_characters_of_a_name_do_not_reach_the_terminal():
 
 def test_the_figure_has_a_dot_per_run_and_subset():
     comparison = compared("simcse", "mcse", "mcse-untrained")
-    figure = subset_chart(comparison)
+    figure = subset_chart(comparison.subsets, comparison.subset_differences)
     axis = figure.axes[0]
     dots = [line for line in axis.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     assert len(dots) == 16
     colour = {"mcse": colour_of(0), "mcse-untrained": colour_of(1)}
-    expected = {(colour[each.run], each.difference) for each in comparison.subset_differences}
+    expected = {(colour[each.run], each.change) for each in comparison.subset_differences}
     assert {(dot.get_color(), *dot.get_xdata()) for dot in dots} == expected
     filled = [dot for dot in dots if dot.get_markerfacecolor() != "white"]
     assert len(filled) == sum(each.significant for each in comparison.subset_differences) == 6
@@ -351,7 +355,9 @@ def test_the_figure_has_a_dot_per_run_and_subset():
 def test_the_figure_names_the_unit_of_sts_and_no_other(task, unit):
     parts = {"scores": {task: 1.0}, "subsets": {task: {"a": 1.0, "b": 2.0}}}
     runs = [invented(run, seed, (1.0, 2.0), **parts) for run in "xy" for seed in (0, 1)]
-    label = subset_chart(compare_results(runs)).axes[0].get_xlabel()
+    found = compare_results(runs)
+    figure = subset_chart(found.subsets, found.subset_differences)
+    label = figure.axes[0].get_xlabel()
     assert label == f"difference from x{unit} (filled: p < 0.05)"
 
 
@@ -360,8 +366,8 @@ def test_a_subset_without_a_score_says_why_and_without_subsets_there_is_no_table
     subsets = {"STS12": {"MSRpar": None, "MSRvid": 2.0}}
     result = invented("x", 0, (1.0, 2.0), subsets=subsets, reasons=why)
     (row,) = compare_results([result]).subsets.rows
-    assert row.cells["STS12 MSRpar"].reason == "seed 0: all gold scores are equal"
-    assert row.cells["STS12 MSRvid"].mean == 2.0
+    assert row.cells["STS12 MSRpar"].hint == "seed 0: all gold scores are equal"
+    assert row.cells["STS12 MSRvid"].value == 2.0
     assert compare_results([invented("plain", 0, (1.0, 2.0), subsets={})]).subsets is None
 
 
@@ -381,7 +387,7 @@ def test_a_file_holds_what_would_be_printed(sightline, folder, format_):
     _, printed, _ = sightline(*words)
     assert sightline(*words, "--out", "new/table.txt") == (0, "", "")
     marked = (folder / "new/table.txt").read_text()
-    head, mark, written = marked.partition("sightline.comparison/2")
+    head, mark, written = marked.partition("sightline.comparison/3")
     if format_ == "json":
         written = head + mark + written
     else:  # the mark is in a separate comment
@@ -393,10 +399,10 @@ def test_the_published_rows_are_whole():
     rows = published_rows()
     assert len(rows) == 27
     for row in rows.values():
-        scores = [cell.mean for cell in row.cells.values()]
+        scores = [cell.value for cell in row.cells.values()]
         assert len(scores) == 8
         # papers average before they round
-        assert sum(scores[:7]) / 7 == pytest.approx(row.cells["Avg"].mean, abs=0.11)
+        assert sum(scores[:7]) / 7 == pytest.approx(row.cells["Avg"].value, abs=0.11)
         assert len({cell.sd is None for cell in row.cells.values()}) == 1
 
 
@@ -414,16 +420,16 @@ def test_scores_of_different_settings_of_a_task_are_marked():
         invented(run, 0, (1.0, 2.0), settings={"folds": folds, "split": "test"})
         for run, folds in (("x", 1), ("y", 5))
     )
-    assert make_table([one]).notes == make_table([other]).notes == ()
-    (note,) = make_table([one, other]).notes
+    assert notes_on_scores([one]) == notes_on_scores([other]) == []
+    (note,) = notes_on_scores([one, other])
     assert note == "own was scored with different folds: not comparable"
 
 
 def test_runs_of_different_precisions_are_marked():
     alike = [invented(run, 0, (1.0, 2.0), training={"precision": "bf16"}) for run in "xy"]
     other = invented("z", 0, (1.0, 2.0), training={"precision": "fp32"})
-    assert make_table(alike).notes == ()
-    (note,) = make_table([*alike, other]).notes
+    assert notes_on_scores(alike) == []
+    (note,) = notes_on_scores([*alike, other])
     assert "different precisions (bf16: x, y; fp32: z)" in note
 
 
@@ -434,5 +440,5 @@ def test_only_tasks_that_all_runs_have_are_compared():
         for name, tasks in (("a", shared), ("b", {**more, **shared}))
     ]
     table = compare_runs(runs, "a")
-    assert table.table.tasks == ("shared",)
+    assert table.table.names == ("shared",)
     assert "left out, as not every run was scored on it: more" in table.notes

@@ -22,8 +22,8 @@ from train.evaluate.results import (
     load_result,
     save_result,
 )
-from train.report.charts import plane_of_runs
-from train.report.table import Cell, Row, Table
+from train.report.figures import plane_of_runs
+from train.report.tables import Cell, Column, Row, Table
 
 NASTY = '</style><script>window.hacked = 1</script> & "$y$"'
 
@@ -32,10 +32,11 @@ def plane(models):
     """The figure of a table of models: name → alignment, uniformity and score."""
     tasks = ("alignment", "uniformity", "Avg")
     rows = [
-        Row(name, (), dict(zip(tasks, map(Cell, figures, [None] * 3), strict=True)))
+        Row(name, dict(zip(tasks, map(Cell, figures), strict=True)))
         for name, figures in models.items()
     ]
-    return plane_of_runs(Table(tasks, tuple(rows), lower_is_better=tasks[:2]))
+    columns = (Column(task, better="low" if task != "Avg" else "high") for task in tasks)
+    return plane_of_runs(Table("Scores", "run", tuple(columns), tuple(rows)))
 
 
 def test_no_text_of_the_plane_overprints_another():

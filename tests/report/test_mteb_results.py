@@ -10,9 +10,10 @@ from made_results import made_result
 
 from sightline.errors import SightlineError
 from train.evaluate.results import save_result
-from train.report.comparison import compare_runs, find_run, find_runs
+from train.report.comparison import compare_runs
+from train.report.found_runs import find_run, find_runs
 from train.report.mteb_results import TYPES
-from train.report.paper_table import ExpectedRun, compare_entry
+from train.report.paper import ExpectedRun, compare_entry
 from train.report.published import find_entries
 
 
@@ -51,7 +52,7 @@ def compared(root, *runs):
 
 
 def means(row):
-    return {metric: cell.mean for metric, cell in row.cells.items()}
+    return {metric: cell.value for metric, cell in row.cells.items()}
 
 
 def test_two_of_mtebs_folders_are_compared_on_the_tasks_of_both(tmp_path):
@@ -73,7 +74,7 @@ def test_two_of_mtebs_folders_are_compared_on_the_tasks_of_both(tmp_path):
 def test_tasks_that_no_paper_has_are_mtebs_own_to_show(tmp_path):
     folder = written(tmp_path, More=on_test(0.1), CQADupstackEnglishRetrieval=on_test(0.2))
     found = compared(tmp_path, folder)
-    assert found.table.tasks == ("MTEB SciDocsRR", "MTEB STS12", "MTEB STS17")
+    assert found.table.names == ("MTEB SciDocsRR", "MTEB STS12", "MTEB STS17")
     assert "an/encoder: 2 files of MTEB's other tasks left out" in found.notes
     for name in ("STS12", "STS17", "SciDocsRR"):
         (folder / f"{name}.json").unlink()
@@ -89,10 +90,10 @@ def test_dalr_s_table_5_has_the_means_of_types_of_which_all_tasks_are_there(tmp_
     (entry,) = find_entries("dalr:table-5")
     rows = compare_entry(entry, [tmp_path], lambda *_: ExpectedRun({}, {}))
     (dalr,) = [row for row in rows if row.published.run == "dalr"]
-    assert dalr.measured.cells["MTEB STS12"].mean == pytest.approx(80)
+    assert dalr.measured.cells["MTEB STS12"].value == pytest.approx(80)
     cells = {column.name: dalr.cell(column) for column in entry.columns}
     assert cells.pop("STS") is None
-    found = {name: cell.mean for name, cell in cells.items()}
+    found = {name: cell.value for name, cell in cells.items()}
     assert found == pytest.approx({"Re-Rank": 50, "CLF": 60, "Retrieval": 25})
     assert dalr.marks == (
         "scored by mteb, which does not record the training",
@@ -115,10 +116,10 @@ def test_a_score_that_is_not_a_number_has_a_reason(tmp_path):
     subsets = {"en-en": math.nan, "en-de": 0.1}
     folder = written(tmp_path, STS17=("b2", {"test": subsets}), STS12=("a1", {"test": {}}))
     cells = compared(tmp_path, folder).table.rows[0].cells
-    assert cells["MTEB STS17"].reason.endswith("STS17.json has no score of test en-en")
-    assert cells["MTEB STS12"].reason.endswith("STS12.json has no score of any split")
-    assert [cells[f"MTEB {name}"].mean for name in ("STS17", "STS12")] == [None, None]
-    assert cells["MTEB SciDocsRR"].mean == pytest.approx(50)
+    assert cells["MTEB STS17"].hint.endswith("STS17.json has no score of test en-en")
+    assert cells["MTEB STS12"].hint.endswith("STS12.json has no score of any split")
+    assert [cells[f"MTEB {name}"].value for name in ("STS17", "STS12")] == [None, None]
+    assert cells["MTEB SciDocsRR"].value == pytest.approx(50)
 
 
 @pytest.mark.parametrize(

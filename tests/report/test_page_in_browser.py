@@ -9,8 +9,8 @@ from invented_runs import UNTRAINED
 from made_results import made_result
 
 from train.evaluate.results import TaskResult
-from train.report.charts import FAINT, INK, PLAIN
-from train.report.differences import Comparison
+from train.report.figures import FAINT, INK, PLAIN
+from train.report.scores import Comparison
 from train.report.write import write_report
 
 # run → similarity, alignment, uniformity, image retrieval at rank 1

@@ -14,9 +14,9 @@ from made_results import made_result, untrained_result
 from pipeline.paper_recipes import Recipes
 from train.evaluate.results import EvaluationSet, save_result
 from train.evaluate.sts import EXPECTED_PAIRS
-from train.report.paper_table import ExpectedRun, compare_entry, document_of
+from train.report.formats import terminal_text, to_text
+from train.report.paper import ExpectedRun, compare_entry, document_of
 from train.report.published import Entry, find_entries
-from train.report.render import terminal_text, to_text
 
 TESTS = {task: EvaluationSet(examples=n, sha256="0" * 64) for task, n in EXPECTED_PAIRS.items()}
 SOURCES = {"pairs": "data/datasets/{}", "text": "/elsewhere/{}/sentences.parquet"}
@@ -73,7 +73,7 @@ def compared(*roots, entry=ENTRY):
 
 def shown(rows, entry=ENTRY):
     document = document_of(entry, rows)
-    return terminal_text(document.grids, document.lines, 200)
+    return terminal_text(document.tables, document.lines, 200)
 
 
 def test_a_difference_is_within_or_beyond_a_published_deviation(tmp_path):
@@ -203,7 +203,7 @@ def test_the_formats_have_the_same_figures(tmp_path):
     assert r"\quad measured & " in to_text(document, "latex")
     assert '<th scope="row" class="under">measured</th>' in to_text(document, "html")
     body = json.loads(to_text(document, "json"))
-    assert body["schema"] == "sightline.paper/2"
+    assert body["schema"] == "sightline.paper/3"
     row, other = body["rows"]
     assert row["measured"]["cells"]["STS13"]["mean"] == 78.5
     assert row["published"]["scores"]["STS13"] == 80.0
@@ -227,7 +227,7 @@ def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, 
     assert "-0.72 within" in out
     assert "sightline configure flickr30k studies/terms\n" in out
     assert said(*words, "--format", "latex", "--out", "a.tex") == (0, "", "")
-    assert Path("a.tex").read_text().startswith("% sightline.paper/2\n")
+    assert Path("a.tex").read_text().startswith("% sightline.paper/3\n")
     Path("empty").mkdir()  # a folder that is named counts instead
     rows = json.loads(said(*words, "--format", "json", "empty")[1])["rows"]
     assert {row["why_not"] for row in rows} == {"not run"}

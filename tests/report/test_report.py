@@ -17,13 +17,17 @@ from sightline.cache import EncoderRecord, FeatureSpec, SetRecord
 from sightline.errors import SightlineError
 from train.evaluate.results import RunResult, load_result, save_result
 from train.records import DEV, FeatureUse
-from train.report.charts import training_chart
-from train.report.comparison import compare_results
-from train.report.comparison_document import charts_of, document_of, feature_uses, parameter_rows
-from train.report.differences import Comparison, compute_gains, headline, lead_of
-from train.report.grid import grid_of_table
-from train.report.render import to_json, to_text
-from train.report.table import Cell, Row, make_table
+from train.report.comparison import (
+    compare_results,
+    document_of,
+    feature_uses,
+    parameter_rows,
+)
+from train.report.figures import training_chart
+from train.report.formats import to_json, to_text
+from train.report.run_tables import make_table, notes_on_scores
+from train.report.scores import Comparison, best, gains_of, headline, lead_of
+from train.report.tables import Cell, Row, parts_of
 from train.report.write import means_of, write_report
 
 CLIP = UNTRAINED.model_copy(
@@ -132,9 +136,10 @@ def test_of_a_score_that_is_better_when_lower_the_lowest_is_the_best():
         made_result(name, scores={"far": score, "near": 2.0}, lower_is_better=("far", "near"))
         for name, score in scores.items()
     ]
-    assert make_table(runs).best("far") == -2.0
-    gain, _ = compute_gains(make_table(runs), [Comparison("a", "b")])
-    assert gain.gain == 1.0
+    table = make_table(runs)
+    assert best(table, table.columns[0]) == -2.0
+    gain, _ = gains_of(make_table(runs), [Comparison("a", "b")])
+    assert gain.change == 1.0
     hidden = [with_task(run, hidden=("near",)) for run in runs]
     assert "lower is better: far" in compare_results(hidden).notes
 
@@ -147,26 +152,26 @@ def test_one_seed_twice_and_no_results_are_errors(results):
 
 
 def test_seeds_that_differ_in_more_than_the_seed_are_noted(results):
-    assert make_table(results).notes == ()
+    assert notes_on_scores(results) == []
     other = result("simcse", 3, 7.0, CLIP, student={"pooling": "mean"})
-    assert make_table([*results, other]).notes == (
+    assert notes_on_scores([*results, other]) == [
         "the seeds of simcse differ in parameters: student.pooling",
         "the seeds of simcse learned from different feature sets",
-    )
+    ]
 
 
 def test_a_control_recovers_its_share_of_the_gain(results):
-    (gain,) = compute_gains(make_table(results), [COMPARISON])
-    assert (gain.gain, gain.control_gain, gain.share) == pytest.approx((78, 9, 9 / 78))
+    (gain,) = gains_of(make_table(results), [COMPARISON])
+    assert (gain.change, gain.control_change, gain.share) == pytest.approx((78, 9, 9 / 78))
     assert gain.sentence == (
         "scenes: mcse-clip +78.00 over simcse (p < 0.001); shuffled +9.00, 12 % of it."
     )
     one_seed = make_table(results[::3])
-    (gain,) = compute_gains(one_seed, [COMPARISON])
+    (gain,) = gains_of(one_seed, [COMPARISON])
     assert (gain.share, gain.p_value) == (pytest.approx(9 / 78), None)
     there = "there are simcse, mcse-clip, mcse-resnet, shuffled"
     with pytest.raises(SightlineError, match=f"'mcse', which has no result; {there}"):
-        compute_gains(one_seed, [Comparison("simcse", "mcse")])
+        gains_of(one_seed, [Comparison("simcse", "mcse")])
 
 
 @pytest.mark.parametrize(
@@ -186,13 +191,13 @@ def test_a_share_is_stated_only_where_it_says_something(treatment, control, shar
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y", "z")])
     (gain,) = comparison.gains
     assert (gain.share, gain.reason) == (pytest.approx(share) if reason == "" else None, reason)
-    own = f"; z {gain.control_gain:+.2f}"  # the control's own gain, in every case
+    own = f"; z {gain.control_change:+.2f}"  # the control's own gain, in every case
     assert gain.sentence.endswith(
         f"{own}, {100 * share:.0f} % of it." if share else f"{own}: {reason}."
     )
-    (grid,) = (each for each in document_of(comparison).grids if each.title == "Gain over x")
-    shown = grid.rows[0].cells[-1]
-    assert shown.parts == (f"{100 * share:.0f} %" if share else reason,)
+    (table,) = (each for each in document_of(comparison).tables if each.title == "Gain over x")
+    shown = parts_of(table.rows[0].cells["share of the gain"], table.columns[-1])
+    assert shown == (f"{100 * share:.0f} %" if share else reason,)
 
 
 def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference():
@@ -202,9 +207,9 @@ def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference(
         for run, score, why in (("x", None, no_heads), ("y", 2.0, {}))
     ]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
-    scores, *rest = document_of(comparison).grids
-    assert scores.header == ("run", "seeds", "sts", "R@1")
-    assert [[row.label for row in grid.rows] for grid in rest] == [["sts"], ["sts"], ["x", "y"]]
+    scores, *rest = document_of(comparison).tables
+    assert (scores.heading, *scores.names) == ("run", "seeds", "sts", "R@1")
+    assert [[row.name for row in table.rows] for table in rest] == [["sts"], ["sts"], ["x", "y"]]
     said = [line for line in document_of(comparison).lines if "R@1" in line]
     assert said == ["Note: x, R@1: not defined: seed 0: its objective projects no image features."]
 
@@ -217,10 +222,11 @@ def test_the_average_is_stated_first_and_alignment_and_uniformity_only_alone():
     runs = [
         made_result(r, scores=own, lower_is_better=("uniformity",)) for r, own in scores.items()
     ]
-    sts, average, uniformity = compute_gains(make_table(runs), [Comparison("x", "y")])
-    assert headline([sts, average, uniformity]) == [average]
-    assert headline([sts, uniformity]) == [sts]
-    assert headline([uniformity]) == [uniformity]
+    table = make_table(runs)
+    sts, average, uniformity = gains_of(table, [Comparison("x", "y")])
+    assert headline(table, [sts, average, uniformity]) == [average]
+    assert headline(table, [sts, uniformity]) == [sts]
+    assert headline(table, [uniformity]) == [uniformity]
 
 
 def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
@@ -229,20 +235,20 @@ def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
     runs[2] = made_result("objects", scores={"sts": 80.0}, features=(UNTRAINED,))
     table = make_table(runs)
     comparisons = [Comparison("text", "images", "shuffled"), Comparison("text", "objects")]
-    assert lead_of(table, compute_gains(table, comparisons)) == (
+    assert lead_of(table, gains_of(table, comparisons)) == (
         "sts: objects (untrained features) is best with 80.00, +70.00 over text.",
         "sts: images +50.00 over text; shuffled +2.50, 5 % of it.",
         "sts: objects (untrained features) +70.00 over text.",
     )
     assert lead_of(table, ()) == ()
     unscored = make_table([*runs, made_result("new", scores={"other": 1.0})])
-    assert lead_of(unscored, compute_gains(unscored, comparisons)) == lead_of(
-        table, compute_gains(table, comparisons)
+    assert lead_of(unscored, gains_of(unscored, comparisons)) == lead_of(
+        table, gains_of(table, comparisons)
     )
 
 
 CEILING = {"clip (frozen)": {"STS12": 99.0}, "chance": {"STS12": 1.0, "unknown": 2.0}}
-PAPER = Row("MCSE", (), {"STS12": Cell(98.0, None)}, kind="published")
+PAPER = Row("MCSE", {"STS12": Cell(98.0)}, kind="published")
 
 
 def runs_with_references(**changes):
@@ -263,10 +269,10 @@ def test_references_stand_between_the_runs_and_the_published_rows():
     assert [row.name for row in table.rows] == names
     assert [row.measured for row in table.rows] == [True, True, False, False, False]
     assert set(table.rows[3].cells) == {"STS12"}
-    assert table.best("STS12") == 70.5
+    assert best(table, table.columns[0]) == 70.5
     assert set(means_of(table)) == {"simcse", "mcse"}
-    assert comparison.gains[0].gain == 10.0
-    assert table.notes == ()
+    assert comparison.gains[0].change == 10.0
+    assert notes_on_scores(runs_with_references()) == []
     assert {each.run for each in comparison.differences} == {"mcse"}
     document = document_of(comparison)
     assert "| *clip (frozen)* | – | 99.00 |" in to_text(document, "markdown")
@@ -281,15 +287,13 @@ def test_results_that_disagree_on_a_reference_are_noted_once():
     results = runs_with_references(notes=("3 images left out",))
     changed = {"clip (frozen)": {"STS12": 90.0}}
     results[2:] = [with_task(each, references=changed) for each in results[2:]]
-    table = make_table(results)
-    disagree, *notes_of_results = table.notes
+    disagree, *notes_of_results = notes_on_scores(results)
     assert "disagree on clip (frozen), STS12 (99.00 and 90.00)" in disagree
     assert notes_of_results == ["all runs: 3 images left out"]  # said once
-    (told,) = make_table(results[:2] + [with_task(each, notes=()) for each in results[2:]]).notes[
-        1:
-    ]
+    silent = [with_task(each, notes=()) for each in results[2:]]
+    (told,) = notes_on_scores([*results[:2], *silent])[1:]
     assert told == "simcse: 3 images left out"
-    assert table.rows[2].cells["STS12"].mean == 99.0
+    assert make_table(results).rows[2].cells["STS12"].value == 99.0
 
 
 @pytest.fixture(scope="module")
@@ -387,8 +391,7 @@ def test_what_rounds_to_zero_has_no_minus():
     runs = [result(name, 0, score) for name, score in (("x", 0.001), ("y", -0.001))]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
     for format_ in ("terminal", "markdown", "latex", "html"):
-        charts = charts_of(comparison) if format_ == "html" else None
-        text = to_text(document_of(comparison, charts=charts), format_)
+        text = to_text(document_of(comparison, page=format_ == "html"), format_)
         assert not re.search(r"(?<!\")[-−]0\.00", text)
     assert "+0.00 over x" in comparison.gains[0].sentence
 
@@ -402,4 +405,4 @@ def test_what_rounds_to_zero_has_no_minus():
 )
 def test_scores_that_print_alike_look_alike(scores, bold):
     table = make_table([result(f"r{n}", 0, score) for n, score in enumerate(scores)])
-    assert [row.cells[1].bold for row in grid_of_table("", table).rows] == bold
+    assert [row.cells["scenes"].strong for row in table.rows] == bold

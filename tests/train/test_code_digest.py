@@ -29,7 +29,7 @@ from train.evaluate.task import TASKS
 from train.objectives import OBJECTIVES
 from train.records import RunSummary, digest_of_run
 from train.report.comparison import compare_results
-from train.report.table import make_table
+from train.report.run_tables import make_table
 from train.run_folder import RunFolder
 from train.train_run import train_run
 
@@ -366,7 +366,7 @@ def edited(monkeypatch):
         ("train.evaluate.candidates", {"retrieval", "neighbours"}),
         ("train.evaluate.results", set()),
         ("train.losses", set()),
-        ("train.report.table", set()),
+        ("train.report.run_tables", set()),
     ],
 )
 def test_which_tasks_an_edited_module_scores(edited, module, tasks):

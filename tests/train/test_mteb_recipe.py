@@ -14,7 +14,8 @@ from shown_commands import ROOT
 
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs, evaluate_pairs, load_pairs
-from train.report.comparison import compare_runs, find_runs
+from train.report.comparison import compare_runs
+from train.report.found_runs import find_runs
 from train.report.mteb_results import TYPES
 from train.train_run import train_run
 
@@ -100,7 +101,7 @@ def test_the_second_run_does_not_get_the_scores_of_the_first(runs, tasks, score_
     folders = ["mteb-scores/results/simcse", "mteb-scores/results/mcse"]
     table = compare_runs(*find_runs(folders, Path("results"))).table
     assert [row.name for row in table.rows] == ["simcse", "mcse"]
-    measured = [{metric: cell.mean for metric, cell in row.cells.items()} for row in table.rows]
+    measured = [{metric: cell.value for metric, cell in row.cells.items()} for row in table.rows]
     for run, scores in zip(runs, measured, strict=True):
         own = own_scores(run, tasks)
         assert {metric: scores[metric] for metric in own} == pytest.approx(own, abs=1e-3)

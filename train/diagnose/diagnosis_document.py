@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from train.diagnose.checks import SetChecks
 from train.diagnose.diagnosis import SCHEMA, Diagnosis
@@ -15,17 +16,7 @@ from train.diagnose.findings import (
 )
 from train.diagnose.pair_cosines import CrossChecks
 from train.diagnose.thresholds import Filter
-from train.report.grid import (
-    Document,
-    Grid,
-    GridCell,
-    GridRow,
-    Section,
-    number,
-    number_cell,
-    printable,
-    text_cell,
-)
+from train.report.tables import Cell, Column, Document, Row, Section, Table, form_of, number
 
 _COSINES = (
     "Separation: the probability that the former have a higher cosine than the latter; 0.5 is "
@@ -52,9 +43,9 @@ def document_of(diagnosis: Diagnosis) -> Document:
         title = "Where does the true match rank?"
         sections.append(Section(title, (_ranks(diagnosis.cross),), notes=(_RANKS,)))
     if diagnosis.filters:
-        grids = tuple(_removals(tried, diagnosis) for tried in diagnosis.filters)
+        tables = tuple(_removals(tried, diagnosis) for tried in diagnosis.filters)
         notes = (_THRESHOLDS.format(diagnosis.settings),)
-        sections.append(Section("What would a threshold remove?", grids, notes=notes))
+        sections.append(Section("What would a threshold remove?", tables, notes=notes))
     sections.append(Section("Sets", (_sets(diagnosis.sets),)))
     title = "Features: " + " and ".join(checks.path for checks in diagnosis.sets)
     return Document(title, SCHEMA, tuple(sections), vars(diagnosis))
@@ -64,12 +55,36 @@ def _findings(diagnosis: Diagnosis) -> Section:
     rows = []
     for finding in findings(diagnosis):
         where = "" if finding.about in ("pairs", "threshold", "all") else f"{finding.about}: "
-        text = text_cell(f"{where}{finding.text}")
-        rows.append(GridRow(finding.level, (text,), warn=finding.level == "problem"))
-    return Section("Findings", (Grid("Findings", ("", "finding"), tuple(rows), left=2),))
+        text = Cell(text=f"{where}{finding.text}")
+        rows.append(Row(finding.level, {"finding": text}, doubtful=finding.level == "problem"))
+    return Section("Findings", (Table("Findings", "", (Column("finding"),), tuple(rows)),))
 
 
-def _cosines(diagnosis: Diagnosis) -> Grid:
+def _table(
+    title: str,
+    heading: str,
+    columns: Sequence[Column],
+    rows: Sequence[tuple[str, Sequence[float | None]]],
+) -> Table:
+    """A table of numbers: (label, a value for each column)."""
+    return Table(
+        title,
+        heading,
+        tuple(columns),
+        tuple(
+            Row(
+                label,
+                {each.name: Cell(value) for each, value in zip(columns, values, strict=True)},
+            )
+            for label, values in rows
+        ),
+    )
+
+
+_COUNT, _COSINE = form_of(",.0f"), form_of(".3f")
+
+
+def _cosines(diagnosis: Diagnosis) -> Table:
     kinds = []
     if diagnosis.cross is not None:
         kinds.append((diagnosis.cross.cosines, IMAGES_AND_CAPTIONS))
@@ -79,15 +94,11 @@ def _cosines(diagnosis: Diagnosis) -> Grid:
     for cosines, names in kinds:
         for name, values in zip(names, (cosines.matched, cosines.mismatched), strict=True):
             separation = cosines.separation if values is cosines.matched else None
-            numbers = (values.mean, values.sd, values.quantiles["1"], values.quantiles["50"])
-            numbers = (*numbers, values.quantiles["99"], values.quantiles["100"], separation)
-            cells = (
-                number_cell(values.count, ",.0f"),
-                *(number_cell(value, ".3f") for value in numbers),
-            )
-            rows.append(GridRow(name, cells))
-    header = ("cosine of", "pairs", "mean", "sd", "1 %", "median", "99 %", "highest", "separation")
-    return Grid("Cosines", header, tuple(rows))
+            shown = (values.quantiles[percent] for percent in ("1", "50", "99", "100"))
+            rows.append((name, (values.count, values.mean, values.sd, *shown, separation)))
+    names = ("mean", "sd", "1 %", "median", "99 %", "highest", "separation")
+    columns = [Column("pairs", _COUNT), *(Column(name, _COSINE) for name in names)]
+    return _table("Cosines", "cosine of", columns, rows)
 
 
 def _about_pairs(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -102,51 +113,43 @@ def _about_pairs(diagnosis: Diagnosis) -> tuple[str, ...]:
     )
 
 
-def _ranks(cross: CrossChecks) -> Grid:
-    rows = []
-    for name, ranks in (
-        ("best-placed caption of an image", cross.best_caption),
-        ("worst-placed caption of an image", cross.worst_caption),
-    ):
-        cells = (
-            *(number_cell(n, ",.0f") for n in (ranks.queries, ranks.pool, ranks.median)),
-            *map(_share, ranks.within.values()),
-        )
-        rows.append(GridRow(name, cells))
-    within = (f"within {rank}" for rank in cross.best_caption.within)
-    header = ("true match", "queries", "among", "median rank", *within)
-    return Grid("Ranks", header, tuple(rows))
-
-
-def _removals(tried: Filter, diagnosis: Diagnosis) -> Grid:
-    rows = []
-    for removal in tried.removals:
-        marks = (diagnosis.settings.whose,) if removal.configured else ()
-        cells = _share(removal.share), _share(removal.matched)
-        rows.append(GridRow(f"{removal.threshold:g}", cells, marks=marks))
-    header = ("threshold", "negatives removed", "true pairs at or above")
-    title = f"{TERMS[tried.term]}: the highest cosine is {number(tried.highest, '.3f')}"
-    return Grid(title, header, tuple(rows))
-
-
-def _sets(sets: Sequence[SetChecks]) -> Grid:
-    """A column for each set, a row for each check."""
+def _ranks(cross: CrossChecks) -> Table:
     rows = [
-        (
-            f"{checks.spec.encoder.name} ({checks.spec.encoder.source})",
-            f"{checks.rows:,} × {checks.spec.dim:,}",
-            f"{checks.not_finite.count:,}",
-            f"{checks.zero.count:,}",
-            "" if checks.mean_cosine is None else number(checks.mean_cosine, ".3f"),
+        (name, (ranks.queries, ranks.pool, ranks.median, *ranks.within.values()))
+        for name, ranks in (
+            ("best-placed caption of an image", cross.best_caption),
+            ("worst-placed caption of an image", cross.worst_caption),
         )
-        for checks in sets
     ]
-    names = ("encoder", "rows × width", "not finite", "all zeros", "mean cosine of two rows")
-    columns = zip(names, zip(*rows, strict=True), strict=True)
-    grid = tuple(GridRow(name, tuple(map(text_cell, texts))) for name, texts in columns)
-    header = ("", *(printable(checks.path) for checks in sets))
-    return Grid("Sets", header, grid, left=len(header))
+    columns = [Column(name, _COUNT) for name in ("queries", "among", "median rank")]
+    columns += [Column(f"within {rank}", percent) for rank in cross.best_caption.within]
+    return _table("Ranks", "true match", columns, rows)
 
 
-def _share(value: float) -> GridCell:
-    return GridCell((percent(value),), value=value)
+def _removals(tried: Filter, diagnosis: Diagnosis) -> Table:
+    title = f"{TERMS[tried.term]}: the highest cosine is {number(tried.highest, '.3f')}"
+    names = ("negatives removed", "true pairs at or above")
+    rows = [(f"{each.threshold:g}", (each.share, each.matched)) for each in tried.removals]
+    table = _table(title, "threshold", [Column(name, percent) for name in names], rows)
+    marks = [(diagnosis.settings.whose,) if each.configured else () for each in tried.removals]
+    marked = (replace(row, marks=own) for row, own in zip(table.rows, marks, strict=True))
+    return replace(table, rows=tuple(marked))
+
+
+def _sets(sets: Sequence[SetChecks]) -> Table:
+    """A column for each set, a row for each check."""
+    texts = {
+        checks.path: {
+            "encoder": f"{checks.spec.encoder.name} ({checks.spec.encoder.source})",
+            "rows × width": f"{checks.rows:,} × {checks.spec.dim:,}",
+            "not finite": f"{checks.not_finite.count:,}",
+            "all zeros": f"{checks.zero.count:,}",
+            "mean cosine of two rows": (
+                "" if checks.mean_cosine is None else number(checks.mean_cosine, ".3f")
+            ),
+        }
+        for checks in sets
+    }
+    names = next(iter(texts.values()))
+    rows = (Row(name, {path: Cell(text=of[name]) for path, of in texts.items()}) for name in names)
+    return Table("Sets", "", tuple(map(Column, texts)), tuple(rows))

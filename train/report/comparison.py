@@ -1,34 +1,53 @@
-"""Runs side by side: finds their results, checks that they are comparable, compares them."""
+"""Runs side by side: their scores, gains, differences, training, features and parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 from sightline.errors import SightlineError
-from sightline.settings import unknown
-from train.evaluate.result_files import SEEDS, result_folder, results_in, run_of
-from train.evaluate.results import FILE_NAME, EvaluationSet, RunResult, TaskResult, load_result
+from sightline.settings import flatten
+from train.evaluate.results import UNTRAINED, RunResult, TaskResult
 from train.evaluate.sts import AVERAGE, EXPECTED_PAIRS
-from train.report.differences import (
-    Comparison,
-    Difference,
-    Gain,
-    compute_gains,
-    differences_from,
+from train.records import DEV, FeatureUse
+from train.report.found_runs import FoundRun, comparable
+from train.report.run_tables import (
+    by_run,
+    make_table,
+    notes_on_scores,
+    notes_on_training,
+    training_table,
+    undefined_in,
 )
-from train.report.mteb_results import mteb_result
-from train.report.table import Row, Table, make_table, notes_on_training, training_table
+from train.report.scores import (
+    ALPHA,
+    Change,
+    Comparison,
+    changes_from,
+    gains_of,
+    lead_of,
+    p_text,
+)
+from train.report.tables import (
+    SIGN,
+    Cell,
+    Column,
+    Document,
+    Row,
+    Section,
+    Table,
+    form_of,
+    to_json,
+)
 
-
-@dataclass(frozen=True)
-class FoundRun:
-    """One run: its name, and its results with the file of each; of MTEB's, with their folder."""
-
-    name: str
-    files: tuple[Path, ...]
-    results: tuple[RunResult, ...]
+SCHEMA = "sightline.comparison/3"
+_SPREAD = "Mean ± sample standard deviation over seeds."
+_GAINS = (
+    "Positive is better, also where lower scores are. The share is what the control, whose signal "
+    "was removed on purpose, gains of it; it is stated only for a gain that is significant over "
+    "the seeds (with one seed, for any) and larger than what the control changes."
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,7 @@ class RunComparison:
     Attributes:
         baseline: name of the run that the others are tested against.
         table: the runs in the requested order, then references and published rows.
+        differences: from the baseline, by task; `subset_differences`: by subset.
         subsets: the runs again, with subsets such as "STS12 MSRpar" as tasks; None if no result
             has any.
         training: what the training of each run took; None if Sightline trained none of them.
@@ -48,111 +68,13 @@ class RunComparison:
 
     baseline: str
     table: Table
-    differences: tuple[Difference, ...]
+    differences: tuple[Change, ...]
     subsets: Table | None
-    subset_differences: tuple[Difference, ...]
+    subset_differences: tuple[Change, ...]
     training: Table | None
     notes: tuple[str, ...]
-    gains: tuple[Gain, ...]
+    gains: tuple[Change, ...]
     results: tuple[RunResult, ...]
-
-
-def find_run(word: str, root: Path) -> FoundRun:
-    """The results of one run.
-
-    Args:
-        word: a run's name, a folder of result files, one result file, or a folder of results that
-            MTEB wrote; a prefix `NAME=` renames the run.
-        root: folder of the runs' results, one folder each.
-    """
-    label, source = "", word
-    if "=" in word and not _place(word, root).exists():
-        label, _, source = word.partition("=")
-    place = _place(source, root)
-    of_others = source and place.is_dir() and not results_in(place)
-    if of_others and (found := mteb_result(place, label)) is not None:
-        folder, result = found
-        return FoundRun(result.run, (folder,), (result,))
-    files = _files(source, root)
-    results = [load_result(file) for file in files]
-    names = list(dict.fromkeys(result.run for result in results))
-    if len(names) > 1:
-        raise SightlineError(
-            f"{files[0].parent}: holds results of {len(names)} runs ({', '.join(names)}); "
-            "expected one run per folder: name the result files individually"
-        )
-    if label:
-        results = [result.model_copy(update={"run": label}) for result in results]
-    return FoundRun(label or names[0], tuple(files), tuple(results))
-
-
-def find_runs(
-    words: Sequence[str], root: Path, baseline: str | None = None
-) -> tuple[list[FoundRun], str]:
-    """The requested runs, and the name of the baseline among them.
-
-    Args:
-        baseline: one of the runs, by its name or as it was given; any other run is found like
-            these and put before them. None: the first.
-    """
-    runs = [find_run(each, root) for each in words]
-    if not runs:
-        raise SightlineError("no run to compare; name at least one")
-    if baseline is None:
-        return runs, runs[0].name
-    for word, run in zip(words, runs, strict=True):
-        if baseline in (run.name, word):
-            return runs, run.name
-    first = find_run(baseline, root)
-    return [first, *runs], first.name
-
-
-def comparable(runs: Sequence[FoundRun]) -> tuple[list[FoundRun], list[str]]:
-    """Reduce results to the tasks that all of them have, and refuse what is in no table together.
-
-    Returns:
-        The runs in their order, and notes on what was left out.
-
-    Raises:
-        SightlineError: a run and seed given twice, or results scored on no common task or on
-            different test sets (names the files).
-    """
-    runs, notes = list(runs), list[str]()
-    every = [result.tasks for run in runs for result in run.results]
-    scored = dict.fromkeys(name for tasks in every for name, task in tasks.items() if task.scores)
-    left_out = [name for name in scored if any(name not in tasks for tasks in every)]
-    if left_out and len(left_out) < len(scored):
-        notes.append(f"left out, as not every run was scored on it: {', '.join(left_out)}")
-        kept = {name for tasks in every for name in tasks}.difference(left_out)
-        runs = [
-            replace(run, results=tuple(result.restricted(kept) for result in run.results))
-            for run in runs
-        ]
-    _check_comparable(runs)
-    return runs, notes
-
-
-def _check_comparable(runs: Sequence[FoundRun]) -> None:
-    files: dict[tuple[str, int], Path] = {}
-    every = [pair for run in runs for pair in zip(run.files, run.results, strict=True)]
-    for file, result in every:
-        twin = files.setdefault((result.run, result.seed), file)
-        if twin is not file:
-            raise SightlineError(
-                f"run {result.run!r} has seed {result.seed} twice: {twin} and {file}; give each "
-                "run and seed once, or rename one of the two: NAME=PATH"
-            )
-    first_file, first = every[0]
-    for file, result in every:
-        if not result.scores:
-            raise SightlineError(f"{file}: has no scores; run its evaluate stage again")
-        if set(result.scores) != set(first.scores):
-            raise SightlineError(
-                f"{file} was scored on {', '.join(result.scores)}, but {first_file} on "
-                f"{', '.join(first.scores)}; only runs with the same evaluation can be compared: "
-                "score one on the tasks of the other"
-            )
-    _check_test_sets(every)
 
 
 def compare_runs(
@@ -190,15 +112,15 @@ def compare_results(
         )
     parts = [_subsets_as_tasks(result) for result in results]
     subsets = make_table(parts) if any(part.scores for part in parts) else None
-    differences = differences_from(baseline, table)
-    lower = [task for task in table.tasks if task in table.lower_is_better]
+    differences = changes_from(baseline, table)
+    lower = [column.name for column in table.columns if column.better == "low"]
     every_note = [
         *notes,
         *_notes_on_tests(table, differences),
         *([f"lower is better: {', '.join(lower)}"] if lower else []),
         *_notes_on_published(results, published),
         *_notes_on_code(results),
-        *table.notes,
+        *notes_on_scores(results),
         *notes_on_training(results),
     ]
     return RunComparison(
@@ -206,10 +128,10 @@ def compare_results(
         table,
         differences,
         subsets,
-        differences_from(baseline, subsets) if subsets else (),
+        changes_from(baseline, subsets) if subsets else (),
         training_table(results),
         tuple(every_note),
-        compute_gains(table, comparisons),
+        gains_of(table, comparisons),
         tuple(results),
     )
 
@@ -240,7 +162,7 @@ def _fitted(row: Row, tasks: Sequence[str]) -> Row:
     return replace(row, cells=kept)
 
 
-def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str]:
+def _notes_on_tests(table: Table, differences: Sequence[Change]) -> list[str]:
     """Why a deviation, a test or a score is missing."""
     rows = list(table.measured.values())
     single = [row for row in rows if len(row.seeds) == 1]
@@ -255,16 +177,12 @@ def _notes_on_tests(table: Table, differences: Sequence[Difference]) -> list[str
         notes.append(f"{who} have one seed: no deviation and no test; train them with at least two")
     if len(rows) == 1:
         notes.append(f"{rows[0].name} is the only run: no difference to test")
-    notes += [
-        f"{row.name}, {', '.join(tasks)}: not defined: {reason}"
-        for row in rows
-        for reason, tasks in row.undefined.items()
-    ]
+    notes += [line for row in rows for line in undefined_in(row)]
     if not single:
         notes += [
             f"{change.run}, {change.task}: no test: {change.reason}"
             for change in differences
-            if change.difference is not None and change.p_value is None
+            if change.change is not None and change.p_value is None
         ]
     return notes
 
@@ -308,56 +226,284 @@ def _notes_on_code(results: Sequence[RunResult]) -> list[str]:
     return notes
 
 
-def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
-    first_of: dict[str, tuple[Path, RunResult]] = {}
-    for file, result in every:
-        for task, tested in result.evaluated_on.items():
-            other_file, first = first_of.setdefault(task, (file, result))
-            expected = first.evaluated_on[task]
-            if tested.sha256 != expected.sha256:
-                raise SightlineError(
-                    f"{task} was scored on different test sets: {_of_set(tested)} in {file}, "
-                    f"{_of_set(expected)} in {other_file}; score one again on the data of the other"
-                )
+def document_of(
+    comparison: RunComparison,
+    title: str = "",
+    included: Sequence[Section] = (),
+    schema: str = SCHEMA,
+    *,
+    page: bool = False,
+) -> Document:
+    """The comparison for any format: scores, gains, differences, subsets and training.
+
+    Args:
+        title: "": by the baseline.
+        included: more sections of a page.
+        page: also with figures, what the runs learned from, and ``included``.
+    """
+    charts = _charts(comparison) if page else {}
+    bold = ("Bold: the best of the measured rows.",) if page else ()
+    notes = (*meaning(comparison), *bold, *(f"Note: {note}." for note in comparison.notes))
+    training = comparison.training
+    sections = [
+        Section("Scores", scores_of(comparison), notes=notes),
+        Section("Gains", _gains(comparison.gains), notes=(_GAINS,)),
+        Section("Differences", _differences(comparison, "task")),
+        Section("Subsets", _differences(comparison, "subset"), charts.get("subsets", ())),
+        Section("Alignment and uniformity", charts=charts.get("plane", ())),
+        Section(
+            "Training",
+            () if training is None else (training.with_seeds,),
+            (*charts.get("dev", ()), *charts.get("loss", ())),
+        ),
+    ]
+    sections = [section for section in sections if section.tables or section.charts]
+    if page:
+        sections += [*included, *_inputs_of(comparison.results)]
+    tables = {"table": comparison.table, "subsets": comparison.subsets, "training": training}
+    data = {"alpha": ALPHA, **vars(comparison)}
+    data |= {name: table and to_json(table) for name, table in tables.items()}
+    del data["results"]
+    lead = lead_of(comparison.table, comparison.gains)
+    title = title or f"Runs against {comparison.baseline}"
+    return Document(title, schema, tuple(sections), data, lead)
 
 
-def _of_set(tested: EvaluationSet) -> str:
-    digest = f"SHA-256 {tested.sha256[:12]}"
-    return digest if tested.examples is None else f"{tested.examples} examples ({digest})"
+def _charts(comparison: RunComparison) -> dict[str, tuple[str, ...]]:
+    """HTML of every figure that the results allow."""
+    from train.report import figures
+
+    table, results = comparison.table, comparison.results
+    charts = {
+        "subsets": (
+            figures.subset_chart(comparison.subsets, comparison.subset_differences),
+            "Differences by subset",
+            "As in MCSE's figure 4.",
+        ),
+        "plane": (
+            figures.plane_of_runs(table),
+            "Alignment and uniformity",
+            "A shape per run, mean over seeds, coloured by its score. (MCSE, figure 2.)",
+        ),
+        "dev": (
+            figures.training_chart(results, DEV),
+            "Dev score during training",
+            "One line per seed. Dots: the checkpoint kept.",
+        ),
+        "loss": (
+            figures.training_chart(results, "loss"),
+            "Loss during training",
+            "One line per seed. Losses of different objectives are sums of different terms: "
+            "compare their course, not their height.",
+        ),
+    }
+    return {
+        name: (figures.to_html(figure, caption, note, titled=name != "plane"),)
+        for name, (figure, caption, note) in charts.items()
+        if figure is not None
+    }
 
 
-def _place(word: str, root: Path) -> Path:
-    """Where the results are: a run's folder takes precedence over a path of the same name."""
-    name = word.rstrip("/")
-    folder = result_folder(root, name)
-    return folder if name and folder.is_dir() else Path(word)
+def scores_of(comparison: RunComparison) -> tuple[Table, ...]:
+    """The scores as a document shows them; gains name the baseline themselves."""
+    baseline = "" if comparison.gains else comparison.baseline
+    marked = {(change.run, change.task) for change in comparison.differences if change.significant}
+
+    def shown(row: Row) -> Row:
+        cells = {
+            task: replace(cell, significant=row.measured and (row.name, task) in marked)
+            for task, cell in row.cells.items()
+        }
+        return replace(row, cells=cells, marks=_marks_of(row, baseline))
+
+    table = replace(comparison.table, rows=tuple(map(shown, comparison.table.rows)))
+    return tuple(part.with_seeds for part in table.parts)
 
 
-def _files(word: str, root: Path) -> list[Path]:
-    path = _place(word, root)
-    if word and path.is_dir():
-        files, runs = results_in(path), _runs_below(path)
-        if not files:
-            raise SightlineError(
-                f"{path}: no result file here; expected {SEEDS}, {FILE_NAME} or MTEB's results"
-                + (f"; below it are the runs {', '.join(runs)}" if runs else "")
-                + ("; `sightline evaluate` --out writes those of a run" if _has_runs(path) else "")
-            )
-        return files
-    if path.suffix == ".json" and path.exists():
-        return [path]
-    if path.is_file():
-        raise SightlineError(f"{path}: is not a result; expected a file of results (.json)")
-    raise SightlineError(
-        f"{unknown(word, _runs_below(root), 'run')}; expected one of {root}, whose evaluate stage "
-        "has run, a folder of results, or a file of them"
+def meaning(comparison: RunComparison) -> list[str]:
+    """What figures and marks mean."""
+    cells = (cell for row in comparison.table.rows for cell in row.cells.values())
+    lines = [_SPREAD] if any(cell.sd is not None for cell in cells) else []
+    if any(change.p_value is not None for change in comparison.differences):
+        lines.append(
+            f"{SIGN} differs from {comparison.baseline}, p < {ALPHA:g}: independent "
+            "two-sided t-test over seeds, equal variances, not corrected for the number of tests."
+        )
+    return lines
+
+
+def _inputs_of(results: Sequence[RunResult]) -> tuple[Section, ...]:
+    """What the runs learned from, and with which parameters."""
+    uses, parameters = feature_uses(results), _parameters(results)
+    if uses:
+        note = "Provenance is what the maker of a feature set claims."
+        features = Section("Features", (_features(uses),), notes=(note,))
+    else:
+        features = Section("Features", notes=("No run used cached features.",))
+    return (features, *([Section("Parameters", parameters)] if parameters else []))
+
+
+def feature_uses(results: Sequence[RunResult]) -> list[tuple[FeatureUse, list[str]]]:
+    """Every feature set used, once per fingerprint and content, with the runs that used it."""
+    users: dict[tuple[str, str, str], tuple[FeatureUse, list[str]]] = {}
+    for result in results:
+        for feature in result.features:
+            key = (feature.name, feature.fingerprint, feature.content_digest)
+            _, runs = users.setdefault(key, (feature, []))
+            if result.run not in runs:
+                runs.append(result.run)
+    return list(users.values())
+
+
+def parameter_rows(results: Sequence[RunResult]) -> list[tuple[str, list[str], bool]]:
+    """(name, value in each run, whether runs differ); the differing ones first.
+
+    A value that differs between the seeds of one run is shown as "a / b".
+    """
+    runs = {
+        name: [flatten(seed.parameters) for seed in seeds]
+        for name, seeds in by_run(results).items()
+    }
+    names = dict.fromkeys(name for seeds in runs.values() for seed in seeds for name in seed)
+    rows = []
+    for name in names:
+        values = [
+            " / ".join(dict.fromkeys(_shown(seed[name]) for seed in seeds if name in seed))
+            for seeds in runs.values()
+        ]
+        rows.append((name, values, len(set(values)) > 1))
+    return sorted(rows, key=lambda row: not row[2])
+
+
+def _marks_of(row: Row, baseline: str) -> tuple[str, ...]:
+    """What stands in brackets behind the label of ``row``."""
+    return ("baseline", *row.marks) if row.measured and row.name == baseline else row.marks
+
+
+def _gains(gains: Sequence[Change]) -> tuple[Table, ...]:
+    """A table for each comparison, of the tasks on which there is a gain to report."""
+    of_runs: dict[tuple[str, str, str | None], list[Change]] = {}
+    for gain in gains:
+        if gain.change is not None:
+            of_runs.setdefault((gain.baseline, gain.run, gain.control), []).append(gain)
+    tables = []
+    for (baseline, run, control), members in of_runs.items():
+        named, share = members[0].named, "share of the gain"
+        columns = [Column(named(run), _signed, run=run)]
+        if control is not None:
+            columns.append(Column(named(control), _signed, run=control))
+            columns.append(Column(share, _percent, run=control))
+        rows = []
+        for gain in members:
+            cells = {named(run): _change_cell(gain)}
+            if control is not None:
+                cells[named(control)] = Cell(gain.control_change)
+                cells[share] = Cell(gain.share, text=gain.reason)
+            rows.append(Row(gain.task, cells))
+        tables.append(Table(f"Gain over {baseline}", "task", tuple(columns), tuple(rows)))
+    return tuple(tables)
+
+
+def _differences(comparison: RunComparison, unit: str) -> tuple[Table, ...]:
+    """Rows of the tasks or subsets that the baseline has a score on, if there are any."""
+    if unit == "task":
+        table, differences = comparison.table, comparison.differences
+    else:
+        table, differences = comparison.subsets, comparison.subset_differences
+    if table is None or (unit == "task" and not differences):
+        return ()
+    by_cell = {(change.run, change.task): change for change in differences}
+    baseline = table.measured[comparison.baseline]
+    compared = [row for row in table.measured.values() if row is not baseline]
+    label = replace(baseline, marks=_marks_of(baseline, baseline.name)).label
+    columns = [
+        Column(label, form_of(".2f")),
+        *(Column(row.label, _signed, run=row.name) for row in compared),
+    ]
+    rows = []
+    for task in table.names:
+        score = baseline.cells.get(task)
+        if score is not None and score.value is not None:
+            changes = {
+                row.label: _change_cell(by_cell[row.name, task])
+                for row in compared
+                if (row.name, task) in by_cell
+            }
+            rows.append(Row(task, {label: replace(score, strong=False), **changes}))
+    if not rows:
+        return ()
+    title = f"Score of {comparison.baseline}"
+    title += f", and difference from it, by {unit}" if compared else f" by {unit}"
+    return (Table(title, unit, tuple(columns), tuple(rows)),)
+
+
+_signed = form_of("+.2f")
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share)} %"
+
+
+def _change_cell(change: Change) -> Cell:
+    if change.change is None:
+        return Cell(hint=change.reason)
+    p_value = "" if change.p_value is None else f"({p_text(change.p_value)})"
+    return Cell(change.change, second=p_value, significant=change.significant)
+
+
+def _features(uses: Sequence[tuple[FeatureUse, list[str]]]) -> Table:
+    rows = []
+    for feature, runs in uses:
+        marks = [UNTRAINED] if feature.untrained else []
+        marks += [feature.provenance] if feature.provenance != "computed here" else []
+        revision = f", revision {feature.revision}" if feature.revision else ""
+        digests = {
+            "weights": feature.weights_sha256,
+            "fingerprint": feature.fingerprint,
+            "content": feature.content_digest,
+        }
+        cells = {
+            "used by": Cell(text=", ".join(runs)),
+            "encoder": Cell(text=feature.encoder),
+            "source": Cell(text=f"{feature.source}{revision}"),
+            **{name: Cell(text=digest[:12], hint=digest) for name, digest in digests.items()},
+            "rows × dim": Cell(feature.rows, text=f"{feature.rows} × {feature.dim}"),
+        }
+        doubtful = feature.untrained or bool(feature.doubt)
+        row = Row(feature.name, cells, marks=tuple(marks), doubtful=doubtful, runs=tuple(runs))
+        rows.append(row)
+    names = ("used by", "encoder", "source", "weights", "fingerprint", "content")
+    columns = (*map(Column, names), Column("rows × dim", form_of(",.0f")))
+    return Table("Features", "feature set", columns, tuple(rows))
+
+
+def _parameters(results: Sequence[RunResult]) -> tuple[Table, ...]:
+    """What differs between runs as a column for each, and the rest once."""
+    runs = list(dict.fromkeys(result.run for result in results))
+    rows = parameter_rows(results)
+    differing = tuple(
+        Row(name, {run: Cell(text=value) for run, value in zip(runs, values, strict=True)})
+        for name, values, differs in rows
+        if differs
     )
+    same = tuple(
+        Row(name, {"value": Cell(text=values[0])}) for name, values, differs in rows if not differs
+    )
+    tables = []
+    if differing:
+        columns = tuple(Column(run, run=run) for run in runs)
+        tables.append(Table("Different between runs", "parameter", columns, differing))
+    if same:
+        title, value = "The same in all runs", Column("value")
+        tables.append(Table(title, "parameter", (value,), same, folded=bool(differing)))
+    return tuple(tables)
 
 
-def _has_runs(folder: Path) -> bool:
-    return any(file for pattern in ("", "*/", "*/*/") for file in folder.glob(f"{pattern}run.json"))
-
-
-def _runs_below(root: Path) -> list[str]:
-    files = (*root.glob(f"*/{SEEDS}"), *root.glob(f"*/{FILE_NAME}"))
-    return sorted({run_of(file.parent) for file in files})
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "none"
+    if value is None or value == {}:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

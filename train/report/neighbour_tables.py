@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline.html_pages import Thumbnail, html_templates
 from train.evaluate.results import Found, ModelNeighbours, Neighbour, RunResult
-from train.report.grid import Document, Grid, GridCell, GridRow, Section, number, printable
+from train.report.tables import Cell, Column, Document, Row, Section, Table, number
 
 SCHEMA = "sightline.neighbours/2"
 OWN = "•"
@@ -52,16 +52,16 @@ def section_of(
             style.append(f'.picture.of-{classes[image]} {{ background-image: url("{uri}") }}\n')
     template = html_templates(Path(__file__).parent).get_template("neighbours.html.j2")
     first = next(iter(models.values()))
-    body = template.render(
+    html = template.render(
         models=models, first=first, own=OWN, classes=classes, thumbnails=thumbnails
     )
-    grids = tuple(
-        grid
+    tables = tuple(
+        table
         for place in range(len(first.queries))
         for kind in ("captions", "pictures")
-        for grid in _answers(models, place, kind)
+        for table in _answers(models, place, kind)
     )
-    return Section(title, notes=tuple(notes), body=body, printed=grids, style="".join(style))
+    return Section(title, tables, notes=tuple(notes), html=html, style="".join(style))
 
 
 def neighbours_in(
@@ -148,7 +148,7 @@ def _found(models: Models, kind: str) -> dict[str, Found]:
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def _answers(models: Models, place: int, kind: str) -> tuple[Grid, ...]:
+def _answers(models: Models, place: int, kind: str) -> tuple[Table, ...]:
     """The nearest captions or images of one query, a column for each model that finds any."""
     first = next(iter(models.values()))
     rows_of = {
@@ -163,17 +163,15 @@ def _answers(models: Models, place: int, kind: str) -> tuple[Grid, ...]:
     title = f"{first.queries[place]}{images}: nearest {name}"
     rows = []
     for rank in range(max(map(len, rows_of.values()))):
-        answers = (nearest[rank] if rank < len(nearest) else None for nearest in rows_of.values())
-        rows.append(GridRow(str(rank + 1), tuple(_cell(answer, kind) for answer in answers)))
-    header = ("", *map(printable, rows_of))
-    runs = ("", *rows_of)
-    return (Grid(printable(title), header, tuple(rows), left=len(header), runs=runs),)
+        found = {name: nearest[rank] for name, nearest in rows_of.items() if rank < len(nearest)}
+        cells = {name: _cell(neighbour, kind) for name, neighbour in found.items()}
+        rows.append(Row(str(rank + 1), cells))
+    columns = tuple(Column(name, run=name) for name in rows_of)
+    return (Table(title, "", columns, tuple(rows)),)
 
 
-def _cell(neighbour: Neighbour | None, kind: str) -> GridCell:
-    if neighbour is None:
-        return GridCell(("",))
+def _cell(neighbour: Neighbour, kind: str) -> Cell:
     mark = f" {OWN}" if neighbour.own else ""
     name = neighbour.images[0] if kind == "pictures" else ""
-    text = printable(": ".join(filter(None, (name, neighbour.text))))
-    return GridCell((f"{number(neighbour.cosine, '.3f')}{mark} {text}",), bold=neighbour.own)
+    text = ": ".join(filter(None, (name, neighbour.text)))
+    return Cell(text=f"{number(neighbour.cosine, '.3f')}{mark} {text}", strong=neighbour.own)

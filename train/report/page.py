@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from sightline.html_pages import html_templates, source_digest
-from train.report.grid import SIGN, Document, Drawing, printable
+from train.report.tables import SIGN, Document, parts_of, printable
 
 _HERE = Path(__file__).parent
 
@@ -23,7 +23,7 @@ def to_page(document: Document) -> str:
         "printable": printable,
         "list_of": lambda name: [name] if name else [],
         "code": _code,
-        "markup": _inline_svg,
+        "parts": parts_of,
     }
     style = (_HERE / "page.css").read_text(encoding="utf-8")
     rules = [rule for section in document.sections for rule in section.style.splitlines()]
@@ -42,12 +42,3 @@ def to_page(document: Document) -> str:
 def _code(text: str) -> Markup:
     """A note as HTML: what is between backticks as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(Markup.escape(text))))
-
-
-def _inline_svg(drawing: Drawing) -> Markup:
-    """A drawing for use inside a page.
-
-    Matplotlib's style element, which a page's policy does not allow, is in page.css, with what its
-    ink and paper become in the dark.
-    """
-    return Markup(re.sub(r"<(style|metadata)\b.*?</\1>", "", drawing.svg, flags=re.S))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from sightline.errors import SightlineError
 from sightline.settings import unknown
 from sightline.user_files import read_json
-from train.report.table import Cell, Row
+from train.report.tables import Cell, Row
 
 BEST_DEV = "best dev"
 """The dev score of the weights that a run exported, as a metric of a column."""
@@ -231,7 +231,8 @@ def published_rows() -> dict[str, Row]:
 
 def _published(row: PaperRow, source: str) -> Row:
     cells = {task: Cell(score, row.std.get(task)) for task, score in row.scores.items()}
-    return Row(row.title, (), cells, (f"published: {source}",), kind="published")
+    marks = (f"published: {source}",)
+    return Row(row.title, cells, kind="published", marks=marks, runs=(row.title,))
 
 
 def select_published(names: Sequence[str]) -> list[Row]:

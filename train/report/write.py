@@ -13,19 +13,17 @@ from sightline.files.output import Output, json_record
 from sightline.optional_imports import require
 from train.evaluate.results import RunResult
 from train.records import DEV
-from train.report.comparison import compare_results
-from train.report.comparison_document import (
-    charts_of,
+from train.report.comparison import (
+    compare_results,
     document_of,
     feature_uses,
     meaning,
     scores_of,
 )
-from train.report.differences import Comparison, lead_of
-from train.report.grid import Section, printable
+from train.report.formats import terminal_text
 from train.report.page import to_page
-from train.report.render import terminal_text
-from train.report.table import Table
+from train.report.scores import Comparison
+from train.report.tables import Section, Table, printable
 
 CURVES = {
     DEV: "dev score",
@@ -35,7 +33,7 @@ CURVES = {
 }
 """What an entry of a training log is called in `curves_of`; loss terms are named after the term."""
 
-RECORD, SCHEMA = "report.json", "sightline.report/2"
+RECORD, SCHEMA = "report.json", "sightline.report/3"
 
 
 def write_report(
@@ -67,11 +65,11 @@ def write_report(
     """
     require("matplotlib", "a report with charts")
     comparison = compare_results(results, baseline, (), comparisons)
-    document = document_of(comparison, title, included, charts_of(comparison), SCHEMA)
+    document = document_of(comparison, title, included, SCHEMA, page=True)
     body = {
         "schema": SCHEMA,
         "title": title,
-        **to_jsonable_python(document.body),
+        **to_jsonable_python(document.data),
         "features": [
             {**feature.model_dump(mode="json"), "used_by": runs}
             for feature, runs in feature_uses(results)
@@ -82,11 +80,11 @@ def write_report(
         ],
     }
     scores = list(scores_of(comparison))
-    scores[:1] = [replace(grid, title=printable(title)) for grid in scores[:1]]
-    lead = map(printable, lead_of(comparison.table, comparison.gains))
+    scores[:1] = [replace(table, title=title) for table in scores[:1]]
+    lines = map(printable, [*document.lead, *meaning(comparison)])
     contents = {
         "report.html": to_page(document).encode(),
-        "report.txt": terminal_text(scores, [*lead, *meaning(comparison)]).encode(),
+        "report.txt": terminal_text(scores, [*lines]).encode(),
         "curves.json": _json(curves_of(results)),
         "metrics.json": _json(means_of(comparison.table)),
     }
@@ -119,7 +117,7 @@ def curves_of(results: Sequence[RunResult]) -> list[dict[str, str | int | float]
 def means_of(table: Table) -> dict[str, dict[str, float | None]]:
     """Run → task → mean over seeds; None where a score is not defined."""
     return {
-        name: {task: cell.mean for task, cell in row.cells.items()}
+        name: {task: cell.value for task, cell in row.cells.items()}
         for name, row in table.measured.items()
     }
 

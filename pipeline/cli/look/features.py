@@ -58,7 +58,7 @@ def features(
     from sightline.machine.progress import phase_progress
     from train.diagnose.diagnosis import SCHEMA, diagnose
     from train.diagnose.diagnosis_document import document_of
-    from train.report.render import show
+    from train.report.formats import show
 
     dataset = _dataset_of(sets) if data is None else PreparedDataset.open(data)
     captions = images = None

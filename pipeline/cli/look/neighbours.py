@@ -95,8 +95,8 @@ def neighbours(
     from train.evaluate.candidates import read_images, read_pool, read_queries
     from train.evaluate.models import name_models
     from train.evaluate.results import ModelNeighbours
+    from train.report.formats import show, to_file
     from train.report.neighbour_tables import SCHEMA, document_of, shown_images
-    from train.report.render import show, to_file
 
     dataset, runs = PreparedDataset.open(data), name_models(models or [])
     captions, manifest = dataset.captions_manifest, dataset.images_manifest

@@ -1,152 +1,74 @@
-"""The table of a report: one row per run, mean ± sample standard deviation over its seeds."""
+"""Results as tables: a row for each run, mean ± sample standard deviation over its seeds."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from sightline.errors import SightlineError
 from sightline.settings import flatten
+from sightline.wording import in_bytes
 from train.evaluate.results import RunResult
 from train.records import RunSummary
+from train.report.scores import mean_over, with_best
+from train.report.tables import Cell, Column, Row, Table, form_of
 
 T = TypeVar("T")
 
-DECIMALS = 2
-"""Of a score in a table."""
-TRAINING: Mapping[str, Callable[[RunSummary], float | None]] = {
-    "minutes": lambda training: (training.seconds + training.saving_seconds) / 60,
-    "sentences/s": lambda training: training.sentences_per_second,
-    "GPU memory": lambda training: _memory(training, gpu=True),
-    "process memory": lambda training: _memory(training, gpu=False),
-    "parameters": lambda training: training.trained_parameters or None,
-    "steps": lambda training: training.steps,
-    "best step": lambda training: training.best_step,
-    "best dev": lambda training: training.best_dev,
+
+class Measured(NamedTuple):
+    """What a training took or found: its value of a run, and how it is printed."""
+
+    of: Callable[[RunSummary], float | None]
+    form: Callable[[float], str]
+
+
+TRAINING: Mapping[str, Measured] = {
+    "minutes": Measured(
+        lambda training: (training.seconds + training.saving_seconds) / 60, form_of(",.2f")
+    ),
+    "sentences/s": Measured(lambda training: training.sentences_per_second, form_of(",.0f")),
+    "GPU memory": Measured(lambda training: _memory(training, gpu=True), in_bytes),
+    "process memory": Measured(lambda training: _memory(training, gpu=False), in_bytes),
+    "parameters": Measured(
+        lambda training: training.trained_parameters or None,
+        lambda count: f"{count / 1e6:,.2f} M",
+    ),
+    "steps": Measured(lambda training: training.steps, form_of(",.0f")),
+    "best step": Measured(lambda training: training.best_step, form_of(",.0f")),
+    "best dev": Measured(lambda training: training.best_dev, form_of(".2f")),
 }
 """What a training took and found, by the name of its column."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A score over seeds. `sd` (n − 1 in the denominator) is None for one seed.
-
-    `mean` is None if a seed's score is not defined: never a mean over the others. `seeds` are the
-    scores of all seeds, defined or not; empty for a row that is not a run.
-    """
-
-    mean: float | None
-    sd: float | None
-    seeds: tuple[float | None, ...] = ()
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One run over its seeds, a published row, or a reference.
-
-    Attributes:
-        cells: column → score.
-        marks: what a reader must know before comparing this row with another.
-        doubtful: whether it learned from untrained weights or unchecked features.
-        kind: a reference needs no run, such as chance or a frozen model; a published row is copied
-            from a paper.
-        parameters: of a run, "objective" and every flattened one in which its seeds agree.
-    """
-
-    name: str
-    seeds: tuple[int, ...]
-    cells: Mapping[str, Cell]
-    marks: tuple[str, ...] = ()
-    doubtful: bool = False
-    kind: Literal["run", "reference", "published"] = "run"
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def measured(self) -> bool:
-        """Whether it is a run: the other rows are compared with nothing."""
-        return self.kind == "run"
-
-    @property
-    def label(self) -> str:
-        """The name with its marks in brackets."""
-        return f"{self.name} ({'; '.join(self.marks)})" if self.marks else self.name
-
-    @property
-    def undefined(self) -> dict[str, list[str]]:
-        """Why scores are missing → the columns of those scores."""
-        missing: dict[str, list[str]] = {}
-        for task, cell in self.cells.items():
-            if cell.reason:
-                missing.setdefault(cell.reason, []).append(task)
-        return missing
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows in the order of the runs' first results.
-
-    Attributes:
-        tasks: its columns.
-        notes: warnings about rows.
-        lower_is_better: columns whose best value is the lowest.
-        titles: column → heading of its part; columns without one are in the first, untitled part.
-    """
-
-    tasks: tuple[str, ...]
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...] = ()
-    lower_is_better: tuple[str, ...] = ()
-    titles: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def measured(self) -> dict[str, Row]:
-        """The runs, by name."""
-        return {row.name: row for row in self.rows if row.measured}
-
-    @property
-    def parts(self) -> list[tuple[str, Table]]:
-        """The table in parts that fit a page, each with its heading; notes go with none."""
-        tasks: dict[str, list[str]] = {}
-        for task in self.tasks:
-            tasks.setdefault(self.titles.get(task, ""), []).append(task)
-        parts = []
-        for title, names in tasks.items():
-            rows = [row for row in self.rows if row.cells.keys() & set(names)]
-            parts.append((title, replace(self, tasks=tuple(names), rows=tuple(rows), notes=())))
-        return parts
-
-    def best(self, task: str) -> float | None:
-        """The best mean among the runs, as a table prints it; None if they print only one."""
-        cells = [row.cells[task] for row in self.measured.values() if task in row.cells]
-        means = {round(cell.mean, DECIMALS) for cell in cells if cell.mean is not None}
-        if len(means) < 2:
-            return None
-        return min(means) if task in self.lower_is_better else max(means)
-
-    def is_best(self, row: Row, task: str) -> bool:
-        """Whether a run prints the best mean; several may."""
-        cell = row.cells.get(task)
-        if not row.measured or cell is None or cell.mean is None:
-            return False
-        return round(cell.mean, DECIMALS) == self.best(task)
+_SLOW = 100  # sentences a second below which a table prints a decimal
 
 
 def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> Table:
-    """The table of `results`: runs, then references, then published rows."""
+    """The scores of `results`: runs in the order of their first results, references, published."""
     if not results:
         raise SightlineError("no results to report; run the train and evaluate stages first")
-    every = dict.fromkeys(task for result in results for task in result.scores)
     of_tasks = [task for result in results for task in result.tasks.values()]
     hidden = {metric for task in of_tasks for metric in task.hidden}
-    tasks = tuple(task for task in every if task not in hidden)
-    lower = tuple(dict.fromkeys(name for task in of_tasks for name in task.lower_is_better))
-    titles = {metric: task.title for task in of_tasks for metric in task.scores}
+    lower = {name for task in of_tasks for name in task.lower_is_better}
+    parts = {metric: task.title for task in of_tasks for metric in task.scores}
+    tasks = [
+        task
+        for task in dict.fromkeys(task for result in results for task in result.scores)
+        if task not in hidden
+    ]
+    columns = tuple(
+        Column(task, form_of(".2f"), "low" if task in lower else "high", parts.get(task, ""))
+        for task in tasks
+    )
+    rows = [_row(name, members, tasks) for name, members in by_run(results).items()]
+    references, _ = _references(results, tasks)
+    return with_best(Table("Scores", "run", columns, (*rows, *references, *published)))
+
+
+def notes_on_scores(results: Sequence[RunResult]) -> list[str]:
+    """What a reader must know before comparing the rows of `make_table`."""
     runs = by_run(results)
-    rows = [_row(name, members, tasks) for name, members in runs.items()]
-    references, notes = _references(results, tasks)
+    _, notes = _references(results, dict.fromkeys(t for result in results for t in result.scores))
     notes += _notes_of_tasks(runs)
     for task in dict.fromkeys(name for result in results for name in result.tasks):
         of_task = (flatten(r.tasks[task].settings) for r in results if task in r.tasks)
@@ -156,7 +78,16 @@ def make_table(results: Sequence[RunResult], published: Sequence[Row] = ()) -> T
     # runs of different precisions differ in more than what they were meant to compare
     if precisions := _runs_with(results, lambda training: training.precision):
         notes.append(f"the runs were trained in different precisions ({precisions})")
-    return Table(tasks, (*rows, *references, *published), tuple(notes), lower, titles)
+    return notes
+
+
+def undefined_in(row: Row) -> list[str]:
+    """A line for each reason why scores of a run are not defined, with their tasks."""
+    tasks: dict[str, list[str]] = {}
+    for task, cell in row.cells.items():
+        if cell.value is None and cell.hint:
+            tasks.setdefault(cell.hint, []).append(task)
+    return [f"{row.name}, {', '.join(names)}: not defined: {why}" for why, names in tasks.items()]
 
 
 def training_table(results: Sequence[RunResult]) -> Table | None:
@@ -168,24 +99,28 @@ def training_table(results: Sequence[RunResult]) -> Table | None:
     rows = []
     for name, members in by_run(each for each in results if each.training is not None).items():
         cells = {}
-        for column, value in TRAINING.items():
-            values = each_seed(members, value)
+        for column, measured in TRAINING.items():
+            values = each_seed(members, measured.of)
             if values and "memory" in column:
                 cells[column] = Cell(max(values), None, tuple(values))
             elif values:
-                cell = cell_of(values)
+                cell = mean_over(values)
                 cells[column] = replace(cell, sd=cell.sd or None)  # most are alike in all seeds
         seeds = tuple(result.seed for result in members)
-        rows.append(Row(name, seeds, cells, _place(members)))
+        rows.append(Row(name, cells, seeds=seeds, marks=_place(members), runs=(name,)))
     if not rows:
         return None
-    columns = tuple(column for column in TRAINING if any(column in row.cells for row in rows))
-    titles = dict.fromkeys(columns, "Training")
+    title = "Training"
     if len({row.marks for row in rows}) == 1:
-        places = rows[0].marks
-        titles = dict.fromkeys(columns, f"Training ({places[0]})" if places else "Training")
+        title += "".join(f" ({place})" for place in rows[0].marks)
         rows = [replace(row, marks=()) for row in rows]
-    return Table(columns, tuple(rows), titles=titles)
+    forms = {name: measured.form for name, measured in TRAINING.items()}
+    speeds = [cell.value for row in rows if (cell := row.cells.get("sentences/s"))]
+    if any(speed is not None and speed < _SLOW for speed in speeds):
+        forms["sentences/s"] = form_of(",.1f")
+    columns = (Column(name, form) for name, form in forms.items())
+    shown = tuple(each for each in columns if any(each.name in row.cells for row in rows))
+    return Table(title, "run", shown, tuple(rows))
 
 
 def notes_on_training(results: Sequence[RunResult]) -> list[str]:
@@ -208,12 +143,6 @@ def each_seed(members: Sequence[RunResult], value: Callable[[RunSummary], T | No
     values = [None if result.training is None else value(result.training) for result in members]
     known_values = [value for value in values if value is not None]
     return known_values if len(known_values) == len(values) else []
-
-
-def cell_of(values: Sequence[float]) -> Cell:
-    """Mean and sample standard deviation of one value per seed."""
-    sd = statistics.stdev(values) if len(values) > 1 else None
-    return Cell(statistics.fmean(values), sd, tuple(values))
 
 
 def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -254,17 +183,24 @@ def _row(name: str, members: list[RunResult], tasks: Sequence[str]) -> Row:
     parameters = [{"objective": r.objective, **flatten(r.parameters)} for r in members]
     unlike = {*differing(parameters)}
     shared = {name: value for name, value in parameters[0].items() if name not in unlike}
-    return Row(name, seeds, cells, tuple(marks), doubtful, parameters=shared)
+    return Row(
+        name,
+        cells,
+        seeds=seeds,
+        marks=tuple(marks),
+        doubtful=doubtful,
+        runs=(name,),
+        parameters=shared,
+    )
 
 
 def _cell(task: str, members: list[RunResult]) -> Cell:
     seeds = tuple(result.scores.get(task) for result in members)
-    scores = [score for score in seeds if score is not None]
-    if len(scores) < len(seeds):
-        first = members[seeds.index(None)]
-        why = first.reasons.get(task, "it was not evaluated")
-        return Cell(None, None, seeds, f"seed {first.seed}: {why}")
-    return cell_of(scores)
+    if None not in seeds:
+        return mean_over([score for score in seeds if score is not None])
+    first = members[seeds.index(None)]
+    why = first.reasons.get(task, "it was not evaluated")
+    return Cell(seeds=seeds, hint=f"seed {first.seed}: {why}")
 
 
 def _memory(training: RunSummary, gpu: bool) -> float | None:
@@ -289,7 +225,7 @@ def _place(members: Sequence[RunResult]) -> tuple[str, ...]:
     return (place,) if place else ()
 
 
-def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[list[Row], list[str]]:
+def _references(results: Sequence[RunResult], tasks: Iterable[str]) -> tuple[list[Row], list[str]]:
     """A row for each reference, and a note for each that results disagree on."""
     scores: dict[str, dict[str, float]] = {}
     notes: dict[str, None] = {}
@@ -305,9 +241,9 @@ def _references(results: Sequence[RunResult], tasks: Sequence[str]) -> tuple[lis
                     ] = None
     rows = []
     for name, values in scores.items():
-        cells = {task: Cell(values[task], None) for task in tasks if task in values}
+        cells = {task: Cell(values[task]) for task in tasks if task in values}
         if cells:
-            rows.append(Row(name, (), cells, kind="reference"))
+            rows.append(Row(name, cells, kind="reference", runs=(name,)))
     return rows, list(notes)
 
 

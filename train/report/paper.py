@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from sightline.settings import flatten
 from sightline.wording import counted
 from train.evaluate.geometry import GEOMETRY
@@ -17,25 +15,26 @@ from train.evaluate.results import RunResult, TaskResult
 from train.evaluate.retrieval import METRICS as RETRIEVAL
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.evaluate.transfer import EXPECTED_EXAMPLES
-from train.report.comparison import comparable, find_run
-from train.report.grid import (
-    SIGN,
-    Document,
-    Grid,
-    GridCell,
-    GridRow,
-    Section,
-    mean_cell,
-    number,
-    printable,
-    text_cell,
-)
+from train.report import published
+from train.report.found_runs import comparable, find_run
 from train.report.mteb_results import places_of_results
-from train.report.published import BEST_DEV, MINUTES, Column, Entry, PaperRow
-from train.report.table import TRAINING, Cell, Row, make_table, numbers_of
+from train.report.published import BEST_DEV, MINUTES, Entry, PaperRow
+from train.report.run_tables import TRAINING, make_table, notes_on_scores, numbers_of
+from train.report.tables import (
+    SIGN,
+    Cell,
+    Column,
+    Document,
+    Row,
+    Section,
+    Table,
+    form_of,
+    number,
+    row_to_json,
+)
 from train.run_spec import OF_THE_MACHINE
 
-SCHEMA = "sightline.paper/2"
+SCHEMA = "sightline.paper/3"
 _NOT_COMPARED = {
     *(f"train.{name}" for name in OF_THE_MACHINE),
     *("train.compile", "train.chunk"),  # draw other dropout masks, as another seed does
@@ -92,7 +91,7 @@ class ComparedRow:
     why_not: str = ""
     notes: tuple[str, ...] = ()
 
-    def cell(self, column: Column) -> Cell | None:
+    def cell(self, column: published.Column) -> Cell | None:
         """What is shown below the published value of a column."""
         metric = column.metric
         return None if self.measured is None else self.measured.cells.get(metric)
@@ -114,8 +113,8 @@ def compare_entry(
         compared = ComparedRow(row, entry.seeds_of(row), why_not=row.reason)
         if entry.kind == "settings" and training is not None:
             numbers = numbers_of(training.parameters)
-            cells = {name: Cell(value, None) for name, value in numbers.items()}
-            settings = Row(row.title, (), cells)
+            cells = {name: Cell(value) for name, value in numbers.items()}
+            settings = Row(row.title, cells)
             compared = _judged(replace(compared, measured=settings), entry, comparable=False)
         elif not row.reason:
             compared = _measured(compared, entry, roots, training)
@@ -130,18 +129,20 @@ def document_of(entry: Entry, rows: Sequence[ComparedRow], **fields: object) -> 
         fields: for the JSON.
     """
     heading = "configuration" if entry.kind == "settings" else "run"
-    header = (heading, "seeds", *(printable(column.name) for column in entry.columns))
+    columns = (Column("seeds"), *(Column(each.name, _form(each)) for each in entry.columns))
     title = f"{entry.id}: {entry.shows}"
     lines = tuple(line for row in rows for line in _lines(entry, row))
-    grids = (Grid(title, header, lines, left=2),) if rows else ()
+    tables = (Table(title, heading, columns, lines),) if rows else ()
     about = {"id", "kind", "shows", "printed", "notes"}
-    body = {
+    data = {
         **entry.model_dump(mode="json", include=about),
         "columns": [column.name for column in entry.columns],
-        "rows": to_jsonable_python(rows),
+        "rows": [
+            {**vars(row), "measured": row.measured and row_to_json(row.measured)} for row in rows
+        ],
         **fields,
     }
-    return Document(title, SCHEMA, (Section(title, grids, notes=_legend(entry, rows)),), body)
+    return Document(title, SCHEMA, (Section(title, tables, notes=_legend(entry, rows)),), data)
 
 
 def _legend(entry: Entry, rows: Sequence[ComparedRow]) -> tuple[str, ...]:
@@ -161,49 +162,54 @@ def _legend(entry: Entry, rows: Sequence[ComparedRow]) -> tuple[str, ...]:
     return (*lines, *(f"Note: {note}." for note in (*entry.notes, *notes)))
 
 
-def _lines(entry: Entry, row: ComparedRow) -> list[GridRow]:
+def _lines(entry: Entry, row: ComparedRow) -> list[Row]:
     """A row for what is published, for what was measured, and for the difference."""
-    paper, columns, lines = row.published, entry.columns, []
-    name, runs, under = printable(paper.title), (paper.run,), bool(paper.scores)
+    paper, lines = row.published, []
+    runs, under = (paper.run,), bool(paper.scores)
     if paper.scores:
-        cells = [text_cell("" if row.seeds is None else counted(row.seeds, "seed"))]
-        for column in columns:
-            score = paper.scores.get(column.name)
-            cell = None if score is None else Cell(score, paper.std.get(column.name))
-            significant = column.name in paper.significant
-            cells.append(replace(_cell(column, cell), significant=significant))
-        lines.append(GridRow(name, tuple(cells), measured=False, runs=runs))
+        cells = {
+            name: Cell(score, paper.std.get(name), significant=name in paper.significant)
+            for name, score in paper.scores.items()
+        }
+        cells["seeds"] = Cell(text="" if row.seeds is None else counted(row.seeds, "seed"))
+        lines.append(Row(paper.title, cells, kind="published", runs=runs))
     if row.measured is None:
-        cells = (text_cell(""),) * (len(columns) + 1)
-        why = printable(row.why_not)
-        label, marks = (why, ()) if under else (name, (why,))
-        return [*lines, GridRow(label, cells, False, marks, runs=runs, under=under)]
+        label, marks = (row.why_not, ()) if under else (paper.title, (row.why_not,))
+        return [*lines, Row(label, {}, kind="detail", marks=marks, runs=runs, under=under)]
+    cells = {
+        column.name: cell for column in entry.columns if (cell := row.cell(column)) is not None
+    }
+    cells["seeds"] = Cell(text=", ".join(map(str, row.measured.seeds)))
     kind = "configured" if entry.kind == "settings" else "measured"
-    seeds = text_cell(", ".join(map(str, row.measured.seeds)))
-    cells = (seeds, *(_cell(column, row.cell(column)) for column in columns))
-    marks, doubtful = tuple(map(printable, row.marks)), row.measured.doubtful
-    lines.append(GridRow(kind if under else name, cells, True, marks, doubtful, runs, under=under))
+    measured = Row(
+        kind if under else paper.title,
+        cells,
+        marks=row.marks,
+        doubtful=row.measured.doubtful,
+        runs=runs,
+        under=under,
+    )
+    lines.append(measured)
     if row.differences:
-        cells = (text_cell(""), *(_difference(column, row) for column in columns))
-        lines.append(GridRow("difference", cells, measured=False, runs=runs, under=True))
+        cells = {
+            column.name: _difference(column, *row.differences[column.name])
+            for column in entry.columns
+            if column.name in row.differences
+        }
+        lines.append(Row("difference", cells, kind="detail", runs=runs, under=True))
     return lines
 
 
-def _cell(column: Column, cell: Cell | None) -> GridCell:
-    if cell is not None and column.is_setting:
-        return mean_cell(replace(cell, sd=None), lambda value: number(value, "g"))
-    return mean_cell(cell, lambda value: number(value, f".{column.decimals}f"))
+def _form(column: published.Column) -> Callable[[float], str]:
+    return form_of("g" if column.is_setting else f".{column.decimals}f")
 
 
-def _difference(column: Column, row: ComparedRow) -> GridCell:
-    if column.name not in row.differences:
-        return text_cell("")
-    value, within = row.differences[column.name]
+def _difference(column: published.Column, value: float, within: bool | None) -> Cell:
     if column.is_setting:
-        return GridCell(("equal" if abs(value) < 1e-12 else "differs",))
-    judged = {None: (), True: ("within",), False: ("beyond",)}[within]
+        return Cell(text="equal" if abs(value) < 1e-12 else "differs")
+    judged = {None: "", True: "within", False: "beyond"}[within]
     text = number(value, f"+.{column.decimals}f")
-    return GridCell((text, *judged), bold=within is False, value=value)
+    return Cell(value, text=text, second=judged, strong=within is False)
 
 
 def _measured(
@@ -233,8 +239,8 @@ def _measured(
         why = "not run; other training found" if unrelated else "not run"
         return replace(compared, why_not=why, notes=tuple(unrelated))
     settings, results = min(candidates, key=lambda candidate: len(candidate[0]))
-    table = make_table([_with_more_metrics(result) for result in results])
-    (row,) = table.measured.values()
+    whole = [_with_more_metrics(result) for result in results]
+    (row,) = make_table(whole).measured.values()
     metrics = [column.metric for column in entry.columns]
     examples = _OF_COCO if compared.published.data.endswith("coco") else _EXAMPLES
     differs = [*settings, *_other_tests(metrics, results, examples)]
@@ -246,7 +252,7 @@ def _measured(
         marks += [f"on {device}" for device in dict.fromkeys(devices) if device]
     if unscored := [metric for metric in metrics if metric not in row.cells]:
         marks.append(compared.published.note or f"no score of {', '.join(unscored)}")
-    fields = {"measured": row, "marks": tuple(marks), "notes": table.notes}
+    fields = {"measured": row, "marks": tuple(marks), "notes": tuple(notes_on_scores(whole))}
     return _judged(replace(compared, **fields), entry, comparable=not (differs or row.doubtful))
 
 
@@ -255,9 +261,9 @@ def _judged(compared: ComparedRow, entry: Entry, *, comparable: bool) -> Compare
     differences: dict[str, tuple[float, bool | None]] = {}
     for column in entry.columns:
         cell, printed = compared.cell(column), compared.published.scores.get(column.name)
-        if cell is None or cell.mean is None or printed is None:
+        if cell is None or cell.value is None or printed is None:
             continue
-        value, deviation = cell.mean - printed, compared.published.std.get(column.name)
+        value, deviation = cell.value - printed, compared.published.std.get(column.name)
         judged = comparable and deviation is not None
         # an exact deviation is within
         within = abs(value) <= (deviation or 0.0) + 1e-9 if judged else None
@@ -283,7 +289,7 @@ def _with_more_metrics(result: RunResult) -> RunResult:
     """The result with its settings, and what its training took and found, among its scores."""
     scores: dict[str, float | None] = {**numbers_of(result.parameters)}
     for metric in (BEST_DEV, MINUTES):
-        value = None if result.training is None else TRAINING[metric](result.training)
+        value = None if result.training is None else TRAINING[metric].of(result.training)
         scores |= {} if value is None else {metric: value}
     return result.model_copy(update={"tasks": {**result.tasks, "": TaskResult(scores=scores)}})
 

@@ -5,7 +5,9 @@ The same figure gives the same bytes.
 
 from __future__ import annotations
 
+import html
 import io
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -20,10 +22,8 @@ from matplotlib.figure import Figure
 from train.evaluate.results import RunResult
 from train.evaluate.sts import AVERAGE, SUBSETS
 from train.records import DEV
-from train.report.comparison import RunComparison
-from train.report.differences import ALPHA
-from train.report.grid import printable
-from train.report.table import Table
+from train.report.scores import ALPHA, Change
+from train.report.tables import Table, printable
 
 INK, SOFT, FAINT, PLAIN = "#1f2933", "#5b6770", "#9aa5b1", "#e4e7eb"
 COLOURS = ("#2f6f9f", "#d9773f", "#3f8f6b", "#8a63b0", "#b8495c", "#8c7a2b", "#3d9aa8", SOFT)
@@ -82,6 +82,21 @@ def to_svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
+def to_html(figure: Figure, caption: str, note: str, *, titled: bool) -> str:
+    """The figure for a page, with ``note`` on how to read it; `titled`: below its caption.
+
+    Without matplotlib's style element, which a page's policy does not allow: it is in page.css,
+    with what its ink and paper become in the dark.
+    """
+    svg = re.sub(r"<(style|metadata)\b.*?</\1>", "", to_svg(figure), flags=re.S)
+    caption, note = html.escape(caption), html.escape(note)
+    heading = f"<h3>{caption}</h3>\n" if titled else ""
+    return (
+        f'{heading}<figure class="scroll" role="img" aria-label="{caption}">{svg}</figure>\n'
+        f'<p class="soft">{note}</p>'
+    )
+
+
 def to_png(figure: Figure) -> bytes:
     """The figure as a PNG at 180 dots per inch."""
     buffer = io.BytesIO()
@@ -124,20 +139,23 @@ def training_chart(results: Sequence[RunResult], entry: str) -> Figure | None:
     return figure
 
 
-def subset_chart(comparison: RunComparison) -> Figure | None:
+def subset_chart(table: Table | None, changes: Sequence[Change]) -> Figure | None:
     """Each run's difference from the baseline on each subset, as in MCSE's figure 4.
 
     One line per subset and one dot per run, filled where the difference is significant; both in
-    the order of the differences. A rule separates the years. None without a difference.
+    the order of the changes. A rule separates the years. None without a difference.
+
+    Args:
+        table: with subsets such as "STS12 MSRpar" as its columns.
+        changes: of its runs from one baseline.
     """
-    differences = comparison.subset_differences
-    if comparison.subsets is None or not differences:
+    if table is None or not changes:
         return None
-    labels = {row.name: printable(row.label) for row in comparison.subsets.rows}
-    tasks = {task for result in comparison.results for task in result.subsets}
+    labels = {row.name: printable(row.label) for row in table.rows}
+    subsets = list(dict.fromkeys(change.task for change in changes))
+    runs = list(dict.fromkeys(change.run for change in changes))
+    tasks = {subset.split()[0] for subset in subsets}
     unit = ["Spearman × 100"] if tasks <= SUBSETS.keys() else []
-    subsets = list(dict.fromkeys(change.task for change in differences))
-    runs = list(dict.fromkeys(change.run for change in differences))
     lane = 0.6 / len(runs)
     columns = 3 if max(len(labels[run]) for run in runs) < _LEGEND else 1
     height = 1.0 + len(subsets) * max(0.22, 0.12 * len(runs)) + 0.2 * -(-len(runs) // columns)
@@ -148,20 +166,20 @@ def subset_chart(comparison: RunComparison) -> Figure | None:
         for place, run in enumerate(runs):
             colour = colour_of(place)
             axis.plot([], [], "o", ms=5, color=colour, label=labels[run])
-            for change in differences:
-                if change.run != run or change.difference is None:
+            for change in changes:
+                if change.run != run or change.change is None:
                     continue
                 y = subsets.index(change.task) + lane * (place - (len(runs) - 1) / 2)
                 fill = colour if change.significant else "white"
-                axis.plot([0, change.difference], [y, y], color=colour, alpha=0.4, linewidth=1.2)
-                axis.plot([change.difference], [y], "o", ms=5, color=colour, mfc=fill)
+                axis.plot([0, change.change], [y, y], color=colour, alpha=0.4, linewidth=1.2)
+                axis.plot([change.change], [y], "o", ms=5, color=colour, mfc=fill)
         for row, (above, below) in enumerate(pairwise(subsets)):
             if above.split()[0] != below.split()[0]:
                 axis.axhline(row + 0.5, color=PLAIN, linewidth=0.8, zorder=0)
         axis.set_yticks(range(len(subsets)), subsets)
         axis.set_ylim(len(subsets) - 0.4, -0.6)
         axis.tick_params(axis="y", length=0)
-        label = [f"difference from {labels[comparison.baseline]}", *unit]
+        label = [f"difference from {labels[changes[0].baseline]}", *unit]
         axis.set_xlabel(f"{', '.join(label)} (filled: p < {ALPHA:g})")
         clean(axis, keep=("bottom",), lines="x")
         legend_above(figure, columns, handletextpad=0.2)
@@ -174,14 +192,14 @@ def plane_of_runs(table: Table) -> Figure | None:
     Colours are the average or the first other score; a run without it is hollow. None if no run was
     scored on both.
     """
-    if not {"alignment", "uniformity"} <= set(table.tasks):
+    if not {"alignment", "uniformity"} <= {*table.names}:
         return None
-    scores = [t for t in table.tasks if t not in table.lower_is_better and not table.titles.get(t)]
+    scores = [each.name for each in table.columns if each.better == "high" and not each.part]
     score = AVERAGE if AVERAGE in scores else next(iter(scores), "")
     placed: dict[str, list[float | None]] = {}
     for name, row in table.measured.items():
         cells = [row.cells.get(task) for task in ("alignment", "uniformity", score)]
-        means = [cell.mean if cell else None for cell in cells]
+        means = [cell.value if cell else None for cell in cells]
         if None not in means[:2]:
             placed[name] = means
     if not placed:
