@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from diagnosed_world import DiagnosedWorld, look
 
-from train.diagnose.diagnosis import Diagnosis
+from train.diagnose.diagnosis import Numbers
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> DiagnosedWorld:
 
 
 @pytest.fixture(scope="session")
-def diagnosis(world: DiagnosedWorld) -> Diagnosis:
+def diagnosis(world: DiagnosedWorld) -> Numbers:
     terms = {"image": 0.35, "teacher_text": 0.5}
     batches = {"batch_size": 16, "batches": 9, "seed": 3}
     return look(world, **batches, thresholds=[0.2, 0.6], configured=terms, run="kdmcse")

@@ -14,7 +14,7 @@ from prepared_data import as_prepared
 from sightline import cache
 from sightline.cache.index import read_index
 from sightline.cache.record import FILE_NAME, to_bytes
-from train.diagnose.diagnosis import Diagnosis, diagnose
+from train.diagnose.diagnosis import Numbers, diagnose
 from train.diagnose.settings import DiagnosisSettings
 
 DIM = 12
@@ -96,7 +96,7 @@ class DiagnosedWorld:
         return images, texts, np.array([number for number, _ in self.captions])
 
 
-def look(world: DiagnosedWorld, **settings: object) -> Diagnosis:
+def look(world: DiagnosedWorld, **settings: object) -> Numbers:
     """Both sets, in few batches unless `settings` say otherwise."""
     chosen = DiagnosisSettings.model_validate({"batches": 2, **settings})
     sets = [world.text_set, world.image_set]  # the order does not matter

@@ -18,8 +18,7 @@ from sightline.cache import FeatureSet, key_of_text, keys_of_texts
 from sightline.errors import SightlineError
 from train.batch import Batch, TokenRows
 from train.diagnose.diagnosis import diagnose
-from train.diagnose.findings import findings
-from train.diagnose.pair_cosines import separation
+from train.diagnose.diagnosis_document import findings
 from train.diagnose.settings import DiagnosisSettings
 from train.evaluate.retrieval import evaluate_retrieval
 from train.objectives.kdmcse import KDMCSE
@@ -30,42 +29,55 @@ def test_cosines_equal_brute_force(world, diagnosis):
     images, texts, image_of = world.units()
     cosines = texts @ images.T
     own = cosines[np.arange(len(texts)), image_of]
-    found = diagnosis.cross.cosines
-    assert found.matched.mean == pytest.approx(own.mean(), abs=1e-6)
-    assert found.matched.count == len(texts)
+    found = diagnosis["cross"]["cosines"]
+    assert found["matched"]["mean"] == pytest.approx(own.mean(), abs=1e-6)
+    assert found["matched"]["count"] == len(texts)
     # one caption of each image: a sample of the others' mean
     other = cosines[image_of[:, None] != np.arange(len(images))]
-    assert found.mismatched.count == len(images) * (len(images) - 1)
-    assert found.mismatched.mean == pytest.approx(other.mean(), abs=0.05)
-    assert other.min() - 1e-6 <= found.mismatched.quantiles["0"]
-    assert found.mismatched.quantiles["100"] <= other.max() + 1e-6
-    shares = [each.matched for each in term(diagnosis, "image").removals if not each.configured]
+    assert found["mismatched"]["count"] == len(images) * (len(images) - 1)
+    assert found["mismatched"]["mean"] == pytest.approx(other.mean(), abs=0.05)
+    assert other.min() - 1e-6 <= found["mismatched"]["quantiles"]["0"]
+    assert found["mismatched"]["quantiles"]["100"] <= other.max() + 1e-6
+    shares = [each["matched"] for each in removals_of(diagnosis, "image") if not each["configured"]]
     assert shares == pytest.approx([(own >= 0.2).mean(), (own >= 0.6).mean()])
 
     same = image_of[:, None] == image_of[None, :]
     above = np.triu(np.ones_like(same), k=1)
-    assert diagnosis.captions.matched.count == len(images) * CAPTIONS_EACH
+    assert diagnosis["captions"]["matched"]["count"] == len(images) * CAPTIONS_EACH
     own = (texts @ texts.T)[same & above]
-    assert diagnosis.captions.matched.mean == pytest.approx(own.mean(), abs=1e-6)
-    removals = term(diagnosis, "teacher_text").removals
-    shares = [each.matched for each in removals if not each.configured]
+    assert diagnosis["captions"]["matched"]["mean"] == pytest.approx(own.mean(), abs=1e-6)
+    removals = removals_of(diagnosis, "teacher_text")
+    shares = [each["matched"] for each in removals if not each["configured"]]
     assert shares == pytest.approx([(own >= 0.2).mean(), (own >= 0.6).mean()])
 
 
 def term(diagnosis, name):
-    (found,) = (each for each in diagnosis.filters if each.term == name)
+    (found,) = (each for each in diagnosis["filters"] if each["term"] == name)
     return found
 
 
-def test_separation_is_the_share_of_ordered_pairs():
-    rng = np.random.default_rng(0)
-    one, other = rng.integers(0, 9, 40).astype(float), rng.integers(0, 7, 50).astype(float)
-    above = (one[:, None] > other).mean() + (one[:, None] == other).mean() / 2
-    assert separation(one, other) == pytest.approx(above)
+def removals_of(diagnosis, name):
+    return term(diagnosis, name)["removals"]
+
+
+def test_separation_is_the_share_of_ordered_pairs(world):
+    settings = DiagnosisSettings(batches=1, sample=len(world.image_keys))
+    found = diagnose([world.text_set], world.captions_manifest, world.images_manifest, settings)
+    _, texts, image_of = world.units()
+    _, image_of = np.unique([world.image_keys[n] for n in image_of], return_inverse=True)
+    cosines = np.round(texts @ texts.T, 6)
+    same = image_of[:, None] == image_of[None, :]
+    own = cosines[same & np.triu(np.ones_like(same), k=1)]
+    # the captions drawn, one of each image, are those whose cosines are the mismatched ones
+    draw = np.random.default_rng([0, 5])
+    one = np.array([draw.choice(np.flatnonzero(image_of == n)) for n in range(image_of.max() + 1)])
+    others = cosines[np.ix_(one, one)][np.triu_indices(len(one), k=1)]
+    above = (own[:, None] > others).mean() + (own[:, None] == others).mean() / 2
+    assert found["captions"]["separation"] == pytest.approx(above, abs=1e-4)
 
 
 def test_ranks_equal_brute_force(world, diagnosis):
-    found = diagnosis.cross
+    found = diagnosis["cross"]
     images, texts, image_of = world.units()
     best, worst = [], []
     for number, image in enumerate(images):
@@ -73,30 +85,32 @@ def test_ranks_equal_brute_force(world, diagnosis):
         ranks = (scores >= scores[:, None]).sum(axis=1)[image_of == number]
         best.append(ranks.min())
         worst.append(ranks.max())
-    for ranks, expected in ((found.best_caption, best), (found.worst_caption, worst)):
-        assert ranks.median == np.median(expected)
-        assert ranks.within["5"] == pytest.approx(np.mean(np.array(expected) <= 5))
-        assert (ranks.queries, ranks.pool) == (len(images), len(texts))
+    for ranks, expected in ((found["best_caption"], best), (found["worst_caption"], worst)):
+        assert ranks["median"] == np.median(expected)
+        assert ranks["within"]["5"] == pytest.approx(np.mean(np.array(expected) <= 5))
+        assert (ranks["queries"], ranks["pool"]) == (len(images), len(texts))
     recalled = evaluate_retrieval(images, texts, image_of)
     for k in (1, 5, 10):
-        assert 100 * found.best_caption.within[str(k)] == pytest.approx(recalled[f"I2T R@{k}"])
+        assert 100 * found["best_caption"]["within"][str(k)] == pytest.approx(
+            recalled[f"I2T R@{k}"]
+        )
 
 
 def test_a_sample_of_queries_searches_everything(world):
-    one, same = (look(world, sample=6, seed=4).cross for _ in range(2))
+    one, same = (look(world, sample=6, seed=4)["cross"] for _ in range(2))
     assert one == same
-    assert one.cosines.mismatched.count == 6 * 5
-    assert (one.best_caption.queries, one.best_caption.pool) == (6, len(world.captions))
+    assert one["cosines"]["mismatched"]["count"] == 6 * 5
+    assert (one["best_caption"]["queries"], one["best_caption"]["pool"]) == (6, len(world.captions))
 
 
 def test_constant_features_find_nothing(own):
     for rows in (own.image_rows, own.text_rows):
         for key in rows:
             rows[key] = np.ones(12)
-    cross = look(own.write()).cross
-    assert cross.best_caption.within["1"] == 0
-    assert cross.best_caption.median == len(own.captions)
-    assert cross.cosines.separation == 0.5
+    cross = look(own.write())["cross"]
+    assert cross["best_caption"]["within"]["1"] == 0
+    assert cross["best_caption"]["median"] == len(own.captions)
+    assert cross["cosines"]["separation"] == 0.5
 
 
 def test_the_removed_share_is_what_the_objective_computes(world, diagnosis):
@@ -118,10 +132,10 @@ def test_the_removed_share_is_what_the_objective_computes(world, diagnosis):
         for name, share in params.statistics(batch).items():
             shares[name.removeprefix("removed_")].append(float(share))
     for name, threshold in (("image", 0.35), ("teacher_text", 0.5)):
-        removals = term(diagnosis, name).removals
-        (removal,) = [r for r in removals if r.configured and r.threshold == threshold]
-        assert removal.share == pytest.approx(np.mean(shares[name]), abs=1e-7)
-        assert removal.share > 0
+        removals = removals_of(diagnosis, name)
+        (removal,) = [r for r in removals if r["configured"] and r["threshold"] == threshold]
+        assert removal["share"] == pytest.approx(np.mean(shares[name]), abs=1e-7)
+        assert removal["share"] > 0
 
 
 def test_a_threshold_removes_the_negatives_at_or_above_it(world):
@@ -129,24 +143,24 @@ def test_a_threshold_removes_the_negatives_at_or_above_it(world):
     _, texts, _ = world.units()
     negatives = (texts @ texts.T)[~np.eye(len(texts), dtype=bool)]
     found = term(diagnosis, "teacher_text")
-    assert found.highest == pytest.approx(negatives.max(), abs=1e-6)
-    assert [each.threshold for each in found.removals] == [0.2, 0.6]
-    assert found.removals[0].share == pytest.approx((negatives >= 0.2).mean(), abs=1e-6)
+    assert found["highest"] == pytest.approx(negatives.max(), abs=1e-6)
+    assert [each["threshold"] for each in found["removals"]] == [0.2, 0.6]
+    assert found["removals"][0]["share"] == pytest.approx((negatives >= 0.2).mean(), abs=1e-6)
 
 
 def test_a_matched_pair_that_scores_the_threshold_counts(world, diagnosis):
-    highest = diagnosis.captions.matched.quantiles["100"]
-    found = term(look(world, thresholds=[highest]), "teacher_text")
-    (removal,) = [each for each in found.removals if each.threshold == highest]
-    assert removal.matched > 0
+    highest = diagnosis["captions"]["matched"]["quantiles"]["100"]
+    removals = removals_of(look(world, thresholds=[highest]), "teacher_text")
+    (removal,) = [each for each in removals if each["threshold"] == highest]
+    assert removal["matched"] > 0
 
 
 def test_texts_alone_have_the_term_of_two_captions(world, diagnosis):
     settings = DiagnosisSettings(batches=1, seed=3)
     found = diagnose([world.text_set], world.captions_manifest, world.images_manifest, settings)
-    assert found.cross is None
-    assert [each.term for each in found.filters] == ["teacher_text"]
-    assert found.captions == diagnosis.captions
+    assert found["cross"] is None
+    assert [each["term"] for each in found["filters"]] == ["teacher_text"]
+    assert found["captions"] == diagnosis["captions"]
 
 
 def test_captions_of_other_images_are_a_problem(own):
@@ -164,7 +178,7 @@ def test_missing_rows_are_counted_and_left_out(own):
     own.write()
     poison(own.image_set, own.image_keys[5], np.inf)
     diagnosis = look(own)
-    counts = diagnosis.pairs
+    counts = diagnosis["pairs"]
     assert (counts["without_text"], counts["without_image"]) == (2, CAPTIONS_EACH)
     assert counts["failed"] == CAPTIONS_EACH
     assert counts["compared"] == len(own.captions) - 2 - 2 * CAPTIONS_EACH

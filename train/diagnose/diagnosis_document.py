@@ -1,22 +1,140 @@
-"""A diagnosis as a document: findings, then a table for each question."""
+"""What the numbers of a diagnosis mean, and the tables that show them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from train.diagnose.checks import SetChecks
-from train.diagnose.diagnosis import SCHEMA, Diagnosis
-from train.diagnose.findings import (
-    IMAGES_AND_CAPTIONS,
-    TERMS,
-    TWO_CAPTIONS,
-    findings,
-    percent,
-)
-from train.diagnose.pair_cosines import CrossChecks
-from train.diagnose.thresholds import Filter
+from train.diagnose.diagnosis import Numbers
 from train.report.tables import Cell, Column, Document, Row, Section, Table, form_of, number
+
+SCHEMA = "sightline.diagnosis/4"
+
+ONE_DIRECTION = 0.9
+"""Mean cosine of random rows above which a set is reported as nearly one direction."""
+MUCH_REMOVED = 0.1
+"""Share of the negatives above which a threshold is reported as removing many."""
+LITTLE_APART = 0.75
+"""Separation below which matched and mismatched pairs are reported as hard to tell apart."""
+CHANCE_LIKE = 0.6
+"""Separation below which they are reported as unrelated, and no threshold means anything."""
+TERMS = {"image": "Image term", "teacher_text": "Teacher-text term"}
+"""Terms of KDMCSE's loss, as readers know them: a caption with images, and with captions."""
+IMAGES_AND_CAPTIONS = "an image and its caption", "an image and another's caption"
+TWO_CAPTIONS = "two captions of one image", "captions of two images"
+"""Pairs that belong together, and pairs that do not."""
+
+
+class Finding(NamedTuple):
+    """A sentence or two; `level` is problem (a training would be wrong or worth little), notice."""
+
+    level: str
+    text: str
+
+
+def findings(found: Numbers) -> list[Finding]:
+    """What to know before training, problems first."""
+    lines = sorted(_findings(found), key=lambda finding: finding.level != "problem")
+    if not any(finding.level == "problem" for finding in lines):
+        lines.insert(0, Finding("fine", "No problem found."))
+    return lines
+
+
+def _findings(found: Numbers) -> Iterator[Finding]:
+    for checks in found["sets"]:
+        for text in _about_a_set(checks):
+            yield Finding("problem", f"{checks['path']}: {text}")
+    counts = found["pairs"]
+    if counts is not None and counts["without_image"] + counts["without_text"] > 0:
+        yield Finding(
+            "problem",
+            f"Of the training pairs, {counts['without_image']:,} are left out here for their image "
+            f"and {counts['without_text']:,} for their text, beside the {counts['compared']:,} "
+            "compared: the set lacks their row, or it is not finite or zero. A training stops at a "
+            "missing row; rerun the stage of the set over this data set.",
+        )
+    for apart, (own, others) in _cosines_in(found):
+        separation = apart["separation"]
+        if separation < CHANCE_LIKE:
+            yield Finding(
+                "problem",
+                f"With probability {separation:.2f} only (chance: 0.50) {own} have a higher cosine "
+                f"than {others}: two sets may not be from the same model, the captions not of "
+                "these images, or the weights untrained. Compare `sightline cache info` of both.",
+            )
+        elif separation < LITTLE_APART:
+            yield Finding(
+                "notice",
+                f"With probability {separation:.2f} (chance: 0.50) {own} have a higher cosine than "
+                f"{others}, so they are hard to tell apart.",
+            )
+    how, whose = found["settings"], _whose(found)
+    for tried in found["filters"]:
+        for removal in (removal for removal in tried["removals"] if removal["configured"]):
+            about = f"{TERMS[tried['term']]}: the {whose} threshold {removal['threshold']:g}"
+            if removal["share"] == 0:
+                yield Finding(
+                    "notice",
+                    f"{about} removes no negative in {how['batches']:,} batches; the highest "
+                    f"cosine is {tried['highest']:.3f}. Lower it to filter, or set it to null.",
+                )
+            elif removal["share"] > MUCH_REMOVED:
+                yield Finding(
+                    "notice",
+                    f"{about} removes {percent(removal['share'])} of the negatives in batches of "
+                    f"{how['batch_size']}: many of them are likely to be true negatives. Raise it.",
+                )
+
+
+def _about_a_set(checks: Numbers) -> Iterator[str]:
+    encoder = checks["spec"]["encoder"]
+    if encoder["untrained"]:
+        yield (
+            f"The weights are untrained ({encoder['source']}): cosines, ranks and thresholds here "
+            "say nothing about a trained encoder. Extract again with trained weights."
+        )
+    of_rows = f"Of {checks['rows']:,} rows"
+    if checks["not_finite"]["count"]:
+        yield (
+            f"{of_rows}, NaN or infinity is in {_named(checks['not_finite'])}: one such row makes "
+            "the loss of its batch NaN. Extract or import them again, or remove them."
+        )
+    if checks["zero"]["count"]:
+        yield (
+            f"{of_rows}, only zeros are in {_named(checks['zero'])}: they have no direction. Check "
+            "what the encoder made of these inputs."
+        )
+    if checks["mean_cosine"] is not None and checks["mean_cosine"] > ONE_DIRECTION:
+        yield (
+            "All rows point almost one way: the mean cosine of two rows is "
+            f"{checks['mean_cosine']:.3f}. Cosine thresholds cannot tell them apart."
+        )
+
+
+def _named(rows: Numbers) -> str:
+    names = ", ".join(f"“{name}”" for name in rows["examples"])
+    return f"{rows['count']:,} ({names}{', …' if rows['count'] > len(rows['examples']) else ''})"
+
+
+def _cosines_in(found: Numbers) -> list[tuple[Numbers, tuple[str, str]]]:
+    """The cosines that were compared, and what they are of."""
+    of_images = [(found["cross"]["cosines"], IMAGES_AND_CAPTIONS)] if found["cross"] else []
+    of_captions = [(found["captions"], TWO_CAPTIONS)] if found["captions"] else []
+    return [*of_images, *of_captions]
+
+
+def _whose(found: Numbers) -> str:
+    """Of the thresholds that are configured: a run's, or KDMCSE's own."""
+    return "default" if found["settings"]["run"] is None else "configured"
+
+
+def percent(share: float) -> str:
+    """A share in percent: two significant digits below 1 %, and never 0 for more than none."""
+    value = 100 * share
+    if 0 < value < 0.001:
+        return "< 0.001 %"
+    return f"{float(f'{value:.2g}'):g} %" if value < 1 else f"{round(value, 1):g} %"
+
 
 _COSINES = (
     "Separation: the probability that the former have a higher cosine than the latter; 0.5 is "
@@ -24,128 +142,111 @@ _COSINES = (
 )
 _THRESHOLDS = (
     "KDMCSE removes a negative that its teacher finds at least as similar as the threshold. Tried "
-    "on the first {0.batches:,} paired batches of {0.batch_size} that a training with seed "
-    "{0.seed} draws (captions: {0.caption})."
+    "on the first {batches:,} paired batches of {batch_size} that a training with seed {seed} "
+    "draws (captions: {caption})."
 )
 _RANKS = (
     "Equally similar rows rank before the match. KDMCSE's figure 5 has the worst-placed caption."
 )
-
-
-def document_of(diagnosis: Diagnosis) -> Document:
-    """The diagnosis for any format."""
-    sections = [_findings(diagnosis)]
-    if diagnosis.cross is not None or diagnosis.captions is not None:
-        title = "Do pairs that belong together stand out?"
-        notes = _about_pairs(diagnosis)
-        sections.append(Section(title, (_cosines(diagnosis),), notes=notes))
-    if diagnosis.cross is not None:
-        title = "Where does the true match rank?"
-        sections.append(Section(title, (_ranks(diagnosis.cross),), notes=(_RANKS,)))
-    if diagnosis.filters:
-        tables = tuple(_removals(tried, diagnosis) for tried in diagnosis.filters)
-        notes = (_THRESHOLDS.format(diagnosis.settings),)
-        sections.append(Section("What would a threshold remove?", tables, notes=notes))
-    sections.append(Section("Sets", (_sets(diagnosis.sets),)))
-    title = "Features: " + " and ".join(checks.path for checks in diagnosis.sets)
-    return Document(title, SCHEMA, tuple(sections), vars(diagnosis))
-
-
-def _findings(diagnosis: Diagnosis) -> Section:
-    rows = []
-    for finding in findings(diagnosis):
-        where = "" if finding.about in ("pairs", "threshold", "all") else f"{finding.about}: "
-        text = Cell(text=f"{where}{finding.text}")
-        rows.append(Row(finding.level, {"finding": text}, doubtful=finding.level == "problem"))
-    return Section("Findings", (Table("Findings", "", (Column("finding"),), tuple(rows)),))
-
-
-def _table(
-    title: str,
-    heading: str,
-    columns: Sequence[Column],
-    rows: Sequence[tuple[str, Sequence[float | None]]],
-) -> Table:
-    """A table of numbers: (label, a value for each column)."""
-    return Table(
-        title,
-        heading,
-        tuple(columns),
-        tuple(
-            Row(
-                label,
-                {each.name: Cell(value) for each, value in zip(columns, values, strict=True)},
-            )
-            for label, values in rows
-        ),
-    )
-
-
 _COUNT, _COSINE = form_of(",.0f"), form_of(".3f")
 
 
-def _cosines(diagnosis: Diagnosis) -> Table:
-    kinds = []
-    if diagnosis.cross is not None:
-        kinds.append((diagnosis.cross.cosines, IMAGES_AND_CAPTIONS))
-    if diagnosis.captions is not None:
-        kinds.append((diagnosis.captions, TWO_CAPTIONS))
-    rows = []
-    for cosines, names in kinds:
-        for name, values in zip(names, (cosines.matched, cosines.mismatched), strict=True):
-            separation = cosines.separation if values is cosines.matched else None
-            shown = (values.quantiles[percent] for percent in ("1", "50", "99", "100"))
-            rows.append((name, (values.count, values.mean, values.sd, *shown, separation)))
-    names = ("mean", "sd", "1 %", "median", "99 %", "highest", "separation")
-    columns = [Column("pairs", _COUNT), *(Column(name, _COSINE) for name in names)]
-    return _table("Cosines", "cosine of", columns, rows)
+def document_of(found: Numbers) -> Document:
+    """Findings, then a table for each question."""
+    rows = (
+        Row(level, {"finding": Cell(text=text)}, doubtful=level == "problem")
+        for level, text in findings(found)
+    )
+    table = Table("Findings", "", (Column("finding"),), tuple(rows))
+    sections = [Section("Findings", (table,))]
+    if found["cross"] or found["captions"]:
+        title = "Do pairs that belong together stand out?"
+        sections.append(Section(title, (_cosine_table(found),), notes=_about_pairs(found)))
+    if found["cross"]:
+        title = "Where does the true match rank?"
+        sections.append(Section(title, (_rank_table(found["cross"]),), notes=(_RANKS,)))
+    if found["filters"]:
+        tables = tuple(_removal_table(tried, _whose(found)) for tried in found["filters"])
+        notes = (_THRESHOLDS.format(**found["settings"]),)
+        sections.append(Section("What would a threshold remove?", tables, notes=notes))
+    sections.append(Section("Sets", (_set_table(found["sets"]),)))
+    title = "Features: " + " and ".join(checks["path"] for checks in found["sets"])
+    return Document(title, SCHEMA, tuple(sections), found)
 
 
-def _about_pairs(diagnosis: Diagnosis) -> tuple[str, ...]:
-    settings, counts = diagnosis.settings, diagnosis.pairs or {}
-    sampled = min(counts["images"], settings.sample)
-    whose = f" Settings are those of run {settings.run}." if settings.run else ""
+def _about_pairs(found: Numbers) -> tuple[str, ...]:
+    settings, counts = found["settings"], found["pairs"]
+    whose = f" Settings are those of run {settings['run']}." if settings["run"] else ""
     return (
         f"{counts['compared']:,} training pairs of {counts['images']:,} images, from "
-        f"{diagnosis.manifest}. Cosines and ranks are of {sampled:,} of these, drawn with seed "
-        f"{settings.seed}; mismatched pairs have one caption each.{whose}",
+        f"{found['manifest']}. Cosines and ranks are of "
+        f"{min(counts['images'], settings['sample']):,} of these, drawn with seed "
+        f"{settings['seed']}; mismatched pairs have one caption each.{whose}",
         _COSINES,
     )
 
 
-def _ranks(cross: CrossChecks) -> Table:
-    rows = [
-        (name, (ranks.queries, ranks.pool, ranks.median, *ranks.within.values()))
-        for name, ranks in (
-            ("best-placed caption of an image", cross.best_caption),
-            ("worst-placed caption of an image", cross.worst_caption),
+def _cosine_table(found: Numbers) -> Table:
+    shown = {"1": "1 %", "50": "median", "99": "99 %", "100": "highest"}
+    names = ("mean", "sd", *shown.values(), "separation")
+    rows = []
+    for apart, labels in _cosines_in(found):
+        for label, values in zip(labels, (apart["matched"], apart["mismatched"]), strict=True):
+            figures = {name: values["quantiles"][percent] for percent, name in shown.items()}
+            figures |= {"pairs": values["count"], "mean": values["mean"], "sd": values["sd"]}
+            if label == labels[0]:
+                figures["separation"] = apart["separation"]
+            rows.append(Row(label, {name: Cell(value) for name, value in figures.items()}))
+    columns = (Column("pairs", _COUNT), *(Column(name, _COSINE) for name in names))
+    return Table("Cosines", "cosine of", columns, tuple(rows))
+
+
+def _rank_table(cross: Numbers) -> Table:
+    rows = []
+    for label, ranks in (
+        ("best-placed caption of an image", cross["best_caption"]),
+        ("worst-placed caption of an image", cross["worst_caption"]),
+    ):
+        figures = {name: ranks[key] for name, key in _RANK_COLUMNS.items()}
+        figures |= {f"within {rank}": share for rank, share in ranks["within"].items()}
+        rows.append(Row(label, {name: Cell(value) for name, value in figures.items()}))
+    columns = (
+        *(Column(name, _COUNT) for name in _RANK_COLUMNS),
+        *(Column(f"within {rank}", percent) for rank in cross["best_caption"]["within"]),
+    )
+    return Table("Ranks", "true match", columns, tuple(rows))
+
+
+_RANK_COLUMNS = {"queries": "queries", "among": "pool", "median rank": "median"}
+
+
+def _removal_table(tried: Numbers, whose: str) -> Table:
+    rows = (
+        Row(
+            f"{removal['threshold']:g}",
+            {
+                "negatives removed": Cell(removal["share"]),
+                "true pairs at or above": Cell(removal["matched"]),
+            },
+            marks=(whose,) if removal["configured"] else (),
         )
-    ]
-    columns = [Column(name, _COUNT) for name in ("queries", "among", "median rank")]
-    columns += [Column(f"within {rank}", percent) for rank in cross.best_caption.within]
-    return _table("Ranks", "true match", columns, rows)
-
-
-def _removals(tried: Filter, diagnosis: Diagnosis) -> Table:
-    title = f"{TERMS[tried.term]}: the highest cosine is {number(tried.highest, '.3f')}"
+        for removal in tried["removals"]
+    )
+    title = f"{TERMS[tried['term']]}: the highest cosine is {number(tried['highest'], '.3f')}"
     names = ("negatives removed", "true pairs at or above")
-    rows = [(f"{each.threshold:g}", (each.share, each.matched)) for each in tried.removals]
-    table = _table(title, "threshold", [Column(name, percent) for name in names], rows)
-    marks = [(diagnosis.settings.whose,) if each.configured else () for each in tried.removals]
-    marked = (replace(row, marks=own) for row, own in zip(table.rows, marks, strict=True))
-    return replace(table, rows=tuple(marked))
+    return Table(title, "threshold", tuple(Column(name, percent) for name in names), tuple(rows))
 
 
-def _sets(sets: Sequence[SetChecks]) -> Table:
+def _set_table(sets: Sequence[Numbers]) -> Table:
     """A column for each set, a row for each check."""
     texts = {
-        checks.path: {
-            "encoder": f"{checks.spec.encoder.name} ({checks.spec.encoder.source})",
-            "rows × width": f"{checks.rows:,} × {checks.spec.dim:,}",
-            "not finite": f"{checks.not_finite.count:,}",
-            "all zeros": f"{checks.zero.count:,}",
+        checks["path"]: {
+            "encoder": "{name} ({source})".format(**checks["spec"]["encoder"]),
+            "rows × width": f"{checks['rows']:,} × {checks['spec']['dim']:,}",
+            "not finite": f"{checks['not_finite']['count']:,}",
+            "all zeros": f"{checks['zero']['count']:,}",
             "mean cosine of two rows": (
-                "" if checks.mean_cosine is None else number(checks.mean_cosine, ".3f")
+                "" if checks["mean_cosine"] is None else number(checks["mean_cosine"], ".3f")
             ),
         }
         for checks in sets

@@ -46,11 +46,6 @@ class DiagnosisSettings(Settings):
     configured: dict[str, float] = {}
     run: str | None = None
 
-    @property
-    def whose(self) -> str:
-        """Of the thresholds in `configured`: a run's, or KDMCSE's own."""
-        return "default" if self.run is None else "configured"
-
     def configured_of(self, term: str) -> list[float]:
         """The configured threshold of a term, if it has one."""
         return [self.configured[term]] if term in self.configured else []

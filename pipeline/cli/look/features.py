@@ -56,8 +56,8 @@ def features(
     from sightline.cache.prepared import PreparedDataset
     from sightline.files.output import check_output_file
     from sightline.machine.progress import phase_progress
-    from train.diagnose.diagnosis import SCHEMA, diagnose
-    from train.diagnose.diagnosis_document import document_of
+    from train.diagnose.diagnosis import diagnose
+    from train.diagnose.diagnosis_document import SCHEMA, document_of
     from train.report.formats import show
 
     dataset = _dataset_of(sets) if data is None else PreparedDataset.open(data)
