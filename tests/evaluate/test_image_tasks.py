@@ -360,7 +360,7 @@ def test_what_cannot_be_scored_says_why(world, tmp_path):
     assert found.scores["T2T R@1"] is not None  # whatever is asked
     assert "zero or not finite (query 0" in found.neighbours.captions.reason
     world.model.embeddings["4 says 1"] *= np.nan
-    found = world.scores("neighbours", sample=50)
+    found = world.scores("neighbours", sentences="4 says 1")
     assert "zero or not finite" in found.reasons["T2T R@1"]
     assert "zero or not finite" in found.neighbours.pictures.reason
     world.model.fingerprint = "f" * 64

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from train.evaluate.candidates import read_images
 from train.evaluate.results import (
-    Found,
+    Hits,
     ModelNeighbours,
     Neighbour,
     TaskResult,
@@ -75,14 +75,14 @@ def compared(tmp_path_factory):
     (folder / "images/b.png").unlink()
     images = read_images(folder / "images.parquet")
     near = Neighbour(NASTY, ("c1",), ("a.png",), 0.75, True)
-    picture = Found(((Neighbour("", (), ("b.png",), 0.5, False),),))
-    for run, pictures in (("simcse", Found(reason="it has no heads")), ("mcse", picture)):
+    picture = Hits(((Neighbour("", (), ("b.png",), 0.5, False),),))
+    for run, pictures in (("simcse", Hits(reason="it has no heads")), ("mcse", picture)):
         neighbours = ModelNeighbours(
             ("a dog runs",),
             (("a.png",),),
             "3 captions",
             1,
-            Found(((near,),)),
+            Hits(((near,),)),
             pictures,
             keys={i: k.hex() for i, k in zip(images.ids, images.keys, strict=True)},
         )

@@ -52,9 +52,13 @@ class CaptionPool:
         return {image: text for text, images in texts for image in images}
 
     def sample(self, count: int, seed: int) -> list[str]:
-        """``count`` of the texts (or all), drawn without replacement, in their order here."""
-        rows = np.random.default_rng(seed).permutation(len(self))[:count]
-        return [self.texts[row] for row in np.sort(rows)]
+        """At most ``count`` texts of different images, drawn at random, in their order here."""
+        seen, rows = set[str](), list[int]()
+        for row in np.random.default_rng(seed).permutation(len(self)).tolist():
+            if len(rows) < count and seen.isdisjoint(self.images[row]):
+                seen.update(self.images[row])
+                rows.append(row)
+        return [self.texts[row] for row in sorted(rows)]
 
 
 def read_pool(manifest: Path, split: str | None = None) -> CaptionPool:

@@ -28,7 +28,7 @@ from train.evaluate.candidates import (
     read_queries,
 )
 from train.evaluate.cosines import NearestRows, NotDefinedError, nearest, ranks_of_matches
-from train.evaluate.results import EvaluationSet, Found, ModelNeighbours, Neighbour, TaskResult
+from train.evaluate.results import EvaluationSet, Hits, ModelNeighbours, Neighbour, TaskResult
 from train.evaluate.task import CONTENT, Metric, Task, TaskSettings
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ METRIC = "T2T R@1"
 """Text to text: from a caption to another one of its image."""
 
 
-def find_captions(
-    model: EvaluatedModel, queries: Sequence[str], pool: CaptionPool, k: int
-) -> Found:
+def find_captions(model: EvaluatedModel, queries: Sequence[str], pool: CaptionPool, k: int) -> Hits:
     """The ``k`` nearest captions of each query, which is never its own neighbour.
 
     Raises:
@@ -67,7 +65,7 @@ def find_images(
     k: int,
     *,
     captions: Mapping[str, str] | None = None,
-) -> tuple[Found, list[str]]:
+) -> tuple[Hits, list[str]]:
     """The ``k`` nearest images in the space of a run's heads, and what they leave out.
 
     A model that cannot find any, as without heads, says why.
@@ -88,7 +86,7 @@ def find_images(
         rows = project(space.sentences, model.pooled(queries))
         found = find_images_by_rows(rows, own_images, pool, opened, k, captions, space.images)
     except NotDefinedError as error:
-        return Found(reason=str(error)), []
+        return Hits(reason=str(error)), []
     return found, note_of_failed("neighbours leave out", pool, data, opened)
 
 
@@ -100,7 +98,7 @@ def find_images_by_rows(
     k: int,
     captions: Mapping[str, str] | None = None,
     head: nn.Module | None = None,
-) -> Found:
+) -> Hits:
     """The ``k`` nearest images in the space of ``queries``.
 
     Args:
@@ -125,7 +123,7 @@ def _found(
     nearby: NearestRows,
     candidates: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]],
     own_images: Sequence[tuple[str, ...]],
-) -> Found:
+) -> Hits:
     """Rows of candidates as neighbours.
 
     Args:
@@ -142,7 +140,7 @@ def _found(
             neighbours.append(Neighbour(text, captions, images, cosine, images[0] in of_query))
         answers.append(tuple(neighbours))
     warning = "every cosine is the same (constant embeddings), so the order says nothing"
-    return Found(tuple(answers), warning=warning if nearby.constant else None)
+    return Hits(tuple(answers), warning=warning if nearby.constant else None)
 
 
 def recall_of_captions(model: EvaluatedModel, pool: CaptionPool) -> float | None:
@@ -246,7 +244,7 @@ class NeighboursTask(Task[NeighboursSettings]):
         try:
             captions = find_captions(model, self.queries, self.pool, settings.k)
         except NotDefinedError as error:
-            captions = Found(reason=str(error))
+            captions = Hits(reason=str(error))
         pictures, notes = None, list[str]()
         if settings.features is not None:
             images = self.queries, own_images, self.images, settings.features, settings.data

@@ -67,7 +67,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Found:
+class Hits:
     """What one model finds.
 
     Attributes:
@@ -99,8 +99,8 @@ class ModelNeighbours:
     images: tuple[tuple[str, ...], ...]
     pool: str
     k: int
-    captions: Found | None = None
-    pictures: Found | None = None
+    captions: Hits | None = None
+    pictures: Hits | None = None
     keys: dict[str, Sha256] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class ModelNeighbours:
         return list(ids)
 
     @property
-    def question(self) -> tuple[object, ...]:
+    def query_set(self) -> tuple[object, ...]:
         """What models must share to stand side by side."""
         return self.queries, self.images, self.pool, self.k, self.pictures is None
 

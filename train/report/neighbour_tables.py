@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sightline.html_pages import Thumbnail, html_templates
-from train.evaluate.results import Found, ModelNeighbours, Neighbour, RunResult
+from train.evaluate.cosines import DECIMALS
+from train.evaluate.results import Hits, ModelNeighbours, Neighbour, RunResult
 from train.report.tables import Cell, Column, Document, Row, Section, Table, number
 
 SCHEMA = "sightline.neighbours/2"
@@ -50,9 +51,10 @@ def section_of(
         if uri:
             assert re.fullmatch(r"data:image/\w+;base64,[\w+/=]*", uri), image
             style.append(f'.picture.of-{classes[image]} {{ background-image: url("{uri}") }}\n')
-    template = html_templates(Path(__file__).parent).get_template("neighbours.html.j2")
+    environment = html_templates(Path(__file__).parent)
+    environment.filters["cosines"] = cosine_texts
     first = next(iter(models.values()))
-    html = template.render(
+    html = environment.get_template("neighbours.html.j2").render(
         models=models, first=first, own=OWN, classes=classes, thumbnails=thumbnails
     )
     tables = tuple(
@@ -86,8 +88,8 @@ def neighbours_in(
         runs = [run for run in dict.fromkeys(result.run for result in results) if run in lowest]
         if not runs:
             continue
-        question = neighbours[runs[0]].question
-        models = {run: neighbours[run] for run in runs if neighbours[run].question == question}
+        question = neighbours[runs[0]].query_set
+        models = {run: neighbours[run] for run in runs if neighbours[run].query_set == question}
         thumbnails, notes = None, notes_of(models)
         if photographer is not None:
             keys = {
@@ -142,7 +144,7 @@ def notes_of(models: Models) -> list[str]:
     return notes
 
 
-def _found(models: Models, kind: str) -> dict[str, Found]:
+def _found(models: Models, kind: str) -> dict[str, Hits]:
     """Model → its captions or pictures, if it was asked for them."""
     answers = {name: getattr(model, kind) for name, model in models.items()}
     return {name: answer for name, answer in answers.items() if answer is not None}
@@ -161,17 +163,31 @@ def _answers(models: Models, place: int, kind: str) -> tuple[Table, ...]:
     images = f" ({', '.join(first.images[place])})" if first.images[place] else ""
     name = "captions" if kind == "captions" else "images"
     title = f"{first.queries[place]}{images}: nearest {name}"
+    cells_of = {name: _cells(nearest, kind) for name, nearest in rows_of.items()}
     rows = []
-    for rank in range(max(map(len, rows_of.values()))):
-        found = {name: nearest[rank] for name, nearest in rows_of.items() if rank < len(nearest)}
-        cells = {name: _cell(neighbour, kind) for name, neighbour in found.items()}
+    for rank in range(max(map(len, cells_of.values()))):
+        cells = {name: own[rank] for name, own in cells_of.items() if rank < len(own)}
         rows.append(Row(str(rank + 1), cells))
     columns = tuple(Column(name, run=name) for name in rows_of)
     return (Table(title, "", columns, tuple(rows)),)
 
 
-def _cell(neighbour: Neighbour, kind: str) -> Cell:
-    mark = f" {OWN}" if neighbour.own else ""
-    name = neighbour.images[0] if kind == "pictures" else ""
-    text = ": ".join(filter(None, (name, neighbour.text)))
-    return Cell(text=f"{number(neighbour.cosine, '.3f')}{mark} {text}", strong=neighbour.own)
+def _cells(nearest: Sequence[Neighbour], kind: str) -> list[Cell]:
+    """A cell for each neighbour of a query."""
+    cells = []
+    for neighbour, cosine in zip(nearest, cosine_texts(nearest), strict=True):
+        mark = f" {OWN}" if neighbour.own else ""
+        name = neighbour.images[0] if kind == "pictures" else ""
+        text = ": ".join(filter(None, (name, neighbour.text)))
+        cells.append(Cell(text=f"{cosine}{mark} {text}", strong=neighbour.own))
+    return cells
+
+
+def cosine_texts(nearest: Sequence[Neighbour]) -> list[str]:
+    """Cosines of a query's neighbours, with the decimals that tell them apart, at least three."""
+    cosines = [neighbour.cosine for neighbour in nearest]
+    for decimals in range(3, DECIMALS + 1):
+        texts = [number(cosine, f".{decimals}f") for cosine in cosines]
+        if len(set(texts)) == len(set(cosines)):
+            break
+    return texts
