@@ -160,8 +160,8 @@ class World:
         self._manifest(IMAGES, "images", {**columns, **sizes, **whole_files(pairs)})
         self._manifest(SENTENCES, "sentences", {"text": self.sentences})
         keys = keys_of_texts(self.captions)
-        write_tokens(folder / "tokens", header, keys, ids)
-        write_tokens(folder / "text-tokens", header, keys_of_texts(self.sentences), of_sentences)
+        every = np.concatenate([keys, keys_of_texts(self.sentences)])
+        write_tokens(folder / "tokens", header, every, [*ids, *of_sentences])
         objects = self._phrases(ids, images, keys)
         of_kind = {"image": images, "object": objects, "text": keys, "teacher": keys}
         for name, dim in FEATURES.items():
@@ -189,20 +189,17 @@ class World:
     ) -> RunSpec:
         """A run of ``system`` over some of the streams; ``given`` are further fields."""
         needs = make_objective(system, SYSTEMS[system]).features
-        pairs = {name: self.folder / f"{name}.parquet" for name in ("captions", "images")}
-        pairs["tokens"] = self.folder / "tokens"
-        if any(need.row_of == "object" for need in needs):
-            pairs["phrases"] = self.folder / "phrases"
-        text = {"sentences": self.folder / "sentences.parquet"}
-        text["tokens"] = self.folder / "text-tokens"
+        of_objects = any(need.row_of == "object" for need in needs)
         body = {
             "run": system,
             "student": {"name": "bench", "model": "bench", "max_length": LONGEST},
             "train": {"batch_size": batch_size, "learning_rate": 3e-5},
             "objective": system,
             "parameters": SYSTEMS[system],
-            "pairs": pairs if "pairs" in streams else None,
-            "text": text if "text" in streams else None,
+            "pairs": self.folder if "pairs" in streams else None,
+            "sentences": self.folder if "text" in streams else None,
+            "tokens": self.folder / "tokens",
+            "phrases": self.folder / "phrases" if of_objects else None,
             "features": {need.name: self.folder / need.name for need in needs},
             "out": self.folder / "run",
         }

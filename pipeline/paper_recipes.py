@@ -41,9 +41,9 @@ class Recipes:
 
         params = self.params(name)
         spec = graph.run_spec(params, run, params.graph.seeds[0])
-        data = {} if spec.pairs is None else {"pairs": spec.pairs.captions.parent.name}
-        if spec.text is not None:
-            data["text"] = spec.text.sentences.parent.name
+        data = {} if spec.pairs is None else {"pairs": spec.pairs.name}
+        if spec.sentences is not None:
+            data["text"] = spec.sentences.name
         parameters: dict[str, Any] = {
             "objective": make_objective(spec.objective, spec.parameters).describe(),
             "student": spec.student.model_dump(mode="json"),

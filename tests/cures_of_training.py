@@ -12,8 +12,6 @@ from cures import EXTRACT, OBJECTS, PHRASE_TOKENS, PREPARE, TOKENS, TRAIN, Cure,
 from transformers import DistilBertConfig, DistilBertModel
 
 from sightline.cache import IMAGES, PhraseTokens, read_manifest, write_manifest, write_phrase_tokens
-from train.run_spec import StudentConfig, TextSource, run_spec
-from train.train_run import train_run
 
 MCSEO = TRAIN.replace("mcse", "mcseo", 1) + " --object-weight 1 --features object-clip=objects"
 OF_SENTENCES = " --student ./student --max-steps 1 --batch-size 2 --device cpu --out run"
@@ -56,29 +54,6 @@ def broken_phrase_tokens() -> None:
     shutil.rmtree("phrase-tokens")
     key = np.zeros((1, 32), np.uint8)
     write_phrase_tokens(Path("phrase-tokens"), header, key, key, [3], [2])
-
-
-def train_on_two_streams() -> None:
-    """A run whose pairs and sentences have token sets of their own."""
-    spec = run_spec(
-        objective="mcse",
-        parameters={"image": "clip"},
-        student=StudentConfig(model="student"),
-        train={"max_steps": 1, "batch_size": 4},
-        tokens="tokens",
-        pairs="d",
-        features={"image-clip": "clip"},
-        device="cpu",
-        out="run",
-    )
-    text = TextSource(sentences=Path("s/sentences.parquet"), tokens=Path("tokens-of-text"))
-    train_run(spec.model_copy(update={"text": text}))
-
-
-def sentences_with_tokens_of_another() -> None:
-    sentences()
-    another_student(red=5, big=10)
-    assert run(TOKENS_OF_TEXT.replace("./student", "./other")) == 0
 
 
 def a_distilbert() -> None:
@@ -149,12 +124,6 @@ TRAINING = [
         f"{MCSEO} --phrases phrase-tokens",
         (lambda: shutil.rmtree("phrase-tokens"), PHRASE_TOKENS),
         begins=lambda: (objects(), run(PHRASE_TOKENS), broken_phrase_tokens()),
-    ),
-    Cure(
-        "run `sightline tokens` for both streams",
-        train_on_two_streams,
-        (TOKENS, TOKENS_OF_TEXT),
-        begins=sentences_with_tokens_of_another,
     ),
     Cure(
         "`layers` works for BERT and RoBERTa",

@@ -33,7 +33,6 @@ from sightline.errors import SightlineError
 from sightline.models.sentence_transformers_folder import prompt_of
 from train.batch import Batch
 from train.pairs import (
-    describe_source,
     drawn_at_random,
     exchanged,
     phrases_without,
@@ -44,7 +43,7 @@ from train.pairs import (
     without_images,
 )
 from train.rows import Lookup, StreamRows, Texts, TrainedStream, order_of, second_texts_of
-from train.run_spec import PairSource, RunSpec, StudentConfig
+from train.run_spec import RunSpec, StudentConfig
 from train.schedule import Draw, Schedule, Stream
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class TrainingData:
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
         second_digests: stream and block → digest of the second texts that the objective brings.
-        token_sets: stream → its token set.
+        tokens: of every text.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
     """
@@ -86,25 +85,18 @@ class TrainingData:
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
         self.second_digests: dict[str, str] = {}
-        self.token_sets: dict[Stream, TokenSet] = {}
+        self.tokens = open_tokens(spec.tokens, spec.student)
         self._streams: dict[Stream, TrainedStream] = {}
         paced_by = None if spec.pairs is None else self._add_pairs(spec, spec.pairs, objective)
-        if spec.text is not None:
-            self.source["text"] = str(spec.text.sentences)
-            texts = read_manifest(spec.text.sentences, SENTENCES).column("text").to_pylist()
-            tokens = open_tokens(spec.text.tokens, spec.student)
+        if (sentences := spec.manifests.get("sentences")) is not None:
+            self.source["text"] = str(sentences)
+            texts = read_manifest(sentences, SENTENCES).column("text").to_pylist()
             rows = StreamRows("text", texts, keys_of_texts(texts))
-            self._add(rows, tokens, objective, features={})
+            self._add(rows, objective, features={})
         sizes = {name: len(stream.rows) for name, stream in self._streams.items()}
         self.schedule = Schedule(
             sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed, paced_by
         )
-        sets = self.token_sets.values()
-        if len({tokens.header.tokenizer_sha256 for tokens in sets}) > 1:
-            raise SightlineError(
-                f"{', '.join(str(tokens.path) for tokens in sets)}: made with different "
-                "tokenizers; run `sightline tokens` for both streams with the same student"
-            )
 
     @property
     def dims(self) -> dict[str, int]:
@@ -153,7 +145,6 @@ class TrainingData:
     def _add(
         self,
         rows: StreamRows,
-        tokens: TokenSet,
         objective: Objective,
         features: Mapping[str, Lookup],
         phrases: RaggedPhrases | None = None,
@@ -164,11 +155,10 @@ class TrainingData:
                 f"{self.source[rows.stream]}: too few rows to train on ({len(rows)}); a "
                 "contrastive loss needs at least two"
             )
-        self.token_sets[rows.stream] = tokens
-        texts, of_seconds = self._seconds(rows, tokens, objective)
+        texts, of_seconds = self._seconds(rows, objective)
         self._streams[rows.stream] = TrainedStream(
             rows,
-            {"sentences": Texts.of(tokens, rows.keys), **texts},
+            {"sentences": Texts.of(self.tokens, rows.keys), **texts},
             {**features, **of_seconds},
             lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed)),
             phrases,
@@ -176,7 +166,7 @@ class TrainingData:
         )
 
     def _seconds(
-        self, rows: StreamRows, tokens: TokenSet, objective: Objective
+        self, rows: StreamRows, objective: Objective
     ) -> tuple[dict[str, Texts], dict[str, Lookup]]:
         """The second texts that the objective brings, by block, and their features."""
         texts, features = dict[str, Texts](), dict[str, Lookup]()
@@ -187,7 +177,7 @@ class TrainingData:
                 lookup = self._lookup(needs[name], keys[needs[name].row_of])
                 features[f"{block}/{name}"] = lookup
             try:
-                texts[block] = Texts.of(tokens, second.keys)
+                texts[block] = Texts.of(self.tokens, second.keys)
             except MissingKeys as error:
                 raise MissingKeys(
                     f"{error}\n  They are the second texts `{block}` of objective "
@@ -196,28 +186,28 @@ class TrainingData:
             self.second_digests[f"{rows.stream}/{block}"] = second.digest
         return texts, features
 
-    def _add_pairs(self, spec: RunSpec, source: PairSource, objective: Objective) -> int | None:
+    def _add_pairs(self, spec: RunSpec, folder: Path, objective: Objective) -> int | None:
         """Add the stream of pairs; returns how many pairs pace the schedule, if not these."""
         needs = objective.features
-        pairs = read_pairs(source.captions, source.images, objective.caption, objective.data_seed)
+        manifests = spec.manifests["captions"], spec.manifests["images"]
+        pairs = read_pairs(*manifests, objective.caption, objective.data_seed)
         count = len(pairs)
         pairs = without_images(pairs, self._failed("image", needs))
         self.dropped_pairs = count - len(pairs)
-        self.source["pairs"] = describe_source(source)
+        self.source["pairs"] = str(folder)
         if not len(pairs):
             raise SightlineError(
-                f"{self.source['pairs']}: the images of all {count} pairs could not be "
+                f"{folder}: the images of all {count} pairs could not be "
                 "extracted; see the failures file beside the feature set"
             )
         paced_by = None
         if objective.pairs is not None:
             paced_by = len(pairs)
             pairs = sample(pairs, objective.pairs, objective.data_seed)
-        tokens = open_tokens(source.tokens, spec.student)
         of_objects = frozenset(need.name for need in needs if need.row_of == "object")
         phrases = None
         if of_objects:
-            phrases = self._read_phrases(spec, source, needs, pairs, tokens)
+            phrases = self._read_phrases(spec, needs, pairs)
             if objective.shuffle_objects:
                 phrases = with_next_objects(phrases)
         images, of_captions, seed = pairs.images, pairs.keys, objective.data_seed
@@ -234,7 +224,7 @@ class TrainingData:
         features = {need.name: self._lookup(need, keys[need.row_of]) for need in needs}
         of_rows = {name: lookup for name, lookup in features.items() if name not in of_objects}
         rows = replace(pairs, images=images, lookups=of_rows)
-        self._add(rows, tokens, objective, features, phrases, of_objects)
+        self._add(rows, objective, features, phrases, of_objects)
         return paced_by
 
     def _failed(self, row_of: RowOf, needs: Sequence[FeatureNeed]) -> set[bytes]:
@@ -245,20 +235,18 @@ class TrainingData:
     def _read_phrases(
         self,
         spec: RunSpec,
-        source: PairSource,
         needs: Sequence[FeatureNeed],
         pairs: StreamRows,
-        tokens: TokenSet,
     ) -> RaggedPhrases:
         """The phrases of ``pairs``, without those whose object could not be extracted."""
-        if source.phrases is None:
+        if spec.phrases is None:
             names = ", ".join(need.name for need in needs if need.row_of == "object")
             raise SightlineError(
                 f"objective {spec.objective} reads features of objects ({names}), "
                 "so it needs phrase tokens; make them with `sightline tokens --phrases` and give "
-                "`--phrases` (in a RunSpec `pairs.phrases`)"
+                "`--phrases` (in a RunSpec `phrases`)"
             )
-        phrases, self.phrases_digest = read_phrases(source.phrases, pairs, tokens)
+        phrases, self.phrases_digest = read_phrases(spec.phrases, pairs, self.tokens)
         kept = phrases_without(phrases, self._failed("object", needs))
         self.dropped_phrases = len(phrases.starts) - len(kept.starts)
         return kept
@@ -307,14 +295,12 @@ def _check(spec: RunSpec, objective: Objective) -> None:
             f"it reads {', '.join(names) or 'none'}",
         ),
         (
-            spec.text is not None and not objective.trains_on_text,
+            spec.sentences is not None and not objective.trains_on_text,
             f"{which}: its text term is off, so a batch of plain sentences trains nothing; omit "
             "the text stream, or set text_weight to a value above 0",
         ),
         (
-            spec.pairs is not None
-            and spec.pairs.phrases is not None
-            and not any(need.row_of == "object" for need in needs),
+            spec.phrases is not None and not any(need.row_of == "object" for need in needs),
             f"{which} reads no phrases; omit them",
         ),
         (idle, "; ".join(idle)),

@@ -22,7 +22,6 @@ from sightline.cache import (
 from sightline.cache.caption_choice import CaptionPolicy, choose_captions
 from sightline.errors import SightlineError
 from train.rows import StreamRows
-from train.run_spec import PairSource
 
 
 def read_pairs(
@@ -160,10 +159,3 @@ def read_phrases(path: Path, pairs: StreamRows, tokens: TokenSet) -> tuple[Ragge
             "to train on; make it from the phrases of this data set"
         )
     return rows, phrases.record.content_digest
-
-
-def describe_source(source: PairSource) -> str:
-    """The folder that contains both manifests, or both paths."""
-    folder = Path(source.captions).parent
-    same = folder == Path(source.images).parent
-    return str(folder) if same else f"{source.captions}, {source.images}"

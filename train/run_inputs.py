@@ -112,9 +112,8 @@ class RunInputs:
         if warning := cpu_warning(device):
             yield f"warning: {warning}"
         yield from self.dev.notes if self.dev else ()
-        for tokens in {tokens.path: tokens for tokens in data.token_sets.values()}.values():
-            if told := tokens.record.cut_in_words:
-                yield f"{tokens.path}: {told}"
+        if told := data.tokens.record.cut_in_words:
+            yield f"{data.tokens.path}: {told}"
         if data.dropped_pairs:
             yield f"{data.dropped_pairs} pairs left out: their images were not extracted"
         if data.dropped_phrases:
@@ -164,23 +163,18 @@ def _digest(
     recipe: Recipe,
 ) -> str:
     """The digest of a run: each part stands under a name of its own."""
-    files: dict[str, Path] = {}
-    if spec.pairs is not None:
-        files |= {"captions": spec.pairs.captions, "images": spec.pairs.images}
-    if spec.text is not None:
-        files["sentences"] = spec.text.sentences
     try:
         parameters = objective.identity()
     except SightlineError as error:
         raise SightlineError(f"objective {spec.objective}: {error}") from error
-    tokens = {name: opened.record.content_digest for name, opened in data.token_sets.items()}
+    tokens = dict.fromkeys(data.source, data.tokens.record.content_digest)
     return digest(
         {
             "settings": identity(spec),
             "parameters": parameters,
             "student": [student.weights_sha256, student.tokenizer_sha256],
             "recipe": {k: v for k, v in asdict(recipe).items() if k != "subfolder"},
-            "files": {name: content_of(path) for name, path in files.items()},
+            "files": {name: content_of(path) for name, path in spec.manifests.items()},
             "tokens": tokens,
             "phrases": data.phrases_digest,
             "second texts": data.second_digests,

@@ -161,26 +161,6 @@ OF_THE_MACHINE = frozenset(name for name, mark in declared(TrainConfig).items() 
 rows of a paper are compared, whatever they are."""
 
 
-class PairSource(Settings):
-    """The stream of image–caption pairs: two manifests, and the token set of the captions.
-
-    Attributes:
-        phrases: phrase tokens of the captions, for an objective that reads features of objects.
-    """
-
-    captions: Path
-    images: Path
-    tokens: Path
-    phrases: Path | None = None
-
-
-class TextSource(Settings):
-    """The stream of plain sentences: one manifest and its token set."""
-
-    sentences: Path
-    tokens: Path
-
-
 class RunSpec(Settings):
     """One run: one objective, one seed, explicit paths.
 
@@ -188,7 +168,11 @@ class RunSpec(Settings):
         run: name of the run, such as `mcse-clip`.
         objective: name in `train.objectives.OBJECTIVES`.
         parameters: the objective's own parameters, checked by it.
-        pairs, text: the two streams; at least one.
+        pairs: folder of a prepared data set whose images and captions are trained on.
+        sentences: folder of a prepared data set whose sentences are trained on; one of the two or
+            both.
+        tokens: token set of every training text.
+        phrases: phrase tokens of the captions, for an objective that reads features of objects.
         features: what the objective reads, such as `image-clip` → folder of the feature set.
         dev: SentEval's STSBenchmark folder or a similarity TSV; None trains without selection.
         out: folder of the run; see `train_run`.
@@ -202,8 +186,10 @@ class RunSpec(Settings):
     objective: str
     parameters: Annotated[dict[str, Any], Elsewhere("the objective, defaults included")] = {}
     seed: int = Field(default=0, ge=0, lt=1 << 32)
-    pairs: Annotated[PairSource | None, _CONTENT] = None
-    text: Annotated[TextSource | None, _CONTENT] = None
+    pairs: Annotated[Path | None, _CONTENT] = None
+    sentences: Annotated[Path | None, _CONTENT] = None
+    tokens: Annotated[Path, _CONTENT]
+    phrases: Annotated[Path | None, _CONTENT] = None
     features: Annotated[dict[str, Path], _CONTENT] = {}
     dev: Annotated[Path | None, _CONTENT] = None
     out: Annotated[Path, Outside("a place")]
@@ -212,49 +198,41 @@ class RunSpec(Settings):
     @property
     def inputs(self) -> list[Path]:
         """Files and folders that the run reads."""
-        streams = (source.model_dump() for source in (self.pairs, self.text) if source is not None)
-        files = (path for source in streams for path in source.values() if path is not None)
-        dev = [] if self.dev is None else [self.dev]
         models = model_paths(self.student.model)
-        return [*models, *dev, *self.features.values(), *files]
+        files = [self.tokens, *filter(None, (self.phrases, self.dev))]
+        return [*models, *files, *self.features.values(), *self.manifests.values()]
+
+    @property
+    def manifests(self) -> dict[str, Path]:
+        """Those of the streams: captions and images of the pairs, and sentences."""
+        of_pairs = ("captions", "images") if self.pairs is not None else ()
+        of_text = ("sentences",) if self.sentences is not None else ()
+        files = [(self.pairs, name) for name in of_pairs]
+        files += [(self.sentences, name) for name in of_text]
+        return {name: folder / f"{name}.parquet" for folder, name in files if folder is not None}
 
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:
-        if self.pairs is None and self.text is None:
+        if self.pairs is None and self.sentences is None:
             raise ValueError(
-                "a run needs captions with images (`pairs`, --data), plain sentences (`text`, "
+                "a run needs captions with images (`pairs`, --data), plain sentences (`sentences`, "
                 "--text), or both; found neither"
             )
-        if self.text is not None and not self.train.text_stream:
+        if self.sentences is not None and not self.train.text_stream:
             raise ValueError("train.text_stream is off, but a stream of sentences is given")
         return self
 
 
-def run_spec(
-    *,
-    out: Path | str,
-    tokens: Path | str,
-    pairs: Path | str | None = None,
-    sentences: Path | str | None = None,
-    phrases: Path | str | None = None,
-    **fields: Any,
-) -> RunSpec:
-    """The specification of a run over prepared data sets.
+def run_spec(*, out: Path | str, **fields: Any) -> RunSpec:
+    """The specification of a run; its name is that of the folder ``out`` unless it has another.
 
     Args:
-        tokens: token set of every training text.
-        pairs: folder of a prepared data set whose images and captions are trained on.
-        sentences: folder of a prepared data set whose sentences are trained on.
-        phrases: phrase tokens of the captions, for an objective that reads objects.
-        fields: further fields of `RunSpec`.
+        fields: those of `RunSpec`.
+
+    Raises:
+        SightlineError: an unknown field, or one that does not fit (names it).
     """
-    body: dict[str, Any] = {"run": Path(out).name, "out": out, **fields}
-    if pairs is not None:
-        manifests = {name: Path(pairs) / f"{name}.parquet" for name in ("captions", "images")}
-        body["pairs"] = {**manifests, "tokens": tokens, "phrases": phrases}
-    if sentences is not None:
-        body["text"] = {"sentences": Path(sentences) / "sentences.parquet", "tokens": tokens}
     try:
-        return RunSpec.model_validate(body)
+        return RunSpec.model_validate({"run": Path(out).name, "out": out, **fields})
     except ValidationError as error:
         raise SightlineError(f"train: {'; '.join(explain(error))}") from error

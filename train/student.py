@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import shlex
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -143,23 +142,21 @@ def merged(encoder: PreTrainedModel) -> PreTrainedModel:
     return whole.requires_grad_(True)
 
 
-def check_tokens(student: Embedder, config: StudentConfig, sets: Collection[TokenSet]) -> None:
-    """Refuse token sets of another tokenizer, and a length beyond the student's positions."""
+def check_tokens(student: Embedder, config: StudentConfig, tokens: TokenSet) -> None:
+    """Refuse tokens of another tokenizer, and a length beyond the student's positions."""
     limit = positions(student.model.config)
     if limit is not None and config.max_length > limit:
         raise SightlineError(
             f"max_length is {config.max_length}, but the student has positions for {limit} tokens; "
             f"run `sightline tokens` and train with `--max-length {limit}` or less"
         )
-    own = tokenizer_sha256(student.tokenizer)
-    for tokens in sets:
-        if tokens.header.tokenizer_sha256 != own:
-            raise SightlineError(
-                f"{tokens.path}: made with another tokenizer than "
-                f"that of {config.model}; make them again with `sightline tokens --student "
-                f"{shlex.quote(config.source)}`, or leave out `--tokens`; in a graph: `sightline "
-                "repro --force tokens`"
-            )
+    if tokens.header.tokenizer_sha256 != tokenizer_sha256(student.tokenizer):
+        raise SightlineError(
+            f"{tokens.path}: made with another tokenizer than "
+            f"that of {config.model}; make them again with `sightline tokens --student "
+            f"{shlex.quote(config.source)}`, or leave out `--tokens`; in a graph: `sightline "
+            "repro --force tokens`"
+        )
 
 
 def check_dev(student: Embedder, dev: GradedPairs, source: Path) -> None:

@@ -307,7 +307,7 @@ def build_model(inputs: RunInputs) -> tuple[Student, Embedder, nn.Module | None]
     spec, train, data = inputs.spec, inputs.spec.train, inputs.data
     torch.manual_seed(spec.seed)
     embedder, pooler = load_student(spec.student)
-    check_tokens(embedder, spec.student, data.token_sets.values())
+    check_tokens(embedder, spec.student, data.tokens)
     if inputs.dev is not None and spec.dev is not None:
         check_dev(embedder, inputs.dev, spec.dev)
     model = Student(
@@ -372,8 +372,7 @@ def _summary(
     spec, data, seconds = inputs.spec, inputs.data, state.seconds
     reached = {"log", "best_step", "stopped_early", "sentences", "peak_memory"}
     reached |= {"seconds", "saving_seconds"}
-    manifests = [] if spec.pairs is None else [spec.pairs.captions]
-    manifests += [] if spec.text is None else [spec.text.sentences]
+    data_sets = [folder for folder in (spec.pairs, spec.sentences) if folder is not None]
     return RunSummary(
         **spec.model_dump(mode="json", include={"run", "objective", "seed", "train"}),
         parameters=inputs.objective.describe(),
@@ -389,7 +388,7 @@ def _summary(
         base_model="" if Path(spec.student.model).is_dir() else spec.student.model,
         licence=inputs.licence,
         pinned=inputs.student,
-        hub_datasets=hub_datasets(path.parent for path in manifests),
+        hub_datasets=hub_datasets(data_sets),
         dev=None if inputs.dev is None else inputs.dev.name,
         dev_sha256="" if inputs.dev is None else inputs.dev.sha256,
         steps=state.step,

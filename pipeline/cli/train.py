@@ -267,8 +267,7 @@ def _make_tokens(spec: RunSpec, out: Path) -> None:
     from pipeline.tokenize_texts import texts_of, tokenize
     from train.distributed import joined
 
-    streams = (spec.pairs.captions if spec.pairs else None, spec.text and spec.text.sentences)
-    data = [manifest.parent for manifest in streams if manifest is not None]
+    data = [folder for folder in (spec.pairs, spec.sentences) if folder is not None]
     student = spec.student
 
     def make() -> int:

@@ -101,10 +101,7 @@ def spec_of(world, features, system, dropout):
     """Both streams, in batches of eight."""
     student = world.models / ("student" if dropout else "student without dropout")
     parameters, sets = SYSTEMS[system]
-    pairs = {"captions": world.data.captions_manifest, "images": world.data.images_manifest}
-    if system == "mcseo":
-        pairs["phrases"] = world.phrase_tokens
-    name, tokens = f"{system}, dropout {'on' if dropout else 'off'}", world.tokens
+    name = f"{system}, dropout {'on' if dropout else 'off'}"
     return RunSpec.model_validate(
         {
             "run": name,
@@ -116,8 +113,10 @@ def spec_of(world, features, system, dropout):
             "device": "cpu",
             "objective": system,
             "parameters": parameters,
-            "pairs": {**pairs, "tokens": tokens},
-            "text": {"sentences": world.sentences.sentences_manifest, "tokens": tokens},
+            "pairs": world.data.folder,
+            "sentences": world.sentences.folder,
+            "tokens": world.tokens,
+            "phrases": world.phrase_tokens if system == "mcseo" else None,
             "features": {feature: features[name] for feature, name in sets.items()},
             "out": world.root / "runs" / name,
         }

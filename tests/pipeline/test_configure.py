@@ -199,7 +199,7 @@ def test_own_photographs_need_no_data_of_others(folder):
     read = [params.evaluation.dev, *(task.data for task in params.evaluation.tasks.values())]
     for run_name in params.runs:
         spec = run_spec(params, run_name, 0)
-        assert (spec.text, spec.pairs is None) == (None, False)
+        assert (spec.sentences, spec.pairs is None) == (None, False)
         read += spec.features.values()
     assert all(Path("data/raw/own") in path.parents or "own" in path.parts for path in read)
 

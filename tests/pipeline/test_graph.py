@@ -89,9 +89,9 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
         reads = {pairs / "captions.parquet", pairs / "images.parquet", text / "sentences.parquet"}
         reads |= {graph.tokens_folder(params.student.name)}
         if spec.pairs is not None:
-            assert {spec.pairs.captions, spec.pairs.images, spec.pairs.tokens} < reads
-            reads |= {spec.pairs.phrases} - {None}
-        assert (spec.text is not None) == spec.train.text_stream
+            assert {*spec.manifests.values(), spec.tokens} <= reads
+            reads |= {spec.phrases} - {None}
+        assert (spec.sentences is not None) == spec.train.text_stream
         reads |= {spec.dev, graph.inputs_file(f"systems/{config.system}")}
         reads |= {graph.INPUTS / "student"}
         system = params.systems[config.system]
@@ -157,7 +157,7 @@ def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):
     params = validate_params(configuration("wiki"), "wiki")
     assert list(params.runs) == ["simcse"]
     spec = graph.run_spec(params, "simcse", 0)
-    assert (spec.pairs is None, spec.text is None) == (True, False)
+    assert (spec.pairs is None, spec.sentences is None) == (True, False)
 
 
 def test_a_run_reads_the_features_of_its_system_and_no_others():

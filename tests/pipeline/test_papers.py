@@ -158,8 +158,8 @@ def test_a_row_has_the_numbers_of_its_paper(model, data, recipes):
         assert params.run("dalr-all-captions").parameters["caption"] == "all"
 
     pairs, text = STREAMS[data]
-    assert (spec.pairs.captions.parent.name if spec.pairs else "") == pairs
-    assert (spec.text.sentences.parent.name if spec.text else "") == text
+    assert (spec.pairs.name if spec.pairs else "") == pairs
+    assert (spec.sentences.name if spec.sentences else "") == text
 
 
 def test_data_and_teachers_are_those_of_the_papers(recipes):

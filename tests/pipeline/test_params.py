@@ -187,15 +187,14 @@ def test_a_run_overrides_its_system_which_overrides_the_rest():
 
 def test_without_its_text_stream_or_a_text_term_a_run_reads_only_pairs(tmp_path):
     params = valid(changed("systems.mcse-clip.parameters.text_weight: 0"))
-    assert run_spec(params, "mcse-clip", 0).text is None
+    assert run_spec(params, "mcse-clip", 0).sentences is None
     params = valid(changed("systems.mcse-clip.train: {text_stream: false}"))
     alone = run_spec(params, "mcse-clip", 0)
-    assert alone.text is None
+    assert alone.sentences is None
     assert alone.pairs is not None
-    assert run_spec(params, "simcse", 0).text is not None
-    sentences = {"sentences": tmp_path / "s.parquet", "tokens": tmp_path / "t"}
+    assert run_spec(params, "simcse", 0).sentences is not None
     with pytest.raises(ValueError, match=r"train\.text_stream is off, but a stream"):
-        RunSpec.model_validate({**alone.model_dump(), "text": sentences})
+        RunSpec.model_validate({**alone.model_dump(), "sentences": tmp_path})
 
 
 def test_the_machine_is_a_section_that_no_stage_depends_on():

@@ -136,14 +136,14 @@ class Case:
     Attributes:
         sets: name of a feature need → its set, where that is not ``<kind>/<encoder>``; None: the
             run is not given one.
-        pairs: what the stream of pairs has in place of the tiny world's own.
+        inputs: fields of the run in place of its own.
     """
 
     features: Features
     objective: str
     parameters: dict[str, Any]
     sets: dict[str, str | None] = field(default_factory=dict)
-    pairs: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     streams: tuple[str, ...] = ("pairs", "text")
     dropout: float = 0.0
 
@@ -167,27 +167,27 @@ class Case:
         world, out = self.features.world, out or self.features.root / "unused"
         needs = make_objective(self.objective, self.parameters).features
         names = {need.name: f"{need.kind}/{need.encoder}" for need in needs} | self.sets
-        pairs = dict(world.spec(out).model_dump()["pairs"])
-        if any(need.kind == "object" for need in needs):
-            pairs["phrases"] = self.features.phrases
+        of_objects = any(need.kind == "object" for need in needs)
+        inputs = {"phrases": self.features.phrases} if of_objects else {}
         spec = world.spec(
             out,
             self.objective,
-            pairs=pairs | self.pairs,
+            **(inputs | self.inputs),
             student={"model": str(self.student)},
             train={"batch_size": 6, **train},
             parameters=self.parameters,
             features={need: self.features.root / name for need, name in names.items() if name},
             dev=None,
         )
-        absent = [stream for stream in ("pairs", "text") if stream not in self.streams]
+        fields = {"pairs": "pairs", "text": "sentences"}
+        absent = [field for stream, field in fields.items() if stream not in self.streams]
         return spec.model_copy(update=dict.fromkeys(absent))
 
     def data(self) -> TrainingData:
         """The batches of the run."""
         objective, spec = make_objective(self.objective, self.parameters), self.spec()
         if not objective.trains_on_text:
-            spec = spec.model_copy(update={"text": None})
+            spec = spec.model_copy(update={"sentences": None})
         return TrainingData(spec, objective)
 
     def build(self) -> tuple[Student, TrainingData]:

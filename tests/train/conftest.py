@@ -58,19 +58,19 @@ class World:
 
         ``changes`` replace top-level parts, or update `train` and `student`.
         """
-        root, tokens = self.root, self.root / "tokens"
+        root = self.root
         student = {"name": "tiny", "model": str(self.student), "max_length": MAX_LENGTH}
         train = {"batch_size": 8, "learning_rate": 1e-3, "max_steps": 6}
         train |= {"eval_steps": 2, "logging_steps": 1, **changes.pop("train", {})}
-        manifests = {name: root / f"{name}.parquet" for name in ("captions", "images")}
         body: dict[str, Any] = {
             "run": objective,
             "student": student | changes.pop("student", {}),
             "train": {"save_steps": train["eval_steps"], **train},
             "device": "cpu",
             "objective": objective,
-            "pairs": {**manifests, "tokens": tokens},
-            "text": {"sentences": root / "sentences.parquet", "tokens": tokens},
+            "pairs": root,
+            "sentences": root,
+            "tokens": self.root / "tokens",
             "dev": root / "dev.tsv",
             "out": out,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -16,14 +16,11 @@ from pydantic import ValidationError
 
 from sightline.cache import (
     CAPTIONS,
-    SENTENCES,
     FeatureSet,
     TokenSet,
     key_of_text,
-    keys_of_texts,
     read_manifest,
     write_manifest,
-    write_tokens,
 )
 from sightline.cache.caption_choice import choose_captions
 from sightline.errors import SightlineError
@@ -140,7 +137,7 @@ def test_features_and_ids_of_a_batch_belong_to_its_texts(world):
 
 def test_rows_of_one_image_in_a_batch_are_counted(world):
     parameters = {"image": "tiny-cnn", "weight": 0.5, "caption": "all"}
-    data = load(world, parameters=parameters, text=None)
+    data = load(world, parameters=parameters, sentences=None)
     captions = read_manifest(world.root / "captions.parquet", CAPTIONS).to_pylist()
     image_of = {key_of_text(row["text"]): row["image_id"] for row in captions}
     for batches in (2, len(data)):
@@ -215,10 +212,9 @@ def test_captions_that_cannot_be_trained_on_are_one_error(world, tmp_path):
         (captions.set_column(3, "split", only_one), r"too few rows to train on \(1\)"),
     ):
         write_manifest(tmp_path / "captions.parquet", table, CAPTIONS)
-        pairs = {**world.spec(tmp_path).model_dump()["pairs"]}
-        pairs["captions"] = tmp_path / "captions.parquet"
+        shutil.copy(world.root / "images.parquet", tmp_path)
         with pytest.raises(SightlineError, match=message):
-            load(world, "mcse", pairs=pairs, parameters=parameters)
+            load(world, "mcse", pairs=tmp_path, parameters=parameters)
 
 
 @pytest.mark.parametrize(
@@ -232,16 +228,6 @@ def test_captions_that_cannot_be_trained_on_are_one_error(world, tmp_path):
 def test_settings_of_a_training_that_cannot_be(changes, message):
     with pytest.raises(ValidationError, match=message):
         TrainConfig(**changes)
-
-
-def test_streams_of_two_tokenizers_are_refused(world, tmp_path):
-    tokens = TokenSet.open(world.root / "tokens")
-    texts = read_manifest(world.root / "sentences.parquet", SENTENCES).column("text").to_pylist()
-    header = replace(tokens.header, tokenizer_sha256="1" * 64)
-    write_tokens(tmp_path / "other", header, keys_of_texts(texts), [[2, 3]] * len(texts))
-    text = {"sentences": world.root / "sentences.parquet", "tokens": tmp_path / "other"}
-    with pytest.raises(SightlineError, match="made with different tokenizers; run `sightline tok"):
-        load(world, "mcse", text=text)
 
 
 # ---- controls and ablations: each removes the signal that it names, and nothing else ------------

@@ -65,18 +65,16 @@ def qwen(world: World, tmp_path_factory) -> Path:
 
 def spec_of(world: World, qwen: Path, out: Path, prompt: str = "", **student: Any) -> RunSpec:
     tokens = qwen.parent / ("prompted" if prompt else "tokens")
-    spec = world.spec(
+    return world.spec(
         out,
         "mcse",
+        tokens=tokens,
         student={
             **{"model": str(qwen), "pooling": "lasttoken", "max_length": LENGTH},
             **{"prompt": prompt, **student},
         },
         train={"max_steps": 6, "eval_steps": 2, "learning_rate": 1e-2},
-    ).model_dump()
-    for stream in ("pairs", "text"):
-        spec[stream]["tokens"] = tokens
-    return RunSpec.model_validate(spec)
+    )
 
 
 def of_sentence_transformers(folder: Path) -> np.ndarray:

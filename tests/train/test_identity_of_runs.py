@@ -43,10 +43,10 @@ def changes(model: type[Settings]) -> dict[str, bool]:
 def test_every_setting_of_a_run_is_in_its_digest_or_declared(inputs, part):
     spec = inputs.spec
     model = {"": RunSpec, "student": StudentConfig, "train": TrainConfig}[part]
-    before, nested = digest_of(inputs, spec), {"student", "train", "pairs", "text"}
+    before, nested = digest_of(inputs, spec), {"student", "train", "pairs", "sentences"}
     for field, counts in changes(model).items():
         if field in nested:
-            continue  # `pairs` and `text`: the content below; the others have their own turn
+            continue  # `pairs` and `sentences`: the content below; the others have their own turn
         changed: Any = spec
         if part:
             inner = getattr(spec, part).model_copy(update={field: ANOTHER})
@@ -82,7 +82,8 @@ def test_what_is_declared_is_a_label_a_place_of_this_machine_or_named_otherwise(
     }
     elsewhere = {(model, field) for (model, field), mark in names.items() if mark is Elsewhere}
     assert elsewhere == {
-        *((RunSpec, f) for f in ("parameters", "pairs", "text", "features", "dev")),
+        *((RunSpec, f) for f in ("parameters", "pairs", "sentences", "tokens", "phrases")),
+        *((RunSpec, f) for f in ("features", "dev")),
         *((StudentConfig, field) for field in ("model", "revision", "pooling", "prompt")),
     }
 

@@ -412,7 +412,7 @@ def test_missing_objects_and_unfit_phrases_are_named(features, tmp_path):
         (tmp_path / "foreign", "has 1 phrases, but none for the"),
     ):
         with pytest.raises(SightlineError, match=message):
-            replace(case_of(features, "mcseo"), pairs={"phrases": phrases}).data()
+            replace(case_of(features, "mcseo"), inputs={"phrases": phrases}).data()
     few = r"(?s)few: \d of .*for object-clip: .* for term object.*`sightline extract object` mak"
     for objects, message in (
         (None, r"object-clip \(object features of clip for term object"),

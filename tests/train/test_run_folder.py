@@ -198,7 +198,7 @@ def test_settings_of_the_machine_and_places_do_not_change_the_digest(world, tmp_
 
 def test_changed_phrase_tokens_change_the_digest(features, tmp_path):
     folder = Path(shutil.copytree(features.phrases, tmp_path / "phrases"))
-    spec = replace(case_of(features, "mcseo"), pairs={"phrases": folder}).spec()
+    spec = replace(case_of(features, "mcseo"), inputs={"phrases": folder}).spec()
     before = RunInputs.open(spec).digest
     table = rows_with_keys(folder, "phrase-tokens").slice(3)
     spec_of_tokens = read_record(folder).spec
