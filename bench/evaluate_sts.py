@@ -20,9 +20,9 @@ from harness import Cost, Report, options_of, take_turns
 
 from sightline.models.pooling import pool
 from train.embed import Embedder
-from train.evaluate.cosines import cosine
+from train.evaluate.ranking import cosine
 from train.evaluate.similarity import correlate
-from train.evaluate.sts import TASKS, TestSets, evaluate_sts, load_sts
+from train.evaluate.sts import STS_TASKS, TestSets, evaluate_sts, load_sts
 
 BATCH, TARGET = 64, 0.7
 THEIRS = 1 / 1.3  # seconds of ours / sentence-transformers'
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="SentEval's downstream folder")
     parser.add_argument("--model", required=True, help="encoder folder")
     parser.add_argument("--pooling", default="mean", choices=("cls", "mean"))
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="a subset of the seven")
+    parser.add_argument("--tasks", nargs="+", default=list(STS_TASKS), help="a subset of the seven")
     options = parser.parse_args()
     data = load_sts(options.data, options.tasks)
     embedder = Embedder.load(options.model, options.pooling)

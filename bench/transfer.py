@@ -21,7 +21,7 @@ from harness import Report, options_of, timed
 
 from train.evaluate.cross_validation import Fold, Selection, selections
 from train.evaluate.softmax_classifiers import Classifiers, Recipe, fit_classifiers
-from train.evaluate.transfer import EXPECTED_EXAMPLES, TASKS, Examples, TransferTask
+from train.evaluate.transfer import EXPECTED_EXAMPLES, TRANSFER_TASKS, Examples, TransferTask
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import one_by_one
@@ -116,7 +116,7 @@ def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch, on both sides")
     parser.add_argument("--dim", type=int, default=768, help="embedding dimension")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--tasks", nargs="+", default=list(TRANSFER_TASKS), choices=TRANSFER_TASKS)
     parser.add_argument(
         "--steps", type=int, default=12_000, help="of the loop per task, in whole classifiers"
     )

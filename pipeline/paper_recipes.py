@@ -18,7 +18,7 @@ APART = (
 )
 
 
-class Recipes:
+class PaperRecipes:
     """How entries are produced; every configuration and evaluation set is read once.
 
     A configuration is one name, or several separated by spaces, as `sightline configure` takes it.

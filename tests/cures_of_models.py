@@ -20,10 +20,8 @@ SIMILARITY = "evaluate similarity --device cpu --data pairs.tsv"
 SCORED = f"{SIMILARITY} --model run --out results"
 WITHOUT_DATA = SCORED.replace(" --data pairs.tsv", "")
 CARD = "evaluate --card results/run/seed-0.json --model run"
-RETRIEVAL = (
-    "evaluate retrieval --model ./student --pooling cls --device cpu --data t --set features=f"
-)
-FROZEN = f"{RETRIEVAL} --set frozen=clip"
+RETRIEVAL = "evaluate retrieval --model ./student --pooling cls --device cpu --data t --features f"
+FROZEN = f"{RETRIEVAL} --frozen clip"
 NEAREST = "look neighbours red --data d --pooling cls --device cpu"
 COMPARE = "compare results/mcse-light.json results/mcse-heavy.json"
 

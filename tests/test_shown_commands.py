@@ -21,7 +21,7 @@ from small_senteval import write_senteval, write_transfer
 from tiny_encoder import make_encoder
 
 from sightline.cache import FeatureSet
-from train.evaluate.sts import TASKS
+from train.evaluate.sts import STS_TASKS
 
 STAND_INS = {"pretrained:IMAGENET1K_V1": "random:0", "bert-base-uncased": "student"}
 """Resources that are unavailable offline, and their stand-ins."""
@@ -98,9 +98,9 @@ def test_shown_commands_run_in_order(place, capsys):
     for command in of_sightline("docs/start.md"):
         assert run(command) == 0, f"{command}\n{capsys.readouterr().err}"
     _, header, _, row = capsys.readouterr().out.strip().splitlines()[-4:]
-    assert header.split() == ["run", "seeds", *TASKS, "Avg"]
+    assert header.split() == ["run", "seeds", *STS_TASKS, "Avg"]
     assert "(untrained features)" in row  # the stand-in of the encoder has random weights
-    assert all(-100 <= float(score) <= 100 for score in row.split()[-len(TASKS) - 1 :])
+    assert all(-100 <= float(score) <= 100 for score in row.split()[-len(STS_TASKS) - 1 :])
 
     shutil.rmtree("features")
     for command in of_sightline("README.md", "Your photographs"):
@@ -195,8 +195,8 @@ MISTAKES = [
     ("evaluate sts --model student --dta photos", "No such option: --dta"),
     ("evaluate sts --model student --set data", "found 'data', expected NAME=VALUE"),
     (
-        "evaluate retrieval --model student --data photos --set features=features --set folds=0",
-        "retrieval.folds: input should be greater than or equal to 1; found 0",
+        "evaluate retrieval --model student --data photos --features features --folds 0",
+        "--folds: input should be greater than or equal to 1; found",
     ),
     ("evaluate sts --model student --data senteval/downstream", "does not say how to pool"),
     ("stage prepar scenes", "unknown stage 'prepar'; did you mean 'prepare'?"),

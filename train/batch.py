@@ -120,7 +120,7 @@ class Batch:
         seed: of the run; with `k` it seeds what is drawn inside the batch (see `generator`).
         stream: `pairs` or `text`.
         blocks: what the encoder embeds, by name: ``sentences``, ``phrases`` if the objective reads
-            objects, and second texts if it brings any.
+            objects, and extra texts if it brings any.
         features: by `feature_name`, float32: one row per sentence [N, D], of objects one per phrase
             [P, D]; empty on the text stream. Those of a second text have its block before the name.
         keys: uint8 [N, 32] of the texts.
@@ -143,7 +143,7 @@ class Batch:
         return replace(self, blocks=blocks, features=features)
 
     def features_of(self, kind: Kind, encoder: str | None, of: str | None = None) -> Tensor:
-        """The rows of one feature set, for the sentences or for the second texts ``of`` a block."""
+        """The rows of one feature set, for the sentences or for the extra texts ``of`` a block."""
         name = feature_name(kind, encoder)
         return self.features[name if of is None else f"{of}/{name}"]
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ from train.pairs import (
     with_next_objects,
     without_images,
 )
-from train.rows import Lookup, StreamRows, Texts, TrainedStream, order_of, second_texts_of
+from train.rows import Lookup, StreamRows, Texts, TrainedStream, extra_texts_of, order_of
 from train.run_spec import RunSpec, StudentConfig
 from train.schedule import Draw, Schedule, Stream
 
@@ -69,8 +69,7 @@ class TrainingData:
         feature_sets: by `FeatureNeed.name`.
         dropped_pairs: pairs left out because their image could not be extracted.
         dropped_phrases: phrases left out because their object could not be extracted.
-        second_digests: stream and block → digest of the second texts that the objective brings.
-        tokens: of every text.
+        extra_digests: stream and block → digest of the extra texts that the objective brings.
         phrases_digest: content digest of the phrase tokens, if the objective reads them.
         source: what the streams were read from, for the model card.
     """
@@ -84,10 +83,12 @@ class TrainingData:
         self.dropped_pairs = self.dropped_phrases = 0
         self.phrases_digest: str | None = None
         self.source: dict[str, str] = {}
-        self.second_digests: dict[str, str] = {}
-        self.tokens = open_tokens(spec.tokens, spec.student)
+        self.extra_digests: dict[str, str] = {}
+        self._spec = spec
         self._streams: dict[Stream, TrainedStream] = {}
-        paced_by = None if spec.pairs is None else self._add_pairs(spec, spec.pairs, objective)
+        pairs_per_epoch = (
+            None if spec.pairs is None else self._add_pairs(spec, spec.pairs, objective)
+        )
         if (sentences := spec.manifests.get("sentences")) is not None:
             self.source["text"] = str(sentences)
             texts = read_manifest(sentences, SENTENCES).column("text").to_pylist()
@@ -95,8 +96,17 @@ class TrainingData:
             self._add(rows, objective, features={})
         sizes = {name: len(stream.rows) for name, stream in self._streams.items()}
         self.schedule = Schedule(
-            sizes.get("pairs", 0), sizes.get("text", 0), spec.train.batch_size, spec.seed, paced_by
+            sizes.get("pairs", 0),
+            sizes.get("text", 0),
+            spec.train.batch_size,
+            spec.seed,
+            pairs_per_epoch,
         )
+
+    @cached_property
+    def tokens(self) -> TokenSet:
+        """Of every text; opened once the texts are read, whose absence is the plainer error."""
+        return open_tokens(self._spec.tokens, self._spec.student)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -155,23 +165,23 @@ class TrainingData:
                 f"{self.source[rows.stream]}: too few rows to train on ({len(rows)}); a "
                 "contrastive loss needs at least two"
             )
-        texts, of_seconds = self._seconds(rows, objective)
+        texts, of_extra = self._extra(rows, objective)
         self._streams[rows.stream] = TrainedStream(
             rows,
             {"sentences": Texts.of(self.tokens, rows.keys), **texts},
-            {**features, **of_seconds},
+            {**features, **of_extra},
             lru_cache(maxsize=2)(partial(order_of, objective, rows, self.seed)),
             phrases,
             of_objects,
         )
 
-    def _seconds(
+    def _extra(
         self, rows: StreamRows, objective: Objective
     ) -> tuple[dict[str, Texts], dict[str, Lookup]]:
-        """The second texts that the objective brings, by block, and their features."""
+        """The extra texts that the objective brings, by block, and their features."""
         texts, features = dict[str, Texts](), dict[str, Lookup]()
         needs = {need.name: need for need in objective.features}
-        for block, second in second_texts_of(objective, rows).items():
+        for block, second in extra_texts_of(objective, rows).items():
             keys: dict[RowOf, Any] = {"image": second.images, "caption": second.keys}
             for name in second.features:
                 lookup = self._lookup(needs[name], keys[needs[name].row_of])
@@ -180,10 +190,10 @@ class TrainingData:
                 texts[block] = Texts.of(self.tokens, second.keys)
             except MissingKeys as error:
                 raise MissingKeys(
-                    f"{error}\n  They are the second texts `{block}` of objective "
+                    f"{error}\n  They are the extra texts `{block}` of objective "
                     f"{objective.name}; make the tokens of their data set too: `sightline tokens`."
                 ) from error
-            self.second_digests[f"{rows.stream}/{block}"] = second.digest
+            self.extra_digests[f"{rows.stream}/{block}"] = second.digest
         return texts, features
 
     def _add_pairs(self, spec: RunSpec, folder: Path, objective: Objective) -> int | None:
@@ -200,9 +210,9 @@ class TrainingData:
                 f"{folder}: the images of all {count} pairs could not be "
                 "extracted; see the failures file beside the feature set"
             )
-        paced_by = None
+        pairs_per_epoch = None
         if objective.pairs is not None:
-            paced_by = len(pairs)
+            pairs_per_epoch = len(pairs)
             pairs = sample(pairs, objective.pairs, objective.data_seed)
         of_objects = frozenset(need.name for need in needs if need.row_of == "object")
         phrases = None
@@ -225,7 +235,7 @@ class TrainingData:
         of_rows = {name: lookup for name, lookup in features.items() if name not in of_objects}
         rows = replace(pairs, images=images, lookups=of_rows)
         self._add(rows, objective, features, phrases, of_objects)
-        return paced_by
+        return pairs_per_epoch
 
     def _failed(self, row_of: RowOf, needs: Sequence[FeatureNeed]) -> set[bytes]:
         """Keys of what could not be extracted in a feature set whose rows are of these."""

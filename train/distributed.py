@@ -50,7 +50,7 @@ class Processes:
         self.rank, self.count = rank, count
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process owns the run's folder and reports its progress."""
         return self.rank == 0
 
@@ -107,14 +107,14 @@ class Processes:
             return act()
         import torch.distributed as dist
 
-        results: list[Any] = [act() if self.main else None]
+        results: list[Any] = [act() if self.is_main else None]
         with _waiting():
             dist.broadcast_object_list(results, src=0)
         return results[0]
 
     # ---- tensors --------------------------------------------------------------------------------
 
-    def max(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest number that any process has."""
         if self.count == 1:
             return number
@@ -172,7 +172,7 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        for parameter in () if self.main else whole.parameters():
+        for parameter in () if self.is_main else whole.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()
         both = (parameter for part in (module, whole) for parameter in part.parameters())

@@ -147,8 +147,9 @@ def check_export(folder: Path, trained: Embedder) -> None:
     worst = int(np.argmax(off))  # NaN counts as the largest
     if not off[worst] <= _TOLERANCE:
         raise SightlineError(
-            f"the exported model embeds {PROBES[worst][:40]!r} otherwise than the trained one (by "
-            f"{off[worst]:.1e} of its norm), so its users would not get the scores of this run. "
+            f"the exported model's embedding of {PROBES[worst][:40]!r} differs from the trained "
+            f"model's (relative error {off[worst]:.1e}), so its users would not get the scores of "
+            "this run. "
             "Look at the student's tokenizer_config.json and sentence_bert_config.json; the "
             "checkpoint is kept, and the same command exports it again"
         )

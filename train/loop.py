@@ -100,7 +100,7 @@ class Loop:
         self._scaler = GradScaler(device.type) if model.precision == "fp16" else None
         # under fp16 the loss scaler skips a step whose gradient overflows, and halves the scale
         self._norm_counts = self._scaler is None
-        self._unchecked: list[TakenStep] = []
+        self._unchecked_steps: list[StepLosses] = []
         self._waits_each_step = not devices.runs_ahead(device) or self._scaler is not None
         self._started: float | None = None
         self._micro_batches = micro_batches(config, data.schedule)
@@ -123,14 +123,14 @@ class Loop:
         """
         state, config = self.state, self._config
         self._saved = time.monotonic()
-        self._processes.broadcast(self._model.kept().values())
+        self._processes.broadcast(self._model.trainable_state_dict().values())
         for callback in self._callbacks:
             callback.begin(state, self._model)
         while state.step < state.steps and not state.stopped_early:
             self._step()
             for callback in self._callbacks:
                 callback.step(state)
-            saves = self._agree() or state.step == state.steps
+            saves = self._agree_to_save() or state.step == state.steps
             logs = state.step == state.steps or state.step % config.logging_steps == 0
             if saves or logs or self._score_is_due():
                 self._check_finite()
@@ -171,7 +171,7 @@ class Loop:
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = nn.utils.clip_grad_norm_(self._model.parameters(), config.max_grad_norm)
-        self._unchecked.append((state.step + 1, terms, norm))
+        self._unchecked_steps.append((state.step + 1, terms, norm))
         if self._waits_each_step:
             self._check_finite()
         moved = self._update(learning_rate(config, state.step, state.steps))
@@ -244,7 +244,7 @@ class Loop:
 
         All processes have the same terms and gradients, so they find the same step.
         """
-        unseen, self._unchecked = self._unchecked, []
+        unseen, self._unchecked_steps = self._unchecked_steps, []
         bad = first_bad(unseen, norm_counts=self._norm_counts)
         if bad is not None:
             raise self._non_finite(*bad)
@@ -267,18 +267,20 @@ class Loop:
         for callback in self._callbacks:
             callback.log(self.state, entry)
 
-    def _agree(self) -> bool:
+    def _agree_to_save(self) -> bool:
         """Whether all save after this step: process 0 says so, or a callback wants them to stop.
 
         It stops all if it is in one of them. Clocks differ, so that of process 0 counts alone.
         """
         state, every = self.state, self._config.save_steps
         late = time.monotonic() - self._saved >= SAVE_SECONDS
-        due = self._processes.main and (state.step % every == 0 if every else late)
-        wish = self._processes.max(2 + 2 * state.signal if state.should_stop else int(due))
-        if wish > 1:
-            state.should_stop, state.signal = True, wish // 2 - 1
-        return wish > 0
+        due = self._processes.is_main and (state.step % every == 0 if every else late)
+        asked = self._processes.all_reduce_max(
+            2 + 2 * state.signal if state.should_stop else int(due)
+        )
+        if asked > 1:
+            state.should_stop, state.signal = True, asked // 2 - 1
+        return asked > 0
 
     def _score_is_due(self) -> bool:
         """Whether the weights are scored after this step."""
@@ -298,7 +300,7 @@ class Loop:
             )
         if state.best is None or score > state.best:
             state.best, state.best_step = score, state.step
-            kept = self._model.kept()
+            kept = self._model.trainable_state_dict()
             self._keep(lambda: self._folder.keep_best(state, save(on_the_host(kept))))
         self._log({DEV: score})
         patience = self._config.early_stopping_patience
@@ -325,7 +327,10 @@ class Loop:
             "window": vars(self._window),
         }
         with self._folder.checkpoint(self.state) as tensors:
-            weights = {name: value.contiguous() for name, value in self._model.kept().items()}
+            weights = {
+                name: value.contiguous()
+                for name, value in self._model.trainable_state_dict().items()
+            }
             save_file(weights, tensors / MODEL_FILE, metadata={"format": "pt"})
             with (tensors / LOOP_FILE).open("wb") as file:  # of Python's: see `system_error`
                 torch.save(of_the_loop, file)
@@ -337,7 +342,7 @@ class Loop:
                 f"{tensors}: process 0 resumes from this checkpoint, but this process cannot see "
                 "it; put the run's folder where all processes can see it"
             )
-        self._model.take(load_file(tensors / MODEL_FILE))
+        self._model.load_trainable_state_dict(load_file(tensors / MODEL_FILE))
         saved = torch.load(tensors / LOOP_FILE, map_location="cpu", weights_only=True)
         self._optimizer.load_state_dict(saved["optimizer"])
         if self._scaler is not None and saved["scaler"] is not None:
@@ -400,12 +405,12 @@ class LogWindow:
         return entry
 
 
-TakenStep = tuple[int, Mapping[int, Mapping[str, Tensor]], Tensor]
+StepLosses = tuple[int, Mapping[int, Mapping[str, Tensor]], Tensor]
 """Its number, from 1; micro-batch → loss terms; norm of the gradient."""
 
 
 def first_bad(
-    steps: Sequence[TakenStep], *, norm_counts: bool
+    steps: Sequence[StepLosses], *, norm_counts: bool
 ) -> tuple[int, int, dict[str, float]] | None:
     """The first step that is not finite, or None. Waits for the device.
 

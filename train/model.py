@@ -93,9 +93,11 @@ class Student(nn.Module):
         if any(id(weight) in trained for weight in self.objective.parameters()):
             expected = "copies of its modules: `copy.deepcopy`, or its method `encode`"
             raise wrong(self.objective, "start", self, expected)
-        self._shapes = {name: tuple(value.shape) for name, value in self.kept().items()}
+        self._shapes = {
+            name: tuple(value.shape) for name, value in self.trainable_state_dict().items()
+        }
 
-    def kept(self) -> dict[str, Tensor]:
+    def trainable_state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint holds: all of the objective, and what changes of the encoder.
 
         Returns:
@@ -114,9 +116,9 @@ class Student(nn.Module):
             self._expect_shapes("after_step", tensors, "", self._shapes)
         return tensors
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from what `kept` was."""
-        own = self.kept()
+    def load_trainable_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from what `trainable_state_dict` was."""
+        own = self.trainable_state_dict()
         here = {name: tuple(value.shape) for name, value in own.items()}
         self._expect_shapes("start", tensors, " in its checkpoint", here)
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -75,7 +76,38 @@ class FeatureUse(BaseModel):
         )
 
 
-class RunState(BaseModel):
+class RunProgress(BaseModel):
+    """What a run has done so far, and has done in the end.
+
+    Attributes:
+        log: entries of the training loop, each with its ``step``: means since the last one, or the
+            dev score.
+        best_step: step whose weights are the best by the dev score; None without a dev set.
+        stopped_early: the early stop ended the run.
+        seconds: spent in training steps, without dev scores and checkpoints.
+        saving_seconds: spent in writing checkpoints and best weights.
+        sentences: rows trained on.
+        peak_memory: peak bytes, see `sightline.devices.peak_memory`.
+        processes: how many trained it; several numbers if it was resumed with a different number
+            of them.
+    """
+
+    log: list[dict[str, float]] = []
+    best_step: int | None = None
+    stopped_early: bool = False
+    seconds: float = 0.0
+    saving_seconds: float = 0.0
+    sentences: int = 0
+    peak_memory: dict[str, int] = {}
+    processes: tuple[int, ...] = ()
+
+    @property
+    def reached(self) -> dict[str, Any]:
+        """These fields, for the record of the finished run."""
+        return {name: getattr(self, name) for name in RunProgress.model_fields}
+
+
+class RunState(RunProgress):
     """How far a run is: all that its checkpoint records besides tensors.
 
     Attributes:
@@ -83,17 +115,7 @@ class RunState(BaseModel):
         optimizer: its `train.optimizer`.
         steps: optimiser steps of the whole run.
         step: those that are done.
-        log: entries so far, each with its ``step``.
-        best: dev score of the best weights, or None.
-        best_step: the step that they are from.
-        best_tensors: their file → its BLAKE3.
-        stopped_early: the early stop ended the run here.
-        seconds: spent in training steps, without dev scores and checkpoints.
-        saving_seconds: spent in writing checkpoints and best weights, before those of this state.
-        sentences: rows trained on.
-        peak_memory: peak bytes, see `sightline.devices.peak_memory`.
-        processes: how many trained it; several numbers if it was resumed with a different number
-            of them.
+        best: dev score of the best weights, or None; `best_tensors`: their file → its BLAKE3.
         tensors: file of the checkpoint → its BLAKE3.
         should_stop: end after this step, with a checkpoint; a callback may set it, in any process.
         signal: number of the signal that asked for it, or 0; the same in all processes.
@@ -110,23 +132,15 @@ class RunState(BaseModel):
     optimizer: str = ""
     steps: int = 0
     step: int = 0
-    log: list[dict[str, float]] = []
     best: float | None = None
-    best_step: int | None = None
     best_tensors: dict[str, str] = {}
-    stopped_early: bool = False
-    seconds: float = 0.0
-    saving_seconds: float = 0.0
-    sentences: int = 0
-    peak_memory: dict[str, int] = {}
-    processes: list[int] = []
     tensors: dict[str, str] = {}
     should_stop: bool = Field(default=False, exclude=True)
     signal: int = Field(default=0, exclude=True)
 
 
-class RunSummary(BaseModel):
-    """One finished run. What `RunState` has too, means the same.
+class RunSummary(RunProgress):
+    """One finished run; `best_step` is that of the exported weights.
 
     Attributes:
         spec_digest: SHA-256 over the specification and the content of every input.
@@ -142,8 +156,6 @@ class RunSummary(BaseModel):
         hub_datasets: names on the hub of the data that it was trained on, where they are known.
         dev: name of the dev set, or None.
         dev_sha256: digest of its pairs.
-        log: entries of the training loop: means since the last one, or the dev score.
-        best_step: step whose weights were exported; None without a dev set (the last ones).
         steps: optimiser steps done; fewer than planned after an early stop.
         steps_on_pairs: those of them that had a batch of pairs; the others had sentences alone.
         trained_parameters: of encoder and heads.
@@ -174,18 +186,10 @@ class RunSummary(BaseModel):
     hub_datasets: tuple[str, ...] = ()
     dev: str | None
     dev_sha256: str = ""
-    log: list[dict[str, float]] = []
-    best_step: int | None
     steps: int
     steps_on_pairs: int = 0
-    stopped_early: bool
-    sentences: int
-    seconds: float
-    saving_seconds: float = 0.0
     sentences_per_second: float
-    peak_memory: dict[str, int] = {}
     trained_parameters: int = 0
-    processes: tuple[int, ...] = (1,)
     device: str = ""
     processor: str = ""
     precision: str = ""
@@ -255,7 +259,9 @@ class RunSummary(BaseModel):
 
     def to_bytes(self) -> bytes:
         """The content of ``run.json``."""
-        return (self.model_dump_json(indent=2, by_alias=True) + "\n").encode()
+        body = self.model_dump(mode="json", by_alias=True)
+        last = {name: body.pop(name) for name in RunProgress.model_fields}  # the log is long
+        return (json.dumps({**body, **last}, indent=2, ensure_ascii=False) + "\n").encode()
 
     @classmethod
     def read(cls, folder: Path) -> RunSummary:

@@ -114,19 +114,19 @@ class StreamRows:
             )
         return self.lookups[name].take(rows).float().numpy()
 
-    def second(self, rows: NDArray[np.int64], features: Sequence[str] = ()) -> SecondTexts:
-        """The texts of other ``rows`` as second texts, with their images.
+    def extra(self, rows: NDArray[np.int64], features: Sequence[str] = ()) -> ExtraTexts:
+        """The texts of other ``rows`` as extra texts, with their images.
 
         Args:
             rows: int64 [n], for each row the number of another.
-            features: see `SecondTexts`.
+            features: see `ExtraTexts`.
         """
         images = None if self.images is None else self.images[rows]
-        return SecondTexts(self.keys[rows], images, tuple(features))
+        return ExtraTexts(self.keys[rows], images, tuple(features))
 
 
 @dataclass(frozen=True)
-class SecondTexts:
+class ExtraTexts:
     """A second text of each row of a stream, such as a hard negative: a block of the batch.
 
     Attributes:
@@ -150,15 +150,15 @@ class SecondTexts:
 _TAKEN = {"sentences", "phrases"}
 
 
-def second_texts_of(objective: Objective, rows: StreamRows) -> Mapping[str, SecondTexts]:
-    """Its `second_texts`; SightlineError if they are something else, or do not fit the rows."""
-    found = objective.second_texts(rows)
-    expect(found, dict, objective, "second_texts")
+def extra_texts_of(objective: Objective, rows: StreamRows) -> Mapping[str, ExtraTexts]:
+    """Its `extra_texts`; SightlineError if they are something else, or do not fit the rows."""
+    found = objective.extra_texts(rows)
+    expect(found, dict, objective, "extra_texts")
     kinds = {need.name: need.row_of for need in objective.features}
     usable = ", ".join(name for name, of in kinds.items() if of != "object") or "no features"
     for block, second in found.items():
-        what = f"second_texts, {block}"
-        expect(second, SecondTexts, objective, what)
+        what = f"extra_texts, {block}"
+        expect(second, ExtraTexts, objective, what)
         if block in _TAKEN or "/" in block:
             raise wrong(objective, what, block, "a name of its own, without slashes")
         expect_array(second.keys, "uint8", (len(rows), 32), objective, f"{what}, keys")
@@ -225,7 +225,7 @@ class TrainedStream:
 
     Attributes:
         rows: as the objective sees them.
-        texts: by the name of their block: the rows' own, ``sentences``, and second texts.
+        texts: by the name of their block: the rows' own, ``sentences``, and extra texts.
         features: by the name that a batch has for them.
         order: pass → order of the rows; None for the shuffled one.
         phrases: of the rows, if the objective reads objects.

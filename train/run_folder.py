@@ -63,9 +63,9 @@ class RunFolder:
 
     def finished(self, digest: str, code: Mapping[str, str]) -> RunSummary | None:
         """The finished run of this specification and code, or None."""
-        return None if self.outdated(digest, code) else RunSummary.read(self.path)
+        return None if self.why_outdated(digest, code) else RunSummary.read(self.path)
 
-    def outdated(self, digest: str, code: Mapping[str, str]) -> str:
+    def why_outdated(self, digest: str, code: Mapping[str, str]) -> str:
         """Why the run has to be trained, again if it is finished; empty if it does not."""
         try:
             summary = RunSummary.read(self.path)

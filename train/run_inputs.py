@@ -177,7 +177,7 @@ def _digest(
             "files": {name: content_of(path) for name, path in spec.manifests.items()},
             "tokens": tokens,
             "phrases": data.phrases_digest,
-            "second texts": data.second_digests,
+            "second texts": data.extra_digests,
             "dev": None if dev is None else dev.sha256,
             "features": {
                 name: [features.fingerprint, features.record.content_digest]

@@ -45,8 +45,9 @@ class Schedule:
 
     Attributes:
         pairs, text: rows of the two streams; either may be 0.
-        paced_by: number of pairs that determines how many steps an epoch has and which of them are
-            paired; None means `pairs`. With fewer `pairs` each is used more often in as many steps.
+        pairs_per_epoch: number of pairs that determines how many steps an epoch has and which of
+            them are paired; None means `pairs`. With fewer `pairs` each is used more often in as
+            many steps.
         batch_size: rows of a batch (one more where a single row was merged in).
         seed: of the run; each pass over a stream is shuffled by (seed, stream, pass).
 
@@ -58,7 +59,7 @@ class Schedule:
     text: int
     batch_size: int
     seed: int
-    paced_by: int | None = None
+    pairs_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 2:
@@ -69,7 +70,7 @@ class Schedule:
     @property
     def pair_batches(self) -> int:
         """Paired batches of one epoch."""
-        pairs = self.pairs if self.paced_by is None else self.paced_by
+        pairs = self.pairs if self.pairs_per_epoch is None else self.pairs_per_epoch
         return batches_per_pass(pairs, self.batch_size)
 
     @property

@@ -42,7 +42,7 @@ PROJECT = "sightline"
 """Where a service has projects or experiments, and its own settings name none."""
 
 
-class Curve(BaseModel):
+class TrackedRun(BaseModel):
     """What a tracker has of a run.
 
     Attributes:
@@ -56,7 +56,7 @@ class Curve(BaseModel):
     last: dict[str, int] = {}
 
 
-class Curves(BaseModel):
+class TrackersRecord(BaseModel):
     """What all trackers have of a run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Curves(BaseModel):
     spec_digest: str
     code: str
     ended: bool = False
-    curves: dict[str, Curve] = {}
+    curves: dict[str, TrackedRun] = {}
 
 
 class Tracking(Callback):
@@ -111,13 +111,16 @@ class Tracking(Callback):
             self._attempt(name, tracker.finish)
         self._trackers.clear()
 
-    def _told_before(self, state: RunState) -> Curves:
+    def _told_before(self, state: RunState) -> TrackersRecord:
         """What they were told of this run; nothing if it starts over."""
-        file, new = self._folder / RECORD, Curves(spec_digest=state.spec_digest, code=state.code)
+        file, new = (
+            self._folder / RECORD,
+            TrackersRecord(spec_digest=state.spec_digest, code=state.code),
+        )
         if not file.is_file():
             return new
         try:
-            told = Curves.model_validate_json(file.read_bytes())
+            told = TrackersRecord.model_validate_json(file.read_bytes())
         except ValidationError:
             self._say(f"{file}: damaged, so every tracker begins a new curve")
             return new
@@ -127,7 +130,7 @@ class Tracking(Callback):
     def _start(self, name: str) -> None:
         spec, kind = self._inputs.spec, self._kinds[name]
         is_new = (curve := self._told.curves.get(name)) is None
-        curve = curve or Curve(id=secrets.token_hex(16))
+        curve = curve or TrackedRun(id=secrets.token_hex(16))
         run, folder = f"{spec.run}-seed-{spec.seed}", self._folder / name
         has_folder = name == "dvclive" or (kind.requires_logging_directory and name != "aim")
         where = f" in {folder}" if has_folder else ""
@@ -200,7 +203,9 @@ _GIVES_AN_ID = {"mlflow": "tracker.info.run_id", "aim": "tracker.hash"}
 """Services that choose the id of a run → where their tracker has it."""
 
 
-def _arguments(run: str, folder: Path, curve: Curve, is_new: bool) -> dict[str, dict[str, Any]]:
+def _arguments(
+    run: str, folder: Path, curve: TrackedRun, is_new: bool
+) -> dict[str, dict[str, Any]]:
     """What each of accelerate's trackers is made with, so that it goes on with ``curve``.
 
     Args:

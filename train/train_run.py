@@ -71,16 +71,16 @@ def train_run(
         LostProcess: another process of the run ended; the last checkpoint is resumed from.
     """
     with joined(spec.device) as processes, ExitStack() as stack:
-        main = processes.main
-        tell: Say = (say or to_stderr) if main else lambda line: None
+        is_main = processes.is_main
+        tell: Say = (say or to_stderr) if is_main else lambda line: None
 
         # open the inputs
         inputs = RunInputs.open(spec, processes.count)
         folder = RunFolder(spec.out, inputs.files)
         shown: list[Callback] = []
-        if folder.outdated(inputs.digest, inputs.code):
+        if folder.why_outdated(inputs.digest, inputs.code):
             training_device(spec, processes)  # a finished run needs none, nor PyTorch's import
-            if track and main:
+            if track and is_main:
                 from train.tracking import Tracking
 
                 tracking = Tracking(track, inputs, folder.output.run_folder, tell)
@@ -111,8 +111,8 @@ def train_run(
             code=digest(inputs.code),
             optimizer=spec.train.optimizer,
         )
-        if state.processes[-1:] != [processes.count]:
-            state.processes.append(processes.count)
+        if state.processes[-1:] != (processes.count,):
+            state.processes = (*state.processes, processes.count)
         device = training_device(spec, processes)
         model, embedder, pooler = build_model(inputs)
 
@@ -123,7 +123,7 @@ def train_run(
             if state.step:
                 return
             if (folder.path / FILE_NAME).is_file():
-                why = folder.outdated(inputs.digest, inputs.code)
+                why = folder.why_outdated(inputs.digest, inputs.code)
                 tell(f"{spec.run}: replacing the finished run in {spec.out}: {why}")
                 tell(f"{spec.run}: that one stays until this one is done")
             folder.begin(state)
@@ -136,7 +136,7 @@ def train_run(
 
         dev, size = inputs.dev, spec.train.eval_batch_size
         stop = StopAtStep()
-        if main:
+        if is_main:
             shown.append(stack.enter_context(closing(ProgressReport(spec.run, say))))
         loop = Loop(
             model,
@@ -352,7 +352,7 @@ def _export(
 
     if state.best_step is not None:
         (best,) = state.best_tensors
-        model.take(load_file(folder.path / best))
+        model.load_trainable_state_dict(load_file(folder.path / best))
     results = folder.scratch / "results"
     results.mkdir()
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -370,8 +370,6 @@ def _summary(
     inputs: RunInputs, state: RunState, parameters: int, device: torch.device
 ) -> RunSummary:
     spec, data, seconds = inputs.spec, inputs.data, state.seconds
-    reached = {"log", "best_step", "stopped_early", "sentences", "peak_memory"}
-    reached |= {"seconds", "saving_seconds"}
     data_sets = [folder for folder in (spec.pairs, spec.sentences) if folder is not None]
     return RunSummary(
         **spec.model_dump(mode="json", include={"run", "objective", "seed", "train"}),
@@ -395,12 +393,11 @@ def _summary(
         steps_on_pairs=steps_on_pairs(spec.train, data.schedule, state.step),
         sentences_per_second=state.sentences / seconds if seconds else 0.0,
         trained_parameters=parameters,
-        processes=tuple(state.processes),
         device=device_name(device),
         processor=processor().model if device.type == "cpu" else "",
         precision=spec.train.precision,
         versions=versions(),
         spec_digest=inputs.digest,
         code=inputs.code,
-        **state.model_dump(include=reached),
+        **state.reached,
     )

@@ -34,7 +34,7 @@ COMMANDS = {
     "ground": Entry("ground:ground", "Find the phrases of captions, their boxes and masks."),
     "tokens": Entry("tokens:tokens", "Tokenise training texts, or find the tokens of phrases."),
     "train": Entry("train:app", "Fine-tune a student on cached features."),
-    "evaluate": Entry("evaluate:evaluate", "Score models on tasks."),
+    "evaluate": Entry("evaluate:app", "Score models on tasks."),
     "compare": Entry("compare:compare", "Compare runs with each other and with the papers."),
     "look": Entry("look:app", "Look at groundings, features and neighbours."),
     "cache": Entry("cache:app", "List, verify, repair and share the sets of the cache."),
@@ -119,10 +119,16 @@ def load(name: str) -> Any:
     return group
 
 
-def command_of(name: str, function: Callable[..., None], *, hidden: bool = False) -> Any:
+def command_of(
+    name: str,
+    function: Callable[..., None],
+    *,
+    hidden: bool = False,
+    cls: type[Command] = Command,
+) -> Any:
     """The command called ``name`` that ``function`` is."""
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=Command, hidden=hidden)(function)
+    alone.command(name, cls=cls, hidden=hidden)(function)
     return get_command(alone)
 
 

@@ -138,7 +138,7 @@ def _neighbours(results: Sequence[RunResult], data: Path | None) -> tuple[Sectio
 def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | None) -> None:
     """What a table or figure of a paper printed beside what was measured of it."""
     from pipeline import graph
-    from pipeline.paper_recipes import Recipes
+    from pipeline.paper_recipes import PaperRecipes
     from sightline.errors import SightlineError
     from train.report.formats import show
     from train.report.paper import compare_entry, document_of
@@ -146,7 +146,7 @@ def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | 
 
     if gone := [folder for folder in folders if not folder.is_dir()]:
         raise SightlineError(f"{gone[0]}: no such folder; with --paper, name folders of results")
-    recipes, (entry,) = Recipes(), find_entries(table)
+    recipes, (entry,) = PaperRecipes(), find_entries(table)
     rows = compare_entry(entry, folders or [graph.RESULTS], recipes.expected)
     if not rows and format_ == "terminal" and out is None:
         print(f"{entry.id}: {entry.shows}")
@@ -157,13 +157,13 @@ def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | 
 
 def _list_tables(paper: str, format_: Format, out: Path | None) -> None:
     """What produces the tables and figures of a paper, or of all; for `LIST`."""
-    from pipeline.paper_recipes import APART, Recipes
+    from pipeline.paper_recipes import APART, PaperRecipes
     from train.report.published import every_entry, find_entries
 
     if format_ not in ("terminal", "json") or out is not None:
         hint = "--format" if out is None else "--out"
         raise typer.BadParameter("a list is printed, as text or as JSON", param_hint=hint)
-    recipes, entries = Recipes(), [*every_entry()] if paper == LIST else find_entries(paper)
+    recipes, entries = PaperRecipes(), [*every_entry()] if paper == LIST else find_entries(paper)
     if format_ == "json":
         names = {"id", "kind", "shows"}
         tables = [entry.model_dump(include=names) | recipes.about(entry) for entry in entries]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pipeline.cli.model_options import pairs_of, typed
+from pipeline.cli.commands import Command, command_of
+from pipeline.cli.model_options import flags_of, from_words, pairs_of, set_values, takes, typed
 from pipeline.cli.options import (
     DEVICE,
     JSON,
@@ -77,12 +79,29 @@ def evaluate(
 ) -> None:
     """Score models on tasks.
 
-    --set gives a setting of every task that has it, or of one: sts.data=PATH. Each model encodes
-    every distinct sentence once. Several seeds of a run make one row.
+    With one task its settings are options: `sightline evaluate TASK --help` shows them. With
+    several, --set gives a setting of each task that has it, or of one: sts.data=PATH. Several seeds
+    of a run make one row.
 
     Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --data senteval/downstream
     """
-    names = tasks or []
+    _evaluate(tasks or [], None, models, data, set_, pooling, device, precision, out, card, as_json)
+
+
+def _evaluate(
+    names: Sequence[str],
+    words: Mapping[str, Any] | None,
+    models: Any,
+    data: Path | None,
+    set_: list[str],
+    pooling: Any,
+    device: str,
+    precision: Any,
+    out: Path | None,
+    card: Path | None,
+    as_json: bool,
+) -> None:
+    """`evaluate`; ``words`` are the options of the settings of the only task."""
     if card is not None:
         _print_card(names, models_of(models), card)
         return
@@ -91,7 +110,10 @@ def evaluate(
     if names == [LIST]:
         _list_tasks(data, as_json)
         return
-    settings = _settings_of(names, data, set_)
+    if words is None:
+        settings = _settings_of(names, data, set_)
+    else:
+        settings = {names[0]: _settings_of_one(names[0], data, set_, words)}
     sources = models_of(models)
     from train.evaluate.evaluation import Evaluation, evaluate_model, unscored
     from train.evaluate.models import EvaluatedModel, name_models
@@ -190,6 +212,86 @@ def _settings_of(
                     raise typer.BadParameter(f"{name} needs --data: {task_class(name).needs}")
                 raise typer.BadParameter(f"{name} needs --set {key}=…: {field.description}")
     return settings
+
+
+def _settings_of_one(
+    name: str, data: Path | None, set_: Sequence[str], words: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of the only task, from options; --set has those whose option is another's."""
+    from train.evaluate.task import task_class
+
+    task = task_class(name)
+    options = {field: f"--{field.replace('_', '-')}" for field in _fields_of(name)}
+    options["data"] = "--data"
+    more = set_values(task.Settings, [word.removeprefix(f"{name}.") for word in set_], options)
+    if data is None and task.Settings.model_fields["data"].is_required():
+        raise typer.BadParameter(f"{name} needs --data: {task.needs}")
+    given = more if data is None else {**more, "data": data}
+    settings = from_words(task.Settings, words, given=given)
+    return {field: getattr(settings, field) for field in settings.model_fields_set}
+
+
+def _fields_of(name: str) -> list[str]:
+    """Those settings of a task that the command has no other option for."""
+    from train.evaluate.task import task_class
+
+    parameters = inspect.signature(evaluate, eval_str=True).parameters.values()
+    taken = {flag for parameter in parameters for flag in flags_of(parameter)}
+    fields = task_class(name).Settings.model_fields
+    return [field for field in fields if f"--{field.replace('_', '-')}" not in taken]
+
+
+def _of_one_task(name: str) -> Callable[..., None]:
+    """`evaluate` with the settings of a task as options."""
+    from train.evaluate.task import task_class
+
+    def command(*, tasks: list[str], words: Mapping[str, Any], **values: Any) -> None:
+        _evaluate([name], words, **values)
+
+    whole = inspect.signature(evaluate, eval_str=True)
+    words = inspect.Parameter("words", inspect.Parameter.KEYWORD_ONLY)
+    every = [each.replace(kind=words.kind) for each in whole.parameters.values()]
+    command.__signature__ = whole.replace(parameters=[*every, words])  # pyright: ignore
+    task = task_class(name)
+    command.__doc__ = (
+        f"{task.about[:1].upper()}{task.about[1:]}.\n\nIt reads {task.needs}.\n\n"
+        f"Example: sightline evaluate {name} --model runs/mcse-clip/seed-0 --data PATH"
+    )
+    return takes("words", task.Settings, panel="Data", only=_fields_of(name), as_words=True)(
+        command
+    )
+
+
+class _Evaluate(Command):
+    """With one task, wherever it stands among the words, its settings are options."""
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        if (name := self._only_task(list(args), parent)) is not None:
+            command = command_of("evaluate", _of_one_task(name))
+            return Command.make_context(command, info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def _only_task(self, args: list[str], parent: Any) -> str | None:
+        from train.evaluate.task import TASKS
+
+        context = typer.Context(
+            self,
+            parent=parent,
+            resilient_parsing=True,
+            ignore_unknown_options=True,
+            allow_extra_args=True,
+        )
+        try:
+            found, _, _ = self.make_parser(context).parse_args(args=args)
+        except Exception:  # a mistake, which the command itself words
+            return None
+        names = [word for word in found.get("tasks") or () if not word.startswith("-")]
+        of_tasks = [word for word in names if word in TASKS]
+        return of_tasks[0] if len(of_tasks) == 1 and names[:1] != [LIST] else None
+
+
+app = typer.Typer(add_completion=False)
+app.command("evaluate", cls=_Evaluate)(evaluate)
 
 
 def _list_tasks(data: Path | None, as_json: bool) -> None:

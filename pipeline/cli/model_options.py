@@ -76,9 +76,9 @@ def takes(
             for p in signature.parameters.values()
             if p.name != parameter
         ]
-        taken = {flag for p in kept for flag in _flags_of(p)}
+        taken = {flag for p in kept for flag in flags_of(p)}
         for option in options:
-            if clash := sorted(taken & _flags_of(option)):
+            if clash := sorted(taken & flags_of(option)):
                 raise SightlineError(
                     f"{model.__module__}.{model.__qualname__}: its field `{option.name}` would be "
                     f"the option {clash[0]}, which the command has already; rename the field"
@@ -95,7 +95,7 @@ def takes(
     return decorate
 
 
-def _flags_of(parameter: inspect.Parameter) -> set[str]:
+def flags_of(parameter: inspect.Parameter) -> set[str]:
     """The options that a parameter of a command has, such as ``--out``."""
     flags: set[str] = set()
     for about in getattr(parameter.annotation, "__metadata__", ()):

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from sightline import cache
-from train.evaluate.cosines import NotDefinedError
 from train.evaluate.evaluation import Evaluation
+from train.evaluate.ranking import NotDefinedError
 from train.objectives import FeatureNeed
 
 DIM = 6

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from sightline.errors import SightlineError
-from train.evaluate import cosines as cosine_geometry
-from train.evaluate import geometry
+from train.evaluate import geometry, ranking
 from train.evaluate.similarity import GradedPairs
 
 RANDOM = np.random.default_rng(5)
@@ -33,9 +32,9 @@ def test_neighbours_are_those_of_plain_loops_whatever_the_chunks(monkeypatch, k)
     candidates = np.concatenate([RANDOM.standard_normal((20, 5)), 3 * queries[:2]])
     left_out = {0: 20, 3: 4}
     for held, chunk in ((1 << 23, 4096), (60, 3)):
-        monkeypatch.setattr(cosine_geometry, "_HELD", held)
-        monkeypatch.setattr(cosine_geometry, "_CHUNK", chunk)
-        found = cosine_geometry.nearest(queries, candidates, k, left_out)
+        monkeypatch.setattr(ranking, "_HELD", held)
+        monkeypatch.setattr(ranking, "_CHUNK", chunk)
+        found = ranking.nearest(queries, candidates, k, left_out)
         assert not found.constant
         for i, query in enumerate(queries):
             rows, cosines = plain_neighbours(query, candidates, k, left_out.get(i))
@@ -46,13 +45,13 @@ def test_neighbours_are_those_of_plain_loops_whatever_the_chunks(monkeypatch, k)
 def test_equal_cosines_keep_the_order_of_the_candidates():
     one, two = np.array([[1.0, 2.0, 3.0]]), np.array([[-1.0, 1.0, 0.5]])
     candidates = np.concatenate([two, one * 7, one / 3, two * 2, one]).astype(np.float32)
-    assert cosine_geometry.nearest(one, candidates, 5).rows[0].tolist() == [1, 2, 4, 0, 3]
-    constant = cosine_geometry.nearest(np.ones((2, 3)), np.full((4, 3), 0.2), 3)
+    assert ranking.nearest(one, candidates, 5).rows[0].tolist() == [1, 2, 4, 0, 3]
+    constant = ranking.nearest(np.ones((2, 3)), np.full((4, 3), 0.2), 3)
     assert constant.constant
     assert constant.rows[1].tolist() == [0, 1, 2]
-    assert not cosine_geometry.nearest(one, two, 3).constant  # one candidate is no tie
+    assert not ranking.nearest(one, two, 3).constant  # one candidate is no tie
     with pytest.raises(SightlineError, match="nothing to find neighbours among"):
-        cosine_geometry.nearest(one, np.ones((0, 3)), 2)
+        ranking.nearest(one, np.ones((0, 3)), 2)
 
 
 def plain_uniformity(rows):

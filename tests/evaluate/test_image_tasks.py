@@ -15,9 +15,9 @@ from planted_world import Folder, Model, World, cosines, make_world
 from sightline import cache
 from sightline.cache import IMAGES, CacheError, key_of_text, read_manifest, write_manifest
 from sightline.errors import SightlineError
-from train.evaluate.candidates import CaptionPool
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.neighbours import find_captions
+from train.evaluate.pools import CaptionPool
 from train.evaluate.results import load_result, save_result
 from train.evaluate.retrieval import CHANCE, METRICS, chance, evaluate_retrieval
 from train.objectives import FeatureNeed

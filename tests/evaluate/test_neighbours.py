@@ -27,9 +27,9 @@ from pipeline.grounding.page_pictures import photographs
 from sightline.cache import IMAGES, FeatureSet, key_of_file, write_manifest
 from sightline.errors import SightlineError
 from sightline.html_pages import Thumbnail
-from train.evaluate.candidates import read_images, read_pool, read_queries
-from train.evaluate.cosines import unit_rows
 from train.evaluate.models import NamedModel, name_models
+from train.evaluate.pools import read_images, read_pool, read_queries
+from train.evaluate.ranking import unit_rows
 from train.evaluate.results import Hits, ModelNeighbours, Neighbour, TaskResult
 from train.records import FeatureUse
 from train.report.comparison import compare_results

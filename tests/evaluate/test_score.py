@@ -26,7 +26,7 @@ from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import EvaluationSet, TaskResult, load_result, save_result
 from train.evaluate.similarity import correlate, load_pairs
 from train.evaluate.task import Metric, SubsetSettings
-from train.evaluate.transfer import TASKS as TRANSFER_TASKS
+from train.evaluate.transfer import TRANSFER_TASKS
 from train.report.run_tables import make_table, notes_on_scores
 
 HEADER = "score\tsentence1\tsentence2\n"
@@ -216,11 +216,13 @@ def test_all_tasks_are_encoded_in_one_call_and_have_a_mean(senteval):
     letters, tests = Letters(), sts.load_sts(senteval)
     scores = sts.evaluate_sts(letters.encode, tests).scores
     assert len(letters.calls) == 1
-    assert tuple(scores) == (*sts.TASKS, sts.AVERAGE)
-    assert scores[sts.AVERAGE] == pytest.approx(np.mean([scores[task] for task in sts.TASKS]))
+    assert tuple(scores) == (*sts.STS_TASKS, sts.STS_AVERAGE)
+    assert scores[sts.STS_AVERAGE] == pytest.approx(
+        np.mean([scores[task] for task in sts.STS_TASKS])
+    )
     constant = sts.evaluate_sts(Letters(constant=True).encode, tests)
     assert set(constant.scores.values()) == {None}
-    assert set(constant.reasons) >= {*sts.TASKS, sts.AVERAGE}
+    assert set(constant.reasons) >= {*sts.STS_TASKS, sts.STS_AVERAGE}
     assert "constant" in constant.reasons["STS-B"]
     assert constant.subsets["STS12"]["MSRpar"] is None
     assert "constant" in constant.reasons["STS12/MSRpar"]
@@ -251,7 +253,7 @@ def test_minilm_scores_82_03_on_sts_benchmark(senteval_files, minilm):
 def test_minilm_reaches_the_public_scores_on_all_seven(senteval_files, minilm):
     scores = sts.evaluate_sts(minilm.encode, sts.load_sts(senteval_files)).scores
     expected = (72.37, 80.60, 75.59, 85.39, 78.99, 82.03, 77.15)
-    assert [scores[task] for task in sts.TASKS] == pytest.approx(expected, abs=0.01)
+    assert [scores[task] for task in sts.STS_TASKS] == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.slow
@@ -277,7 +279,7 @@ def test_a_result_says_what_its_tasks_are_and_keeps_the_scores_of_subsets(
 ):
     result = evaluate_model(model(), evaluation(senteval, pairs))
     assert (result.run, result.objective) == ("letters", "not trained by Sightline")
-    assert list(result.scores) == [*sts.TASKS, "Avg", *GEOMETRY]
+    assert list(result.scores) == [*sts.STS_TASKS, "Avg", *GEOMETRY]
     assert {task: tuple(parts) for task, parts in result.subsets.items()} == sts.SUBSETS
     # every subset of this folder holds the same three pairs
     assert result.subsets["STS12"]["MSRpar"] == result.subsets["STS16"]["headlines"]
@@ -287,10 +289,10 @@ def test_a_result_says_what_its_tasks_are_and_keeps_the_scores_of_subsets(
     assert load_result(file) == result
     kept = json.loads(file.read_text())["tasks"]["sts"]
     assert kept["evaluated_on"]["Avg"]["examples"] == sum(
-        result.evaluated_on[task].examples for task in sts.TASKS
+        result.evaluated_on[task].examples for task in sts.STS_TASKS
     )
     table = make_table([result])
-    assert table.names == (*sts.TASKS, "Avg", "alignment", "uniformity")
+    assert table.names == (*sts.STS_TASKS, "Avg", "alignment", "uniformity")
     assert {each.name for each in table.columns if each.better == "low"} == {*table.names[-2:]}
 
 
@@ -404,7 +406,7 @@ def test_transfer_is_a_table_of_its_own(senteval):
     result = evaluate_model(EvaluatedModel("letters", embedder), tasks)
     assert len(embedder.calls) == 1
     scores, accuracies = make_table([result]).parts
-    assert (scores.title, scores.names) == ("Scores", (*sts.TASKS, "Avg"))
+    assert (scores.title, scores.names) == ("Scores", (*sts.STS_TASKS, "Avg"))
     assert accuracies.title == "Transfer: accuracy ×100"
     assert accuracies.names == (*TRANSFER_TASKS, "transfer Avg")
     values = [result.scores[name] for name in TRANSFER_TASKS]

@@ -11,10 +11,10 @@ from away import away
 from sightline.errors import SightlineError
 from train.evaluate import transfer
 from train.evaluate.cross_validation import Fold
-from train.evaluate.softmax_classifiers import Recipe, fit_classifiers
+from train.evaluate.softmax_classifiers import ClassifierSettings, fit_classifiers
 from train.evaluate.task import SubsetSettings
 
-SHORT = Recipe(max_epoch=24)
+SHORT = ClassifierSettings(max_epoch=24)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def chosen(task, encode, folds, recipe):
 
 def test_files_are_read_as_senteval_reads_them(downstream):
     data = transfer.load_transfer(downstream)
-    assert tuple(data) == transfer.TASKS
+    assert tuple(data) == transfer.TRANSFER_TASKS
     train = {name: task.splits["train"] for name, task in data.items()}
     # Fewest words first; of equally many the lower label; words joined by single spaces.
     assert train["MR"].first == ("bad .", "veryé good", "a good film")
@@ -187,7 +187,7 @@ def by_hand(task, encode, folds, max_epoch=24):
 )
 def test_classifiers_equal_those_trained_one_by_one(protocol, sizes, folds, more, max_epoch):
     task, encode = made(protocol, sizes, **more)
-    recipe = Recipe(max_epoch=max_epoch)
+    recipe = ClassifierSettings(max_epoch=max_epoch)
     assert chosen(task, encode, folds, recipe) == by_hand(task, encode, folds, max_epoch)
 
 
@@ -203,7 +203,9 @@ def test_every_classifier_has_the_weights_of_one_trained_alone():
         Fold(rows[:127], rows[300:]),
         Fold(rows[50:180]),
     ]
-    fitted = fit_classifiers(torch.from_numpy(x), torch.from_numpy(y), 2, folds, Recipe())
+    fitted = fit_classifiers(
+        torch.from_numpy(x), torch.from_numpy(y), 2, folds, ClassifierSettings()
+    )
     for number, fold in enumerate(folds):
         dev = None if fold.dev is None else (x[fold.dev], y[fold.dev])
         for column, l2 in enumerate(one_by_one.L2):
@@ -267,7 +269,7 @@ def test_tasks_side_by_side_are_those_alone_in_one_call_of_the_encoder(two_threa
         asked.append(list(sentences))
         return encode(sentences)
 
-    recipe = Recipe(max_epoch=8)
+    recipe = ClassifierSettings(max_epoch=8)
     data = {"MADE": task, "OTHER": other}
     scores = transfer.evaluate_transfer(record, data, folds=2, recipe=recipe).scores
     assert torch.get_num_threads() == 2
@@ -306,7 +308,9 @@ def test_counts_of_the_real_files(senteval_files):
     for name, task in data.items():
         counts = {split: len(part) for split, part in task.splits.items()}
         assert counts == transfer.EXPECTED_EXAMPLES[name]
-    positive = {name: int(data[name].splits["train"].labels.sum()) for name in transfer.TASKS[:4]}
+    positive = {
+        name: int(data[name].splits["train"].labels.sum()) for name in transfer.TRANSFER_TASKS[:4]
+    }
     assert positive == {"MR": 5331, "CR": 2407, "SUBJ": 5000, "MPQA": 3312}
 
 
@@ -316,7 +320,7 @@ def test_real_questions_equal_one_by_one(senteval_files):
         return np.array(counts, dtype=np.float32)
 
     task = transfer.load_transfer(senteval_files, ["TREC"])["TREC"]
-    tested, dev_accuracy, penalties = chosen(task, letters, 2, Recipe(max_epoch=4))
+    tested, dev_accuracy, penalties = chosen(task, letters, 2, ClassifierSettings(max_epoch=4))
     expected = by_hand(task, letters, 2, max_epoch=4)
     assert tested == pytest.approx(expected[0], abs=0.3)
     assert dev_accuracy == pytest.approx(expected[1], abs=0.1)

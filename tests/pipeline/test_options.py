@@ -12,6 +12,7 @@ from typing import Annotated
 import pytest
 import typer
 from command_line import unboxed
+from pydantic import Field
 from shown_commands import leaves
 
 from pipeline.cli.commands import COMMANDS, load
@@ -28,7 +29,7 @@ from pipeline.grounding.grounding_settings import GroundingSettings
 from pipeline.params import Params
 from sightline.errors import SightlineError
 from sightline.settings import field_help
-from train.evaluate.task import TASKS, task_class
+from train.evaluate.task import TASKS, SubsetSettings, task_class
 from train.objectives import OBJECTIVES, make_objective, objective_class
 from train.objectives.simcse import SimCSE
 from train.run_spec import StudentConfig, TrainConfig
@@ -136,6 +137,29 @@ def test_every_field_has_its_option_and_its_key():
         assert all(map(set_takes, models))
     sections = {section for section, _, _ in every_model()} | BY_VALUE.keys()
     assert Params.model_fields.keys() - sections == {"graph", "report", "joined"}  # of DVC alone
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("last", [False, True])
+def test_settings_of_the_only_task_are_options(said, name, last):
+    words = ["--json", name, "--help"] if last else [name, "--json", "--help"]
+    code, out, _ = said("evaluate", *words)
+    assert code == 0
+    flags = {f"--{field.replace('_', '-')}" for field in task_class(name).Settings.model_fields}
+    assert flags <= set(re.findall(r"--[a-z0-9-]+", out))
+    without = set(re.findall(r"--[a-z0-9-]+", said("evaluate", "--help")[1]))
+    assert (flags & without) == {"--data"}
+
+
+def test_a_setting_whose_option_the_command_has_already_stays_with_set(said, monkeypatch):
+    class Seeded(task_class("sts")):
+        class Settings(SubsetSettings):
+            out: str = Field(default="", description="another meaning")
+
+    monkeypatch.setattr("train.evaluate.task.task_class", lambda name: Seeded)
+    code, out, _ = said("evaluate", "sts", "--help")
+    assert (code, out.count("--out ")) == (0, 1)
+    assert "another meaning" not in out
 
 
 def test_no_option_has_two_meanings():

@@ -13,7 +13,7 @@ from shown_commands import check_command
 
 from docs.papers import page
 from pipeline.graph import run_spec
-from pipeline.paper_recipes import Recipes
+from pipeline.paper_recipes import PaperRecipes
 from train.objectives import make_objective
 from train.report.published import every_entry, published_rows
 
@@ -114,7 +114,7 @@ def test_every_row_of_every_published_table_is_on_the_page():
 @pytest.fixture(scope="module")
 def recipes():
     """Every configuration is read once."""
-    return Recipes()
+    return PaperRecipes()
 
 
 @pytest.mark.parametrize(("model", "data"), TRAINED, ids=str)

@@ -13,7 +13,7 @@ from command_line import unboxed
 from invented_runs import write_invented
 from matplotlib.text import Text
 
-from train.evaluate.candidates import read_images
+from train.evaluate.pools import read_images
 from train.evaluate.results import (
     Hits,
     ModelNeighbours,

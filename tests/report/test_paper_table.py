@@ -11,7 +11,7 @@ from command_line import unboxed
 from invented_runs import UNTRAINED
 from made_results import made_result, untrained_result
 
-from pipeline.paper_recipes import Recipes
+from pipeline.paper_recipes import PaperRecipes
 from train.evaluate.results import EvaluationSet, save_result
 from train.evaluate.sts import EXPECTED_PAIRS
 from train.report.formats import terminal_text, to_text
@@ -214,7 +214,7 @@ def test_the_formats_have_the_same_figures(tmp_path):
 def test_the_command_compares_the_results_of_this_folder(tmp_path, monkeypatch, said):
     monkeypatch.chdir(tmp_path)
     (entry,) = find_entries("dalr:table-3")
-    expected = Recipes().expected("flickr30k studies/terms", "dalr-no-cml")
+    expected = PaperRecipes().expected("flickr30k studies/terms", "dalr-no-cml")
     scores = {**dict.fromkeys(EXPECTED_PAIRS, 78.0), "Avg": 78.0, "transfer Avg": 85.0}
     sources = {s: SOURCES[s].format(name) for s, name in expected.data.items()}
     more = {"parameters": expected.parameters, "scores": scores, "training": {"data": sources}}

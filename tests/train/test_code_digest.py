@@ -226,9 +226,9 @@ def test_another_packages_objective_has_its_whole_package(package):
         *("other_losses.deep", "other_losses.deep.margins"),
     }
     assert {"train.objectives.mcse", *CORE} <= code.keys()
-    (package / "objective.py").write_text("from train.evaluate import cosines\n")
+    (package / "objective.py").write_text("from train.evaluate import ranking\n")
     forget()
-    assert "train.evaluate.cosines" in code_of(["other"])  # whatever it is to our own objectives
+    assert "train.evaluate.ranking" in code_of(["other"])  # whatever it is to our own objectives
 
 
 def test_what_a_package_imports_from_elsewhere_is_digested_too(package):
@@ -361,9 +361,9 @@ def edited(monkeypatch):
         ("sightline.devices", {*TASKS}),
         ("sightline.models.pooling", {*TASKS}),
         ("train.evaluate.sts", {"sts", "similarity", "geometry"}),
-        ("train.evaluate.cosines", {*TASKS}),
+        ("train.evaluate.ranking", {*TASKS}),
         ("train.evaluate.softmax_classifiers", {"transfer"}),
-        ("train.evaluate.candidates", {"retrieval", "neighbours"}),
+        ("train.evaluate.pools", {"retrieval", "neighbours"}),
         ("train.evaluate.results", set()),
         ("train.losses", set()),
         ("train.report.run_tables", set()),

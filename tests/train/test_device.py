@@ -19,7 +19,7 @@ from train.batch import Batch
 from train.data import ReadAhead, TrainingData, make_feed
 from train.distributed import Processes
 from train.embed import Embedder
-from train.loop import Callback, Loop, NonFiniteLoss, TakenStep, first_bad
+from train.loop import Callback, Loop, NonFiniteLoss, StepLosses, first_bad
 from train.model import Student
 from train.objectives import make_objective
 from train.objectives.mcse import MCSE
@@ -305,9 +305,9 @@ def test_a_bad_step_is_found_late_and_nothing_is_saved_after_it(
 
 def test_the_first_bad_step_is_named_and_an_overflow_that_is_skipped_is_none():
     fine, bad, huge = (torch.tensor(value) for value in (1.0, float("nan"), float("inf")))
-    healthy: TakenStep = (1, {0: {"text": fine, "total": fine}}, fine)
-    overflow: TakenStep = (2, {1: {"text": fine, "total": fine}}, huge)
-    broken: TakenStep = (3, {2: {"text": bad, "image": fine, "total": bad}}, bad)
+    healthy: StepLosses = (1, {0: {"text": fine, "total": fine}}, fine)
+    overflow: StepLosses = (2, {1: {"text": fine, "total": fine}}, huge)
+    broken: StepLosses = (3, {2: {"text": bad, "image": fine, "total": bad}}, bad)
     assert first_bad([], norm_counts=True) is None
     assert first_bad([healthy], norm_counts=True) is None
     found = first_bad([healthy, overflow, broken], norm_counts=True)

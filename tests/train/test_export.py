@@ -264,7 +264,9 @@ def test_an_export_that_embeds_otherwise_is_refused(tmp_path, monkeypatch, insta
     config = tmp_path / "out/1_Pooling/config.json"
     swapped = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     config.write_text(json.dumps({**json.loads(config.read_text()), **swapped}))
-    with pytest.raises(SightlineError, match=r"exported model embeds '.*' otherwise .*checkpoint"):
+    with pytest.raises(
+        SightlineError, match=r"exported model's embedding of '.*' differs from .*checkpoint"
+    ):
         check_export(tmp_path / "out", trained)
 
 

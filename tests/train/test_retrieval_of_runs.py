@@ -21,10 +21,10 @@ from pipeline.configure import configuration
 from pipeline.params import Params, validate_params
 from sightline.cache import FeatureSet, key_of_text
 from sightline.errors import SightlineError
-from train.evaluate.candidates import open_features
 from train.evaluate.evaluation import Evaluation
 from train.evaluate.models import EvaluatedModel, image_space
 from train.evaluate.models import project as projected
+from train.evaluate.pools import open_features
 from train.evaluate.results import load_result
 from train.evaluate.retrieval import CHANCE, METRICS, evaluate_retrieval
 from train.train_run import train_run
@@ -235,7 +235,7 @@ def test_references_of_scores_that_are_kept_are_kept(project):
 
 def test_the_command_scores_runs_and_models_in_one_table(project, said, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    words = [f"--set=retrieval.{key}={value}" for key, value in RETRIEVAL.items()]
+    words = [f"--{key}={value}" for key, value in RETRIEVAL.items()]
     words += ["--device=cpu", "--out=out", "--model=runs/mcse-clip/seed-0"]
     code, out, _ = said("evaluate", "retrieval", *words, "--model=runs/mcse-clip/seed-0/model")
     assert code == 0
@@ -277,8 +277,9 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, said):
     other = load_result(Path("kept/runs--simcse--seed-0--model/result.json"))
     assert other.scores["similarity"] is not None
     assert "such as one of mcse, kdmcse or dalr" in other.reasons["I2T R@1"]
+    options = [word.replace("--set=retrieval.", "--").replace("--set=", "--") for word in words]
     for again, message in (
-        (["retrieval", *words], "retrieval failed for mcse-clip"),  # nothing to replace it with
+        (["retrieval", *options], "retrieval failed for mcse-clip"),  # nothing to replace it with
         (both, f"{file}: keeps its scores of retrieval, which failed"),
     ):
         code, _, err = said("evaluate", *again)
@@ -290,15 +291,25 @@ def test_a_failing_task_or_model_leaves_the_other_scores(project, said):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("", "retrieval needs --set features=…: folder with its feature sets"),
-        ("features=none split=test", "no caption in the split 'test'; found 'train' (54)"),
-        ("features=none split=train frozen=clip", "`sightline stage image-features scenes"),
-        ("features=none fold=5", "'fold'"),
+        ("retrieval", "Missing option '--features'"),
+        ("retrieval similarity", "retrieval needs --set features=…: folder with its feature sets"),
+        (
+            "--features=none retrieval --split=test",
+            "no caption in the split 'test'; found 'train' (54)",
+        ),
+        (
+            "retrieval --features=none --split=train --frozen=clip",
+            "`sightline stage image-features",
+        ),
+        ("retrieval --features=none --fold=5", "No such option: --fold (Possible options: --folds"),
+        ("retrieval --features=none --set=folds=5", "folds is an option: give --folds"),
+        ("retrieval --features=none --set=fold=5", "'fold'"),
+        ("retrieval similarity --features=none", "No such option: --features"),
     ],
 )
 def test_a_mistake_in_the_settings_is_one_line(project, said, more, message):
-    words = ["--data=data/datasets/scenes", *(f"--set={each}" for each in more.split())]
-    code, _, err = said("evaluate", "retrieval", *words, "--model=runs/simcse/seed-0")
+    words = ["--data=data/datasets/scenes", *more.split(), "--model=runs/simcse/seed-0"]
+    code, _, err = said("evaluate", *words)
     assert code in (1, 2)
     assert message in " ".join(err.replace("│", " ").split())
 
@@ -307,8 +318,8 @@ def test_runs_have_no_results_until_they_are_scored(project, said):
     code, _, err = said("compare", "runs")
     assert code == 1
     assert "`sightline evaluate` --out writes those of a run" in err
-    words = ["--data=data/datasets/scenes", "--set=features=data/features/scenes"]
-    words += ["--set=split=train", "--model=runs/simcse/seed-0", "--out=scored"]
+    words = ["--data=data/datasets/scenes", "--features=data/features/scenes"]
+    words += ["--split=train", "--model=runs/simcse/seed-0", "--out=scored"]
     assert said("evaluate", "retrieval", *words)[0] == 0
     assert said("compare", "scored/simcse")[0] == 0
 

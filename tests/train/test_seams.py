@@ -20,7 +20,7 @@ from train.loop import Callback
 from train.objectives import OBJECTIVES, ObjectiveModule, make_objective
 from train.objectives.mcse import MCSE
 from train.objectives.module import AwaitedTerms
-from train.rows import SecondTexts
+from train.rows import ExtraTexts
 from train.run_inputs import RunInputs
 from train.train_run import train_run
 
@@ -32,8 +32,8 @@ class Brings(MCSE):
     act: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     path: Path | None = None
 
-    def second_texts(self, rows):
-        return self.act.get("second_texts", lambda rows: {})(rows)
+    def extra_texts(self, rows):
+        return self.act.get("extra_texts", lambda rows: {})(rows)
 
     def order(self, rows, pass_number, seed):
         return self.act.get("order", lambda *_: None)(rows, pass_number, seed)
@@ -74,15 +74,15 @@ def brings(features, monkeypatch) -> Iterator[Callable[..., Case]]:
     return case
 
 
-def shifted(rows: Any, *features: str) -> dict[str, SecondTexts]:
+def shifted(rows: Any, *features: str) -> dict[str, ExtraTexts]:
     """Of pairs the next row's text."""
     if rows.stream == "text":
         return {}
-    return {"next": rows.second(np.roll(np.arange(len(rows)), -1), features)}
+    return {"next": rows.extra(np.roll(np.arange(len(rows)), -1), features)}
 
 
-def test_second_texts_are_blocks_with_features_of_their_own(brings, features: Features):
-    data = brings(second_texts=lambda rows: shifted(rows, "image-clip")).data()
+def test_extra_texts_are_blocks_with_features_of_their_own(brings, features: Features):
+    data = brings(extra_texts=lambda rows: shifted(rows, "image-clip")).data()
     following = {}
     stream = data._streams["pairs"].rows
     for one, other in zip(stream.keys, np.roll(stream.keys, -1, axis=0), strict=True):
@@ -106,21 +106,21 @@ def test_second_texts_are_blocks_with_features_of_their_own(brings, features: Fe
     assert torch.equal(first.blocks["next"].input_ids[0, :length], ids[:length])
 
 
-def test_second_texts_and_files_are_inputs_of_the_run(brings, tmp_path):
-    one = RunInputs.open(brings(second_texts=shifted).spec(tmp_path / "run"))
-    same = RunInputs.open(brings(second_texts=shifted).spec(tmp_path / "run"))
+def test_extra_texts_and_files_are_inputs_of_the_run(brings, tmp_path):
+    one = RunInputs.open(brings(extra_texts=shifted).spec(tmp_path / "run"))
+    same = RunInputs.open(brings(extra_texts=shifted).spec(tmp_path / "run"))
     without = RunInputs.open(brings().spec(tmp_path / "run"))
 
-    def other(rows: Any) -> dict[str, SecondTexts]:
+    def other(rows: Any) -> dict[str, ExtraTexts]:
         return (
-            {"next": rows.second(np.roll(np.arange(len(rows)), 1))}
+            {"next": rows.extra(np.roll(np.arange(len(rows)), 1))}
             if rows.images is not None
             else {}
         )
 
     assert one.digest == same.digest
     assert (
-        len({one.digest, without.digest, RunInputs.open(brings(second_texts=other).spec()).digest})
+        len({one.digest, without.digest, RunInputs.open(brings(extra_texts=other).spec()).digest})
         == 3
     )
     here, there = tmp_path / "a.txt", tmp_path / "b.txt"
@@ -153,27 +153,27 @@ COPIES = r"start: [\s\S]*copy.deepcopy"
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        ({"second_texts": lambda rows: 3}, "second_texts: found 3 .*expected a builtins.dict"),
-        ({"second_texts": lambda rows: {"a": 3}}, "second_texts, a: found 3 .*rows.SecondTexts"),
+        ({"extra_texts": lambda rows: 3}, "extra_texts: found 3 .*expected a builtins.dict"),
+        ({"extra_texts": lambda rows: {"a": 3}}, "extra_texts, a: found 3 .*rows.ExtraTexts"),
         (
-            {"second_texts": lambda rows: {"sentences": SecondTexts(rows.keys)}},
-            "second_texts, sentences: .*a name of its own",
+            {"extra_texts": lambda rows: {"sentences": ExtraTexts(rows.keys)}},
+            "extra_texts, sentences: .*a name of its own",
         ),
         (
-            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys[1:])}},
-            r"second_texts, a, keys: found .*expected uint8 \[\d+, 32\]",
+            {"extra_texts": lambda rows: {"a": ExtraTexts(rows.keys[1:])}},
+            r"extra_texts, a, keys: found .*expected uint8 \[\d+, 32\]",
         ),
         (
-            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys, features=["image-cnn"])}},
-            "second_texts, a, features: found 'image-cnn' .*expected image-clip",
+            {"extra_texts": lambda rows: {"a": ExtraTexts(rows.keys, features=["image-cnn"])}},
+            "extra_texts, a, features: found 'image-cnn' .*expected image-clip",
         ),
         (
-            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys, features=["image-clip"])}},
-            "second_texts, a, images: found None",
+            {"extra_texts": lambda rows: {"a": ExtraTexts(rows.keys, features=["image-clip"])}},
+            "extra_texts, a, images: found None",
         ),
         (
-            {"second_texts": lambda rows: {"a": SecondTexts(rows.keys ^ 255)}},
-            r"second texts `a` of objective brings; make the tokens .*`sightline tokens`",
+            {"extra_texts": lambda rows: {"a": ExtraTexts(rows.keys ^ 255)}},
+            r"extra texts `a` of objective brings; make the tokens .*`sightline tokens`",
         ),
         ({"order": lambda rows, *_: np.zeros(len(rows), np.int64)}, "order: .*each of 0 … .* once"),
         ({"order": lambda rows, *_: np.arange(3)}, r"order: found .*expected int64 \["),
@@ -215,7 +215,7 @@ def test_features_that_a_stream_has_not_are_named(brings):
     with pytest.raises(
         SightlineError, match="rows of pairs have no features 'teacher-x', only image"
     ):
-        brings(second_texts=mined).data()
+        brings(extra_texts=mined).data()
 
 
 def test_start_comes_once_and_after_step_after_each(brings, tmp_path):
@@ -241,7 +241,7 @@ def test_what_needs_no_gradient_is_not_trained(brings, tmp_path):
     (student,) = frozen
     trained = sum(w.numel() for w in student.parameters() if w.requires_grad)
     assert summary.trained_parameters == trained
-    assert not [name for name in student.kept() if "embeddings" in name]
+    assert not [name for name in student.trainable_state_dict() if "embeddings" in name]
     exported = load_file(tmp_path / "run/model/model.safetensors")
     begun = load_file(Path(spec.student.model) / "model.safetensors")
     same = {name for name, weight in begun.items() if torch.equal(weight, exported[name])}

@@ -1,4 +1,4 @@
-"""Objectives of a package outside: state, second texts, a paper of 2025 (examples/three_methods).
+"""Objectives of a package outside: state, extra texts, a paper of 2025 (examples/three_methods).
 
 Each is compared with a loop of plain PyTorch, killed and resumed, and trained by two processes.
 """

@@ -16,7 +16,7 @@ from sightline.cache.keys import Keys
 from sightline.cache.manifest import places_of
 from sightline.errors import SightlineError
 from train.diagnose.settings import DiagnosisSettings, Tell
-from train.evaluate.cosines import cosines
+from train.evaluate.ranking import cosines
 from train.pairs import read_pairs, without_images
 from train.schedule import Schedule
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from sightline.errors import SightlineError
-from train.evaluate.cosines import NotDefinedError, norms_of, unit_rows
+from train.evaluate.ranking import NotDefinedError, norms_of, unit_rows
 from train.evaluate.results import TaskResult
 from train.evaluate.similarity import Encode, GradedPairs, sentences_of, set_of_pairs
 from train.evaluate.sts import load_graded_pairs

@@ -19,7 +19,7 @@ from sightline.machine.progress import progress
 from sightline.models.pooling import check_pooling
 from sightline.models.sentence_transformers_folder import pin, read_recipe
 from train.embed import Embedder, of_length_one, refuse_text
-from train.evaluate.cosines import NotDefinedError
+from train.evaluate.ranking import NotDefinedError
 from train.export import HEADS_FILE, MODEL_FOLDER
 from train.objectives import ObjectiveModule, make_objective
 from train.records import FILE_NAME, FeatureUse, RunSummary

@@ -1,7 +1,7 @@
 """Captions and images nearest to sentences, and how often they share an image (T2T R@1).
 
 sightline evaluate neighbours --model RUN --data data/flickr30k
---set features=data/features/flickr30k
+--features data/features/flickr30k
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import BeforeValidator, Field
 
 from sightline.errors import SightlineError
-from train.evaluate.candidates import (
+from train.evaluate.pools import (
     CaptionPool,
     ImagePool,
     image_features_below,
@@ -27,7 +27,7 @@ from train.evaluate.candidates import (
     read_pool,
     read_queries,
 )
-from train.evaluate.cosines import NearestRows, NotDefinedError, nearest, ranks_of_matches
+from train.evaluate.ranking import NearestRows, NotDefinedError, nearest, ranks_of_matches
 from train.evaluate.results import EvaluationSet, Hits, ModelNeighbours, Neighbour, TaskResult
 from train.evaluate.task import CONTENT, Metric, Task, TaskSettings
 

@@ -1,7 +1,7 @@
 """Cross-modal retrieval in the space of a run's own heads: R@1, R@5 and R@10 (METHODS §8).
 
 sightline evaluate retrieval --model RUN --data data/flickr30k
---set features=data/features/flickr30k
+--features data/features/flickr30k
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from sightline.cache import CAPTIONS, IMAGES, FeatureSet, keys_of_texts, read_ma
 from sightline.cache.manifest import read_split
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
-from train.evaluate.candidates import (
+from train.evaluate.pools import (
     ImagePool,
     image_features_below,
     note_of_failed,
     open_features,
 )
-from train.evaluate.cosines import NotDefinedError, ranks_of_matches
+from train.evaluate.ranking import NotDefinedError, ranks_of_matches
 from train.evaluate.results import UNTRAINED, EvaluationSet, TaskResult
 from train.evaluate.task import CONTENT, Metric, Task, TaskSettings
 from train.records import FeatureUse

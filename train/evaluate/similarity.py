@@ -17,7 +17,7 @@ from sightline.tables.outside_columns import OutsideTable, Wanted, choose
 from sightline.tables.outside_tables import open_table
 from sightline.user_files import Name, refusal, short, should_be
 from sightline.wording import counted
-from train.evaluate.cosines import cosine
+from train.evaluate.ranking import cosine
 from train.evaluate.results import EvaluationSet
 
 Encode = Callable[[Sequence[str]], np.ndarray]

@@ -28,7 +28,7 @@ _BATCH_BYTES_ON_CPU, _BATCH_BYTES = 1 << 21, 1 << 28
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ClassifierSettings:
     """SentEval's training settings in SimCSE's evaluation (`--mode test`): nothing here is tuned.
 
     The dev set is scored every `epoch_size` passes. Training stops after `tenacity` + 1 scores no
@@ -65,7 +65,7 @@ def fit_classifiers(
     labels: Tensor,
     classes: int,
     folds: Sequence[Fold],
-    recipe: Recipe,
+    recipe: ClassifierSettings,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Classifiers:
     """Train a classifier for every fold and value of l2, on the device of `features`.
@@ -111,7 +111,7 @@ def _with_bias(features: Tensor) -> Tensor:
 class _Orders:
     """A fold's rows, and its random order of every pass, as NumPy draws them after its seed."""
 
-    def __init__(self, fold: Fold, recipe: Recipe) -> None:
+    def __init__(self, fold: Fold, recipe: ClassifierSettings) -> None:
         self._random = np.random.RandomState(recipe.seed)
         self.train, self.dev = fold.train, fold.dev
         if fold.dev is None:
@@ -130,7 +130,7 @@ def _fit_together(
     classes: int,
     numbers: np.ndarray,
     orders: Sequence[_Orders],
-    recipe: Recipe,
+    recipe: ClassifierSettings,
     fitted: Classifiers,
 ) -> None:
     """Train the folds `numbers` and write the outcome into `fitted`."""
@@ -174,7 +174,7 @@ def _one_pass(
     classes: int,
     state: _Adam,
     orders: Sequence[_Orders],
-    recipe: Recipe,
+    recipe: ClassifierSettings,
 ) -> None:
     """One pass over the training rows of each fold, all with the same number of steps."""
     orders_of = [order.draw() for order in orders]
@@ -219,7 +219,7 @@ def _initial_weights(features: Tensor, classes: int, seed: int) -> Tensor:
 class _Adam:
     """Adam on weights [F, L·C, d + 1], with an l2 for each of the L·C; `gradient` is its input."""
 
-    def __init__(self, weights: Tensor, l2: Tensor, recipe: Recipe) -> None:
+    def __init__(self, weights: Tensor, l2: Tensor, recipe: ClassifierSettings) -> None:
         self.weights = weights
         self.gradient = torch.zeros_like(weights)
         self._l2 = l2.to(weights.device)[:, None]

@@ -40,7 +40,7 @@ from train.evaluate.task import (
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
 
-AVERAGE = "Avg"
+STS_AVERAGE = "Avg"
 """Mean over the seven tasks."""
 
 # The scored subsets of each year. STS13's SMT is not free and is left out everywhere.
@@ -51,7 +51,7 @@ SUBSETS: dict[str, tuple[str, ...]] = {
     "STS15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "STS16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-TASKS: tuple[str, ...] = (*SUBSETS, "STS-B", "SICK-R")
+STS_TASKS: tuple[str, ...] = (*SUBSETS, "STS-B", "SICK-R")
 
 # Scored pairs of the test sets that the papers report on.
 EXPECTED_PAIRS: dict[str, int] = {
@@ -75,13 +75,13 @@ TestSets = Mapping[str, tuple[GradedPairs, ...]]
 """Task → its test set, subset by subset."""
 
 
-def load_sts(folder: str | Path, tasks: Sequence[str] = TASKS) -> TestSets:
+def load_sts(folder: str | Path, tasks: Sequence[str] = STS_TASKS) -> TestSets:
     """The test sets of `tasks` from SentEval's `downstream` folder."""
     root = Path(folder)
     tests: dict[str, tuple[GradedPairs, ...]] = {}
     for task in tasks:
-        if task not in TASKS:
-            raise SightlineError(f"unknown STS task {task!r}; choose from {', '.join(TASKS)}")
+        if task not in STS_TASKS:
+            raise SightlineError(f"unknown STS task {task!r}; choose from {', '.join(STS_TASKS)}")
         if task == "STS-B":
             tests[task] = (load_sts_benchmark(root, "test"),)
         elif task == "SICK-R":
@@ -175,8 +175,8 @@ def evaluate_sts(encode: Encode, tests: TestSets) -> TaskResult:
                 pairs.name: spearman(f"{task}/{pairs.name}", [of_part], [pairs])
                 for pairs, of_part in zip(parts, of_parts, strict=True)
             }
-    if tests.keys() == set(TASKS):
-        add_mean(AVERAGE, TASKS, scores, reasons)
+    if tests.keys() == set(STS_TASKS):
+        add_mean(STS_AVERAGE, STS_TASKS, scores, reasons)
     return TaskResult(scores=scores, subsets=subsets, reasons=reasons)
 
 
@@ -221,15 +221,15 @@ class Sts(Task[SubsetSettings]):
     Settings = SubsetSettings
 
     def __init__(self, settings: SubsetSettings) -> None:
-        self.tests = load_sts(settings.data, settings.subsets or TASKS)
+        self.tests = load_sts(settings.data, settings.subsets or STS_TASKS)
         counts = {task: sum(map(len, parts)) for task, parts in self.tests.items()}
         self.warnings = unlike_published(counts, EXPECTED_PAIRS, "scored pairs")
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         of_tasks = [Metric(name, set_of_pairs(parts)) for name, parts in self.tests.items()]
-        whole = self.tests.keys() == set(TASKS)
-        average = [Metric(AVERAGE, set_of_pairs(_every(self.tests)))] if whole else []
+        whole = self.tests.keys() == set(STS_TASKS)
+        average = [Metric(STS_AVERAGE, set_of_pairs(_every(self.tests)))] if whole else []
         return (*of_tasks, *average)
 
     def sentences(self) -> Iterable[str]:

@@ -37,7 +37,10 @@ TASKS = Registry(
 
 
 def _split(value: object) -> object:
-    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(value, str | list | tuple):
+        return value
+    texts = [value] if isinstance(value, str) else value
+    return [name.strip() for text in texts for name in str(text).split(",")]
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]

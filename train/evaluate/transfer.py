@@ -32,9 +32,9 @@ from train.evaluate.task import Metric, SubsetSettings, Task, add_mean, unlike_p
 
 if TYPE_CHECKING:
     from train.evaluate.models import EvaluatedModel
-    from train.evaluate.softmax_classifiers import Recipe
+    from train.evaluate.softmax_classifiers import ClassifierSettings
 
-AVERAGE = "transfer Avg"
+TRANSFER_AVERAGE = "transfer Avg"
 """Mean over the seven tasks."""
 
 LABELS = {"ABBR": 0, "DESC": 1, "ENTY": 2, "HUM": 3, "LOC": 4, "NUM": 5}
@@ -48,7 +48,7 @@ SOURCE = (
 FOLDS = 10
 """Outer and inner ones of the published figures."""
 
-TASKS = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")
+TRANSFER_TASKS = ("MR", "CR", "SUBJ", "MPQA", "SST-2", "TREC", "MRPC")
 
 # Examples of each split behind the published results.
 EXPECTED_EXAMPLES: dict[str, dict[str, int]] = {
@@ -110,12 +110,16 @@ class TransferTask:
         return digest.hexdigest()
 
 
-def load_transfer(folder: str | Path, tasks: Sequence[str] = TASKS) -> dict[str, TransferTask]:
+def load_transfer(
+    folder: str | Path, tasks: Sequence[str] = TRANSFER_TASKS
+) -> dict[str, TransferTask]:
     """The transfer tasks from SentEval's `downstream` folder, in the order of ``tasks``."""
     root, loaded = Path(folder), {}
     for name in tasks:
-        if name not in TASKS:
-            raise SightlineError(f"unknown transfer task {name!r}; choose from {', '.join(TASKS)}")
+        if name not in TRANSFER_TASKS:
+            raise SightlineError(
+                f"unknown transfer task {name!r}; choose from {', '.join(TRANSFER_TASKS)}"
+            )
         protocol, classes, files, read = _FORMATS[name]
         splits = {
             split: _examples([row for file in names for row in _rows(root / file, read)])
@@ -131,7 +135,7 @@ def evaluate_transfer(
     *,
     device: str = "cpu",
     folds: int = FOLDS,
-    recipe: Recipe | None = None,
+    recipe: ClassifierSettings | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> TaskResult:
     """Accuracy ×100 of every task, rounded as SentEval rounds it, and the mean of all seven.
@@ -169,8 +173,8 @@ def evaluate_transfer(
         outcomes = dict(zip(tasks, together.map(accuracy, tasks.values(), of_tasks), strict=True))
     scores = {name: score for name, (score, _) in outcomes.items()}
     reasons = {name: reason for name, (_, reason) in outcomes.items() if reason}
-    if tasks.keys() == set(TASKS):
-        add_mean(AVERAGE, TASKS, scores, reasons)
+    if tasks.keys() == set(TRANSFER_TASKS):
+        add_mean(TRANSFER_AVERAGE, TRANSFER_TASKS, scores, reasons)
     return TaskResult(scores=scores, reasons=reasons)
 
 
@@ -197,7 +201,7 @@ def choices_of(
     features: np.ndarray,
     device: str,
     folds: int,
-    recipe: Recipe | None = None,
+    recipe: ClassifierSettings | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[tuple[float, float, float]]:
     """What every selection of a task chooses; all its classifiers are trained together.
@@ -213,9 +217,9 @@ def choices_of(
     """
     import torch
 
-    from train.evaluate.softmax_classifiers import Recipe, fit_classifiers, predict
+    from train.evaluate.softmax_classifiers import ClassifierSettings, fit_classifiers, predict
 
-    recipe = recipe or Recipe()
+    recipe = recipe or ClassifierSettings()
     planned = selections(task, folds, recipe.seed)
     every = dict.fromkeys(fold for plan in planned for fold in (*plan.inner, plan.final))
     numbers = {fold: number for number, fold in enumerate(every)}
@@ -241,7 +245,7 @@ class Transfer(Task[SubsetSettings]):
     Settings = SubsetSettings
 
     def __init__(self, settings: SubsetSettings) -> None:
-        self.tasks = load_transfer(settings.data, settings.subsets or TASKS)
+        self.tasks = load_transfer(settings.data, settings.subsets or TRANSFER_TASKS)
         for name, task in self.tasks.items():
             counts = {split: len(examples) for split, examples in task.splits.items()}
             told = unlike_published(counts, EXPECTED_EXAMPLES[name], "examples")
@@ -251,10 +255,10 @@ class Transfer(Task[SubsetSettings]):
     def metrics(self) -> tuple[Metric, ...]:
         data = {name: EvaluationSet.of(len(t), t.sha256) for name, t in self.tasks.items()}
         average = []
-        if self.tasks.keys() == set(TASKS):
+        if self.tasks.keys() == set(TRANSFER_TASKS):
             examples = sum(map(len, self.tasks.values()))
             every = EvaluationSet.of(examples, *(measured.sha256 for measured in data.values()))
-            average = [Metric(AVERAGE, every)]
+            average = [Metric(TRANSFER_AVERAGE, every)]
         return (*(Metric(name, test) for name, test in data.items()), *average)
 
     def sentences(self) -> Iterable[str]:

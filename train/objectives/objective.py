@@ -22,7 +22,7 @@ from sightline.identity import identity, paths_in
 from sightline.plugins import expect_valid
 from sightline.settings import Settings
 from train.batch import feature_name
-from train.rows import SecondTexts, StreamRows
+from train.rows import ExtraTexts, StreamRows
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -196,7 +196,7 @@ class Objective(Settings, ABC):
         """What its runs are named by: its parameters, and the content of its `files`."""
         return identity(self)
 
-    def second_texts(self, rows: StreamRows) -> Mapping[str, SecondTexts]:
+    def extra_texts(self, rows: StreamRows) -> Mapping[str, ExtraTexts]:
         """Second texts of the rows of a stream, once before a run; none by default.
 
         They must be the same on every machine: round similarities before you rank them.

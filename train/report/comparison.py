@@ -9,7 +9,7 @@ from typing import Any
 from sightline.errors import SightlineError
 from sightline.settings import flatten
 from train.evaluate.results import UNTRAINED, RunResult, TaskResult
-from train.evaluate.sts import AVERAGE, EXPECTED_PAIRS
+from train.evaluate.sts import EXPECTED_PAIRS, STS_AVERAGE
 from train.records import DEV, FeatureUse
 from train.report.found_runs import FoundRun, comparable
 from train.report.run_tables import (
@@ -151,14 +151,14 @@ def _subsets_as_tasks(result: RunResult) -> RunResult:
 
 def _fitted(row: Row, tasks: Sequence[str]) -> Row:
     """A published row as comparable with `tasks`: its average only if it is over the same tasks."""
-    if not set(row.cells) & set(tasks) - {AVERAGE}:
+    if not set(row.cells) & set(tasks) - {STS_AVERAGE}:
         raise SightlineError(
             f"{row.label} has {', '.join(row.cells)}, but these runs were scored on "
             f"{', '.join(tasks)}; they share no task: remove --published"
         )
     if set(row.cells) <= set(tasks):
         return row
-    kept = {task: cell for task, cell in row.cells.items() if task in tasks and task != AVERAGE}
+    kept = {task: cell for task, cell in row.cells.items() if task in tasks and task != STS_AVERAGE}
     return replace(row, cells=kept)
 
 
@@ -194,9 +194,9 @@ def _notes_on_published(results: Sequence[RunResult], published: Sequence[Row]) 
     tasks = {task for row in published for task in row.cells}
     notes = ["published rows are copied from the papers named and are not tested"]
     missing = [task for task in EXPECTED_PAIRS if task in tasks - results[0].scores.keys()]
-    if missing and AVERAGE in tasks:
+    if missing and STS_AVERAGE in tasks:
         notes.append(
-            f"{AVERAGE} of published rows is left out: it is over {', '.join(missing)} too"
+            f"{STS_AVERAGE} of published rows is left out: it is over {', '.join(missing)} too"
         )
     measured = {
         task: tested.examples for result in results for task, tested in result.evaluated_on.items()

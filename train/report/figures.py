@@ -20,7 +20,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from train.evaluate.results import RunResult
-from train.evaluate.sts import AVERAGE, SUBSETS
+from train.evaluate.sts import STS_AVERAGE, SUBSETS
 from train.records import DEV
 from train.report.scores import ALPHA, Change
 from train.report.tables import Table, printable
@@ -195,7 +195,7 @@ def plane_of_runs(table: Table) -> Figure | None:
     if not {"alignment", "uniformity"} <= {*table.names}:
         return None
     scores = [each.name for each in table.columns if each.better == "high" and not each.part]
-    score = AVERAGE if AVERAGE in scores else next(iter(scores), "")
+    score = STS_AVERAGE if STS_AVERAGE in scores else next(iter(scores), "")
     placed: dict[str, list[float | None]] = {}
     for name, row in table.measured.items():
         cells = [row.cells.get(task) for task in ("alignment", "uniformity", score)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sightline.html_pages import Thumbnail, html_templates
-from train.evaluate.cosines import DECIMALS
+from train.evaluate.ranking import DECIMALS
 from train.evaluate.results import Hits, ModelNeighbours, Neighbour, RunResult
 from train.report.tables import Cell, Column, Document, Row, Section, Table, number
 

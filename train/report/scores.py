@@ -13,7 +13,7 @@ from typing import Any
 
 from sightline.errors import SightlineError
 from train.evaluate.results import UNTRAINED_FEATURES
-from train.evaluate.sts import AVERAGE
+from train.evaluate.sts import STS_AVERAGE
 from train.report.tables import Cell, Column, Row, Table
 
 ALPHA = 0.05
@@ -182,7 +182,7 @@ def headline(table: Table, gains: Sequence[Change]) -> list[Change]:
     """
     stated = _stated(table)
     scores = [gain for gain in gains if gain.task in stated]
-    chosen = [gain for gain in scores if gain.task == AVERAGE] or scores or list(gains)
+    chosen = [gain for gain in scores if gain.task == STS_AVERAGE] or scores or list(gains)
     return [gain for gain in chosen if gain.change is not None] or chosen
 
 

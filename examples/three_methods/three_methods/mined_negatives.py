@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from train.batch import Batch, Embeddings
 from train.losses import cosine_matrix
 from train.objectives import FeatureNeed, Objective
-from train.rows import SecondTexts, StreamRows
+from train.rows import ExtraTexts, StreamRows
 
 HARD = "hard_negatives"
 
@@ -49,11 +49,11 @@ class MinedNegatives(Objective):
     def weights(self) -> dict[str, float]:
         return {"text": 1.0}
 
-    def second_texts(self, rows: StreamRows) -> dict[str, SecondTexts]:
+    def extra_texts(self, rows: StreamRows) -> dict[str, ExtraTexts]:
         if rows.stream != "pairs":
             return {}
         need = self.features[0].name
-        return {HARD: rows.second(nearest_negatives(rows, need, self.too_near), [need])}
+        return {HARD: rows.extra(nearest_negatives(rows, need, self.too_near), [need])}
 
     def terms(
         self, heads: nn.ModuleDict, batch: Batch, embeddings: Embeddings

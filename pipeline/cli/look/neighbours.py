@@ -13,8 +13,8 @@ from pipeline.cli.options import DATA, DEVICE, JSON, MODELS, MOST_SEED, POOLING,
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
-    from train.evaluate.candidates import CaptionPool, ImagePool
     from train.evaluate.models import NamedModel
+    from train.evaluate.pools import CaptionPool, ImagePool
     from train.evaluate.results import ModelNeighbours
 
 _TITLE = "Nearest neighbours"
@@ -92,8 +92,8 @@ def neighbours(
     from pipeline.grounding.page_pictures import thumbnails
     from sightline.cache.prepared import PreparedDataset
     from sightline.files.output import check_output_file, write_file
-    from train.evaluate.candidates import read_images, read_pool, read_queries
     from train.evaluate.models import name_models
+    from train.evaluate.pools import read_images, read_pool, read_queries
     from train.evaluate.results import ModelNeighbours
     from train.report.formats import show, to_file
     from train.report.neighbour_tables import SCHEMA, document_of, shown_images

@@ -1,4 +1,4 @@
-"""Geometry of embeddings: directions, cosines, nearest rows, ranks of matches."""
+"""Ranking by cosine: nearest rows, ranks of matches, and the directions behind them."""
 
 from __future__ import annotations
 
