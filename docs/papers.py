@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.paper_recipes import Recipes
+from pipeline.paper_recipes import PaperRecipes
 from train.report.published import PaperRow, every_row, load_papers
 
 PROSE = Path(__file__).with_name("papers.md.in")
@@ -13,12 +13,12 @@ PROSE = Path(__file__).with_name("papers.md.in")
 
 def page() -> str:
     """docs/papers.md: rows with configuration and command, and every table and figure."""
-    recipes = Recipes()
+    recipes = PaperRecipes()
     text = PROSE.read_text(encoding="utf-8")
     return text.replace("{{rows}}", _rows(recipes)).replace("{{entries}}", _entries(recipes))
 
 
-def _rows(recipes: Recipes) -> str:
+def _rows(recipes: PaperRecipes) -> str:
     """Rows outside of studies, each once, by data set and configuration."""
     groups: dict[tuple[str, str], dict[str, str]] = {}
     for row in every_row():
@@ -33,14 +33,14 @@ def _rows(recipes: Recipes) -> str:
     )
 
 
-def _made_by(recipes: Recipes, row: PaperRow) -> str:
+def _made_by(recipes: PaperRecipes, row: PaperRow) -> str:
     """The stages that train the seeds of a row, or the command that scores its model."""
     if not row.configuration:
         return row.command
     return f"train-{recipes.params(row.configuration).run(row.run).system}@{row.run}-*"
 
 
-def _entries(recipes: Recipes) -> str:
+def _entries(recipes: PaperRecipes) -> str:
     lines = []
     for paper in load_papers().values():
         lines += [f"### {paper.title}", "", f"{paper.source}.", ""]
