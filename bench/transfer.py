@@ -20,7 +20,7 @@ import torch
 from harness import Report, options_of, timed
 
 from train.evaluate.cross_validation import Fold, Selection, selections
-from train.evaluate.softmax_classifiers import Classifiers, Recipe, fit_classifiers
+from train.evaluate.softmax_classifiers import Classifiers, ClassifierSettings, fit_classifiers
 from train.evaluate.transfer import EXPECTED_EXAMPLES, TRANSFER_TASKS, Examples, TransferTask
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -57,7 +57,7 @@ def make(name: str, dim: int) -> tuple[TransferTask, torch.Tensor]:
 
 
 def loop_plan(
-    planned: list[Selection], passes: np.ndarray, folds: list[Fold], recipe: Recipe
+    planned: list[Selection], passes: np.ndarray, folds: list[Fold], recipe: ClassifierSettings
 ) -> list[tuple[Fold, float, float]]:
     """Fold, l2 and steps of each classifier that SentEval trains, inner ones before the final one.
 
@@ -81,7 +81,7 @@ def loop_plan(
 
 def measure(name: str, options: Namespace, report: Report) -> tuple[float, float]:
     """Processor seconds of one task in batches and one by one."""
-    recipe = Recipe()
+    recipe = ClassifierSettings()
     task, features = make(name, options.dim)
     labels, rows = task.labels, features.numpy()
     planned = selections(task, 10, recipe.seed)
