@@ -9,7 +9,8 @@ from typing import Any
 
 from typer.main import get_command
 
-from pipeline.cli.commands import app
+from pipeline.cli.commands import app, load
+from train.evaluate.task import TASKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -45,7 +46,9 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], An
 
 def known_options() -> set[str]:
     """The options of all commands."""
-    params = [param for command in leaves(get_command(app)).values() for param in command.params]
+    commands = [*leaves(get_command(app)).values()]
+    commands += [load("evaluate").with_options_for([name]) for name in TASKS]
+    params = [param for command in commands for param in command.params]
     return {option for param in params for option in (*param.opts, *param.secondary_opts)}
 
 
@@ -57,6 +60,8 @@ def check_command(command: str) -> None:
         assert words, f"{command!r} names no command"
         assert words[0] in node.list_commands(None), f"{command!r}: no command {words[0]!r}"
         node = node.get_command(None, words.pop(0))
+    if hasattr(node, "with_options_for"):
+        node = node.with_options_for(words)
     known = {option for param in node.params for option in (*param.opts, *param.secondary_opts)}
     for word in words:
         if word.startswith("--"):

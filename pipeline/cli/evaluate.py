@@ -266,10 +266,13 @@ class _Evaluate(Command):
     """With one task, wherever it stands among the words, its settings are options."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        if (name := self._only_task(list(args), parent)) is not None:
-            command = command_of("evaluate", _of_one_task(name))
-            return Command.make_context(command, info_name, args, parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
+        command = self.with_options_for(list(args), parent)
+        return Command.make_context(command, info_name, args, parent, **extra)
+
+    def with_options_for(self, args: list[str], parent: Any = None) -> Command:
+        """The command that understands these words: with the settings of their only task."""
+        name = self._only_task(args, parent)
+        return self if name is None else command_of("evaluate", _of_one_task(name))
 
     def _only_task(self, args: list[str], parent: Any) -> str | None:
         from train.evaluate.task import TASKS
