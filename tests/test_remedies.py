@@ -169,7 +169,7 @@ READ = {
     "`path` (on disk) or `name` (on the hub)": "the hub",
     "use a model of that family, or change `family`": "the hub's checkpoints",
     "The message if memory ran out, or was limited": "no message",
-    "no annotation has the image_id of one of the `images` in its file": "what the file lacks",
+    "no annotation has the image_id of one of the 'images' in its file": "what the file lacks",
     "`configuration` of its encoder": "no remedy",
     "remove its `wdir`, or make that folder": "tests/pipeline/test_doctor.py has the message",
     "run `git init`, or `dvc config core.no_scm true`": "tests/pipeline/test_doctor.py, likewise",
@@ -234,6 +234,17 @@ def pattern_of(message: str) -> str:
     return ".+".join(re.escape(" ".join(part.split())) for part in message.split("{}"))
 
 
+def as_typed(pattern: str) -> str:
+    """With each field, such as `beside: txt`, also as its option: --beside txt."""
+
+    def either(field: re.Match[str]) -> str:
+        name, value = field.groups()
+        option = f"--{name.replace('_', '-')}" + (f" ?{value}" if value else "")
+        return f"(?:{field[0]}|{option})"
+
+    return re.sub(r"`(\w+)(?:: \?(\w+))?`", either, pattern)
+
+
 @pytest.mark.parametrize("cure", PROVOKED, ids=[cure.message for cure in PROVOKED])
 def test_the_remedy_cures(made, tmp_path, monkeypatch, capsys, cure):
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "w"))
@@ -242,7 +253,7 @@ def test_the_remedy_cures(made, tmp_path, monkeypatch, capsys, cure):
     capsys.readouterr()
     assert run(cure.fails) in (1, 2)
     said = unboxed(capsys.readouterr().err)
-    pattern = pattern_of(cure.message).replace(r"\ ", " ?")
+    pattern = as_typed(pattern_of(cure.message).replace(r"\ ", " ?"))
     assert re.search(pattern, said), said
     for step in (*cure.cures, cure.passes or cure.fails):
         assert run(step) == 0, capsys.readouterr().err

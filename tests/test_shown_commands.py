@@ -166,7 +166,7 @@ MISTAKES = [
         "prepare pairs --images photos --captions captions.csv --splits train --out x",
         "NAME=VALUE",
     ),
-    ("prepare flickr30k --images photos --out x", "`captions` is missing"),
+    ("prepare flickr30k --images photos --out x", "--captions is missing"),
     ("prepare coco --images photos --captions tain=c.json --out x", "unknown split 'tain'"),
     ("prepare sentences --path captions --out x", "no such file"),
     (

@@ -69,7 +69,11 @@ def takes(
             texts = {name: values.pop(f"{parameter}_{name}") for name in shown}
             words = {name: value for name, value in texts.items() if value not in (None, [])}
             made = words if as_words else from_words(model, words, names, given)
-            return command(**values, **{parameter: made})
+            try:
+                return command(**values, **{parameter: made})
+            except SightlineError as error:
+                error.args = (as_typed(str(error), flags), *error.args[1:])
+                raise
 
         kept = [
             p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -93,6 +97,25 @@ def takes(
         return call
 
     return decorate
+
+
+def options_in(model: type[BaseModel]) -> dict[str, str]:
+    """Field → its option, where `takes` gives it that of its name."""
+    return {name: _flag(name, None) for name in field_help(model)}
+
+
+def as_typed(text: str, flags: Mapping[str, str]) -> str:
+    """``text`` with the fields in it, such as `beside: txt`, as their options: --beside txt.
+
+    Args:
+        flags: field → its option.
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match.groups(default="")
+        return f"{flags[name]} {value}".rstrip() if name in flags else match[0]
+
+    return re.sub(r"`(\w+)(?:: ([^`]*))?`", option, text)
 
 
 def flags_of(parameter: inspect.Parameter) -> set[str]:
@@ -181,7 +204,9 @@ def from_words(
         return model.model_validate({**given, **values})
     except ValidationError as error:
         mistake = error.errors()[0]  # under the name of its option
-        message, place = mistake["msg"].removeprefix("Value error, "), [*map(str, mistake["loc"])]
+        flags = {name: _flag(name, names) for name in fields.keys() - given.keys()}
+        message = as_typed(mistake["msg"].removeprefix("Value error, "), flags)
+        place = [*map(str, mistake["loc"])]
         if place:
             place[0] = f"--set {place[0]}" if place[0] in given else _flag(place[0], names)
         raise typer.BadParameter(": ".join(filter(None, (".".join(place), message)))) from error

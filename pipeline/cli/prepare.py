@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from pipeline.cli.chosen import chosen_by_name
-from pipeline.cli.model_options import about, takes
+from pipeline.cli.model_options import about, as_typed, options_in, takes
 from pipeline.cli.options import JSON, OUT, option, print_json
 from pipeline.datasets.source import Source
 
@@ -19,6 +19,8 @@ def _command(kind: str) -> Callable[..., None]:
     """The command that prepares data sets of ``kind``."""
     settings = Source.families.subclass(kind, Source)
 
+    flags = options_in(settings)
+
     @takes("source", settings, panel="Data", given={"kind": kind})
     def command(source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False) -> None:
         from pipeline.datasets.prepared_output import prepare
@@ -30,7 +32,7 @@ def _command(kind: str) -> Callable[..., None]:
             counts = {"counts": report.counts, "problem_counts": report.problem_counts}
             print_json({**counts, "shards": report.shards} if report.shards else counts)
             return
-        print(f"{out}: {report.summary()}")
+        print(f"{out}: {as_typed(report.summary(), flags)}")
         if report.problems:
             print(f"  all are listed in {out / 'dataset.json'}")
 

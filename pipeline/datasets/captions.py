@@ -131,7 +131,7 @@ def read_karpathy(path: Path, restval: str | None = "restval") -> Captions:
     Args:
         restval: what his split of that name is here; None: its images are left out.
     """
-    expected = "Karpathy's dataset_….json: `images` with filename, split and sentences"
+    expected = "Karpathy's dataset_….json: 'images' with filename, split and sentences"
     where, listed = str(path), []
     captions = Captions(where, listed=listed)
     for image in read_json(path, _KARPATHY, expected)["images"]:
@@ -160,7 +160,7 @@ def read_coco(files: Mapping[str, Path]) -> Captions:
     listed = []
     captions = Captions(", ".join(map(str, files.values())), listed=listed)
     expected = (
-        "COCO's captions_*.json: `images` with id and file_name, and `annotations` with id, "
+        "COCO's captions_*.json: 'images' with id and file_name, and 'annotations' with id, "
         "image_id and caption"
     )
     for name, path in files.items():
@@ -182,7 +182,7 @@ def read_coco(files: Mapping[str, Path]) -> Captions:
             captions.splits.append(split)
     if not captions.texts:
         raise DatasetError(
-            f"{captions.where}: no annotation has the image_id of one of the `images` in its file"
+            f"{captions.where}: no annotation has the image_id of one of the 'images' in its file"
         )
     return captions
 

@@ -174,7 +174,7 @@ def test_an_image_that_only_a_name_without_image_id_breaks_keeps_its_caption(
     assert column(out, "image_id", "captions") == ["1.png"]
     assert report.problems == {"captions_without_image": ["image_id 2#2"]}
     files["train"].write_text(json.dumps({**body, "annotations": body["annotations"][1:]}))
-    with pytest.raises(DatasetError, match="no annotation has the image_id of one of the `images`"):
+    with pytest.raises(DatasetError, match="no annotation has the image_id of one of the 'images'"):
         prepare_source(CocoSource(images=make_images(["1.png"]), captions=files), out)
 
 

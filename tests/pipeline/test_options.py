@@ -16,7 +16,14 @@ from pydantic import Field
 from shown_commands import leaves
 
 from pipeline.cli.commands import COMMANDS, load
-from pipeline.cli.model_options import PANELS, from_words, set_values, takes
+from pipeline.cli.model_options import (
+    PANELS,
+    as_typed,
+    from_words,
+    options_in,
+    set_values,
+    takes,
+)
 from pipeline.cli.train import options_of as options_of_objective
 from pipeline.datasets.pairs import CocoSource, PairsSource
 from pipeline.datasets.source import Source
@@ -160,6 +167,13 @@ def test_a_setting_whose_option_the_command_has_already_stays_with_set(said, mon
     code, out, _ = said("evaluate", "sts", "--help")
     assert (code, out.count("--out ")) == (0, 1)
     assert "another meaning" not in out
+
+
+def test_a_message_names_the_option_as_it_is_typed():
+    flags = options_in(PairsSource)
+    text = "leave out `captions` and give `beside: txt`, or the kind `coco`; see `image_column`"
+    typed = "leave out --captions and give --beside txt, or the kind `coco`; see --image-column"
+    assert as_typed(text, flags) == typed
 
 
 def test_no_option_has_two_meanings():
