@@ -169,7 +169,6 @@ READ = {
     "`path` (on disk) or `name` (on the hub)": "the hub",
     "use a model of that family, or change `family`": "the hub's checkpoints",
     "The message if memory ran out, or was limited": "no message",
-    "no annotation has the image_id of one of the 'images' in its file": "what the file lacks",
     "`configuration` of its encoder": "no remedy",
     "remove its `wdir`, or make that folder": "tests/pipeline/test_doctor.py has the message",
     "run `git init`, or `dvc config core.no_scm true`": "tests/pipeline/test_doctor.py, likewise",
@@ -242,7 +241,7 @@ def as_typed(pattern: str) -> str:
         option = f"--{name.replace('_', '-')}" + (f" ?{value}" if value else "")
         return f"(?:{field[0]}|{option})"
 
-    return re.sub(r"`(\w+)(?:: \?(\w+))?`", either, pattern)
+    return re.sub(r"`(\w+|\.\+)(?:: \?(\w+))?`", either, pattern)
 
 
 @pytest.mark.parametrize("cure", PROVOKED, ids=[cure.message for cure in PROVOKED])
