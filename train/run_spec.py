@@ -205,11 +205,12 @@ class RunSpec(Settings):
     @property
     def manifests(self) -> dict[str, Path]:
         """Those of the streams: captions and images of the pairs, and sentences."""
-        of_pairs = ("captions", "images") if self.pairs is not None else ()
-        of_text = ("sentences",) if self.sentences is not None else ()
-        files = [(self.pairs, name) for name in of_pairs]
-        files += [(self.sentences, name) for name in of_text]
-        return {name: folder / f"{name}.parquet" for folder, name in files if folder is not None}
+        folder_of = {"captions": self.pairs, "images": self.pairs, "sentences": self.sentences}
+        return {
+            name: folder / f"{name}.parquet"
+            for name, folder in folder_of.items()
+            if folder is not None
+        }
 
     @model_validator(mode="after")
     def _some_stream(self) -> RunSpec:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipeline.cli.commands import Command, command_of
-from pipeline.cli.model_options import flags_of, from_words, pairs_of, set_values, takes, typed
+from pipeline.cli.model_options import (
+    flags_of,
+    from_words,
+    options_in,
+    pairs_of,
+    set_values,
+    takes,
+    typed,
+)
 from pipeline.cli.options import (
     DEVICE,
     JSON,
@@ -221,8 +229,7 @@ def _settings_of_one(
     from train.evaluate.task import task_class
 
     task = task_class(name)
-    options = {field: f"--{field.replace('_', '-')}" for field in _fields_of(name)}
-    options["data"] = "--data"
+    options = {**_options_of(name), "data": "--data"}
     more = set_values(task.Settings, [word.removeprefix(f"{name}.") for word in set_], options)
     if data is None and task.Settings.model_fields["data"].is_required():
         raise typer.BadParameter(f"{name} needs --data: {task.needs}")
@@ -231,14 +238,14 @@ def _settings_of_one(
     return {field: getattr(settings, field) for field in settings.model_fields_set}
 
 
-def _fields_of(name: str) -> list[str]:
-    """Those settings of a task that the command has no other option for."""
+def _options_of(name: str) -> dict[str, str]:
+    """Setting of a task → its option, of those whose option the command has not already."""
     from train.evaluate.task import task_class
 
     parameters = inspect.signature(evaluate, eval_str=True).parameters.values()
     taken = {flag for parameter in parameters for flag in flags_of(parameter)}
-    fields = task_class(name).Settings.model_fields
-    return [field for field in fields if f"--{field.replace('_', '-')}" not in taken]
+    options = options_in(task_class(name).Settings)
+    return {field: option for field, option in options.items() if option not in taken}
 
 
 def _of_one_task(name: str) -> Callable[..., None]:
@@ -246,7 +253,8 @@ def _of_one_task(name: str) -> Callable[..., None]:
     from train.evaluate.task import task_class
 
     def command(*, tasks: list[str], words: Mapping[str, Any], **values: Any) -> None:
-        _evaluate([name], words, **values)
+        # another word than the task is none: it gets its error
+        _evaluate(tasks, words if tasks == [name] else None, **values)
 
     whole = inspect.signature(evaluate, eval_str=True)
     words = inspect.Parameter("words", inspect.Parameter.KEYWORD_ONLY)
@@ -257,9 +265,8 @@ def _of_one_task(name: str) -> Callable[..., None]:
         f"{task.about[:1].upper()}{task.about[1:]}.\n\nIt reads {task.needs}.\n\n"
         f"Example: sightline evaluate {name} --model runs/mcse-clip/seed-0 --data PATH"
     )
-    return takes("words", task.Settings, panel="Data", only=_fields_of(name), as_words=True)(
-        command
-    )
+    own = _options_of(name)
+    return takes("words", task.Settings, panel="Data", only=own, as_words=True)(command)
 
 
 class _Evaluate(Command):

@@ -158,6 +158,14 @@ def test_settings_of_the_only_task_are_options(said, name, last):
     assert (flags & without) == {"--data"}
 
 
+@pytest.mark.parametrize("words", ["sts stss", "stss sts", "sts stss --subsets STS-B", "sts list"])
+def test_a_word_beside_the_only_task_is_not_passed_over(said, words):
+    code, _, err = said("evaluate", *words.split(), "--model", "x", "--data", "y")
+    assert code != 0
+    wrong = "list" if "list" in words else "stss"
+    assert f"unknown evaluation task '{wrong}'" in unboxed(err)
+
+
 def test_a_setting_whose_option_the_command_has_already_stays_with_set(said, monkeypatch):
     class Seeded(task_class("sts")):
         class Settings(SubsetSettings):

@@ -157,10 +157,10 @@ def _cells(row: Row, table: Table) -> list[tuple[Sequence[str], bool]]:
     return cells
 
 
-def _parts(row: Row, column: Column, sign: str = SIGN) -> list[str]:
+def _parts(row: Row, column: Column) -> list[str]:
     cell = row.cells.get(column.name)
     first, *later = parts_of(cell, column)
-    return [f"{first}{sign}" if cell is not None and cell.significant else first, *later]
+    return [f"{first}{SIGN}" if cell is not None and cell.significant else first, *later]
 
 
 def _markdown_row(row: Row, table: Table) -> list[str]:
