@@ -93,11 +93,11 @@ class RunProgress(BaseModel):
     """
 
     log: list[dict[str, float]] = []
-    best_step: int | None = None
-    stopped_early: bool = False
-    seconds: float = 0.0
+    best_step: int | None
+    stopped_early: bool
+    seconds: float
     saving_seconds: float = 0.0
-    sentences: int = 0
+    sentences: int
     peak_memory: dict[str, int] = {}
     processes: tuple[int, ...] = ()
 
@@ -132,6 +132,11 @@ class RunState(RunProgress):
     optimizer: str = ""
     steps: int = 0
     step: int = 0
+    # where a run starts; the record of a finished one has to name them
+    best_step: int | None = None
+    stopped_early: bool = False
+    seconds: float = 0.0
+    sentences: int = 0
     best: float | None = None
     best_tensors: dict[str, str] = {}
     tensors: dict[str, str] = {}

@@ -249,6 +249,16 @@ def test_a_finished_run_of_another_version(world, finished):
     assert f"replacing the finished run in {finished}: {file}: steps: " in lines[0]
 
 
+@pytest.mark.parametrize("field", ["best_step", "stopped_early", "seconds", "sentences", "steps"])
+def test_a_record_without_what_a_run_did_is_refused(finished, field):
+    file = finished / "run.json"
+    written = json.loads(file.read_text())
+    del written[field]
+    file.write_text(json.dumps(written))
+    with pytest.raises(SightlineError, match=rf"{field}: is missing"):
+        RunSummary.read(finished)
+
+
 # ---- checkpoints --------------------------------------------------------------------------------
 
 
