@@ -19,9 +19,20 @@ import numpy as np
 import torch
 from harness import Report, options_of, timed
 
-from train.evaluate.cross_validation import Fold, Selection, selections
-from train.evaluate.softmax_classifiers import Classifiers, ClassifierSettings, fit_classifiers
-from train.evaluate.transfer import EXPECTED_EXAMPLES, TRANSFER_TASKS, Examples, TransferTask
+from train.evaluate.softmax_classifiers import (
+    Classifiers,
+    ClassifierSettings,
+    Fold,
+    fit_classifiers,
+)
+from train.evaluate.transfer import (
+    EXPECTED_EXAMPLES,
+    TRANSFER_TASKS,
+    Examples,
+    Selection,
+    TransferTask,
+    selections,
+)
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import one_by_one

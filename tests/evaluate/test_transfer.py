@@ -10,8 +10,7 @@ from away import away
 
 from sightline.errors import SightlineError
 from train.evaluate import transfer
-from train.evaluate.cross_validation import Fold
-from train.evaluate.softmax_classifiers import ClassifierSettings, fit_classifiers
+from train.evaluate.softmax_classifiers import ClassifierSettings, Fold, fit_classifiers
 from train.evaluate.task import SubsetSettings
 
 SHORT = ClassifierSettings(max_epoch=24)

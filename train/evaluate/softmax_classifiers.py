@@ -17,14 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.evaluate.cross_validation import Fold
-
 # PyTorch's defaults for Adam.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 # Bytes of one gathered batch of all folds that train together. On a CPU it should fit in a core's
 # cache; on a GPU larger is better.
 _BATCH_BYTES_ON_CPU, _BATCH_BYTES = 1 << 21, 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """Rows to train on and rows to score, int64; without `dev` the classifier finds its own."""
+
+    train: np.ndarray
+    dev: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
