@@ -341,6 +341,15 @@ def test_the_report_is_one_file_with_everything_escaped(written, nasty_results):
         assert RunResult.model_validate(each) == without_log
 
 
+def test_no_two_figures_of_a_page_share_an_id_and_each_reference_finds_its_own(written):
+    text = (written / "report.html").read_text()
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(set(ids)) == len(ids)
+    referred = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    assert referred
+    assert referred <= set(ids)
+
+
 def test_a_report_of_one_undefined_score_can_be_written(tmp_path):
     run = made_result("$x_{1}$", scores={"STS-B": None}, reasons={"STS-B": "constant"})
     write_report([run], tmp_path, "t")

@@ -5,6 +5,7 @@ The same figure gives the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import html
 import io
 import re
@@ -89,12 +90,20 @@ def to_html(figure: Figure, caption: str, note: str, *, titled: bool) -> str:
     with what its ink and paper become in the dark.
     """
     svg = re.sub(r"<(style|metadata)\b.*?</\1>", "", to_svg(figure), flags=re.S)
+    svg = _with_ids_of_its_own(svg)
     caption, note = html.escape(caption), html.escape(note)
     heading = f"<h3>{caption}</h3>\n" if titled else ""
     return (
         f'{heading}<figure class="scroll" role="img" aria-label="{caption}">{svg}</figure>\n'
         f'<p class="soft">{note}</p>'
     )
+
+
+def _with_ids_of_its_own(svg: str) -> str:
+    """An SVG whose ids no other one of a page has, without those that nothing refers to."""
+    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    svg = re.sub(r' id="([^"]+)"', lambda id_: id_[0] if f"#{id_[1]}" in svg else "", svg)
+    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{own}-", svg)
 
 
 def to_png(figure: Figure) -> bytes:
