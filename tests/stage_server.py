@@ -1,8 +1,9 @@
 """A process that forks one run of a stage per request, so that hundreds can be broken in seconds.
 
-Importing the libraries takes seconds, a run of a stub encoder a twentieth of a second. Each line on
-stdin is a request (JSON, `Request`), each line on stdout its outcome (`Outcome`). With ``--torch``
-it runs the command line with real encoders as well; ``--import=NAME`` imports more beforehand.
+Importing the libraries takes seconds, a run of a stub encoder a twentieth of a second. What a run
+imports beyond them, the process imports before the next one. Each line on stdin is a request (JSON,
+`Request`), each line on stdout its outcome (`Outcome`). With ``--torch`` it runs the command line
+with real encoders as well; ``--import=NAME`` imports more beforehand.
 """
 
 from __future__ import annotations
@@ -285,6 +286,7 @@ def _serve(request: Request) -> Outcome:
         tempfile.TemporaryFile() as said,
         tempfile.TemporaryFile() as trace,
         tempfile.TemporaryFile() as counter,
+        tempfile.TemporaryFile() as imported,
     ):
         start = time.monotonic()
         process = os.fork()
@@ -299,6 +301,7 @@ def _serve(request: Request) -> Outcome:
             finally:
                 if request.words:
                     atexit._run_exitfuncs()  # as Python does, which ends decode workers
+                os.write(imported.fileno(), "\n".join(sys.modules).encode())
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
@@ -307,8 +310,11 @@ def _serve(request: Request) -> Outcome:
             os.kill(process, signal.SIGKILL)  # an ended process exists until it is waited for
         _, status = os.waitpid(process, 0)
         seconds = time.monotonic() - start
-        for file in (said, trace, counter):
+        for file in (said, trace, counter, imported):
             file.seek(0)
+        for name in set(imported.read().decode().split()) - sys.modules.keys():
+            with contextlib.suppress(ImportError):  # made while a module was imported
+                importlib.import_module(name)
         return Outcome(
             os.waitstatus_to_exitcode(status),
             said.read().decode(errors="replace"),
