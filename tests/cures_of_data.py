@@ -72,6 +72,17 @@ def with_column(name: str, value: str) -> Callable[[], object]:
     return add
 
 
+def addresses() -> None:
+    """Captions of images on the web alone."""
+    lines = "".join(f"https://example.org/web/{name},a bird\n" for name in NAMES)
+    Path("captions.csv").write_text(f"image,caption\n{lines}")
+
+
+def metadata() -> None:
+    """The captions in an image folder."""
+    Path("photos/metadata.csv").write_bytes(Path("captions.csv").read_bytes())
+
+
 def list_of_images() -> None:
     Path("list.txt").write_text("\n".join(NAMES))
 
@@ -290,7 +301,13 @@ DATA = [
         PREPARE,
         (packed,),
         "prepare webdataset --images tars --out w",
-        captions_with("0.png,", "https://example.org/0.png,"),
+        addresses,
+    ),
+    Cure(
+        "the metadata files name images beside them; give this folder, or one above it",
+        "prepare pairs --images tars --captions photos --out d",
+        passes="prepare pairs --images photos --captions photos --out d",
+        begins=lambda: (metadata(), packed()),
     ),
     Cure(
         "the table holds the images themselves",

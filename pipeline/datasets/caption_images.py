@@ -1,31 +1,355 @@
-"""Match captions and split lists to the images they name: the tables of a set of pairs."""
+"""Match samples and lists of splits to the images that they name: `write_named`."""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.datasets.captions import Captions, check_captions
-from pipeline.datasets.manifests import write_captioned
-from pipeline.datasets.source import DatasetError, PrepareReport, Source, split_name
+from pipeline.datasets.manifests import SPLITS, write_captioned
+from pipeline.datasets.samples import Plain, Sample, Samples, Split
+from pipeline.datasets.source import DatasetError, PrepareReport, Source
 from sightline.cache.manifest import CAPTIONS
+from sightline.plugins import expect_count, expect_valid, wrong
 from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile, contradict
-from sightline.user_files import short
+from sightline.tables.outside_columns import is_address
+from sightline.user_files import CONTROL, short
+
+
+def write_named(
+    folder: Path,
+    images: pa.Table,
+    samples: Samples,
+    report: PrepareReport,
+    *,
+    where: str,
+    splits: Sequence[Split] | None = None,
+    strict: bool = False,
+    root: Path | str | None = None,
+) -> None:
+    """Write the manifests of samples that name their images into ``folder``.
+
+    Args:
+        images: those of a folder (`pipeline.datasets.images.scan_images`).
+        samples: read once; what goes wrong with some of them is counted in ``report``.
+        where: the file of the captions, for messages.
+        splits: in place of those of the samples.
+        strict: refuse problems such as captions without image.
+        root: folder of the images, or its URL, whose own names count as those of folders do.
+
+    Raises:
+        DatasetError: no caption matches an image, an image is in two splits, or as
+            `pipeline.datasets.manifests.write_captioned`.
+    """
+    named = NamedCaptions.of(samples, where, report, splits)
+    named.write(folder, images, report, strict=strict, root=root)
+
+
+@dataclass
+class NamedCaptions:
+    """The captions of samples, in their order; a list that the samples do not tell is empty.
+
+    Attributes:
+        where: the file, for messages.
+        images: [n], each image as it is named.
+        texts: [n], verbatim.
+        numbers: [n], within the image where the source numbers them.
+        ids: [n], of the captions.
+        splits: [n], train, dev, test or empty.
+        lines: [n], where each stands in the file.
+        listed: what lists of splits say, or None.
+        left_out: names of images that are not wanted.
+        base: folder of the file below that of the images, where names are looked for first.
+    """
+
+    where: str
+    images: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    lines: list[int | str] = field(default_factory=list)
+    listed: Sequence[Split] | None = None
+    left_out: set[str] = field(default_factory=set)
+    base: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        samples: Samples,
+        where: str,
+        report: PrepareReport,
+        splits: Sequence[Split] | None = None,
+        base: str = "",
+    ) -> NamedCaptions:
+        """Read samples, and report those that are not chosen or name no image.
+
+        Raises:
+            DatasetError: there is no caption, or images are not named.
+        """
+        named = cls(where, listed=splits, base=base)
+        other_splits, nameless, addresses = 0, list[str](), list[str]()
+        foreign = None
+        if report.kind not in Source.families.own:
+            foreign = Source.families.subclass(report.kind, Source)
+        for each in samples:
+            if isinstance(each, Plain):
+                named.lines += each.lines
+                named.images += each.images
+                named.texts += each.texts
+                continue
+            if foreign is not None:
+                _check(each, foreign)
+            if not isinstance(each.image, str):
+                raise DatasetError(
+                    f"{where}: {each.where}: image: the table holds the images themselves, "
+                    "expected names of files; use the kind `huggingface`"
+                )
+            if each.split is None:
+                named.left_out.add(each.image)
+                other_splits += bool(each.texts)
+            elif is_address(each.image):
+                addresses.append(f"{each.where}: {each.image!a}")
+            elif each.image.strip():
+                named._add(each, each.image, each.split)
+            else:
+                nameless.append(str(each.where))
+        if other_splits:
+            report.counts["rows_of_other_splits"] = other_splits
+        report.note("rows_without_image", nameless)
+        report.note("urls_in_place_of_images", addresses)
+        if not named.texts:
+            problems = "; ".join(report.in_words())
+            raise DatasetError(
+                f"{where}: contains no captions{f' ({problems})' if problems else ''}; give a file "
+                "that holds them"
+            )
+        named._complete()
+        return named
+
+    @property
+    def _lists(self) -> str:
+        """The files that say the splits of images, for messages."""
+        return ", ".join(dict.fromkeys(where for _, _, where in self.listed or ()))
+
+    def _add(self, sample: Sample, image: str, split: str) -> None:
+        count, before = len(sample.texts), len(self.texts)
+        self.images += [image] * count
+        self.texts += sample.texts
+        if sample.where != "":
+            self.lines += [sample.where] * count
+        if sample.ids is not None:
+            self.ids += sample.ids
+        if sample.numbers is not None:
+            self.numbers += sample.numbers
+        if split or self.splits:
+            self.splits += [""] * (before - len(self.splits)) + [split] * count
+
+    def _complete(self) -> None:
+        """Check that all captions have what some have."""
+        total = len(self.texts)
+        if self.splits:
+            self.splits += [""] * (total - len(self.splits))
+        for name in ("ids", "numbers", "lines"):
+            if 0 < (count := len(getattr(self, name))) < total:
+                raise DatasetError(
+                    f"{self.where}: {count:,} of {total:,} captions have {name}; give them for all "
+                    "captions, or for none"
+                )
+        if self._lists not in ("", self.where) and any(self.splits):
+            raise DatasetError(
+                f"{self.where}: has a column `split`, but {self._lists} also gives splits; use one "
+                "of them"
+            )
+
+    def not_wanted(self, root: Path | str, paths: Sequence[str]) -> set[str]:
+        """The paths of images that the samples leave out, and none of them names.
+
+        Args:
+            root, paths: folder of the images, or its URL, and their paths below it.
+        """
+        names = ImageNames(paths, root)
+        kept = _bare(self.images, names, self.base)
+        left_out = _bare(self.left_out, names, self.base)
+        of_file = names.of_file([*kept.values(), *left_out.values()])
+        fits = (of_file.candidates(name) for name in left_out.values())
+        only = {path for path, *others in filter(None, fits) if not others}
+        return only.difference(*map(of_file.candidates, kept.values()))
+
+    def write(
+        self,
+        folder: Path,
+        images: pa.Table,
+        report: PrepareReport,
+        *,
+        strict: bool,
+        root: Path | str | None,
+    ) -> None:
+        """Write the manifests; see `write_named`."""
+        paths = images["image_id"].to_pylist()
+        names = ImageNames(paths, root)
+        bare = _bare(self.images, names, self.base)
+        of_file, of_lists = self._named_by(names, bare, report)
+        splits: list[str] = []
+        if self.listed is not None:
+            splits = _assigned_splits(self.listed, of_lists, len(paths), report)
+        rows = self._rows(of_file, bare, report)
+        _count_shortened(map(bare.__getitem__, self.images), of_file, "captions", report)
+        remedies = [line for file in dict.fromkeys((of_lists, of_file)) for line in file.remedies()]
+        report.notes += remedies
+        unknown = [i for i, row in enumerate(rows) if row == UNKNOWN]
+        report.note("captions_without_image", map(self._written, unknown))
+        several = (
+            f"{self._written(i)} ({' or '.join(of_file.candidates(bare[self.images[i]]))})"
+            for i, row in enumerate(rows)
+            if row == AMBIGUOUS
+        )
+        report.note("captions_of_ambiguous_image", several)
+        kept = [i for i, row in enumerate(rows) if row >= 0]
+        if not kept:
+            raise DatasetError(
+                f"{self.where}: none of its {len(rows)} captions names an image in the folder "
+                f"(captions: {self.images[0]!r}, …; images: {paths[0]!r}, …); give the folder of "
+                f"{'; '.join(('these images, or correct their names', *remedies))}"
+            )
+        if self.listed and not any(splits):
+            entry, _, where = self.listed[0]
+            raise DatasetError(
+                f"{where}: none of the {len(self.listed):,} entries of lists of splits names an "
+                f"image, such as {short(entry)}; "
+                f"{'; '.join(('expected the name of one in each line', *remedies))}"
+            )
+        if self.listed is None:
+            where = f"{self.where}, column split"
+            own = ((rows[i], self.images[i], self.splits[i], where) for i in kept if self.splits)
+            splits = _one_split_each(own, len(paths))
+        caption_columns = {
+            "caption_id": self._caption_ids(kept, rows, paths),
+            "image_id": [paths[rows[i]] for i in kept],
+            "text": [self.texts[i] for i in kept],
+            "split": [splits[rows[i]] for i in kept],
+        }
+        write_captioned(
+            folder,
+            images.set_column(images.schema.get_field_index("split"), "split", [splits]),
+            pa.table(caption_columns, CAPTIONS),
+            report,
+            where=self.where,
+            strict=strict,
+            lines=[self.lines[i] for i in kept] if self.lines else (),
+        )
+
+    def _named_by(
+        self, images: ImageNames, bare: Mapping[str, str], report: PrepareReport
+    ) -> tuple[NamesOfFile, NamesOfFile]:
+        """How the names of the captions are found, and those of the lists of splits.
+
+        Notes what is dropped of them.
+
+        Raises:
+            DatasetError: after what is dropped, they may name different images.
+        """
+        names = [bare[name] for name in self.images]
+        entries = [entry for entry, _, _ in self.listed or ()]
+        splits_of_entries = [split for _, split, _ in self.listed or ()]
+        lists, where = self._lists, Path(self.where).name
+        if lists == self.where:  # one file has both
+            splits = self.splits or [""] * len(names)
+            of_file = images.of_file([*names, *entries], [*splits, *splits_of_entries])
+            _note_beginning(of_file, where, report)
+            return of_file, of_file
+        of_lists = images.of_file(entries, splits_of_entries)
+        of_file = images.of_file(names, self.splits)
+        _note_beginning(of_lists, "split lists", report)
+        _note_beginning(of_file, where, report)
+        if contradict(of_file.beginning, of_lists.beginning):
+            raise DatasetError(
+                f"{self.where}: its image names begin with {of_file.beginning!r}, those of {lists} "
+                f"with {of_lists.beginning!r}, so they may be other images; write the paths from "
+                "the folder of the images in both"
+            )
+        return of_file, of_lists
+
+    def _rows(
+        self, of_file: NamesOfFile, bare: Mapping[str, str], report: PrepareReport
+    ) -> list[int]:
+        """Row of each caption's image, `UNKNOWN` or `AMBIGUOUS`.
+
+        White space around names is noise.
+        """
+        rows_of: dict[str, dict[str, int]] = defaultdict(dict)  # split → name → row
+        rows: list[int] = []
+        for name, split in zip(self.images, self.splits or itertools.repeat(""), strict=False):
+            of_split = rows_of[split]
+            row = of_split.get(name)
+            if row is None:
+                row = of_split[name] = of_file.find(bare[name], split)
+            rows.append(row)
+        noisy = [
+            name
+            for name in bare
+            if name.strip() != name
+            and bare[name] != name
+            and any(of_split.get(name, UNKNOWN) >= 0 for of_split in rows_of.values())
+        ]
+        if noisy:
+            report.notes.append(
+                f"white space around {len(noisy):,} image names left out, such as {noisy[0]!r}"
+            )
+        return rows
+
+    def _written(self, i: int) -> str:
+        """How the file names caption ``i``."""
+        name = self.images[i] + (f"#{self.numbers[i]}" if self.numbers else "")
+        return ascii(name) if CONTROL.search(name) else name
+
+    def _caption_ids(
+        self, kept: Sequence[int], rows: Sequence[int], paths: Sequence[str]
+    ) -> list[str]:
+        if self.ids:
+            return [self.ids[i] for i in kept]
+        if self.numbers:
+            return [f"{paths[rows[i]]}#{self.numbers[i]}" for i in kept]
+        counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+        return [f"{paths[rows[i]]}#{next(counts[rows[i]])}" for i in kept]
+
+
+def _check(sample: object, source: type[Source]) -> None:
+    """Check a sample of a source of another package."""
+    expect_valid(sample, Sample, source, "sample")
+    assert isinstance(sample, Sample)
+    if sample.split not in (*SPLITS, None):
+        raise wrong(source, "sample.split", sample.split, f"expected one of {SPLITS}, or None")
+    for name in ("ids", "numbers"):
+        if (values := getattr(sample, name)) is not None:
+            expect_count(values, len(sample.texts), source, f"sample, {name}", "texts")
+
+
+def _bare(names: Iterable[str], images: ImageNames, base: str) -> dict[str, str]:
+    """Name → the path of the image beside the file, or without white space around it.
+
+    A name that is a path stays as it is, unless one beside the file is called so.
+    """
+
+    def found(name: str) -> str:
+        if base and images.exact(f"{base}/{name}") is not None:
+            return f"{base}/{name}"
+        return name if images.exact(name) is not None else name.strip()
+
+    return {name: found(name) for name in dict.fromkeys(names)}
 
 
 def _assigned_splits(
-    entries: Sequence[tuple[str, str, str]],
+    entries: Sequence[Split],
     of_file: NamesOfFile,
     count: int,
     report: PrepareReport,
 ) -> list[str]:
-    """The split of each of ``count`` images from (image name, split, source of the entry); may be
-    empty.
-    """
+    """The split of each of ``count`` images by lists of splits; empty if they have none."""
     rows = [(of_file.find(entry, split), entry, split, where) for entry, split, where in entries]
     for problem, code in (
         ("split_entries_without_image", UNKNOWN),
@@ -48,146 +372,6 @@ def _one_split_each(entries: Iterable[tuple[int, str, str, str]], count: int) ->
     return [splits.get(row, "") for row in range(count)]
 
 
-def write_pairs(
-    folder: Path,
-    images: pa.Table,
-    captions: Captions,
-    report: PrepareReport,
-    *,
-    strict: bool,
-    root: Path | str | None = None,
-) -> None:
-    """Write the manifests (`write_captioned`) into ``folder`` and fill ``report``.
-
-    Args:
-        root: folder of the images, or its URL, whose own names count as those of folders do.
-
-    Raises:
-        DatasetError: no caption matches an image, an image is in two
-            splits, or as `write_captioned`.
-    """
-    if report.kind not in Source.families.own:
-        check_captions(captions, Source.families.subclass(report.kind, Source))
-    paths = images["image_id"].to_pylist()
-    names = ImageNames(paths, root)
-    own_splits = _own_splits(captions)
-    trimmed = _trimmed(captions.images, names)
-    of_file, of_lists = _named_by(names, captions, trimmed, own_splits, report)
-    if captions.listed is not None:
-        splits = _assigned_splits(captions.listed, of_lists, len(paths), report)
-    if captions.other_splits:
-        report.counts["rows_of_other_splits"] = captions.other_splits
-    report.guess(*captions.remarks)
-    report.leave_columns(captions.not_read)
-    for problem, lines in captions.problems.items():
-        report.note(problem, lines)
-    rows = _rows(captions, of_file, trimmed, own_splits, report)
-    _count_shortened(map(trimmed.__getitem__, captions.images), of_file, "captions", report)
-    remedies = [line for file in dict.fromkeys((of_lists, of_file)) for line in file.remedies()]
-    report.notes += remedies
-    unknown = (_written(captions, i) for i, row in enumerate(rows) if row == UNKNOWN)
-    report.note("captions_without_image", unknown)
-    several = (
-        f"{_written(captions, i)} ({' or '.join(of_file.candidates(trimmed[captions.images[i]]))})"
-        for i, row in enumerate(rows)
-        if row == AMBIGUOUS
-    )
-    report.note("captions_of_ambiguous_image", several)
-    kept = [i for i, row in enumerate(rows) if row >= 0]
-    if not kept:
-        raise DatasetError(
-            f"{captions.where}: none of its {len(rows)} captions names an image in the folder "
-            f"(captions: {captions.images[0]!r}, …; images: {paths[0]!r}, …); give the folder of "
-            f"{'; '.join(('these images, or correct their names', *remedies))}"
-        )
-    if captions.listed and not any(splits):
-        entry, _, where = captions.listed[0]
-        raise DatasetError(
-            f"{where}: none of the {len(captions.listed):,} entries of lists of splits names an "
-            f"image, such as {short(entry)}; "
-            f"{'; '.join(('expected the name of one in each line', *remedies))}"
-        )
-    if captions.listed is None:
-        where = f"{captions.where}, column split"
-        entries = ((rows[i], captions.images[i], own_splits[i], where) for i in kept if own_splits)
-        splits = _one_split_each(entries, len(paths))
-    ids = _caption_ids(captions, kept, rows, paths)
-    caption_columns = {
-        "caption_id": ids,
-        "image_id": [paths[rows[i]] for i in kept],
-        "text": [captions.texts[i] for i in kept],
-        "split": [splits[rows[i]] for i in kept],
-    }
-    write_captioned(
-        folder,
-        images.set_column(images.schema.get_field_index("split"), "split", [splits]),
-        pa.table(caption_columns, CAPTIONS),
-        report,
-        where=captions.where,
-        strict=strict,
-        lines=[captions.lines[i] for i in kept] if captions.lines else (),
-    )
-
-
-def not_wanted(captions: Captions, root: Path | str, paths: Sequence[str]) -> set[str]:
-    """The paths of images that the captions leave out, and none of them names.
-
-    Args:
-        root, paths: folder of the images, or its URL, and their paths below it.
-    """
-    names = ImageNames(paths, root)
-    kept, left_out = _trimmed(captions.images, names), _trimmed(captions.left_out, names)
-    of_file = names.of_file([*kept.values(), *left_out.values()])
-    fits = (of_file.candidates(name) for name in left_out.values())
-    only = {path for path, *others in filter(None, fits) if not others}
-    return only.difference(*map(of_file.candidates, kept.values()))
-
-
-def _trimmed(names: Iterable[str], images: ImageNames) -> dict[str, str]:
-    """Name → the same without white space around it, unless it is a path."""
-    return {
-        name: name if images.exact(name) is not None else name.strip()
-        for name in dict.fromkeys(names)
-    }
-
-
-def _named_by(
-    images: ImageNames,
-    captions: Captions,
-    trimmed: Mapping[str, str],
-    splits: Sequence[str],
-    report: PrepareReport,
-) -> tuple[NamesOfFile, NamesOfFile]:
-    """How the names of the captions are found, and those of the lists of splits.
-
-    Notes what is dropped of them.
-
-    Raises:
-        DatasetError: after what is dropped, they may name different images.
-    """
-    names = [trimmed[name] for name in captions.images]
-    entries = [entry for entry, _, _ in captions.listed or ()]
-    splits_of_entries = [split for _, split, _ in captions.listed or ()]
-    lists = ", ".join(dict.fromkeys(where for _, _, where in captions.listed or ()))
-    where = Path(captions.where).name
-    if lists == captions.where:  # one file has both
-        splits = splits or [""] * len(names)
-        of_file = images.of_file([*names, *entries], [*splits, *splits_of_entries])
-        _note_beginning(of_file, where, report)
-        return of_file, of_file
-    of_lists = images.of_file(entries, splits_of_entries)
-    of_file = images.of_file(names, splits)
-    _note_beginning(of_lists, "split lists", report)
-    _note_beginning(of_file, where, report)
-    if contradict(of_file.beginning, of_lists.beginning):
-        raise DatasetError(
-            f"{captions.where}: its image names begin with {of_file.beginning!r}, those of {lists} "
-            f"with {of_lists.beginning!r}, so they may be other images; write the paths from the "
-            "folder of the images in both"
-        )
-    return of_file, of_lists
-
-
 def _note_beginning(of_file: NamesOfFile, where: str, report: PrepareReport) -> None:
     if of_file.beginning:
         folders = of_file.beginning.split("/")
@@ -202,57 +386,3 @@ def _count_shortened(
 ) -> None:
     if count := sum(name in of_file.shortened for name in names):
         report.counts[f"{unit}_matched_by_less_than_a_path"] = count
-
-
-def _own_splits(captions: Captions) -> list[str]:
-    """The split of each caption that its file gives: train, dev, test or empty; [] without any."""
-    where = f"{captions.where}, column split (choose as splits.dev=[…])"
-    ours = {
-        name: split_name(name, where) if name.strip() else ""
-        for name in dict.fromkeys(captions.splits)
-    }
-    return [ours[name] for name in captions.splits]
-
-
-def _rows(
-    captions: Captions,
-    of_file: NamesOfFile,
-    trimmed: Mapping[str, str],
-    splits: Sequence[str],
-    report: PrepareReport,
-) -> list[int]:
-    """Row of each caption's image, `UNKNOWN` or `AMBIGUOUS`; white space around names is noise."""
-    rows_of: dict[str, dict[str, int]] = defaultdict(dict)  # split → name → row
-    rows: list[int] = []
-    for name, split in zip(captions.images, splits or itertools.repeat(""), strict=False):
-        of_split = rows_of[split]
-        row = of_split.get(name)
-        if row is None:
-            row = of_split[name] = of_file.find(trimmed[name], split)
-        rows.append(row)
-    noisy = [
-        name
-        for name, bare in trimmed.items()
-        if bare != name and any(of_split.get(name, UNKNOWN) >= 0 for of_split in rows_of.values())
-    ]
-    if noisy:
-        report.notes.append(
-            f"white space around {len(noisy):,} image names left out, such as {noisy[0]!r}"
-        )
-    return rows
-
-
-def _written(captions: Captions, i: int) -> str:
-    """How the file names caption ``i``."""
-    return captions.images[i] + (f"#{captions.numbers[i]}" if captions.numbers else "")
-
-
-def _caption_ids(
-    captions: Captions, kept: Sequence[int], rows: Sequence[int], paths: Sequence[str]
-) -> list[str]:
-    if captions.ids:
-        return [captions.ids[i] for i in kept]
-    if captions.numbers:
-        return [f"{paths[rows[i]]}#{captions.numbers[i]}" for i in kept]
-    counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
-    return [f"{paths[rows[i]]}#{next(counts[rows[i]])}" for i in kept]

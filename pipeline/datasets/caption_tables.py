@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,31 +13,34 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from token import STRING
 from tokenize import generate_tokens
-from typing import Any, Literal
+from typing import Any, NotRequired
 
+import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
-from pipeline.datasets.captions import (
-    OPTIONAL,
-    CaptionRow,
-    Captions,
-    captions_in,
-    note_quoted,
-    read_token,
-)
 from pipeline.datasets.images import files_below, found_images, suffix_of
-from pipeline.datasets.source import DatasetError, split_name
+from pipeline.datasets.samples import (
+    Plain,
+    QuotedTexts,
+    Sample,
+    Samples,
+    captions_in,
+    of_flickr,
+    one_by_one,
+)
+from pipeline.datasets.source import DatasetError, PrepareReport, split_name
 from sightline.files.file_kinds import file_kind
+from sightline.tables.arrow_files import plain_type
+from sightline.tables.image_names import SPLITS
 from sightline.tables.outside_columns import (
-    FETCH,
     OutsideTable,
     Row,
     Wanted,
+    as_columns,
     by_name,
     choose,
-    is_address,
     texts_in,
-    wanted_of_captions,
 )
 from sightline.tables.outside_tables import (
     BATCH,
@@ -44,10 +48,11 @@ from sightline.tables.outside_tables import (
     TABS,
     field_of,
     has_known_header,
+    is_table,
     open_table,
     text_suffix,
 )
-from sightline.user_files import CONTROL, OBJECT, read_json, read_lines, short
+from sightline.user_files import CONTROL, OBJECT, Identifier, read_json, read_lines, short
 
 EXPECTED = "a table of captions: CSV, TSV, JSON lines, JSON, Parquet or Arrow"
 _TALKS = (
@@ -67,76 +72,151 @@ _HINTS = {
     "out `captions` and give `beside: txt`; for its tar files use the kind `webdataset`",
 }
 """Columns of JSON and tables that another kind reads → what they are, and how to use them."""
-Beside = Literal["txt", "json"]
-"""Captions that lie beside their images: ``0001.jpg`` with ``0001.txt`` or ``0001.json``."""
-_IMAGE = "image"
-_VALIDATE = TypeAdapter(CaptionRow).validator.validate_python
+_IMAGE, _SPLIT, _ID = "image", "split", "caption_id"
+_SHOWN = 20  # values of a column
+_LONGEST_NAME = 1024
+_TOKEN = re.compile(r"[^\t]+#\s*\d+\t")
+_METADATA = "metadata"
+"""The table of an image folder, as `datasets` calls it."""
+_TYPES = {
+    _IMAGE: (("string", "binary"), "bytes, a path, or a struct of both"),
+    "caption": (("string",), "a string or a list of strings"),
+    _SPLIT: (("string",), "a string"),
+}
+"""Our name of a column → the types that fit, and the same for messages."""
 
 
-def read_captions(path: Path, wanted: Mapping[str, Wanted] | None = None) -> Captions:
+class _Row(TypedDict):
+    """A caption of a table, with what stands beside it."""
+
+    image: str | bytes
+    caption: str
+    split: NotRequired[str]
+    caption_id: NotRequired[Identifier]
+
+
+_VALIDATE = TypeAdapter(_Row).validator.validate_python
+
+
+def of_captions(
+    path: Path,
+    wanted: Mapping[str, Wanted],
+    report: PrepareReport,
+    splits: Mapping[str, str] | None = None,
+    root: Path | str = "",
+) -> Samples:
     """The captions of a file: a table of any format, or Flickr's ``name.jpg#k<TAB>caption``.
 
-    Text is a table by its suffix, or if its first line consists of names that are known here. A
-    cell holds one caption or a list of them.
+    Text is a table by its suffix, or if its first line consists of names that are known here; lines
+    as Flickr's are those whatever the file is called. Of a folder, every table called ``metadata``
+    is read: its names start from its own folder, and its split is the folder's.
 
     Args:
-        wanted: its columns; None: those with usual names.
+        wanted: its columns.
+        splits: value of the column of splits → our name for it; None: all, under usual names.
+        root: folder of the images.
 
     Raises:
         SightlineError: no such file, a column that is not there, a wrong value, or a line that is
             no caption.
     """
     if path.is_dir():
-        raise DatasetError(
-            f"{path}: a folder, expected a file of captions; those that lie beside the images are "
-            "read without `captions`, by `beside: txt` or `beside: json`, and folders of tables by "
-            "the kind `huggingface`"
-        )
+        return _of_metadata(path, wanted, report, splits, root)
     is_text = not path.is_file() or file_kind(path) in (None, "gzip")
-    if is_text and text_suffix(path) not in SUFFIXES and not has_known_header(path):
-        return read_token(path)
+    if is_text and (_is_flickr(path) or not (is_table(path) or _is_headed(path))):
+        if splits is not None:
+            raise no_splits(path)
+        if text_suffix(path) in SUFFIXES:
+            report.guess(f"{path.name}: read as lines `name.jpg#k<TAB>caption`")
+        return of_flickr(path, report)
+    return CaptionTables(wanted, splits, report).only(_opened(path, wanted))
+
+
+def _is_headed(path: Path) -> bool:
+    return text_suffix(path) in SUFFIXES or has_known_header(path)
+
+
+def _is_flickr(path: Path) -> bool:
+    """Whether the first line is one of Flickr's, whose number no table has before its first tab."""
+    if not path.is_file() or file_kind(path) is not None:
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return bool(_TOKEN.match(file.readline(_LONGEST_NAME)))
+
+
+def _opened(path: Path, wanted: Mapping[str, Wanted]) -> OutsideTable:
     table = open_table(path, EXPECTED)
-    wanted = wanted or wanted_of_captions()
-    named = wanted["image"].names and wanted["caption"].names
+    named = wanted[_IMAGE].names and wanted["caption"].names
     if not named and (what := table.known_as(_HINTS)):
         raise DatasetError(f"{path}: {what}")
-    captions = _captions_of(table, wanted)
-    if text_suffix(path) in TABS:
-        note_quoted(captions)
-    return captions
+    return table
 
 
-def _captions_of(table: OutsideTable, wanted: Mapping[str, Wanted]) -> Captions:
-    """The captions of a table, which may be made of many files."""
-    chosen = choose(table, wanted)
-    captions = Captions(str(table.path), not_read=table.not_read)
-    _Filler(table, chosen, captions).fill()
-    captions.remarks = [*table.notes, *captions.remarks]
-    return captions
+def _of_metadata(
+    folder: Path,
+    wanted: Mapping[str, Wanted],
+    report: PrepareReport,
+    splits: Mapping[str, str] | None,
+    root: Path | str,
+) -> Samples:
+    """The captions of an image folder: those of each ``metadata.jsonl`` below it, or like it."""
+    names = files_below(folder, folder, Counter())
+    tables = [folder / name for name in sorted(names) if Path(name).stem == _METADATA]
+    tables = [table for table in tables if is_table(table)]
+    if not tables:
+        raise DatasetError(
+            f"{folder}: a folder without a {_METADATA}.jsonl or .csv, expected a file of captions; "
+            "those that lie beside the images are read without `captions`, by `beside: txt` or "
+            "`beside: json`, and folders of tables with images by the kind `huggingface`"
+        )
+    if not tables[0].resolve().is_relative_to(Path(root).resolve()):
+        raise DatasetError(
+            f"{folder}: the {_METADATA} files name images beside them; give this folder, or one "
+            "above it, as `images`"
+        )
+    reader = CaptionTables(wanted, splits, report)
+    for path in tables:
+        below = path.parent.resolve().relative_to(Path(root).resolve()).as_posix()
+        own_split = SPLITS.get(path.parent.name.lower(), "")
+        for sample in one_by_one(reader.samples(_opened(path, wanted))):
+            if isinstance(sample.image, str) and below != ".":
+                sample.image = f"{below}/{sample.image}"
+            if sample.split == "":
+                sample.split = own_split
+            yield sample
+    reader.finish()
 
 
-def captions_beside(root: Path, beside: Beside, wanted: Mapping[str, Wanted]) -> Captions:
+def of_files_beside(
+    root: Path,
+    suffix: str,
+    wanted: Mapping[str, Wanted],
+    report: PrepareReport,
+    splits: Mapping[str, str] | None = None,
+) -> Samples:
     """The captions of the images below ``root``: the lines of a text, or fields of an object.
 
     A text without an image, or with several (``1.jpg`` and ``1.png``), is a problem of its own.
+
+    Args:
+        suffix: of the files beside the images, with its dot; those of ``.json`` hold an object.
     """
-    kind = f".{beside}"
     images, _ = found_images(root, root)
     images_of: dict[str, list[str]] = defaultdict(list)
     for path in sorted(images):
         images_of[_stem(path)].append(path)
-    files = sorted(name for name in files_below(root, root, Counter()) if suffix_of(name) == kind)
+    files = sorted(name for name in files_below(root, root, Counter()) if suffix_of(name) == suffix)
     if not files:
-        raise DatasetError(f"{root}: no {kind} lies beside its images; check `beside`")
+        raise DatasetError(f"{root}: no {suffix} lies beside its images; check `beside`")
     alone = [name for name in files if len(images_of.get(_stem(name), ())) == 1]
     pairs = [(images_of[_stem(name)][0], root / name) for name in alone]
-    captions = _captions_of(_table_beside(root, pairs), wanted)
+    reader = CaptionTables(wanted, splits, report)
+    yield from reader.only(_table_beside(root, pairs))
     for name in files:
         images = images_of.get(_stem(name), [])
         if len(images) != 1:
             problem = "captions_of_ambiguous_image" if images else "captions_without_image"
-            captions.problems[problem].append(" or ".join((name, *images)))
-    return captions
+            report.note(problem, [" or ".join((name, *images))])
 
 
 def _stem(path: str) -> str:
@@ -161,98 +241,216 @@ def _table_beside(root: Path, pairs: Sequence[tuple[str, Path]]) -> OutsideTable
     return OutsideTable(root, names, read, "file")
 
 
-def choose_splits(captions: Captions, theirs: Mapping[str, Sequence[str]]) -> None:
-    """Keep the captions whose split is chosen, under our names; images of others are left out.
+def chosen_splits(
+    splits: Mapping[str, str | Sequence[str]] | None,
+) -> dict[str, str] | None:
+    """Value of a split → our name for it, of the setting ``splits``."""
+    if splits is None:
+        return None
+    return {
+        theirs: split_name(name, "splits")
+        for name, several in splits.items()
+        for theirs in as_columns(several)
+    }
+
+
+def no_splits(path: Path | str) -> DatasetError:
+    """The error for `splits` of values where there is no column of splits."""
+    return DatasetError(
+        f"{path}: has no column of splits for `splits` to choose from; name it with "
+        "`split_column`, or remove `splits`"
+    )
+
+
+class CaptionTables:
+    """Reads the captions of one table, or of several of a data set, into samples.
 
     Args:
-        theirs: our name of a split → the values of the column that belong to it.
+        wanted: the columns.
+        splits: value of the column of splits → our name for it; None: all, under usual names.
+        report: gets what was read otherwise than it is written, and what was not read.
+        held: whether the tables hold their images, or name them by path. Such tables have splits
+            themselves: a column of a usual name is only mentioned.
     """
-    if not captions.splits:
-        raise DatasetError(
-            f"{captions.where}: has no column of splits for `splits` to choose from; name it with "
-            "`split_column`, or remove `splits`"
-        )
-    values_there = set(captions.splits)
-    for name, values in theirs.items():
-        if missing := [value for value in values if value not in values_there]:
-            raise DatasetError(
-                f"{captions.where}, column split: no row has {missing[0]!r}, which "
-                f"`splits.{name}` names; it has {', '.join(map(short, sorted(values_there)))}"
-            )
-    ours = {
-        value: split_name(name, "splits") for name, values in theirs.items() for value in values
-    }
-    kept = [i for i, value in enumerate(captions.splits) if value in ours]
-    captions.left_out |= {*captions.images}.difference(captions.images[i] for i in kept)
-    captions.splits = [ours[captions.splits[i]] for i in kept]
-    captions.other_splits = len(captions.images) - len(kept)
-    for name in ("images", "texts", "ids", "numbers", "lines"):
-        if column := getattr(captions, name):
-            setattr(captions, name, [column[i] for i in kept])
-
-
-class _Filler:
-    """Fills captions with the rows of a table."""
 
     def __init__(
-        self, table: OutsideTable, columns: dict[str, tuple[str, ...]], captions: Captions
+        self,
+        wanted: Mapping[str, Wanted],
+        splits: Mapping[str, str] | None,
+        report: PrepareReport,
+        *,
+        held: bool = False,
     ) -> None:
-        self._table, self._columns, self._captions = table, columns, captions
-        self._optional: dict[str, dict[int, str]] = {name: {} for name in OPTIONAL}
-        self._trimmed = dict.fromkeys(OPTIONAL, 0)
+        left_out = (_SPLIT,) if held and not wanted[_SPLIT].names else ()
+        self._wanted = {ours: column for ours, column in wanted.items() if ours not in left_out}
+        self._split_setting = wanted[_SPLIT].setting
+        self._splits, self._report, self._held = splits, report, held
+        self._values: dict[str, str] = {}  # of the column of splits → where it stands first
+        self._unused_splits: set[str] = set()
+        self._not_read: set[str] = set()
+        self._guessed: dict[str, tuple[str, ...]] | None = None
+
+    def samples(self, table: OutsideTable) -> Samples:
+        """The samples of a table, one for each of its rows."""
+        reader = _TableReader(table, self._wanted, self._splits, self._values, held=self._held)
+        self._not_read |= set(table.not_read)
+        yield from reader.read(self._unused_splits)
+        if reader.columns != self._guessed:
+            self._guessed = reader.columns
+            self._report.guess(*table.notes)
+        reader.note(self._report)
+
+    def only(self, table: OutsideTable) -> Samples:
+        """The samples of the only table."""
+        yield from self.samples(table)
+        self.finish()
+
+    def finish(self) -> None:
+        """Report what concerns all tables.
+
+        Raises:
+            DatasetError: a split that was chosen is nowhere.
+        """
+        for theirs, ours in (self._splits or {}).items():
+            if _SPLIT in self._wanted and self._values and theirs not in self._values:
+                raise DatasetError(
+                    f"{next(iter(self._values.values()))}: no row has {theirs!r}, which "
+                    f"`splits.{ours}` names; it has "
+                    f"{', '.join(sorted(filter(None, self._values))[:_SHOWN])}"
+                )
+        if self._unused_splits:
+            self._report.guess(
+                f"column {_SPLIT!r} ({', '.join(sorted(self._unused_splits)[:_SHOWN])}) is not "
+                f"used; `{self._split_setting}` takes the splits of the rows from it"
+            )
+        self._report.leave_columns(self._not_read)
+
+
+class _TableReader:
+    """Reads the cells of one table."""
+
+    def __init__(
+        self,
+        table: OutsideTable,
+        wanted: Mapping[str, Wanted],
+        splits: Mapping[str, str] | None,
+        values: dict[str, str],
+        *,
+        held: bool,
+    ) -> None:
+        self._table, self._wanted, self._splits, self._values = table, wanted, splits, values
+        self.columns = choose(table, wanted)
+        if splits is not None and _SPLIT in wanted and _SPLIT not in self.columns:
+            raise no_splits(table.path)
+        self._labels = self._labels_of(self.columns.get(_SPLIT, ()))
+        self._require_types(held)
+        self._unused = self._unused_column()
+        self._trimmed: dict[str, int] = dict.fromkeys((_SPLIT, _ID), 0)
         self._lists = self._cells = 0
+        self._with_ids: int | str | None = None  # the first rows with and without
+        self._without_ids: int | str | None = None
         self._names: dict[str, str] = {}  # one object for each name of an image
+        self._ours: dict[str, str | None] = {}
+        self._quoted = QuotedTexts() if text_suffix(table.path) in TABS else None
 
-    def fill(self) -> None:
-        """Read every row."""
-        names = [column for columns in self._columns.values() for column in columns]
+    def read(self, unused: set[str]) -> Samples:
+        """Every row.
+
+        Args:
+            unused: gets the values of a column of splits that is not used.
+        """
+        columns = {**self.columns, "": self._unused} if self._unused else self.columns
+        names = [column for of_ours in columns.values() for column in of_ours]
         rows = self._table.read(names)
-        if list(self._columns) == ["image", "caption"] and len(names) == 2:
-            rows = self._plain_left_out(rows)
+        if list(columns) == [_IMAGE, "caption"] and len(names) == 2:
+            yield from self._read_plain(rows)
+            return
         for number, values in rows:
-            for record in self._records(number, values):
-                self._add(number, record)
-        self._check()
+            row = by_name(columns, values)
+            unused.update(filter(None, map(self._label, row.pop("", ()))))
+            yield self._sample(number, row)
 
-    def _plain_left_out(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """The rows of batches with anything but names and texts; others, as most, are added."""
-        captions, same = self._captions, self._names.setdefault
+    def note(self, report: PrepareReport) -> None:
+        """Report what was read otherwise than it is written."""
+        path = self._table.path
+        if 0 < self._lists < self._cells:
+            raise DatasetError(
+                f"{path}: caption: {self._lists:,} of {self._cells:,} cells hold lists, the others "
+                "text; write all of them in one way"
+            )
+        if self._lists:
+            report.guess(f"{path.name}: lists of captions read from its cells")
+        report.guess(
+            *(
+                f"{path.name}: white space around {count:,} values of {name} left out"
+                for name, count in self._trimmed.items()
+                if count
+            )
+        )
+        if self._quoted is not None:
+            self._quoted.note(report)
+
+    def _read_plain(self, rows: Iterator[Row]) -> Samples:
+        """Batches of nothing but names and texts, as most are, and the rows of others."""
+        same = self._names.setdefault
         while batch := list(islice(rows, BATCH)):
             numbers, values = zip(*batch, strict=True)
             images, texts = zip(*values, strict=True)
             if not _are_plain(images, texts):
-                yield from batch
+                for number, cells in batch:
+                    yield self._sample(number, by_name(self.columns, cells))
                 continue
             self._cells += len(batch)
-            captions.lines += numbers
-            captions.images += [same(image, image) for image in images]
-            captions.texts += texts
+            self._see_quoted(numbers, texts)
+            yield Plain(numbers, [same(image, image) for image in images], texts)
 
-    def _records(self, number: int | str, values: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        """One for each caption of a row, without what is missing."""
-        row = by_name(self._columns, values)
-        texts_of_row = row.pop("caption")
-        record = {name: cells[0] for name, cells in row.items() if cells[0] is not None}
-        for name in {"image", "split"} & row.keys():
-            record.setdefault(name, "")
-        if self._table.text:
-            self._trim(record)
-        texts = [text for cell in texts_of_row for text in self._texts(number, cell)]
-        ids = record.pop("caption_id", None)
-        if ids is not None and len(texts) > 1 and not isinstance(ids, list):
-            ids = [f"{ids}#{k}" for k in range(len(texts))]
-        ids = ids if isinstance(ids, list) else [ids] * len(texts)
-        if len(ids) != len(texts):
-            raise self._table.error(number, f"caption_id: {len(ids)} for {len(texts)} captions")
-        for text, of_text in zip(texts, ids, strict=True):
-            own_values = {"caption": text, "caption_id": of_text}
-            yield record | {name: v for name, v in own_values.items() if v is not None}
+    def _sample(self, number: int | str, row: dict[str, list[Any]]) -> Sample:
+        texts = [text for cell in row["caption"] for text in self._texts(number, cell)]
+        image = self._image(number, row[_IMAGE][0])
+        ids = self._ids(number, row[_ID][0], len(texts)) if _ID in row else None
+        split = self._split(number, row[_SPLIT][0]) if _SPLIT in row else ""
+        for k, text in enumerate(texts or [""]):
+            record = {_IMAGE: image, "caption": text}
+            if ids:
+                record[_ID] = ids[k]
+            try:
+                _VALIDATE(record)
+            except ValidationError as error:
+                sources = (
+                    f"{name} from {', '.join(names)}" for name, names in self.columns.items()
+                )
+                hint = f"; columns: {'; '.join(sources)}"
+                raise self._table.refusal(number, error, hint) from None
+        self._see_quoted([number] * len(texts), texts)
+        return Sample(number, image, texts, split, None if ids is None else [*map(str, ids)])
 
-    def _trim(self, record: dict[str, Any]) -> None:
-        for name in OPTIONAL:
-            if name in record and (value := record[name].strip()) != record[name]:
-                record[name] = value
-                self._trimmed[name] += 1
+    def _see_quoted(self, numbers: Sequence[int | str], texts: Sequence[str]) -> None:
+        if self._quoted is not None:
+            self._quoted.see(numbers, texts)
+
+    def _image(self, number: int | str, cell: Any) -> Any:
+        """The name or the bytes of a cell's image; of a list of one, of that."""
+        if isinstance(cell, list) and len(cell) == 1:
+            cell = cell[0]
+        if isinstance(cell, dict) and {"bytes", "path"} & cell.keys():
+            if isinstance(cell.get("bytes"), str):
+                raise self._table.error(
+                    number,
+                    "image: the table holds the images themselves, as text; write Parquet, where "
+                    "they are bytes, and use the kind `huggingface`",
+                )
+            cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
+        if type(cell) is int:
+            cell = str(cell)
+        if not isinstance(cell, str):
+            return "" if cell is None or cell != cell else cell
+        if len(cell) > _LONGEST_NAME:
+            raise self._table.error(
+                number,
+                f"its image is text of {len(cell):,} characters, expected bytes or a path; of "
+                "base64, write the bytes that it decodes to",
+            )
+        return self._names.setdefault(cell, cell)
 
     def _texts(self, number: int | str, cell: Any) -> list[Any]:
         """The captions of a cell; of an object, its only text. One that is missing is empty."""
@@ -260,7 +458,7 @@ class _Filler:
             self._cells += 1
             cell = self._list_in(number, cell)
         # NaN is pandas' missing text
-        texts = texts_in(cell) if isinstance(cell, list) else [cell]
+        texts = texts_in(cell) if isinstance(cell, list) else texts_in([cell])
         return ["" if text is None or text != text else text for text in texts]
 
     def _list_in(self, number: int | str, cell: str) -> str | list[Any]:
@@ -281,70 +479,125 @@ class _Filler:
         self._lists += 1
         return values
 
-    def _add(self, number: int | str, record: dict[str, Any]) -> None:
-        self._refuse_pictures(number, record.get("image"))
-        if type(record.get("image")) is int:
-            record["image"] = str(record["image"])
-        try:
-            row = _VALIDATE(record)
-        except ValidationError as error:
-            sources = (f"{name} from {', '.join(names)}" for name, names in self._columns.items())
-            raise self._table.refusal(number, error, f"; columns: {'; '.join(sources)}") from None
-        captions = self._captions
-        captions.lines.append(number)
-        captions.images.append(self._names.setdefault(row["image"], row["image"]))
-        captions.texts.append(row["caption"])
-        for name, values in self._optional.items():
-            if (value := row.get(name)) is not None:
-                values[len(captions.lines) - 1] = str(value)
+    def _ids(self, number: int | str, cell: Any, count: int) -> list[Any] | None:
+        """An id for each caption of a row: one, numbered if there are several captions, or a list.
 
-    def _refuse_pictures(self, number: int | str, image: Any) -> None:
-        """Refuse URLs and the images themselves, in place of names."""
-        if is_address(image):
+        Raises:
+            SightlineError: their number is another, or only some rows have ids.
+        """
+        if cell is None:
+            self._without_ids = self._without_ids or number
+        else:
+            self._with_ids = self._with_ids or number
+        if self._without_ids is not None and self._with_ids is not None:
             raise self._table.error(
-                number, f"image: {short(image)} is a URL, expected a name; {FETCH}"
+                self._without_ids,
+                f"{_ID}: is missing, but other {self._table.unit}s have it; give it in all of "
+                "them, or in none",
             )
-        if isinstance(image, (bytes, dict)):
-            raise self._table.error(
-                number,
-                "image: the table holds the images themselves, expected names of files; use the "
-                "kind `huggingface`",
-            )
+        if cell is None:
+            return None
+        if isinstance(cell, str) and self._table.text:
+            cell = self._without_space(_ID, cell)
+        if not isinstance(cell, list):
+            return [cell] if count == 1 else [f"{cell}#{k}" for k in range(count)]
+        ids = texts_in(cell)
+        if len(ids) != count:
+            raise self._table.error(number, f"{_ID}: {len(ids)} for {count} captions")
+        return ids
 
-    def _check(self) -> None:
-        """Check what concerns all rows, and set the columns that not every table has."""
-        captions, path = self._captions, self._table.path
-        if 0 < self._lists < self._cells:
-            raise DatasetError(
-                f"{path}: caption: {self._lists:,} of {self._cells:,} cells hold lists, the others "
-                "text; write all of them in one way"
-            )
-        if self._lists:
-            captions.remarks.append(f"{path.name}: lists of captions read from its cells")
-        captions.remarks += [
-            f"{path.name}: white space around {count:,} values of {name} left out"
-            for name, count in self._trimmed.items()
-            if count
-        ]
-        total = len(captions.texts)
-        for name, values in self._optional.items():
-            if 0 < len(values) < total:
-                first = next(captions.lines[i] for i in range(total) if i not in values)
-                raise self._table.error(
-                    first,
-                    f"{name}: is missing, but other {self._table.unit}s have it; give it in all of "
-                    "them, or in none",
-                )
-        captions.splits, captions.ids = (list(self._optional[name].values()) for name in OPTIONAL)
+    def _without_space(self, name: str, cell: str) -> str:
+        bare = cell.strip()
+        self._trimmed[name] += bare != cell
+        return bare
+
+    def _split(self, number: int | str, cell: Any) -> str | None:
+        """Our name for a value of the column of splits; None: it was not chosen."""
+        value = self._label(cell)
+        if isinstance(value, str) and self._table.text:
+            value = self._without_space(_SPLIT, value)
+        if not isinstance(value, str):
+            raise self._table.error(number, f"{_SPLIT}: found {short(value)}, expected text")
+        if value not in self._ours:
+            where = f"{self._table.path}, column {self.columns[_SPLIT][0]}"
+            self._values.setdefault(value, where)
+            if self._splits is not None:
+                self._ours[value] = self._splits.get(value)
+            else:
+                choice = f"{where} (choose as splits.dev=[…])"
+                self._ours[value] = split_name(value, choice) if value.strip() else ""
+        return self._ours[value]
+
+    def _label(self, cell: Any) -> Any:
+        """The name of a class label; of any other value, itself, and of a missing one no text."""
+        if self._labels and type(cell) is int:
+            return self._labels[cell] if 0 <= cell < len(self._labels) else ""
+        return "" if cell is None or cell != cell else cell
+
+    def _labels_of(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """The names of a column's class labels, as `datasets` keeps them in a file's metadata."""
+        schema = self._table.schema
+        metadata = {} if schema is None else schema.metadata or {}
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            features = json.loads(metadata[b"huggingface"])["info"]["features"]
+            (feature,) = (features[column] for column in columns)
+            if feature["_type"] == "ClassLabel":
+                return tuple(map(str, feature["names"]))
+        return ()
+
+    def _require_types(self, held: bool) -> None:
+        schema = self._table.schema
+        for ours, (types, expected) in _TYPES.items():
+            for name in self.columns.get(ours, ()):
+                if schema is None or name not in schema.names:
+                    continue
+                kind = schema.field(name).type
+                if ours == _IMAGE and not held and pa.types.is_integer(kind):
+                    continue  # a number may be a name
+                if not (_fits(kind, types) or (ours == _SPLIT and self._labels)):
+                    listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
+                    raise DatasetError(
+                        f"{self._table.path}: column {name!r} is {kind}, expected {expected}; name "
+                        f"another column with `{self._wanted[ours].setting}` ({listed})"
+                    )
+
+    def _unused_column(self) -> tuple[str, ...]:
+        """A column of splits that says nothing here: it is mentioned with its values."""
+        table = self._table
+        there = _SPLIT not in self._wanted and table.not_read.count(_SPLIT) == 1
+        if not there or table.schema is None:
+            return ()
+        self._labels = self._labels_of((_SPLIT,))
+        if not self._labels and plain_type(table.schema.field(_SPLIT).type) != "string":
+            return ()
+        table.not_read.remove(_SPLIT)
+        return (_SPLIT,)
+
+
+def _fits(kind: pa.DataType, types: tuple[str, ...]) -> bool:
+    """Whether a column's values are of one of these types, alone, in lists, or in objects of one.
+
+    An image may be an object of ``bytes`` and ``path``, as `datasets` has them.
+    """
+    if pa.types.is_struct(kind):
+        if "binary" in types and {field.name for field in kind} <= {"bytes", "path"}:
+            parts = {"bytes": "binary", "path": "string"}
+            return all(plain_type(field.type) in (parts[field.name], "null") for field in kind)
+        return kind.num_fields == 1 and _fits(kind.field(0).type, types)
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and plain_type(kind) not in types:
+        return _fits(kind.value_type, types)
+    return plain_type(kind).removeprefix("list of ") in types
 
 
 def _are_plain(images: Sequence[Any], texts: Sequence[Any]) -> bool:
-    """Whether all are texts that the schema takes, with no URL and nothing like a list in them."""
+    """Whether all are names and texts, with no URL, list or control character in them."""
     try:
         names, letters = "".join(images), "".join(texts)
     except TypeError:
         return False
-    return not ("[" in letters or "http" in names.lower() or CONTROL.search(names + letters))
+    if "[" in letters or "http" in names.lower() or CONTROL.search(names + letters):
+        return False
+    return all(map(str.strip, images)) and len(max(images, key=len)) <= _LONGEST_NAME
 
 
 def _literal(text: str) -> Any:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pipeline.datasets.caption_tables import CaptionTables, chosen_splits
 from pipeline.datasets.hub_files import (
     Listing,
     fetch,
@@ -22,6 +24,7 @@ from pipeline.datasets.hub_files import (
     on_hub,
     on_storage,
 )
+from pipeline.datasets.samples import Samples, one_by_one
 from pipeline.datasets.source import (
     DatasetError,
     Location,
@@ -30,7 +33,7 @@ from pipeline.datasets.source import (
     Source,
     split_name,
 )
-from pipeline.datasets.table_rows import WRITES, chosen_splits, write_tables
+from pipeline.datasets.table_rows import WRITES, write_held
 from sightline.cache.prepared import HUB_DATASET
 from sightline.files.places import is_url, path_below
 from sightline.tables.outside_columns import OutsideTable, as_columns, wanted_of_captions
@@ -145,19 +148,30 @@ class HuggingFaceSource(Source):
         wanted = wanted_of_captions(
             self.image_column, self.caption_column, self.split_column, self.caption_id_column
         )
-        tables = ((_opened(path_below(listing.folder, name)), *split) for name, *split in files)
-        write_tables(
+        splits = chosen_splits(self.splits) if self.split_column else None
+        reader = CaptionTables(wanted, splits, report, held=True)
+
+        def samples(name: str, split: str) -> Samples:
+            for sample in one_by_one(reader.samples(_opened(path_below(listing.folder, name)))):
+                if not self.split_column:
+                    sample.split = split
+                yield sample
+
+        def tables() -> Iterator[tuple[str, str, Samples]]:
+            for name, theirs, ours in files:
+                yield name, theirs, samples(name, ours)
+            reader.finish()
+
+        write_held(
             folder,
-            names,
-            tables,
+            tables(),
             report,
-            wanted,
-            chosen_splits(self.splits),
             images=self.images,
             beside=None if is_url(listing.folder) else Path(listing.folder),
             unit="files",
             where=listing.where,
             strict=self.strict,
+            names=names,
             progress=progress,
         )
 

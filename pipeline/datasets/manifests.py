@@ -22,20 +22,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.datasets.images import upright_size
+from pipeline.datasets.samples import Placed, Sample
 from pipeline.datasets.source import (
     MOST_SHOWN,
     DatasetError,
     PrepareReport,
     Progress,
 )
-from sightline.cache.keys import key_of_bytes
 from sightline.cache.manifest import (
     CAPTIONS,
     IMAGES,
     SENTENCES,
     TRAINED_SPLITS,
-    Place,
     write_manifest,
 )
 from sightline.user_files import CONTROL
@@ -285,45 +283,28 @@ class ManifestRows:
     _images: _Rows = field(default_factory=lambda: _Rows(IMAGES))
     _captions: _Rows = field(default_factory=lambda: _Rows(CAPTIONS))
 
-    def add_image(
-        self, image_id: str, place: Place, data: bytes, split: str, key: bytes | None = None
-    ) -> None:
-        """Add an image; call it within `pipeline.datasets.images.any_pixel_count`.
+    def add_image(self, image_id: str, placed: Placed, split: str) -> None:
+        """Add an image; one without a path was only ever features.
 
         Args:
-            place: relative to the data set's image root.
-            data: its bytes.
             split: train, dev, test or empty.
-            key: of ``data``, if it is known.
         """
-        size = upright_size(io.BytesIO(data))
-        if not size[0]:
+        if placed.path and not placed.size[0]:
             self.problem("unreadable_images", image_id)
-        at = place.offset, place.length
-        self.add_known(image_id, place.path, key or key_of_bytes(data), size, split, at)
+        path, key, size, offset, length = placed
+        self._images.add(image_id, path, offset, length, key, *size, split)
 
-    def add_known(
-        self,
-        image_id: str,
-        path: str,
-        key: bytes,
-        size: tuple[int, int],
-        split: str,
-        at: tuple[int | None, int | None] = (None, None),
-    ) -> None:
-        """Add an image whose key and size (width and height) are known.
+    def add_captions(self, image_id: str, sample: Sample, split: str, number: int = 0) -> int:
+        """Add the captions of an image, of which the first has this number unless it has an id.
 
-        Args:
-            at: offset and length of its bytes; by default it is the whole file.
+        Returns:
+            The number of the next one.
         """
-        self._images.add(image_id, path, *at, key, *size, split)
-
-    def add_caption(
-        self, image_id: str, number: int, text: str, split: str, caption_id: Any = None
-    ) -> None:
-        """Add caption ``number`` of an image, whose id says so unless it has one."""
-        own_id = f"{image_id}#{number}" if caption_id is None else str(caption_id)
-        self._captions.add(own_id, image_id, text, split)
+        numbers = sample.numbers or range(number, number + len(sample.texts))
+        ids = sample.ids or [f"{image_id}#{own_number}" for own_number in numbers]
+        for own_id, text in zip(ids, sample.texts, strict=True):
+            self._captions.add(own_id, image_id, text, split)
+        return number + len(sample.texts)
 
     def problem(self, kind: str, name: str) -> None:
         """Note that ``name`` has a problem."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 
-from pipeline.datasets.caption_images import not_wanted, write_pairs
-from pipeline.datasets.caption_tables import (
-    Beside,
-    captions_beside,
-    choose_splits,
-    read_captions,
-)
-from pipeline.datasets.captions import Captions, read_coco, read_karpathy
+from pipeline.datasets.caption_images import NamedCaptions
+from pipeline.datasets.caption_tables import chosen_splits, no_splits, of_captions, of_files_beside
+from pipeline.datasets.image_formats import image_suffixes
 from pipeline.datasets.images import scan_images
+from pipeline.datasets.samples import Samples, Split, of_coco, of_karpathy, splits_in
 from pipeline.datasets.source import (
     Below,
     DatasetError,
@@ -32,15 +29,34 @@ from sightline.tables.outside_columns import wanted_of_captions
 from sightline.user_files import read_lines
 
 
+def _a_suffix(value: str) -> str:
+    suffix = f".{value.removeprefix('.').lower()}"
+    if not re.fullmatch(r"\.\w+", suffix) or suffix in image_suffixes():
+        raise ValueError(
+            f"found {value!r}, expected the suffix of files with captions, such as txt"
+        )
+    return suffix
+
+
+def _folder_below(file: Path, root: Path | str) -> str:
+    """The folder of ``file`` below ``root``; empty if it is not below it."""
+    if isinstance(root, str) or not file.is_file():
+        return ""
+    folder = file.parent.resolve()
+    below = folder.relative_to(root.resolve()) if folder.is_relative_to(root.resolve()) else Path()
+    return "" if below == Path() else below.as_posix()
+
+
 class PairsSource(Source):
     """Any folder of images with their captions, and splits from lists or Karpathy's JSON.
 
     Attributes:
         images: folder of images, searched with its subfolders.
         captions: file of lines ``name.jpg#k<TAB>caption``, or a table: CSV, TSV, JSON lines, JSON,
-            Parquet or Arrow; without it, the captions come from ``beside`` or ``karpathy``.
-        beside: txt or json: the captions lie beside the images, ``0001.jpg`` with ``0001.txt``, one
-            in each line, or with ``0001.json``, an object.
+            Parquet or Arrow; or an image folder whose tables are called ``metadata.jsonl`` or
+            ``.csv``; without it, the captions come from ``beside`` or ``karpathy``.
+        beside: suffix of the files beside the images that hold their captions: ``0001.txt`` of
+            ``0001.jpg``, one in each line; of ``json``, an object.
         image_column: column of the images' names, if it has no usual name.
         caption_column: column of the captions, or a list of several; ``sentences.raw`` is the field
             ``raw`` of the objects in ``sentences``.
@@ -59,7 +75,7 @@ class PairsSource(Source):
     kind: Literal["pairs"] = "pairs"
     images: ImageFolder
     captions: Path | None = None
-    beside: Beside | None = None
+    beside: Annotated[str, AfterValidator(_a_suffix)] | None = None
     image_column: str | None = None
     caption_column: str | list[str] | None = None
     split_column: str | None = None
@@ -79,15 +95,29 @@ class PairsSource(Source):
             raise ValueError("give `captions` (a file) or `beside` (files), but not both")
         if self.captions is None and self.beside is None and self.karpathy is None:
             raise ValueError(
-                "`captions` is missing: the file of the captions; if they lie beside the images, "
-                "give `beside`, txt or json"
+                "`captions` is missing: the file of the captions, or the folder of images with "
+                "their metadata.jsonl; if they lie beside the images, give `beside`, such as txt"
             )
         return self
 
-    def read(self) -> Captions:
+    def captions_in(self, report: PrepareReport) -> NamedCaptions:
         """The captions, and the split of each image if a file tells."""
-        listed = None if self.karpathy is None else read_karpathy(self.karpathy)
-        captions = listed
+        splits: list[Split] | None = None
+        samples: Samples = ()
+        where, base = str(self.captions or self.karpathy or shown(self.images)), ""
+        if self.karpathy is not None:
+            samples = of_karpathy(self.karpathy, report)
+            splits = splits_in(samples, str(self.karpathy))
+        lists = {n: p for n, p in (self.splits or {}).items() if isinstance(p, Path)}
+        if lists:
+            splits = [
+                (entry.strip(), split_name(name, "splits"), str(path))
+                for name, path in lists.items()
+                for entry in read_lines(path)
+                if entry.strip()
+            ]
+        values = {n: v for n, v in (self.splits or {}).items() if isinstance(v, list)}
+        chosen = chosen_splits(values) if values else None
         wanted = wanted_of_captions(
             self.image_column, self.caption_column, self.split_column, self.caption_id_column
         )
@@ -97,32 +127,20 @@ class PairsSource(Source):
                     f"{shown(self.images)}: `beside` reads captions beside images on this machine; "
                     "write them into a table, and give it as `captions`"
                 )
-            captions = captions_beside(Path(self.images), self.beside, wanted)
+            samples = of_files_beside(Path(self.images), self.beside, wanted, report, chosen)
         elif self.captions is not None:
-            captions = read_captions(self.captions, wanted)
-        assert captions is not None  # one of them is given
-        if listed is not None:
-            captions.listed = listed.listed
-        elif lists := {n: p for n, p in (self.splits or {}).items() if isinstance(p, Path)}:
-            captions.listed = [
-                (entry.strip(), split_name(name, "splits"), str(path))
-                for name, path in lists.items()
-                for entry in read_lines(path)
-                if entry.strip()
-            ]
-        if values := {n: v for n, v in (self.splits or {}).items() if isinstance(v, list)}:
-            choose_splits(captions, values)
-        if captions.splits and captions.listed is not None and captions is not listed:
-            raise DatasetError(
-                f"{captions.where}: has a column `split`, but "
-                f"`{'splits' if self.splits else 'karpathy'}` also gives splits; use one of them"
-            )
-        return captions
+            root = base_of(self.images)
+            base = _folder_below(self.captions, root)
+            samples = of_captions(self.captions, wanted, report, chosen, root)
+        elif chosen is not None:
+            raise no_splits(where)
+        return NamedCaptions.of(samples, where, report, splits, base)
 
     def prepare(
         self, folder: Path, report: PrepareReport, progress: Progress | None = None
     ) -> None:
-        _write_manifests(self, ["."], folder, report, progress)
+        captions = self.captions_in(report)
+        _write_manifests(self, ["."], captions, folder, report, progress, self.beside or "")
 
 
 class Flickr30kSource(PairsSource):
@@ -193,36 +211,36 @@ class CocoSource(Source):
             raise ValueError("`restval` is a split of `karpathy` (dataset_coco.json): give it")
         return self
 
-    def read(self) -> Captions:
-        """The captions, and the split of each image."""
-        if self.karpathy is not None:
-            return read_karpathy(self.karpathy, "train" if self.restval else None)
-        return read_coco(self.captions)
-
     def prepare(
         self, folder: Path, report: PrepareReport, progress: Progress | None = None
     ) -> None:
-        _write_manifests(self, self.folders or ["."], folder, report, progress)
+        if self.karpathy is not None:
+            where = str(self.karpathy)
+            samples = of_karpathy(self.karpathy, report, "train" if self.restval else None)
+            splits = splits_in(samples, where)
+        else:
+            where = ", ".join(map(str, self.captions.values()))
+            samples, splits = of_coco(self.captions, report)
+        captions = NamedCaptions.of(samples, where, report, splits)
+        _write_manifests(self, self.folders or ["."], captions, folder, report, progress)
 
 
 def _write_manifests(
     source: PairsSource | CocoSource,
     subfolders: Sequence[str],
+    captions: NamedCaptions,
     folder: Path,
     report: PrepareReport,
     progress: Progress | None,
+    beside: str = "",
 ) -> None:
-    captions = source.read()
-    if not captions.texts:
-        raise DatasetError(f"{captions.where}: contains no captions; give a file that holds them")
-    beside = isinstance(source, PairsSource) and source.beside
     root = base_of(source.images)
     images = scan_images(
         source.images,
         report,
         subfolders,
         progress,
-        partial(not_wanted, captions, root) if captions.left_out else None,
-        f".{beside or ''}",
+        partial(captions.not_wanted, root) if captions.left_out else None,
+        beside,
     )
-    write_pairs(folder, images, captions, report, strict=source.strict, root=root)
+    captions.write(folder, images, report, strict=source.strict, root=root)

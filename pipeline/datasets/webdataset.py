@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline.datasets.captions import captions_in
 from pipeline.datasets.image_formats import image_suffixes
 from pipeline.datasets.image_tars import (
     EVERY,
@@ -42,6 +41,7 @@ from pipeline.datasets.images import (
     upright_size,
 )
 from pipeline.datasets.manifests import ManifestRows, write_files
+from pipeline.datasets.samples import Placed, Sample, captions_in
 from pipeline.datasets.source import (
     Below,
     DatasetError,
@@ -67,8 +67,8 @@ _MOST_TEXT = 1 << 24  # bytes of a .txt or .json
 
 _MOST_PARTS = 12  # shown
 _MOST_ENDINGS = 1000  # counted: a key with a dot makes an ending of its own
-_Sample = dict[str, tuple[Member, Any]]
-"""``image`` and ``text`` → the member, and what `_content` is of it."""
+_Key = dict[str, tuple[Member, Any]]
+"""Of one key: ``image`` and ``text`` → the member, and what `_content` is of it."""
 
 
 class WebDatasetSource(Source):
@@ -268,10 +268,14 @@ def _read_all(
     def rows_of(number: int) -> ManifestRows:
         if (packed := known[number].as_py()) is not None:
             return ManifestRows.unpacked(packed)
+        rows, shard = ManifestRows(), shards[number]
         try:
-            rows = _read_shard(root, shards[number], parts)
+            for sample, placed in of_shard(root, shard, parts, rows):
+                image_id = f"{shard.name}/{sample.where}"
+                rows.add_image(image_id, placed, shard.split)
+                rows.add_captions(image_id, sample, shard.split)
         except StorageError as error:
-            failed[shards[number].name] = error
+            failed[shard.name] = error
             return ManifestRows()
         _, captions = rows.tables()
         if len(captions):  # of a shard without any, `_Parts.hint` says what it has instead
@@ -292,9 +296,15 @@ def _content(member: Member, file: IO[bytes], part: str) -> Any:
     return data if part == "text" else (key_of_bytes(data), upright_size(io.BytesIO(data)))
 
 
-def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
-    """The images and captions of a shard, read once from its beginning to its end."""
-    rows, path = ManifestRows(), shard.name
+def of_shard(
+    root: Path | str, shard: Shard, parts: _Parts, rows: ManifestRows
+) -> Iterator[tuple[Sample, Placed]]:
+    """The samples of a shard, which is read once from its beginning to its end.
+
+    Args:
+        rows: gets the problems, and what is ignored.
+    """
+    path = shard.name
     place = path_below(root, path)
     try:
         file = opened(place, shard.found)
@@ -302,7 +312,7 @@ def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
         raise DatasetError(f"{place}: cannot be read ({error.strerror})") from error
     with file:
         names: set[str] = set()
-        samples: dict[str, _Sample] = {}  # by their keys
+        keys: dict[str, _Key] = {}
         dotted: list[tuple[str, str, str]] = []  # folder, key and name of other members
         for member in members(file, path, rows):
             name = member.name
@@ -318,34 +328,40 @@ def _read_shard(root: Path | str, shard: Shard, parts: _Parts) -> ManifestRows:
                 dotted.append((folder, stem, base))
                 continue
             part = "text" if extension == parts.text else "image"
-            sample = samples.setdefault(f"{folder}/{stem}", {})
-            if part not in sample:
-                sample[part] = member, _content(member, file, part)
+            of_key = keys.setdefault(f"{folder}/{stem}", {})
+            if part not in of_key:
+                of_key[part] = member, _content(member, file, part)
             elif part == "image":
                 rows.problem("images_whose_key_has_another", f"{path}/{name}")
             else:
                 rows.problem("captions_whose_key_has_another", f"{path}/{name}")
     if is_url(place) and look(place) != shard.found:
         raise StorageError(place, "it changed while it was read", lasting=False)
-    for sample in samples.values():
-        if "image" not in sample:
-            rows.problem("captions_without_image", f"{path}/{sample['text'][0].name}")
+    for of_key in keys.values():
+        if "image" not in of_key:
+            rows.problem("captions_without_image", f"{path}/{of_key['text'][0].name}")
             continue
-        _add(rows, path, shard.split, sample, parts)
+        image, content = of_key["image"]
+        if content is None:
+            rows.problem("images_above_1_gib", f"{path}/{image.name}")
+            continue
+        texts = _texts(rows, path, of_key["text"], parts) if "text" in of_key else []
+        key, size = content
+        placed = Placed(path, key, size, image.offset, image.length)
+        yield Sample(image.name, placed, texts, shard.split), placed
     if parts.image is None:
-        _note_dotted(rows, path, dotted, samples, parts.text)
+        _note_dotted(rows, path, dotted, keys, parts.text)
     else:
         rows.ignored += Counter(suffix_of(base) for _, _, base in dotted)
-    if not any("image" in sample for sample in samples.values()):
+    if not any("image" in of_key for of_key in keys.values()):
         rows.problem("shards_without_images", path)
-    return rows
 
 
 def _note_dotted(
     rows: ManifestRows,
     path: str,
     others: list[tuple[str, str, str]],
-    samples: dict[str, _Sample],
+    keys: dict[str, _Key],
     suffix: str,
 ) -> None:
     """Note images and captions whose own key contains a dot, so that they belong to no sample.
@@ -363,40 +379,28 @@ def _note_dotted(
         if "." not in key or base.startswith("."):
             rows.ignored[suffix_of(base)] += 1
             continue
-        sample = samples.get(f"{folder}/{stem}", {})
+        of_key = keys.get(f"{folder}/{stem}", {})
         name = f"{path}/{folder}{'/' if folder else ''}{base}"
         if ending.lower() in image_suffixes() and (
-            "image" not in sample or (folder, key) in captioned
+            "image" not in of_key or (folder, key) in captioned
         ):
             rows.problem("images_whose_key_contains_a_dot", name)
-        elif ending.lower() == suffix and not sample:
+        elif ending.lower() == suffix and not of_key:
             rows.problem("captions_whose_key_contains_a_dot", name)
         else:
             rows.ignored[suffix_of(base)] += 1
 
 
-def _add(rows: ManifestRows, path: str, split: str, sample: _Sample, parts: _Parts) -> None:
-    image, content = sample["image"]
-    image_id = f"{path}/{image.name}"
-    if content is None:
-        rows.problem("images_above_1_gib", image_id)
-        return
-    key, size = content
-    if not size[0]:
-        rows.problem("unreadable_images", image_id)
-    rows.add_known(image_id, path, key, size, split, (image.offset, image.length))
-    if "text" not in sample:
-        return
-    text, content = sample["text"]
+def _texts(rows: ManifestRows, path: str, part: tuple[Member, Any], parts: _Parts) -> list[str]:
+    """The captions in a key's text; none, and why, if it cannot be used."""
+    text, content = part
     try:
         if content is None:
             raise DatasetError(f"{text.length:,} bytes, expected at most {_MOST_TEXT:,}")
-        captions = parts.captions(content)
+        return parts.captions(content)
     except DatasetError as error:
         rows.problem("unusable_captions", f"{path}/{text.name}: {error}")
-        return
-    for number, caption in enumerate(captions):
-        rows.add_caption(image_id, number, caption, split)
+        return []
 
 
 def _bytes_of(member: Member, file: IO[bytes]) -> bytes:

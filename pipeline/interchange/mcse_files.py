@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.datasets.manifests import ManifestRows, write_captioned
 from pipeline.datasets.prepared_output import building
+from pipeline.datasets.samples import Placed, Sample
 from pipeline.datasets.source import PrepareReport
 from pipeline.interchange.columns import arrays_in
 from pipeline.interchange.import_rows import foreign_spec, write_rows
@@ -61,10 +62,10 @@ def import_mcse(
         record = write_rows(out, spec, list(images), blocks, inputs)
         manifests, numbers = ManifestRows(), Counter[str]()
         for key, image_id in images.items():
-            manifests.add_known(image_id, "", key, (0, 0), "train")
-        for key, text in zip(keys, captions, strict=True):
-            manifests.add_caption(images[key], numbers[images[key]], text, "train")
-            numbers[images[key]] += 1
+            manifests.add_image(image_id, Placed("", key, (0, 0)), "train")
+        for line, (key, text) in enumerate(zip(keys, captions, strict=True), start=1):
+            image, sample = images[key], Sample(line, images[key], (text,))
+            numbers[image] = manifests.add_captions(image, sample, "train", numbers[image])
         write_captioned(folder, *manifests.tables(), report, where=str(features))
     return record, report
 

@@ -8,9 +8,8 @@ import json
 import os
 
 import pytest
+from caption_reading import read_captions, read_coco, read_karpathy
 
-from pipeline.datasets.caption_tables import read_captions
-from pipeline.datasets.captions import read_coco, read_karpathy
 from sightline.errors import SightlineError
 
 NAMES = ["a b.jpg", "a,b.jpg", "a\tb.jpg", "日本 ünï.jpg", 'q"uote.jpg']
@@ -112,8 +111,6 @@ FAULTS = [
     ("jsonl", AB + '}\n["a"]\n', "line 2: found ['a'], expected"),
     ("jsonl", '{"image": "a", "caption": 3}\n', "line 1: caption: found 3, expected a"),
     ("jsonl", '{"image": "a", "caption": "\\ud800"}\n', "at column 34: half a surrogate"),
-    ("jsonl", '{"image": "a", "caption": "\\u001b[2J"}', "line 1: caption: contains"),
-    ("jsonl", '{"image": "a\\u0000", "caption": "b"}', "line 1: image: contains the control"),
     ("jsonl", AB + ', "caption_id": " "}', "caption_id: found ' '"),
     ("jsonl", AB + ', "caption_id": true}', "caption_id: found True"),
     ("jsonl", AB + ', "n": ' + "9" * 5000 + "}", "(number out"),
@@ -144,11 +141,11 @@ FAULTS = [
 
 def test_ids_of_coco_may_be_numbers_here_and_texts_there(make_file):
     content = json.loads(coco((7, "2", "A dog.")))
-    captions = read_coco({"train": make_file("c.json", json.dumps(content))})
+    captions = read_coco(make_file("c.json", json.dumps(content)))
     assert captions.images == ["2.jpg"]
 
 
-READERS = {"karpathy": read_karpathy, "coco": lambda path: read_coco({"train": path})}
+READERS = {"karpathy": read_karpathy, "coco": read_coco}
 
 
 @pytest.mark.parametrize(("suffix", "content", "message"), FAULTS)

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from caption_reading import read_captions
 
-from pipeline.datasets.caption_tables import choose_splits, read_captions
-from pipeline.datasets.captions import Captions
 from sightline.errors import SightlineError
 from sightline.tables.outside_columns import Wanted, choose, wanted_of_captions
 from sightline.tables.outside_tables import open_table
@@ -72,9 +71,9 @@ def test_a_table_is_read_as_its_writer_wrote_it(tmp_path, name):
     assert [text.strip() for text in captions.texts] == TEXTS
 
 
-def said(tmp_path, rows, name="c.jsonl", **given) -> Captions:
+def said(tmp_path, rows, name="c.jsonl", splits=None, **given):
     (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read_captions(tmp_path / name, wanted_of_captions(**given))
+    return read_captions(tmp_path / name, wanted_of_captions(**given), splits)
 
 
 def test_columns_are_known_by_name_or_given_also_inside_objects(tmp_path):
@@ -98,7 +97,6 @@ FAULTS = [
     ([{"image": "0", "text": "x", "title": "y"}], {}, "'text' and 'title' may both be the caption"),
     ([{"img": "0", "caption": "x"}], {}, "found 'img', 'caption'; expected image (or file_name"),
     ([ONE], {"image": "name"}, "has no column 'name', which `image_column` names"),
-    ([{**ONE, "image": "http://a/0.jpg"}], {}, "img2dataset --output_format webdataset"),
     ([{**ONE, "image": {"bytes": "x"}}], {}, "use the kind `huggingface`"),
     ([{**ONE, "caption": ["a", "b"], "caption_id": ["1"]}], {}, "caption_id: 1 for 2 captions"),
     ([{**ONE, "caption": ["a", 3]}], {}, "line 1: caption: found 3, expected a valid string"),
@@ -158,9 +156,13 @@ def test_a_missing_text_is_counted_also_in_a_list_and_as_pandas_number(tmp_path)
     assert said(tmp_path, rows).texts == ["a", "", ""]
 
 
-def test_an_image_that_is_missing_is_named_by_nothing_as_in_a_csv(tmp_path):
+def test_a_row_without_an_image_is_counted(tmp_path):
     rows = [{"image": None, "caption": "a"}, {"image": "1", "caption": "b"}]
-    assert said(tmp_path, rows).images == ["", "1"]
+    captions = said(tmp_path, rows)
+    assert captions.images == ["1"]
+    assert captions.problems == {"rows_without_image": ["1"]}
+    (tmp_path / "c.csv").write_text("image,caption\n ,a\n1,b\n")
+    assert read_captions(tmp_path / "c.csv").problems == {"rows_without_image": ["2"]}
 
 
 def test_an_image_may_be_named_by_a_number(tmp_path):
@@ -234,13 +236,13 @@ def test_splits_of_other_names_are_chosen(tmp_path):
         {"image": f"{n}.png", "caption": "a", "split": split}
         for n, split in enumerate(["train", "restval", "qual_dev", "test"])
     ]
-    captions = said(tmp_path, rows)
-    choose_splits(captions, {"train": ["train", "restval"], "dev": ["qual_dev"]})
+    captions = said(tmp_path, rows, splits={"train": ["train", "restval"], "dev": ["qual_dev"]})
     assert captions.images == ["0.png", "1.png", "2.png"]
     assert captions.splits == ["train", "train", "dev"]
-    assert (captions.left_out, captions.other_splits) == ({"3.png"}, 1)
+    assert captions.left_out == {"3.png"}
+    assert captions.counts["rows_of_other_splits"] == 1
     with pytest.raises(SightlineError, match=r"no row has 'val', which `splits\.dev` names"):
-        choose_splits(said(tmp_path, rows), {"dev": ["val"]})
+        said(tmp_path, rows, splits={"dev": ["val"]})
 
 
 def test_a_binary_file_is_called_what_it_is(tmp_path):

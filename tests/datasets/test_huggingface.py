@@ -41,7 +41,7 @@ def test_the_images_of_a_saved_dataset_are_written_once(saved, out):
     assert report.shards["train/data-00000-of-00002.arrow"] == {"images": 3, "captions": 3}
     assert len(load_all(out)) == 8
     assert {path: path.read_bytes() for path in saved.rglob("*") if path.is_file()} == before
-    assert "images were written to `images` once" in report.summary()
+    assert "images were written to the folder images once" in report.summary()
     again = out.with_name("again")
     prepare(saved, again)
     tars = [(place / "images/00000.tar").read_bytes() for place in (out, again)]
@@ -101,14 +101,14 @@ LISTS = [["one", "two"], [], None, ["", "three"]]
     ("said", "kept", "empty"),
     [
         (["\u2800", "\u3164", "", "seen \n"], {"3#0": "seen"}, ["0#0", "1#0", "2#0"]),
-        (LISTS, {"0#0": "one", "0#1": "two", "3#0": "three"}, ["3: one of its list"]),
+        (LISTS, {"0#0": "one", "0#1": "two", "3#1": "three"}, ["2#0", "3#0"]),
     ],
 )
 def test_captions_are_texts_or_lists(folder, out, said, kept, empty):
     report = prepare(write_arrow(folder / "a.arrow", table(range(4), said)), out)
     assert texts(out) == kept
     assert report.problems.get("empty_captions", []) == empty
-    assert report.counts.get("captions_trimmed", 0) == len(empty) // 3
+    assert report.counts.get("captions_trimmed", 0) == ("seen" in kept.values())
 
 
 @pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary()])
@@ -190,7 +190,7 @@ def test_a_column_of_splits(folder, out):
     with pytest.raises(DatasetError, match="unknown split 'everything'"):
         prepare(folder, out)
     with pytest.raises(
-        DatasetError, match=r"column caption \(choose with `splits`\): unknown split"
+        DatasetError, match=r"column caption \(choose as splits\.dev=\[…\]\): unknown split"
     ):
         prepare(folder, out, split_column="caption")
 
@@ -215,7 +215,8 @@ def test_restval_of_karpathy_can_be_trained_on_or_left_out(folder, out, chosen, 
     assert sorted(column(out, "split")) == ["dev", *train]
     assert f"{4 - len(train)} rows of other splits" in shown
     with pytest.raises(
-        DatasetError, match="no row has split 'valid'; it has restval, test, train, v"
+        DatasetError,
+        match=r"no row has 'valid', which `splits\.dev` names; it has restval, test, train, v",
     ):
         prepare(folder, out, split_column="split", splits={"train": "train", "dev": "valid"})
     twice = {"train": ["restval"], "test": "restval"}

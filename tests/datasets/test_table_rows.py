@@ -91,7 +91,7 @@ def test_paths_start_from_the_given_folder(out, make_images):
         (ROWS, {"image": "photo"}, "the lake: has no column 'photo', which `image` names"),
         (ROWS, {"image": "picture"}, r"wrong columns: .* choose one with `caption`"),
         (ROWS, COLUMNS | {"image": "vector"}, "column 'vector' is list<.*another column with `im"),
-        (ROWS, COLUMNS | {"splits": {"dev": "none"}}, "the lake: column part: no row has split 'n"),
+        (ROWS, COLUMNS | {"splits": {"dev": "none"}}, "the lake, column part: no row has 'none'"),
         (
             pa.table({"image": ["a.png"], "caption": ["a"]}),
             {},
@@ -100,7 +100,7 @@ def test_paths_start_from_the_given_folder(out, make_images):
         (
             pa.table({"image": ["/9j/" * 400], "caption": ["a"]}),
             {"images": Path()},
-            "the lake: row 0: its image is text of 1,600 characters, expected bytes or a path; of",
+            "the lake: row 1: its image is text of 1,600 characters, expected bytes or a path; of",
         ),
         (ROWS, COLUMNS | {"images": Path()}, "contains the images themselves, so `images` does n"),
     ],

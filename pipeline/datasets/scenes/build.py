@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.datasets.manifests import ManifestRows, write_captioned
+from pipeline.datasets.samples import Placed, Sample
 from pipeline.datasets.scenes import ScenesSource
 from pipeline.datasets.scenes.captions import Caption, GradedPair, describe, graded_pairs, write
 from pipeline.datasets.scenes.encoders import write_models
@@ -97,9 +98,9 @@ def _write_pictures(
         data, name = png(pixels[number]), f"{number:06d}.png"
         (folder / "images" / name).write_bytes(data)
         key = key_of_bytes(data)
-        rows.add_known(name, name, key, (edge, edge), scene.split)
-        for k, caption in enumerate(captions[number]):
-            rows.add_caption(name, k, caption.text, scene.split)
+        texts = [caption.text for caption in captions[number]]
+        rows.add_image(name, Placed(name, key, (edge, edge)), scene.split)
+        rows.add_captions(name, Sample(number, name, texts), scene.split)
         phrases += _phrases(key, masks, captions[number])
         if progress is not None:
             progress("drawing", number + 1, len(scenes), "scenes")
