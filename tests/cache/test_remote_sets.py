@@ -197,4 +197,4 @@ def test_a_set_of_the_hub_is_fetched_at_its_revision(world, tmp_path):
             "/datasets/team/cache/resolve/v1/image/set.json"
         }
         script = script.replace("@v1", "@v2")
-        assert "no set here" in run().stderr
+        assert "no such repository or revision, or a private one; " in run().stderr
