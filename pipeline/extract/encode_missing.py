@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from pipeline.encoders.encoder import ImageFileEncoder, checked_encoder
 from pipeline.extract.inputs import FeatureInputs, inputs_of
-from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_rows, run
+from pipeline.extract.runner import Advance, BatchResult, Compute, Job, SetSummary, good_rows, run
 from pipeline.extract.services import Service
-from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
 from sightline.cache import FeatureSet, FeatureSpec, SetRecord
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, as_keys, at, find_keys, unique_sorted
@@ -83,8 +83,21 @@ def extract_features(
     data = required_location(data) if isinstance(data, str) else data
     inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
     machine = Machine.model_validate({"devices": device, "workers": workers})
-    run(extract_job(inputs, encoder, Path(out), settings, machine), settings.max_failed, machine)
+    fill_features(inputs, encoder, Path(out), settings, machine)
     return FeatureSet.open(out)
+
+
+def fill_features(
+    inputs: FeatureInputs,
+    config: EncoderConfig,
+    out: Path,
+    settings: ExtractSettings,
+    machine: Machine,
+    options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
+) -> SetSummary:
+    """Encode what the feature set ``out`` lacks; raises as `extract_job` and `run`."""
+    job = extract_job(inputs, config, out, settings, machine)
+    return run(job, settings.max_failed, machine, options)
 
 
 def extract_job(
