@@ -291,7 +291,7 @@ def encode_texts(task: ToEncode) -> Encoding:
             cut += count_cut(texts)
     compute = partial(_rows_of_texts, task)
     if task.service is not None:
-        encode = task.service.patient(encoder.encode)
+        encode = task.service.with_retries(encoder.encode)
 
         def answer(batch: Batch, texts: list[str]) -> BatchResult:
             return BatchResult(batch, encode(texts, batch.length).cpu().numpy(), {})
@@ -332,7 +332,7 @@ def _of_files(task: ToEncode, reader: Callable[[], Callable[[Any], bytes]]) -> E
 
     service, encoder = task.service, task.encoder
     assert service is not None  # such an encoder always has one
-    encode = service.patient(encoder.encode)
+    encode = service.with_retries(encoder.encode)
 
     def answer(batch: Batch, entries: list[Any]) -> BatchResult:
         read, files, failed = reader(), list[bytes](), dict[bytes, Failure]()

@@ -272,8 +272,8 @@ def run(
                 halved_to=job.halved_to,
             )
         computed = beside + compute()
-        if job.service is not None and job.service.given_back is not None:
-            raise job.service.given_back
+        if job.service is not None and job.service.abandoned is not None:
+            raise job.service.abandoned
         counts = writer.counts
         record = writer.publish(cut=job.cut)
     holds, *remarks = job.describe(record)
@@ -361,7 +361,7 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
             for result in job.compute(writer.claim(advance), advance):
                 count += keep(*result)
         except BaseException:
-            for result in job.service.rest() if job.service else ():
+            for result in job.service.drain() if job.service else ():
                 keep(*result)
             raise
         for future in pending:
