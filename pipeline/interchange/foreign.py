@@ -76,7 +76,7 @@ class ImportOptions(Settings):
 
 
 @dataclass(frozen=True)
-class Part:
+class RowFile:
     """One file of rows, and the file that says what they describe.
 
     Attributes:
@@ -113,7 +113,7 @@ class Part:
                 yield block
 
 
-def find(source: Path, options: ImportOptions) -> tuple[str, list[Part]]:
+def find(source: Path, options: ImportOptions) -> tuple[str, list[RowFile]]:
     """The name of a layout, and the features in a file or folder of it, all of one kind.
 
     Raises:
@@ -181,7 +181,7 @@ def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
     raise SightlineError(f"{source}: {what}; {_EXPECTED}")
 
 
-def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) -> list[Part]:
+def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) -> list[RowFile]:
     if options.features is not None:
         raise SightlineError(
             "--features is for files with several arrays or columns; here, choose with --kind"
@@ -206,7 +206,7 @@ def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) ->
     ]
 
 
-def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part:
+def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> RowFile:
     """The rows of a file, and what they describe.
 
     Args:
@@ -249,7 +249,7 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
     rounded = ", rounded to float32" if re.search("float64|double", column.about) else ""
     keys = f"{'keys' if keyed else 'names'} from {naming!r} in {table.name}"
     about = f"rows from {name!r}{rounded}, {keys}"
-    return Part(rows, table, kind, column, columns[naming], keyed, about)
+    return RowFile(rows, table, kind, column, columns[naming], keyed, about)
 
 
 def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) -> str:
