@@ -223,7 +223,7 @@ def run(
 
     Raises:
         SightlineError: more rows failed than ``max_failed`` allows (good rows are published
-            first), no disk space, another plan of other workers, or a service gave rows back.
+            first), no disk space, another plan of other workers, or a service left rows to do.
         BusyError: another run is writing there.
     """
     allow_open_files()
