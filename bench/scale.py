@@ -169,10 +169,10 @@ def planned(inputs: FeatureInputs, encoder: Any, folder: Path) -> None:
     """A dry run."""
     from pipeline.extract.encode_missing import feature_job
     from pipeline.extract.runner import run
-    from pipeline.extract.settings import ExtractSettings, Machine
+    from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
 
     job = feature_job(inputs, encoder, folder.with_name("planned"), ExtractSettings())
-    run(job, 0, Machine(threads=1), dry_run=True)
+    run(job, 0, Machine(threads=1), RunOptions(dry_run=True))
 
 
 def caption_files(folder: Path, count: int) -> tuple[Path, Path]:

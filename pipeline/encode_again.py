@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.extract.code_change import SAME, SAME_LENGTH, Agreement
-from pipeline.extract.encode_missing import WEIGHTS_CAST, extract_job
+from pipeline.extract.encode_missing import WEIGHTS_CAST, fill_features
 from pipeline.extract.inputs import FeatureInputs
-from pipeline.extract.runner import run
 from pipeline.extract.settings import ExtractSettings, Machine
 from pipeline.interchange.rows import unit_rows
 from sightline.cache import CacheError, FeatureSet
@@ -144,6 +143,7 @@ def _encode(
     spec = features.record.spec
     foreign = spec.is_foreign
     recorded = {
+        "max_failed": 1.0,
         "batch_size": _recorded(features, "batch_size") or settings.batch_size,
         "dtype": "float32" if foreign else spec.dtype,
         "precision": "fp32" if foreign else spec.precision.removesuffix(WEIGHTS_CAST),
@@ -152,7 +152,7 @@ def _encode(
     settings = settings.model_copy(update=recorded)
     machine = machine.model_copy(update={"threads": threads})
     try:
-        run(extract_job(sample, config, out, settings, machine), 1.0, machine)
+        fill_features(sample, config, out, settings, machine)
     except SightlineError:
         if not (out / FILE_NAME).exists():  # else it is about failed rows, reported below
             raise

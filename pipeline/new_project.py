@@ -23,6 +23,16 @@ _IGNORED = """\
 /data/*
 !/data/README.md
 !/data/inputs/
+# of what you put there, what `dvc add` writes
+!/data/*.dvc
+!/data/.gitignore
+!/data/raw/
+!/data/senteval/
+/data/raw/**
+/data/senteval/**
+!/data/*/**/
+!/data/*/**/*.dvc
+!/data/*/**/.gitignore
 /runs/
 /results/
 /report/
@@ -33,7 +43,8 @@ _DATA = """\
 
 You put here:
 
-- `raw/`: photographs, captions and sentences as you have them;
+- `raw/`: photographs, captions and sentences as you have them (`dvc add data/raw/NAME` and
+  `dvc push` share them);
 - `senteval/`: SentEval's folder `downstream`, for dev scores and evaluation.
 
 The graph makes:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from inspect import signature
 from itertools import product
@@ -13,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline import graph
-from pipeline.extract.settings import OF_TRAINING, Machine
-from pipeline.extract.worker_number import WorkerNumber
+from pipeline.extract.settings import OF_TRAINING, Machine, RunOptions
 from pipeline.params import Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
 from sightline.cache.feature_kind import KINDS
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 EVALUATION_DATA_SCHEMA = "sightline.evaluation_data/1"
 
+_OF_RUN = {field.name for field in fields(RunOptions)}
 _WHO_COMPUTES = ("devices", "engine")
 
 
@@ -86,9 +87,7 @@ def features(
     dataset: str,
     encoder: str,
     *,
-    worker: WorkerNumber | None = None,
-    retry_failed: bool = False,
-    dry_run: bool = False,
+    options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     check: int = 0,
 ) -> SetSummary | Checked | str:
     """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few.
@@ -113,24 +112,15 @@ def features(
         if said := stays_unchecked(out, inputs.entries.keys, config, params.extract, code):
             return f"{said} ({error})"
         raise
-    return run(
-        job,
-        params.extract.max_failed,
-        params.machine,
-        worker=worker,
-        retry_failed=retry_failed,
-        dry_run=dry_run,
-        copy_from=graph.FEATURES,
-    )
+    options = replace(options, copy_from=graph.FEATURES)
+    return run(job, params.extract.max_failed, params.machine, options)
 
 
 def ground(
     params: Params,
     dataset: str,
     *,
-    worker: WorkerNumber | None = None,
-    retry_failed: bool = False,
-    dry_run: bool = False,
+    options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
 ) -> SetSummary:
     """Ground the captions of ``dataset`` and cut the objects out."""
     from pipeline.grounding.ground import ground_dataset
@@ -146,9 +136,7 @@ def ground(
         graph.cutouts_folder(dataset),
         params.extract,
         params.machine,
-        worker=worker,
-        retry_failed=retry_failed,
-        dry_run=dry_run,
+        options,
     )
 
 
@@ -371,8 +359,8 @@ class Stage(NamedTuple):
 
     Attributes:
         run: from parameters and words to what to say. Its keyword arguments are options of the
-            command; a stage that has some takes those of `Machine` as well, and of `OF_TRAINING`
-            one that fills no sets.
+            command, of `options` those in a `RunOptions`; a stage that has some takes those of
+            `Machine` as well, and of `OF_TRAINING` one that fills no sets.
         sets: words → the sets that it fills, which its workers share; None: it is of other kinds.
     """
 
@@ -390,8 +378,21 @@ class Stage(NamedTuple):
         """The options that it takes."""
         parameters = signature(self.run).parameters.values()
         options = {option.name for option in parameters if option.kind == option.KEYWORD_ONLY}
+        if "options" in options:  # of which a stage knows itself what is copied
+            options = options - {"options"} | (_OF_RUN - {"copy_from"})
         of_machine = Machine.model_fields.keys() - (OF_TRAINING if self.sets else ())
         return options | of_machine if options else options
+
+    def __call__(self, params: Params, *words: str, **options: Any) -> Any:
+        """Run it.
+
+        Args:
+            options: by their names on the command line.
+        """
+        if "options" in signature(self.run).parameters:
+            of_run = {name: options.pop(name) for name in _OF_RUN & options.keys()}
+            options["options"] = RunOptions(**of_run)
+        return self.run(params, *words, **options)
 
 
 def _features_stage(kind: Kind) -> Stage:
@@ -439,7 +440,7 @@ def to_do(params: Params, command: str, needs: Sequence[str]) -> str:
     if before := [name for name in needs if name != "inputs"]:
         return f"unknown until {', '.join(before)}"
     try:
-        return str(stage.run(params, *words, dry_run=True))
+        return str(stage(params, *words, dry_run=True))
     except SightlineError as error:
         return str(error)
 

@@ -183,7 +183,7 @@ DATA = [
         begins=captions_with("3.png", "gone.png"),
     ),
     Cure(
-        "{}: do its rows describe images or texts? Give --kind image or text",
+        "{}: do its rows describe images, texts or objects? Give --kind image, text or ",
         IMPORT + " --data photos",
         passes=IMPORT + " --data photos --kind image",
         begins=a_table(IMAGE_ROWS),

@@ -224,6 +224,9 @@ def gs(folder: Path, faults: Faults) -> Iterator[str]:
         status, data = 200, b""
         if isinstance(of_bytes, int):
             status = of_bytes
+        elif "/b/cache/o" not in path:
+            error = {"code": 404, "message": "The specified bucket does not exist."}
+            status, data = 404, json.dumps({"error": error}).encode()
         elif not name:
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             items = [about(path) for path in files]

@@ -207,7 +207,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.extract.encode_missing import feature_job
     from pipeline.extract.inputs import Entries, FeatureInputs
     from pipeline.extract.runner import run
-    from pipeline.extract.settings import ExtractSettings, Machine
+    from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
     from pipeline.extract.worker_number import WorkerNumber
     from sightline.cache import keys_of_texts, writer
 
@@ -230,7 +230,7 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
 
     def stage() -> None:
         job = feature_job(inputs, encoder, Path(request.out), settings)
-        print(run(job, 0.2, machine, worker=worker, shard_rows=SHARD_ROWS))
+        print(run(job, 0.2, machine, RunOptions(worker), shard_rows=SHARD_ROWS))
 
     commands.app = stage
     try:

@@ -8,6 +8,7 @@ import io
 import lzma
 import pickle
 import tarfile
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def tarred(path: Path, form: int) -> None:
         assert member.name
 
 
+def scripted(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
+
+
+def exported(path: Path) -> None:
+    program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+    torch.export.save(program, path.with_suffix(".pt2"))  # no other suffix is taken
+    path.with_suffix(".pt2").rename(path)
+
+
 MAKE = {
     "gzip": lambda path: path.write_bytes(gzip.compress(TEXT)),
     "bzip2": lambda path: path.write_bytes(bz2.compress(TEXT)),
@@ -63,6 +76,8 @@ MAKE = {
     "pytorch-legacy": lambda path: torch.save(
         torch.ones(2), path, _use_new_zipfile_serialization=False
     ),
+    "torchscript": scripted,
+    "torch_export": exported,
     "pickle": lambda path: path.write_bytes(pickle.dumps({"a.jpg": ROWS})),
     "pickle-2": lambda path: path.write_bytes(pickle.dumps([1], protocol=2)),
     "tar": lambda path: tarred(path, tarfile.PAX_FORMAT),

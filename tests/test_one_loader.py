@@ -233,6 +233,12 @@ def an_adapter_alone(folder: Path, kind: str) -> None:
     no_weights(folder, kind)
 
 
+def weights_of_a_compiled_module(folder: Path, kind: str) -> None:
+    tensors, _ = some_tensors(folder)
+    tensors = {f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def no_words(folder: Path, kind: str) -> None:
     if kind == "segmenter":
         pytest.skip("a segmenter reads no text")
@@ -255,6 +261,7 @@ SPOILT = {
     index_of_a_harmful_pickle: "a pickle that would run code",
     missing_weights: "its weights lack 2 tensors of the model and 0 have the wrong shape",
     weights_of_another_shape: "its weights lack 0 tensors of the model and 2 have the wrong shape",
+    weights_of_a_compiled_module: r"those of torch\.compile, .* model\._orig_mod\.save_pretrained",
     weights_with_nan: "2 of [0-9]+ weights hold NaN or infinite values, such as",
     an_adapter_beside: r"holds an adapter \(adapter_config\.json\)",
     an_adapter_alone: r"holds an adapter \(adapter_config\.json\)",
@@ -269,6 +276,37 @@ def test_a_spoilt_folder_is_one_clear_error(folder, kind, load, spoil):
         load(folder)
     assert "\n" not in str(caught.value)
     assert all(name in str(caught.value) for name in named)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt"])
+def test_a_file_that_git_lfs_has_not_fetched_is_called_that(folder, kind, load, name):
+    if name == "vocab.txt":
+        if kind != "teacher":
+            pytest.skip("only the teacher's words are one a line")
+        (folder / "tokenizer.json").unlink(missing_ok=True)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 46830571\n"
+    (folder / name).write_text(pointer)
+    expected = f"^{folder / name}: a Git LFS pointer, .*`git lfs pull`"
+    with pytest.raises(SightlineError, match=expected):
+        load(folder)
+
+
+def test_weights_under_the_name_of_the_other_format(folder, kind, load):
+    pickled, weights = folder / "pytorch_model.bin", folder / "model.safetensors"
+    tensors, _ = some_tensors(folder)
+    if kind == "teacher":  # others never read .bin
+        weights.rename(pickled)
+        with pytest.raises(SightlineError, match=f"^{pickled}: a safetensors file, .* rename it"):
+            load(folder)
+        pickled.rename(weights)
+        assert load(folder) is not None
+    weights.unlink()  # the tensors are mapped from it
+    torch.save(tensors, weights)
+    with pytest.raises(SightlineError, match=f"^{weights}: a PyTorch pickle, .* rename it"):
+        load(folder)
+    if kind == "teacher":
+        weights.rename(pickled)
+        assert load(folder) is not None
 
 
 def test_the_kernel_of_a_stranger_is_never_fetched(folder, kind, load):

@@ -454,17 +454,17 @@ def test_a_call_is_made_again_later_and_later(monkeypatch):
         raise Transient("busy", after)
 
     with pytest.raises(Transient, match="busy"):
-        service.patient(call)(None)
+        service.with_retries(call)(None)
     assert len(waits) == services._TRIES - 1
     for number, seconds in enumerate(waits):
         assert 0.5 * 2**number <= seconds <= 2**number
     waits.clear()
     with pytest.raises(Transient):
-        service.patient(call)(7)
+        service.with_retries(call)(7)
     assert all(7 <= seconds <= 7 * 1.25 for seconds in waits)
     waits.clear()
     with pytest.raises(Transient):
-        service.patient(call)(services._PATIENCE + 1)
+        service.with_retries(call)(services._PATIENCE + 1)
     assert not waits
 
 

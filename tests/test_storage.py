@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from aged_files import aged
 from botocore.exceptions import ConnectTimeoutError
 from command_line import sightline, unboxed
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 
 from sightline.cache.prepared import PreparedDataset
@@ -29,6 +31,7 @@ from sightline.files.storage import (
     opened,
     read,
     reading_ahead,
+    upload,
 )
 
 DATA = bytes(range(251)) * 1000
@@ -327,6 +330,40 @@ def test_a_host_that_does_not_answer_is_named_without_its_query(monkeypatch):
         read("https://localhost:1/a?sig=s3cr3t", 0, 5)
     assert "s3cr3t" not in str(caught.value)
     assert not caught.value.lasting
+
+
+def test_a_bucket_that_is_not_there_is_no_missing_file(shelf, tmp_path):
+    if shelf.url.startswith("https"):
+        pytest.skip("a web server has no buckets")
+    (tmp_path / "a").write_bytes(b"a")
+    protocol = shelf.url.partition("://")[0]
+    for place in (f"{protocol}://nowhere", f"{protocol}://nowhere/raw"):
+        expected = rf"^{place}.*: no such bucket; correct its name, or make it first$"
+        for ask in (
+            lambda place: files_below(place),
+            lambda place: files_below(place, "*.tar"),
+            lambda place: look(f"{place}/a.tar"),
+            lambda place: read(f"{place}/a.tar"),
+            lambda place: read(f"{place}/a.tar", 0, 5),
+            lambda place: upload(tmp_path / "a", f"{place}/a.tar"),
+        ):
+            with pytest.raises(StorageError, match=expected) as caught:
+                ask(place)
+            assert not isinstance(caught.value, MissingFile)
+    bucket = shelf.url.rpartition("/")[0]
+    assert files_below(bucket, "*.tar") == files_below(f"{bucket}/none", "*.tar") == {}
+    assert look(f"{bucket}/none") is None
+
+
+@pytest.mark.parametrize("kind", [RepositoryNotFoundError, RevisionNotFoundError])
+def test_a_repository_of_the_hub_that_is_not_there_is_no_missing_file(kind):
+    response = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co/a/b"))
+    error = FileNotFoundError("datasets/a/b/c")
+    error.__cause__ = kind("none", response=response)
+    fault = storage._fault("hf://datasets/a/b/c", error)
+    assert not isinstance(fault, MissingFile)
+    assert "no such repository or revision, or a private one" in str(fault)
+    assert "`hf auth login`" in str(fault)
 
 
 def test_a_bucket_without_credentials_says_what_opens_it(tmp_path, monkeypatch):

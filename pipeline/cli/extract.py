@@ -22,7 +22,7 @@ from pipeline.cli.options import (
     print_summary,
     set_in,
 )
-from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine
+from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine, RunOptions
 from sightline.cache.feature_kind import KINDS, feature_kind
 from sightline.settings import unknown
 
@@ -100,9 +100,8 @@ def extract(
     --out features/resnet50
     """
     from pipeline.encoders.names import encoder_class, named_encoder
-    from pipeline.extract.encode_missing import extract_job
+    from pipeline.extract.encode_missing import fill_features
     from pipeline.extract.inputs import inputs_of
-    from pipeline.extract.runner import run
 
     if copy_from is not None and not copy_from.is_dir():
         raise typer.BadParameter(f"{copy_from}: no such folder", param_hint="--copy-from")
@@ -123,13 +122,6 @@ def extract(
 
         print_check(encode_again(inputs, config, out, check, settings, machine), out, as_json)
         return
-    summary = run(
-        extract_job(inputs, config, out, settings, machine),
-        settings.max_failed,
-        machine,
-        worker=worker,
-        retry_failed=retry_failed,
-        dry_run=dry_run,
-        copy_from=copy_from,
-    )
+    options = RunOptions(worker, retry_failed, dry_run, copy_from)
+    summary = fill_features(inputs, config, out, settings, machine, options)
     print_summary(summary, as_json)

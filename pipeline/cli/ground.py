@@ -20,7 +20,7 @@ from pipeline.cli.options import (
     print_summary,
     set_in,
 )
-from pipeline.extract.settings import OF_TRAINING, ExtractSettings, Machine
+from pipeline.extract.settings import OF_TRAINING, ExtractSettings, Machine, RunOptions
 from sightline.settings import FamilySettings, unknown
 
 
@@ -84,9 +84,7 @@ def ground(
         cutouts,
         settings,
         machine,
-        worker=worker,
-        retry_failed=retry_failed,
-        dry_run=dry_run,
+        RunOptions(worker, retry_failed, dry_run),
     )
     counts = grounding_counts(out) if summary.record is not None else {}
     print_summary(summary, as_json, counts=counts)

@@ -55,7 +55,7 @@ def stage(
     sets = chosen.sets(*arguments) if chosen.sets else []
     if sets and not (check or dry_run) and launched_workers(params.machine, worker, sets):
         return
-    done = chosen.run(params, *arguments, **options)
+    done = chosen(params, *arguments, **options)
     if not is_first_process():
         return
     if hasattr(done, "faults"):

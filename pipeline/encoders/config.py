@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from pipeline.encoders.encoder import ImageEncoder, ImageFileEncoder, TextEncoder
 
 
-WEIGHTS_FORMS = (
-    "pretrained:TAG (published weights), file:PATH (safetensors, or a state dict that "
-    "torch.save wrote) or random:SEED"
-)
+WEIGHTS_FILE = "safetensors, or a state dict that torch.save wrote"
+WEIGHTS_FORMS = f"pretrained:TAG (published weights), file:PATH ({WEIGHTS_FILE}) or random:SEED"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from pipeline.encoders.config import WeightsSpec, require_weights
+from pipeline.encoders.config import WEIGHTS_FILE, WeightsSpec, require_weights
 from sightline.cache.record import EncoderRecord
 from sightline.errors import SightlineError
-from sightline.models.pretrained import Pretrained, check_finite
+from sightline.files.file_kinds import file_kind, unexpected
+from sightline.models.pretrained import Pretrained, check_finite, quiet
 from sightline.user_files import OBJECT, read_json
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ _SINGLE = (
 )
 """Files of weights in the order in which transformers chooses one."""
 _PROVENANCE = "provenance.json"
+_COMPILED = re.compile(r"(?<![^.])_orig_mod\.")
+"""What `torch.compile` puts before the names of a module, which may be part of another."""
 
 
 @contextmanager
@@ -62,10 +67,10 @@ def state_dict_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or of a state dict from ``torch.save``.
+    """The tensors of a safetensors file or of a state dict from ``torch.save``, by its content.
 
-    Unpacks a state dict nested under ``state_dict`` or ``model``, and strips the ``module.``
-    prefix of data-parallel training.
+    Unpacks a state dict nested under ``state_dict`` or ``model``, and leaves out what wrappers put
+    before its names: ``_orig_mod.`` of compiled modules, ``module.`` of data-parallel training.
 
     Raises:
         SightlineError: no such file, unreadable, or containing more than tensors. Nothing is
@@ -76,19 +81,27 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
     require_weights(path)
     try:
-        if path.suffix == ".safetensors":
+        kind = file_kind(path)
+        if kind == "safetensors":
             state: object = load_file(path)
+        elif kind in ("pytorch", "pickle") or (kind == "zip" and not zipfile.is_zipfile(path)):
+            # of a path, torch.load reads .safetensors by its suffix
+            with quiet(), path.open("rb") as file:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+        elif kind is not None:
+            raise unexpected(path, kind, WEIGHTS_FILE)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            raise ValueError("it begins as neither does")
     except pickle.UnpicklingError as error:
         raise SightlineError(
-            f"{path}: contains more than tensors, and Sightline never unpickles objects; "
-            "save its state dict as safetensors and use that file"
+            f"{path}: contains more than tensors, and Sightline never unpickles objects; load it "
+            "where you trust it, save its state dict, `torch.save(model.state_dict(), FILE)`, and "
+            "use that file"
         ) from error
     except (SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        first = str(error).partition("\n")[0]
+        first = str(error).partition("\n")[0] or "it ends too early"
         raise SightlineError(
-            f"{path}: neither readable safetensors nor a state dict from torch.save ({first}); "
+            f"{path}: expected {WEIGHTS_FILE}; damaged, or neither of them ({first}); "
             "recreate or download it again"
         ) from error
     for nested in ("state_dict", "model"):
@@ -98,10 +111,17 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         isinstance(t, torch.Tensor) for t in state.values()
     ):
         raise SightlineError(f"{path}: expected a state dict (name → tensor), found something else")
-    tensors = {str(name): tensor for name, tensor in state.items()}
-    if tensors and all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    return tensors
+    return _unwrapped({str(name): tensor for name, tensor in state.items()})
+
+
+def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by the names that they have in the module itself, not in its wrappers."""
+    plain = {_COMPILED.sub("", name): tensor for name, tensor in tensors.items()}
+    if len(plain) < len(tensors):  # of two modules
+        return tensors
+    if plain and all(name.startswith("module.") for name in plain):
+        plain = {name.removeprefix("module."): tensor for name, tensor in plain.items()}
+    return plain
 
 
 def checkpoint_sha256(source: Pretrained) -> str:

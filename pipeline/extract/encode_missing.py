@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from pipeline.encoders.encoder import ImageFileEncoder, checked_encoder
 from pipeline.extract.inputs import FeatureInputs, inputs_of
-from pipeline.extract.runner import Advance, BatchResult, Compute, Job, good_rows, run
+from pipeline.extract.runner import Advance, BatchResult, Compute, Job, SetSummary, good_rows, run
 from pipeline.extract.services import Service
-from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
 from sightline.cache import FeatureSet, FeatureSpec, SetRecord
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, as_keys, at, find_keys, unique_sorted
@@ -83,8 +83,21 @@ def extract_features(
     data = required_location(data) if isinstance(data, str) else data
     inputs = inputs_of(kind, data, phrases=phrases, cutouts=cutouts)
     machine = Machine.model_validate({"devices": device, "workers": workers})
-    run(extract_job(inputs, encoder, Path(out), settings, machine), settings.max_failed, machine)
+    fill_features(inputs, encoder, Path(out), settings, machine)
     return FeatureSet.open(out)
+
+
+def fill_features(
+    inputs: FeatureInputs,
+    config: EncoderConfig,
+    out: Path,
+    settings: ExtractSettings,
+    machine: Machine,
+    options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
+) -> SetSummary:
+    """Encode what the feature set ``out`` lacks; raises as `extract_job` and `run`."""
+    job = extract_job(inputs, config, out, settings, machine)
+    return run(job, settings.max_failed, machine, options)
 
 
 def extract_job(
@@ -278,12 +291,12 @@ def encode_texts(task: ToEncode) -> Encoding:
             cut += count_cut(texts)
     compute = partial(_rows_of_texts, task)
     if task.service is not None:
-        encode = task.service.patient(encoder.encode)
+        encode = task.service.with_retries(encoder.encode)
 
         def answer(batch: Batch, texts: list[str]) -> BatchResult:
             return BatchResult(batch, encode(texts, batch.length).cpu().numpy(), {})
 
-        compute = _by(task.service, task, answer)
+        compute = _through(task.service, task, answer)
     cut = cut if count_cut is not None else None
     return Encoding(encoder.preprocessing, compute, lengths=lengths, cut=cut)
 
@@ -293,8 +306,8 @@ def encode_images(task: ToEncode) -> Encoding:
     from pipeline.extract.decode import load_bytes, load_entry
 
     if isinstance(task.encoder, ImageFileEncoder):
-        return _of_files(task, lambda: lambda entry: load_bytes(entry.place, entry.key))
-    return _of_pictures(task, load_entry, task.encoder.preprocessing)
+        return _encoded_files(task, lambda: lambda entry: load_bytes(entry.place, entry.key))
+    return _encoded_pixels(task, load_entry, task.encoder.preprocessing)
 
 
 def encode_objects(task: ToEncode) -> Encoding:
@@ -304,12 +317,12 @@ def encode_objects(task: ToEncode) -> Encoding:
     groups = task.inputs.entries.groups
     groups = None if groups is None else groups[task.places]
     if isinstance(task.encoder, ImageFileEncoder):
-        return replace(_of_files(task, file_reader), groups=groups)
+        return replace(_encoded_files(task, file_reader), groups=groups)
     preprocessing = CutoutPreprocessing(task.encoder.preprocessing, task.settings.cutouts)
-    return replace(_of_pictures(task, Cutter(), preprocessing), groups=groups)
+    return replace(_encoded_pixels(task, Cutter(), preprocessing), groups=groups)
 
 
-def _of_files(task: ToEncode, reader: Callable[[], Callable[[Any], bytes]]) -> Encoding:
+def _encoded_files(task: ToEncode, reader: Callable[[], Callable[[Any], bytes]]) -> Encoding:
     """Rows of the files of pictures, from a service.
 
     Args:
@@ -319,7 +332,7 @@ def _of_files(task: ToEncode, reader: Callable[[], Callable[[Any], bytes]]) -> E
 
     service, encoder = task.service, task.encoder
     assert service is not None  # such an encoder always has one
-    encode = service.patient(encoder.encode)
+    encode = service.with_retries(encoder.encode)
 
     def answer(batch: Batch, entries: list[Any]) -> BatchResult:
         read, files, failed = reader(), list[bytes](), dict[bytes, Failure]()
@@ -331,14 +344,16 @@ def _of_files(task: ToEncode, reader: Callable[[], Callable[[Any], bytes]]) -> E
         rows = encode(files).cpu().numpy() if files else np.empty((0, encoder.dim), np.float32)
         return BatchResult(batch, rows, failed)
 
-    return Encoding(encoder.preprocessing, _by(service, task, answer))
+    return Encoding(encoder.preprocessing, _through(service, task, answer))
 
 
-def _by(service: Service, task: ToEncode, answer: Callable[[Batch, Any], BatchResult]) -> Compute:
+def _through(
+    service: Service, task: ToEncode, answer: Callable[[Batch, Any], BatchResult]
+) -> Compute:
     return lambda batches, advance: service.results(batches, task.entries_of, answer, advance)
 
 
-def _of_pictures(
+def _encoded_pixels(
     task: ToEncode,
     load: Callable[[Any], Tensor],
     preprocessing: ImagePreprocessing | CutoutPreprocessing,
@@ -355,7 +370,7 @@ def _of_pictures(
         )
     return Encoding(
         {**described, **configuration},
-        partial(_rows_of_pictures, task, Reader(load, preprocessing)),
+        partial(_rows_of_pixels, task, Reader(load, preprocessing)),
     )
 
 
@@ -378,7 +393,7 @@ def _rows_of_texts(
         advance(len(texts))
 
 
-def _rows_of_pictures(
+def _rows_of_pixels(
     task: ToEncode, read: Reader, batches: Iterator[Batch], advance: Advance
 ) -> Iterator[BatchResult]:
     """The features of each batch, those that could be read: float32 [n, dim]."""

@@ -136,6 +136,11 @@ def _connected(ray: Any, address: str) -> Iterator[None]:
         SightlineError: it does not answer.
     """
     _check_address(address)
+    to_stderr(
+        "starting Ray on this machine, which takes up to a minute"
+        if address == "local"
+        else f"connecting to the Ray cluster at {address}"
+    )
     # Ray replaces them, and a signal would end the command without a word
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -18,8 +18,7 @@ import numpy as np
 from pipeline.extract.code_change import changed_code, keep_if_equal
 from pipeline.extract.failed_rows import check_failures, named_failures
 from pipeline.extract.services import Service
-from pipeline.extract.settings import Machine
-from pipeline.extract.worker_number import WorkerNumber
+from pipeline.extract.settings import Machine, RunOptions
 from sightline.cache.keys import Keys
 from sightline.cache.parts import Failure, part_names
 from sightline.cache.plan import Batch, Plan
@@ -208,11 +207,8 @@ def run(
     job: Job,
     max_failed: float,
     machine: Machine = Machine(),  # noqa: B008  (frozen)
+    options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     *,
-    worker: WorkerNumber | None = None,
-    retry_failed: bool = False,
-    dry_run: bool = False,
-    copy_from: Path | None = None,
     shard_rows: int | None = None,
 ) -> SetSummary:
     """Compute what a set lacks, and publish it.
@@ -223,39 +219,38 @@ def run(
     Args:
         max_failed: fraction of the rows that may fail.
         machine: the device that the models are on, and the CPU threads.
-        worker: this worker among those that fill the set together; None: the only one.
-        dry_run: only say which rows are there and which are to do; write nothing.
-        retry_failed, copy_from, shard_rows: as `SetWriter.plan` takes them.
+        shard_rows: as `SetWriter.plan` takes them.
 
     Raises:
         SightlineError: more rows failed than ``max_failed`` allows (good rows are published
-            first), no disk space, another plan of other workers, or a service gave rows back.
+            first), no disk space, another plan of other workers, or a service left rows to do.
         BusyError: another run is writing there.
     """
     allow_open_files()
+    worker = options.worker
     if record := changed_code(job):
-        if dry_run:  # as if the rows that are encoded first were equal
+        if options.dry_run:  # as if the rows that are encoded first were equal
             job = replace(job, spec=record.spec)
         else:
             to_stderr(keep_if_equal(job, record, partial(run, max_failed=1.0, machine=machine)))
     writer = SetWriter(job.out, job.spec, job.inputs, worker and worker.pair)
-    options = {
+    planned = {
         "lengths": job.lengths,
         "groups": job.groups,
         "batch_size": job.batch_size,
         "rows_per_block": 1 if job.service else None,
         "shard_rows": shard_rows,
-        "retry_failed": retry_failed,
-        "copy_from": copy_from,
+        "retry_failed": options.retry_failed,
+        "copy_from": options.copy_from,
         "threads": machine.threads or threads_here(),
         "code": ", ".join([code_version(), *job.options]),
     }
-    if dry_run:
+    if options.dry_run:
         set_output(job.out, job.inputs, kind=job.spec.kind).check_place()
-        return _to_do(job, writer.preview(job.keys, **options))
+        return _to_do(job, writer.preview(job.keys, **planned))
 
     def compute() -> int:
-        writer.plan(job.keys, **options)
+        writer.plan(job.keys, **planned)
         return _compute(job, writer, machine.device if job.needs_device else "cpu")
 
     start, beside = time.monotonic(), 0
@@ -277,8 +272,8 @@ def run(
                 halved_to=job.halved_to,
             )
         computed = beside + compute()
-        if job.service is not None and job.service.given_back is not None:
-            raise job.service.given_back
+        if job.service is not None and job.service.abandoned is not None:
+            raise job.service.abandoned
         counts = writer.counts
         record = writer.publish(cut=job.cut)
     holds, *remarks = job.describe(record)
@@ -366,7 +361,7 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
             for result in job.compute(writer.claim(advance), advance):
                 count += keep(*result)
         except BaseException:
-            for result in job.service.rest() if job.service else ():
+            for result in job.service.drain() if job.service else ():
                 keep(*result)
             raise
         for future in pending:

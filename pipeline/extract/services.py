@@ -1,4 +1,4 @@
-"""Models behind an API: several calls at a time, tried again, and rows that are given back."""
+"""Models behind an API: several calls at a time, tried again, and rows that are abandoned."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Service:
         concurrency: tasks at a time.
 
     Attributes:
-        given_back: why the last task that was given up is left to do; None: none was.
+        abandoned: why the last task that was given up is left to do; None: none was.
     """
 
     def __init__(self, concurrency: int) -> None:
-        self.given_back: Transient | None = None
+        self.abandoned: Transient | None = None
         self._concurrency = concurrency
         self._running, self._ending = 0, Event()
         self._done: SimpleQueue[tuple[Batch, Any]] = SimpleQueue()
 
-    def patient(
+    def with_retries(
         self, call: Callable[..., Result], concurrency: int | None = None
     ) -> Callable[..., Result]:
         """``call``, which is made again after a `Transient` error, later each time.
@@ -64,7 +64,7 @@ class Service:
         """
         turns = BoundedSemaphore(concurrency or self._concurrency)
 
-        def patiently(*args: Any) -> Result:
+        def retried(*args: Any) -> Result:
             began, wait = time.monotonic(), _FIRST_WAIT
             for tried in range(1, _TRIES + 1):
                 try:
@@ -80,7 +80,7 @@ class Service:
                 wait = min(2 * wait, _LONGEST_WAIT)
             raise AssertionError("unreachable")
 
-        return patiently
+        return retried
 
     def results(
         self,
@@ -91,7 +91,7 @@ class Service:
     ) -> Iterator[Result]:
         """The results of batches, each as soon as it is there.
 
-        A batch whose ``answer`` raises `Transient` is given back: it has no result. After several
+        A batch whose ``answer`` raises `Transient` is abandoned: it has no result. After several
         in a row the service counts as down, and no more are begun.
 
         Args:
@@ -124,7 +124,7 @@ class Service:
                 batch, result = self._done.get()
                 self._running -= 1
                 if isinstance(result, Transient):
-                    self.given_back, in_a_row = result, in_a_row + 1
+                    self.abandoned, in_a_row = result, in_a_row + 1
                 elif isinstance(result, BaseException):
                     raise result
                 else:
@@ -135,7 +135,7 @@ class Service:
             for _ in range(self._concurrency):
                 todo.put(None)
 
-    def rest(self) -> Iterator[Any]:
+    def drain(self) -> Iterator[Any]:
         """When a run ends early: the results of the calls that are being made."""
         self._ending.set()
         until = time.monotonic() + _LEAVE

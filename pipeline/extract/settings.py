@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.record import DTypeName
 from sightline.devices import Precision
 from sightline.errors import SightlineError
@@ -52,6 +55,23 @@ class ExtractSettings(Settings):
     batch_size: Annotated[int, Outside("part of the plan")] = Field(default=64, ge=1, le=4096)
     max_failed: Annotated[float, Outside("ends a run")] = Field(default=0.01, ge=0, le=1)
     cutouts: Annotated[CutoutRules, Elsewhere("the preprocessing of objects")] = CutoutRules()
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How one run fills a set; no row depends on it.
+
+    Attributes:
+        worker: this worker among those that fill the set together; None: the only one.
+        retry_failed: compute failed rows again.
+        dry_run: only say which rows are there and which are to do; write nothing.
+        copy_from: folder of other sets; rows with the same fingerprint are copied.
+    """
+
+    worker: WorkerNumber | None = None
+    retry_failed: bool = False
+    dry_run: bool = False
+    copy_from: Path | None = None
 
 
 class Machine(Settings):

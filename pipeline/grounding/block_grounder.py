@@ -112,9 +112,9 @@ class BlockGrounder:
         self._ask: Callable[..., Any] = grounder.ground
         self._segment: Callable[..., Any] | None = segmenter.segment if segmenter else None
         if service is not None:  # what computes here does so once at a time
-            self._ask = service.patient(self._ask, concurrency_of(grounder) or 1)
+            self._ask = service.with_retries(self._ask, concurrency_of(grounder) or 1)
             if self._segment is not None:
-                self._segment = service.patient(self._segment, concurrency_of(segmenter) or 1)
+                self._segment = service.with_retries(self._segment, concurrency_of(segmenter) or 1)
         self._decodes = not all(map(_takes_files, filter(None, (grounder, segmenter))))
         name = segmenter.name if segmenter else "annotations"
         self._calls = [

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
 from pipeline.extract.services import Service
-from pipeline.extract.settings import ExtractSettings, Machine
-from pipeline.extract.worker_number import WorkerNumber
+from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.grounding_settings import GroundingSettings, Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
@@ -46,10 +45,7 @@ def ground_dataset(
     cutouts: Path | None,
     settings: ExtractSettings,
     machine: Machine,
-    *,
-    worker: WorkerNumber | None = None,
-    retry_failed: bool = False,
-    dry_run: bool = False,
+    options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
 ) -> SetSummary:
     """Ground the captions of a data set and cut out their objects.
 
@@ -60,7 +56,6 @@ def ground_dataset(
         out: folder of the records.
         cutouts: folder of the cut-outs; None: make none.
         settings: the precision, and how many rows may fail.
-        worker, retry_failed, dry_run: as `pipeline.extract.runner.run` takes them.
 
     Raises:
         SightlineError: a manifest, a model or a device is missing, too many images failed, or
@@ -84,14 +79,7 @@ def ground_dataset(
     from sightline.devices import computing, pick_device, use_device
 
     def fill(job: Job) -> SetSummary:
-        return run(
-            job,
-            settings.max_failed,
-            machine,
-            worker=worker,
-            retry_failed=retry_failed,
-            dry_run=dry_run,
-        )
+        return run(job, settings.max_failed, machine, options)
 
     needs_device = grounding.grounder.needs_device or grounding.segmenter.needs_device
     device = use_device(machine.device) if needs_device else pick_device("cpu")
@@ -127,9 +115,9 @@ def ground_dataset(
     if grounding.cutouts:
         places = {unit.key: unit.place for unit in units}
         cut = fill(cutouts_job(out, places, cutouts, inputs, workers))
-        if dry_run:
+        if options.dry_run:
             summary = replace(summary, remarks=(*summary.remarks, f"{cutouts}: {cut}"))
-    elif not dry_run:
+    elif not options.dry_run:
         write_rows(cutouts, SPEC, as_keys([]), CUTOUTS.empty_table())
     return summary
 

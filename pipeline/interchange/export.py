@@ -53,10 +53,24 @@ class Exported:
     unnamed: int
 
 
-class _Record(BaseModel):
+class ExportRecord(BaseModel):
+    """What an export says of itself."""
+
     form: str
     spec: FeatureSpec
     files: list[str]
+
+
+def read_exported(folder: Path) -> ExportRecord | None:
+    """The record of exported features; None: the folder holds none."""
+    path = folder / RECORD
+    if not path.is_file():
+        return None
+    try:
+        json_record(SCHEMA)(path.read_bytes())
+    except SightlineError:
+        return None  # of another tool
+    return read_json(path, TypeAdapter(ExportRecord), "the record of exported features")
 
 
 def export_features(
@@ -113,10 +127,9 @@ def export_features(
 
 def _refuse_another(output: Output, form: str, spec: FeatureSpec, keys: Keys) -> None:
     """An export is replaced only by one of the same set, in the same format."""
-    path = output.folder / RECORD
-    if not path.is_file():
+    record = read_exported(output.folder)
+    if record is None:
         return
-    record = read_json(path, TypeAdapter(_Record), "the record of exported features")
     tables = [output.folder / name for name in record.files if name.endswith(".parquet")]
     try:
         held = [

@@ -30,6 +30,7 @@ from pipeline.interchange.columns import (
     table_beside,
 )
 from pipeline.interchange.rows import FEATURES, KEY
+from sightline.cache.feature_kind import RowOf, is_of_texts, known_kind
 from sightline.cache.keys import key_of_bytes
 from sightline.cache.record import Kind
 from sightline.errors import SightlineError
@@ -42,7 +43,7 @@ NAMES = {
     "image": (
         "image_path", "path", *KNOWN["image"], "image_id", "uid", "__key__", "name", "id",
     ),
-    "text": KNOWN["caption"],
+    "caption": KNOWN["caption"],
 }  # fmt: skip
 """What names images or holds texts, in the order of preference; ``names`` counts as ``name``."""
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -59,7 +60,7 @@ class ImportOptions(Settings):
     Attributes:
         data: the images that the metadata names, a folder or a prepared data set; of MCSE's files
             the data set to write.
-        kind: what the rows describe.
+        kind: what the rows describe; an export of ours says it itself.
         features: array of an .npz, or column of a table, of the features.
         names: column that names the images, or holds the texts.
         source: what computed the rows, for the record.
@@ -67,7 +68,7 @@ class ImportOptions(Settings):
     """
 
     data: Path | None = None
-    kind: Literal["image", "text", "teacher"] | None = None
+    kind: Literal["image", "object", "text", "teacher"] | None = None
     features: str | None = None
     names: str | None = None
     source: str | None = None
@@ -75,7 +76,7 @@ class ImportOptions(Settings):
 
 
 @dataclass(frozen=True)
-class Part:
+class RowFile:
     """One file of rows, and the file that says what they describe.
 
     Attributes:
@@ -112,7 +113,7 @@ class Part:
                 yield block
 
 
-def find(source: Path, options: ImportOptions) -> tuple[str, list[Part]]:
+def find(source: Path, options: ImportOptions) -> tuple[str, list[RowFile]]:
     """The name of a layout, and the features in a file or folder of it, all of one kind.
 
     Raises:
@@ -121,12 +122,37 @@ def find(source: Path, options: ImportOptions) -> tuple[str, list[Part]]:
     """
     if not source.exists():
         raise SightlineError(f"{source}: no such file or folder; {_EXPECTED}")
+    if exported := _exported_kind(source, options.kind):
+        options = options.model_copy(update={"kind": exported})
     if folders := [kind_of for kind_of in ("img", "text") if (source / f"{kind_of}_emb").is_dir()]:
         return "clip-retrieval", _clip_retrieval(source, folders, options)
     form, files = _files_of_rows(source)
     first = _part(files[0], options)
     options = options.model_copy(update={"kind": first.kind})
     return form, [first, *(_part(path, options) for path in files[1:])]
+
+
+def _exported_kind(source: Path, given: Kind | None) -> Kind | None:
+    """What the rows of a folder describe that `sightline cache export` wrote, or what is given.
+
+    Raises:
+        SightlineError: they are rows of something else than what is given.
+    """
+    from pipeline.interchange.export import read_exported
+
+    exported = read_exported(source)
+    if exported is None:
+        return given
+    kind = exported.spec.kind
+    if given is not None and _row_of(given) != _row_of(kind):
+        raise SightlineError(f"{source}: exported features of kind {kind}; leave out --kind")
+    return given or kind
+
+
+def _row_of(kind: Kind) -> RowOf:
+    """What a row of a kind is of; of one whose package is absent, what only keys can name."""
+    known = known_kind(kind)
+    return "object" if known is None else known.row_of
 
 
 def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
@@ -155,7 +181,7 @@ def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
     raise SightlineError(f"{source}: {what}; {_EXPECTED}")
 
 
-def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) -> list[Part]:
+def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) -> list[RowFile]:
     if options.features is not None:
         raise SightlineError(
             "--features is for files with several arrays or columns; here, choose with --kind"
@@ -166,7 +192,7 @@ def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) ->
         )
     kind = options.kind or ("image" if folders == ["img"] else "text")
     options = options.model_copy(update={"kind": kind})
-    prefix = "img" if kind == "image" else "text"
+    prefix = "text" if is_of_texts(kind) else "img"
     numbered = {
         match[1]: path
         for path in (source / f"{prefix}_emb").glob("*.npy")
@@ -180,7 +206,7 @@ def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) ->
     ]
 
 
-def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part:
+def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> RowFile:
     """The rows of a file, and what they describe.
 
     Args:
@@ -192,7 +218,8 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
     kind = options.kind or kinds.get(name[-4:])
     if kind is None:
         raise SightlineError(
-            f"{rows}: do its rows describe images or texts? Give --kind image or text"
+            f"{rows}: do its rows describe images, texts or objects? Give --kind image, text or "
+            "object"
         )
     column = columns.pop(name)
     naming = _names_in(rows, columns, kind, names) if table is None else None
@@ -209,7 +236,11 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
         naming = _names_in(table, columns, kind, names)
     table = table or rows
     if naming is None:
-        role = "names the images" if kind == "image" else "holds the texts"
+        role = {
+            "image": "names the images",
+            "caption": "holds the texts",
+            "object": f"holds keys of cut-outs, such as {KEY!r} of an export,",
+        }[_row_of(kind)]
         raise SightlineError(
             f"{table}: has {_in_words(columns)}; without one that {role} there are no keys: give "
             "it with --names"
@@ -218,7 +249,7 @@ def _part(rows: Path, options: ImportOptions, table: Path | None = None) -> Part
     rounded = ", rounded to float32" if re.search("float64|double", column.about) else ""
     keys = f"{'keys' if keyed else 'names'} from {naming!r} in {table.name}"
     about = f"rows from {name!r}{rounded}, {keys}"
-    return Part(rows, table, kind, column, columns[naming], keyed, about)
+    return RowFile(rows, table, kind, column, columns[naming], keyed, about)
 
 
 def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) -> str:
@@ -243,12 +274,14 @@ def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) ->
 
 def _names_in(path: Path, columns: dict[str, Column], kind: Kind, name: str | None) -> str | None:
     """The column that gives keys, by itself or as images, or else the usual one that has names."""
-    role = "image" if kind == "image" else "text"
-    usable = ("texts", "images") if role == "image" else ("texts",)
+    row_of = _row_of(kind)
+    usable = ("texts", "images") if row_of == "image" else ("texts",)
     if name is not None:
-        fits = (*usable, "numbers") if role == "image" else usable
+        fits = (*usable, "numbers") if row_of == "image" else usable
         if name in columns and columns[name].holds not in fits:
             raise SightlineError(f"{path}: {name!r} is {columns[name].about}, expected texts")
+        if name in columns and row_of == "object" and not _is_of_keys(name, columns[name]):
+            return None
         return name if name in columns else None
     columns = {label: column for label, column in columns.items() if column.holds in usable}
     images = [label for label, column in columns.items() if _is_of_images(column)]
@@ -257,7 +290,11 @@ def _names_in(path: Path, columns: dict[str, Column], kind: Kind, name: str | No
             f"{path}: {' and '.join(map(repr, images))} hold images; choose one with --names"
         )
     keys = [label for label, column in columns.items() if _is_of_keys(label, column)]
-    names = (label for usual in NAMES[role] for label in columns if _plain(label) == _plain(usual))
+    if row_of == "object":
+        return next(iter(keys), None)
+    names = (
+        label for usual in NAMES[row_of] for label in columns if _plain(label) == _plain(usual)
+    )
     texts = (label for label in names if columns[label].holds == "texts")
     return next(iter([*keys, *images, *texts]), None)
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pipeline.datasets.images import found_images
 from pipeline.datasets.manifests import cleaned
 from pipeline.interchange.columns import ARRAYS
-from pipeline.interchange.foreign import ImportOptions, Part, find
+from pipeline.interchange.foreign import ImportOptions, RowFile, find
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (
     EncoderRecord,
@@ -133,7 +133,7 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     )
 
 
-def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
+def _one_shape(parts: list[RowFile]) -> tuple[int, DTypeName]:
     """Length and dtype of the rows, which every part must have."""
     shapes = []
     for part in parts:
@@ -149,7 +149,7 @@ def _one_shape(parts: list[Part]) -> tuple[int, DTypeName]:
 
 
 def _keys(
-    source: Path, parts: list[Part], options: ImportOptions
+    source: Path, parts: list[RowFile], options: ImportOptions
 ) -> tuple[Keys, NDArray[np.bool_], list[int], int, tuple[str, ...]]:
     """Key of every row, uint8 [n, 32]; whether it has one, bool [n]; the names in each part; how
     many texts differ from what manifests hold; and remarks on the names.
@@ -202,7 +202,7 @@ class _ImageKeys:
         names: how all of them are found.
     """
 
-    def __init__(self, source: Path, data: Path | None, parts: Sequence[Part]) -> None:
+    def __init__(self, source: Path, data: Path | None, parts: Sequence[RowFile]) -> None:
         names = (name for part in parts for name in part.names_of_rows() if name)
         if data is None:
             example = next((f"{name!r:.80}" for name in names), "none")
@@ -253,7 +253,10 @@ class _ImageKeys:
 
 
 def _measure(
-    parts: list[tuple[Part, int]], keys: Keys, keyed: NDArray[np.bool_], chosen: NDArray[np.bool_]
+    parts: list[tuple[RowFile, int]],
+    keys: Keys,
+    keyed: NDArray[np.bool_],
+    chosen: NDArray[np.bool_],
 ) -> tuple[bool, int]:
     """Whether every row has length 1; how many rows repeat a key with other numbers."""
     repeated = {keys[i].tobytes() for i in np.flatnonzero(keyed & ~chosen)}
@@ -268,7 +271,7 @@ def _measure(
     return normalised, contradicting
 
 
-def _blocks(parts: list[tuple[Part, int]], action: str) -> Iterator[tuple[slice, NDArray]]:
+def _blocks(parts: list[tuple[RowFile, int]], action: str) -> Iterator[tuple[slice, NDArray]]:
     """All rows, and where they are among all of them.
 
     Args:

@@ -20,9 +20,9 @@ from typing import BinaryIO, Literal
 from sightline.errors import SightlineError
 
 FileKind = Literal[
-    "gzip", "bzip2", "xz", "zstd", "7z", "rar", "zip", "npz", "excel", "pytorch", "pickle", "tar",
-    "parquet", "arrow", "feather1", "hdf5", "npy", "npy_objects", "safetensors", "sqlite", "pdf",
-    "image", "html", "lfs",
+    "gzip", "bzip2", "xz", "zstd", "7z", "rar", "zip", "npz", "excel", "pytorch", "torchscript",
+    "torch_export", "pickle", "tar", "parquet", "arrow", "feather1", "hdf5", "npy", "npy_objects",
+    "safetensors", "sqlite", "pdf", "image", "html", "lfs",
 ]  # fmt: skip
 """Kinds of files that are no text, or no text that anybody meant to give."""
 
@@ -68,6 +68,10 @@ _PICKLE = (
     "pyarrow.parquet.write_table(pyarrow.table({'name': names, 'features': list(rows)}), FILE)"
 )
 
+_STATE_DICT = (
+    "save its state dict: `python -c \"import sys, torch; torch.save({}, 'weights.pt')\" {{}}`"
+)
+
 _WORDS: dict[FileKind, tuple[str, str]] = {
     "gzip": ("compressed by gzip", "unpack it: `gunzip -k {}`"),
     "bzip2": ("compressed by bzip2", "unpack it: `bunzip2 -k {}`"),
@@ -79,6 +83,14 @@ _WORDS: dict[FileKind, tuple[str, str]] = {
     "npz": ("a NumPy archive (.npz)", ""),
     "excel": ("an Excel workbook", "save it as CSV UTF-8"),
     "pytorch": ("a PyTorch pickle", _PICKLE),
+    "torchscript": (
+        "a TorchScript archive",
+        _STATE_DICT.format("torch.jit.load(sys.argv[1], 'cpu').state_dict()"),
+    ),
+    "torch_export": (
+        "a program of torch.export",
+        _STATE_DICT.format("dict(torch.export.load(sys.argv[1]).state_dict)"),
+    ),
     "pickle": ("a pickle", _PICKLE),
     "npy_objects": ("a NumPy file of Python objects, which is a pickle", _PICKLE),
     "tar": ("a tar archive", "use the kind `webdataset`, or unpack it: `tar xf {}`"),
@@ -165,8 +177,11 @@ def _of_zip(file: BinaryIO) -> FileKind:
         return "zip"
     if "[Content_Types].xml" in names:
         return "excel"
-    if any(name.rpartition("/")[2] == "data.pkl" for name in names):
-        return "pytorch"
+    files = {name.rpartition("/")[2] for name in names}
+    if "data.pkl" in files:
+        return "torchscript" if "constants.pkl" in files else "pytorch"
+    if "archive_format" in files:
+        return "torch_export"
     return "npz" if names and all(name.endswith(".npy") for name in names) else "zip"
 
 

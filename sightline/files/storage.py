@@ -48,6 +48,13 @@ _ACCESS = {
     "~/.netrc",
 }
 """What opens a place, by its protocol."""
+_NOWHERE = {
+    "s3": "no such bucket; correct its name, or make it first",
+    "gs": "no such bucket; correct its name, or make it first",
+    "hf": "no such repository or revision, or a private one; correct its name, make it first, or "
+    f"{_ACCESS['hf']}",
+}
+"""That what a file would lie in is not there, by its protocol."""
 _MAY_PASS = (408, 425, 429)  # of the answers below 500
 
 
@@ -91,7 +98,11 @@ class Found(NamedTuple):
 
 
 def look(place: Path | str) -> Found | None:
-    """The file at a place, to be asked before it is read; None: none is, or no plain file."""
+    """The file at a place, to be asked before it is read; None: none is, or no plain file.
+
+    Raises:
+        StorageError: it cannot be told, or there is no such bucket or repository.
+    """
     if not is_url(place):
         return _look_here(place)
     url = str(place)
@@ -160,6 +171,8 @@ def files_below(folder: str, pattern: str | None = None) -> dict[str, Found]:
     start = len(_path_of(folder)) + 1
     try:
         files = _ask(folder, listed)
+        if not files:  # a pattern matches nothing in a bucket that is not there, too
+            _ask(folder, lambda files, path: files.info(path))
     except MissingFile:
         return {}
     return {path[start:]: _found(it) for path, it in files.items() if it["type"] == "file"}
@@ -207,7 +220,7 @@ def upload(path: Path, url: str) -> None:
     try:
         _ask(url, lambda files, place: files.put_file(str(path), place))
     except MissingFile:
-        raise StorageError(url, "no such bucket or repository; make it first") from None
+        raise StorageError(url, _NOWHERE[url.partition("://")[0]]) from None
 
 
 _begun: dict[tuple[str, int, int | None], Future[bytes]] = {}
@@ -300,6 +313,11 @@ def _ask(url: str, question: Callable[[Any, str], T]) -> T:
             return question(files, path)
         except Exception as error:  # drivers have no class of errors in common
             fault = _fault(url, error)
+        if isinstance(fault, MissingFile) and url.startswith("gs://"):
+            try:  # of its bytes, a missing bucket gives the same answer
+                files.info(path)
+            except Exception as error:
+                fault = _fault(url, error)
         if fault.lasting or not pauses:
             raise fault
         time.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
@@ -362,6 +380,8 @@ def _fault(url: str, error: BaseException) -> StorageError:
         error = error.__cause__  # whatever it was
     response = getattr(error, "response", None)  # of the hub
     status = getattr(error, "status", None) or getattr(response, "status_code", None)
+    if _is_nowhere(url, error):
+        return StorageError(url, _NOWHERE[protocol])
     if status in (404, 410) or isinstance(error, FileNotFoundError):
         return MissingFile(url, "no such file")
     denied = isinstance(error, PermissionError) or _is(error, "NoCredentials")
@@ -378,6 +398,20 @@ def _fault(url: str, error: BaseException) -> StorageError:
     error = getattr(error, "os_error", error)  # of a connection, its reason
     words = _ANY_URL.sub(lambda match: shown(match[0]), first_lines(error, 1))
     return StorageError(url, f"{type(error).__name__}: {words}", lasting=False)
+
+
+def _is_nowhere(url: str, error: BaseException) -> bool:
+    """Whether there is no such bucket or repository, or the hub has no such revision."""
+    if not isinstance(error, FileNotFoundError) or url.startswith("https://"):
+        return False
+    if "/" not in _path_of(url):  # asked for the bucket itself
+        return True
+    if url.startswith("gs://"):  # the address of what lists a bucket, or takes a file
+        return re.search(r"\bb/[^/]+/o$", str(error)) is not None
+    cause = error.__cause__ or error
+    return any(
+        _is(cause, name) for name in ("NoSuchBucket", "RepositoryNotFound", "RevisionNotFound")
+    )
 
 
 def _is(error: BaseException, name: str) -> bool:

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from sightline.errors import SightlineError, first_lines
+from sightline.files.file_kinds import file_kind, unexpected
 
 
 @contextmanager
@@ -141,6 +142,8 @@ def check_finite(name: str | Path, model: Any) -> None:
 
 
 _ADAPTER = "adapter_config.json"
+_READ = (".safetensors", ".json", ".txt", ".model")
+"""Suffixes of the files that are read of a model's folder; `.bin` in their place."""
 _EXPECTED = "expected config.json, model.safetensors and the tokenizer's files of one model"
 
 
@@ -317,10 +320,16 @@ class Pretrained:
             for key, actual, expected in sorted(report["mismatched_keys"])
         ]
         if missing or unlike:
+            remedy = "Check that config.json and the weights belong together"
+            if any("_orig_mod." in key for key in report["unexpected_keys"]):
+                remedy = (
+                    "The names that are there are those of torch.compile, with _orig_mod.; save "
+                    "what it compiled: model._orig_mod.save_pretrained(folder)"
+                )
             raise SightlineError(
                 f"{self.name}: its weights lack {len(missing)} tensors of the model and "
                 f"{len(unlike)} have the wrong shape ({', '.join((missing + unlike)[:3])}); they "
-                "would be random. Check that config.json and the weights belong together"
+                f"would be random. {remedy}"
             )
         if report["missing_keys"]:
             model.pooler = None
@@ -383,7 +392,7 @@ class Pretrained:
         except SightlineError:
             raise
         except pickle.UnpicklingError as error:
-            raise SightlineError(
+            raise self._misnamed() or SightlineError(
                 f"{self.name}: its {part} are a pickle that would run code, which Sightline never "
                 "allows; name a model with safetensors"
             ) from error
@@ -393,13 +402,44 @@ class Pretrained:
                     f"{self.name}: it needs code from its own repository, which Sightline never "
                     "runs; name a model that transformers supports natively"
                 ) from error
-            raise SightlineError(
+            raise self._misnamed() or SightlineError(
                 f"{self.name}: its {part} cannot be read ({first_lines(error)}); {_EXPECTED}"
             ) from error
 
+    def _misnamed(self) -> SightlineError | None:
+        """The error for a file of the folder that is not what its name says; None: there is none.
+
+        transformers chooses and reads files by their names.
+        """
+        files = (
+            sorted(path for path in self.folder.iterdir() if path.is_file()) if self.folder else []
+        )
+        has_safetensors = any(path.suffix == ".safetensors" for path in files)
+        for path in files:
+            with suppress(OSError):
+                kind, suffix = file_kind(path), path.suffix
+                is_read = suffix in _READ or (suffix == ".bin" and not has_safetensors)
+                if kind == "lfs" and is_read:
+                    return unexpected(path, kind, _EXPECTED.removeprefix("expected "))
+                if kind == "safetensors" and suffix == ".bin" and is_read:
+                    return SightlineError(
+                        f"{path}: a safetensors file, and transformers reads it as its name says; "
+                        "rename it to model.safetensors"
+                    )
+                if kind == "pytorch" and suffix == ".safetensors":
+                    return SightlineError(
+                        f"{path}: a PyTorch pickle, and transformers reads it as its name says; "
+                        "rename it to pytorch_model.bin, which a teacher may have; for any other "
+                        "model load that with transformers and write model.save_pretrained(FOLDER)"
+                    )
+        return None
+
     def _with_words(self, tokenizer: Any) -> Any:
         # for a folder without a tokenizer transformers makes one to which every word is unknown
-        if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        words = len(tokenizer) - len(set(tokenizer.all_special_tokens))
+        if words <= 3 and (fault := self._misnamed()):  # a pointer of Git LFS has three lines
+            raise fault
+        if words <= 0:
             raise SightlineError(
                 f"{self.name}: its tokenizer has only special tokens, because its "
                 "vocabulary is missing; expected tokenizer.json, or vocab.txt (BERT), or "

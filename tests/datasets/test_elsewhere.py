@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -137,6 +138,10 @@ def test_every_tar_that_is_named_must_be_there(shelf, out):
             with pytest.raises(SightlineError, match="does not tell what lies below a folder"):
                 prepare_dataset("webdataset", out, images=shelf.url, shards=pattern)
         return
+    for pattern in (None, "*.tar", "{0..1}.tar"):
+        nowhere = re.sub("//cache/", "//nowhere/", shelf.url)
+        with pytest.raises(SightlineError, match=f"^{nowhere}.*: no such bucket; "):
+            prepare_dataset("webdataset", out, images=nowhere, shards=pattern)
     with pytest.raises(DatasetError, match=r"no shard matches '\*.zip'.* contains '00000.tar'"):
         prepare_dataset("webdataset", out, images=shelf.url, shards="*.zip")
     shelf.write("more/3.tar", b"")

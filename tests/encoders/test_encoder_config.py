@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
+import shlex
+import sys
+import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -168,6 +173,69 @@ def test_a_file_that_does_not_fit_is_one_error():
     assert "0.weight is [2, 4], expected [2, 3]" in message
 
 
+def test_weights_are_read_by_their_content_whatever_their_name(tmp_path):
+    save_file(STATE, tmp_path / "safetensors.bin")
+    torch.save(STATE, tmp_path / "zip.safetensors")
+    legacy = tmp_path / "legacy.safetensors"
+    torch.save(STATE, legacy, _use_new_zipfile_serialization=False)
+    for path in tmp_path.iterdir():
+        assert state_dict_sha256(read_state_dict(path)) == state_dict_sha256(STATE), path
+
+
+def test_names_of_wrapped_modules_are_those_of_the_modules(tmp_path):
+    part = {f"layer.{name}": tensor for name, tensor in STATE.items()}
+    for number, (prefix, inner) in enumerate(
+        [
+            ("_orig_mod.", ""),
+            ("module._orig_mod.", ""),
+            ("_orig_mod.module.", ""),
+            ("", "_orig_mod."),
+        ]
+    ):
+        path = tmp_path / f"{number}.pt"
+        torch.save(
+            {prefix + k.replace("layer.", f"layer.{inner}"): v for k, v in part.items()}, path
+        )
+        assert read_state_dict(path).keys() == part.keys()
+    both = {"a": STATE["b.weight"], "_orig_mod.a": STATE["b.weight"]}  # none of them is lost
+    torch.save(both, tmp_path / "both.pt")
+    assert read_state_dict(tmp_path / "both.pt").keys() == both.keys()
+
+
+@pytest.mark.parametrize("make", ["scripted", "exported"])
+def test_a_program_with_its_weights_shows_how_to_save_them_alone(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)
+    layer = nn.Linear(2, 3)
+    path = tmp_path / "a program.pt2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        if make == "scripted":
+            torch.jit.save(torch.jit.script(layer), path)
+        else:
+            torch.export.save(torch.export.export(layer, (torch.ones(1, 2),)), path)
+    with pytest.raises(SightlineError) as caught:
+        read_state_dict(path)
+    assert "weights_only" not in str(caught.value)
+    (command,) = re.findall("`(.*)`", str(caught.value))
+    python, option, code, *words = shlex.split(command)
+    assert (python, option) == ("python", "-c")
+    monkeypatch.setattr(sys, "argv", ["-c", *words])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        exec(code, {})
+    saved = read_state_dict(tmp_path / "weights.pt")
+    assert state_dict_sha256(saved) == state_dict_sha256(layer.state_dict())
+
+
+def test_of_a_whole_model_the_state_dict_is_read(tmp_path):
+    model, file = nn.Linear(2, 3), tmp_path / "model.pt"
+    torch.save(model, file)
+    with pytest.raises(SightlineError, match=r"`torch.save\(model.state_dict\(\), FILE\)`"):
+        read_state_dict(file)
+    torch.save(model.state_dict(), file)
+    assert read_state_dict(file).keys() == {"weight", "bias"}
+
+
 class Evil:
     """A pickle of it would run code."""
 
@@ -180,16 +248,30 @@ def test_unreadable_files(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     (tmp_path / "text.pt").write_text("no weights")
+    (tmp_path / "empty.pt").touch()
+    torch.save(STATE, tmp_path / "half.pt")
+    (tmp_path / "half.pt").write_bytes((tmp_path / "half.pt").read_bytes()[:900])
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"a": [1]}))
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 46830571\n"
+    (tmp_path / "pointer.safetensors").write_text(pointer)
+    with zipfile.ZipFile(tmp_path / "files.zip", "w") as archive:
+        archive.writestr("weights.pt", "x")
     for name, words in {
         "evil.pt": "never unpickles",
         "list.pt": "expected a state dict",
-        "cut.safetensors": "neither readable safetensors nor",
-        "text.pt": "neither readable safetensors nor a state dict|contains more than tensors",
+        "cut.safetensors": "damaged, or neither of them",
+        "text.pt": "damaged, or neither of them",
+        "empty.pt": "damaged, or neither of them",
+        "half.pt": "damaged, or neither of them",
+        "pickle.pt": "never unpickles",
+        "pointer.safetensors": "a Git LFS pointer, .*`git lfs pull`",
+        "files.zip": "a zip archive; .*unzip",
         "gone.pt": "no such weights file",
     }.items():
         with pytest.raises(SightlineError, match=words) as caught:
             read_state_dict(tmp_path / name)
         assert name in str(caught.value)
+        assert "weights_only" not in str(caught.value)
 
 
 def test_the_source_never_reveals_a_path(tmp_path):

@@ -24,7 +24,7 @@ from pipeline.extract import runner, workers
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import Entries, FeatureInputs
 from pipeline.extract.runner import SetSummary
-from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
 from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache import keys_of_texts, writer
 from sightline.errors import SightlineError
@@ -90,7 +90,7 @@ class StubWork:
             using_threads=broken.using_threads,
         ):
             job = feature_job(inputs, stub_encoder(broken, self.weights), self.out, settings)
-            return runner.run(job, 0.2, machine, worker=worker)
+            return runner.run(job, 0.2, machine, RunOptions(worker))
 
 
 class _Broken:

@@ -261,7 +261,7 @@ def test_workers_of_another_encoder_plan_or_code_are_refused(tmp_path, log, monk
 
 
 def in_a_process(call):
-    """Make a ``call`` of this module in a process of its own.
+    """What a ``call`` of this module says on standard error, in a process of its own.
 
     A process that has loaded Ray can no longer fork (`side_by_side`): its threads crash the child.
     """
@@ -271,6 +271,7 @@ def in_a_process(call):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 @needs_ray
@@ -298,7 +299,8 @@ def ask_a_head_that_does_not_answer(folder):
 def test_ray_leaves_the_files_of_one_process_though_a_worker_is_killed(tmp_path, log, expected):
     once = tmp_path / "killed"
     work = StubWork(tmp_path / "set", pause=0.05, broken={0: "kill"}, once=once, log=log, meet=2)
-    in_a_process(f"work_on_ray(test_engines.{work!r})")
+    said = in_a_process(f"work_on_ray(test_engines.{work!r})")
+    assert said.startswith("starting Ray on this machine, ")
     assert files(work.out) == expected
     assert once.exists()
     assert {threads for _, threads in computing(log).values()} == {1}

@@ -16,6 +16,7 @@ from prepared_data import as_prepared
 from torch import Tensor
 
 from pipeline.extract.runner import SetSummary, run
+from pipeline.extract.settings import RunOptions
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.grounding_settings import CaptionChoice, Rules
@@ -146,7 +147,7 @@ def run_ground(
         block_images=BLOCK,
         workers=workers,
     )
-    return run(job, max_failed, retry_failed=retry_failed, shard_rows=3)
+    return run(job, max_failed, options=RunOptions(retry_failed=retry_failed), shard_rows=3)
 
 
 def write_phrases(data: DataSet, path: Path) -> Path:

@@ -23,6 +23,7 @@ from PIL import Image
 
 from pipeline.extract import decode
 from pipeline.extract.runner import SetSummary, run
+from pipeline.extract.settings import RunOptions
 from pipeline.grounding import cutouts
 from pipeline.grounding.block_grounder import BlockGrounder
 from pipeline.grounding.ground import grounding_job
@@ -296,7 +297,7 @@ def cut(data: DataSet, records: Path, out: Path, **changes: object) -> SetSummar
 def write_cutouts(records, places, out, max_failed=0.01, **options) -> SetSummary:
     """Fill a set in small blocks and shards."""
     job = replace(cutouts.cutouts_job(records, places, out, workers=2), batch_size=12)
-    return run(job, max_failed, shard_rows=20, **options)
+    return run(job, max_failed, options=RunOptions(**options), shard_rows=20)
 
 
 def test_a_cutout_is_the_box_of_its_image_with_the_mask_as_alpha(five, tmp_path):

@@ -35,15 +35,16 @@ def export(folder: Path, form: str, *more: object) -> Path:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("form", ["parquet", "npy"])
-def test_every_bit_is_exported_and_imported_by_its_key(tmp_path, monkeypatch, form, dtype):
+@pytest.mark.parametrize("kind", ["text", "teacher", "object", "image"])
+def test_every_bit_is_exported_and_imported_by_its_key(tmp_path, monkeypatch, form, dtype, kind):
     monkeypatch.setattr(row_files, "FILE_BYTES", 600)  # so that there are several files
     monkeypatch.setattr(row_files, "_CHUNK_BYTES", 64)
-    before = write_set(tmp_path / "set", dtype, "text")
+    before = write_set(tmp_path / "set", dtype, kind)
     out = export(tmp_path, form)
     assert len([path for path in out.rglob("*") if path.suffix == f".{form}"]) > 2
-    words = ["--kind", "text", "--out", tmp_path / "back"]
-    assert sightline("cache", "import", out, *words) == 0
+    assert sightline("cache", "import", out, "--out", tmp_path / "back") == 0
     after = FeatureSet.open(tmp_path / "back")
+    assert after.record.spec.kind == kind
     assert after.fingerprint != before.fingerprint  # what computed the rows is hearsay
     np.testing.assert_array_equal(after.keys, before.keys)
     rows = np.arange(len(before))
@@ -51,6 +52,28 @@ def test_every_bit_is_exported_and_imported_by_its_key(tmp_path, monkeypatch, fo
     assert len(before.failed) == 1
     assert str(after.record.provenance) == "imported, not checked"
     assert verify(tmp_path / "back") == []
+
+
+@pytest.mark.parametrize("form", ["parquet", "npy"])
+def test_an_export_is_imported_as_what_it_is_alone(tmp_path, capsys, form):
+    write_set(tmp_path / "set", "float16", "object")
+    out = export(tmp_path, form)
+    words = ["cache", "import", out, "--out", tmp_path / "back", "--kind"]
+    assert sightline(*words, "image") == 1
+    assert "exported features of kind object; leave out --kind" in capsys.readouterr().err
+    assert sightline(*words, "object") == 0
+    (out / "export.json").write_text("[]")  # of another tool
+    assert sightline("cache", "import", out, "--out", tmp_path / "more", "--kind", "object") == 0
+
+
+def test_objects_are_known_by_keys_alone(tmp_path, capsys):
+    pq.write_table(
+        pa.table({"path": ["a.png"], "x": pa.array([[0.5, 1.0]])}), tmp_path / "a.parquet"
+    )
+    words = ["cache", "import", tmp_path / "a.parquet", "--kind", "object", "--out", tmp_path / "b"]
+    for more in ([], ["--names", "path"]):
+        assert sightline(*words, *more) == 1
+        assert "without one that holds keys of cut-outs, such as 'key'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("form", "table"), [("parquet", "data"), ("npy", "metadata")])

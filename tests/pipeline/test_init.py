@@ -14,7 +14,7 @@ from command_line import sightline
 
 from pipeline import graph
 from pipeline.configure import configuration, configurations
-from pipeline.new_project import BESIDE_RUNS
+from pipeline.new_project import _IGNORED, BESIDE_RUNS
 from pipeline.shipped import CONFIGURATIONS, GRAPH
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,35 @@ def test_in_a_git_repository_it_is_committed_with_it(tmp_path, place):
     added = {Path(name) for name in git(tmp_path, "diff", "--cached", "--name-only").split()}
     assert {Path(place) / name for name in FILES} <= added
     assert Path(place, "data/raw") not in added
+
+
+def test_what_dvc_add_writes_of_raw_data_is_committed_and_nothing_else_there(tmp_path):
+    git(tmp_path, "init", "-q")
+    folder = tmp_path / "mine"
+    assert sightline("init", folder) == 0
+    for name in ("raw/own/1/1.jpg", "raw/own/captions.csv", "raw/more/1.jpg", "senteval/a.txt"):
+        (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "data" / name).write_text(name)
+    (folder / "data/features/scenes").mkdir(parents=True)
+    (folder / "data/features/scenes/set.json").touch()
+    added = ["data/raw/own/captions.csv", "data/raw/own/1", "data/raw/more", "data/senteval"]
+    command = [sys.executable, "-P", "-m", "dvc", "add", *added]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    git(tmp_path, "add", ".")
+    staged = git(tmp_path, "diff", "--cached", "--name-only").split()
+    committed = {name.removeprefix("mine/") for name in staged if name.startswith("mine/data/")}
+    assert committed >= {f"{name}.dvc" for name in added}
+    rest = committed - {f"{name}.dvc" for name in added} - {"data/README.md"}
+    assert all(name.endswith("/.gitignore") for name in rest), rest
+
+
+def test_a_clone_ignores_in_data_what_a_project_ignores():
+    def of_data(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.lstrip("!").startswith("/data/")]
+
+    assert [line for line in of_data(_IGNORED) if "README" not in line] == of_data(
+        (ROOT / ".gitignore").read_text()
+    )
 
 
 def test_in_a_folder_that_git_ignores_it_works_without(tmp_path):

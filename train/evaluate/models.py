@@ -15,6 +15,7 @@ from sightline.cache import FeatureSet
 from sightline.devices import Precision
 from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
+from sightline.files.file_kinds import file_kind, unexpected
 from sightline.machine.progress import progress
 from sightline.models.pooling import check_pooling
 from sightline.models.sentence_transformers_folder import pin, read_recipe
@@ -158,6 +159,8 @@ class EvaluatedModel:
         dims = {name: summary.features[name].dim for name in names}
         objective = params.build(self.embedder.dim, dims)
         try:
+            if (kind := file_kind(file)) not in (None, "safetensors"):
+                raise unexpected(file, kind, "the heads of a run, as safetensors")
             objective.heads.load_state_dict(load_file(file))
         except (SafetensorError, OSError, RuntimeError) as error:
             raise SightlineError(
