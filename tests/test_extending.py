@@ -1,12 +1,15 @@
-"""docs/extending.md contains a whole package: it is written from the page, discovered and run."""
+"""The package of docs/extending.md, examples/lamplight: installed, discovered and run."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -53,6 +56,7 @@ from train.objectives import OBJECTIVES
 from train.tracking import TRACKERS
 
 PAGE = ROOT / "docs/extending.md"
+PACKAGE = ROOT / "examples/lamplight"
 BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.M | re.S)
 COMMANDS = [command for command in shown_commands(PAGE) if command.startswith("sightline")]
 OF_THE_LAKE = "sightline prepare lake"
@@ -97,17 +101,12 @@ def site(tmp_path, monkeypatch) -> Iterator[Path]:
 
 @pytest.fixture
 def lamplight(site) -> Path:
-    """The page's package, installed."""
-    (about,) = blocks("pyproject.toml")
-    project = tomllib.loads(about)["project"]
+    """The page's package, installed as a copy."""
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     install(site, project["name"], project["entry-points"])
     assert project["entry-points"].keys() == REGISTRIES.keys()
-    for points in project["entry-points"].values():
-        for place in points.values():
-            file = place.partition(":")[0].replace(".", "/") + ".py"
-            (source,) = blocks(file)
-            (site / file).parent.mkdir(exist_ok=True)
-            (site / file).write_text(source)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE / "lamplight", site / "lamplight", ignore=ignored)
     return site
 
 
@@ -163,6 +162,32 @@ def refused(capsys, *words: object) -> str:
     return " ".join(said.split())
 
 
+def test_excerpts_are_lines_of_the_package():
+    shown = [(file, text) for file, text in BLOCK.findall(PAGE.read_text())]
+    files = {file: text for file, text in shown if (PACKAGE / file).is_file()}
+    points = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["entry-points"]
+    places = {place.partition(":")[0] for group in points.values() for place in group.values()}
+    assert files.keys() == {"pyproject.toml", *(f"{p.replace('.', '/')}.py" for p in places)}
+    for file, text in files.items():
+        lines = [line.strip() for line in (PACKAGE / file).read_text().splitlines()]
+        source = "\n".join(lines)
+        for excerpt in re.split(r"^ *# …$", text, flags=re.M):
+            assert "\n".join(map(str.strip, excerpt.strip().splitlines())) in source, file
+
+
+@pytest.mark.slow
+def test_pip_installs_the_package(tmp_path):
+    copy = shutil.copytree(PACKAGE, tmp_path / "lamplight")
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(target), str(copy)], check=True, capture_output=True)
+    code = "from importlib.metadata import entry_points as e; print(len(e(name='sidecar')))"
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert found.stdout.strip() == b"1"
+    assert (target / "lamplight/sidecar.py").is_file()
+
+
 def test_the_commands_of_the_page_run_in_order(clone, capsys):
     done = []
     for command in COMMANDS:
@@ -172,8 +197,8 @@ def test_the_commands_of_the_page_run_in_order(clone, capsys):
         ran(capsys, *words, *(["--workers", "1"] if words[0] == "extract" else []))
         done.append(" ".join(words[:2]))
     assert done == [
-        "stage prepare",
         "prepare sidecar",
+        "stage prepare",
         "extract image",
         "stage image-features",
         "ground --data",
@@ -469,7 +494,7 @@ def test_a_packages_mistake_is_the_packages(
             capsys, "tokens", "--data", "mine", "--student", "bert-base-uncased", "--out", "tokens"
         )  # fmt: skip
         capsys.readouterr()
-    (mended,) = blocks(f"lamplight/{module}.py")
+    mended = (PACKAGE / f"lamplight/{module}.py").read_text()
     for name in [name for name in sys.modules if name.partition(".")[0] == "lamplight"]:
         del sys.modules[name]
     if "torch.ones(2)" in new:

@@ -23,7 +23,7 @@ from captioned import CAPTIONS_OF, write_captioned
 from command_line import sightline
 from installed_package import forget, install
 from PIL import Image
-from test_extending import REGISTRIES, blocks
+from test_extending import PACKAGE, REGISTRIES
 
 from pipeline.extract import services
 from pipeline.extract.services import Service, secret
@@ -137,7 +137,7 @@ def site(tmp_path, monkeypatch) -> Iterator[Path]:
     folder = tmp_path / "site"
     for file in ("lamplight/remote.py", "lamplight/embeddings.py"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(*blocks(file))
+        (folder / file).write_text((PACKAGE / file).read_text())
     points = {
         "sightline.grounders": {"remote": "lamplight.remote:RemoteSettings"},
         "sightline.encoders": {"embeddings": "lamplight.embeddings:EmbeddingsConfig"},

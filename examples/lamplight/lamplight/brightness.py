@@ -45,7 +45,9 @@ class LevelsConfig(EncoderConfig):
 
     def build_brightness(self, device: torch.device, precision: str) -> Levels:
         name = f"levels/{self.model}"
-        return Levels(EncoderRecord(name=name, source="none", weights_sha256="0" * 64), int(self.model))
+        return Levels(
+            EncoderRecord(name=name, source="none", weights_sha256="0" * 64), int(self.model)
+        )
 
 
 def read(kind: str, data: PreparedDataset) -> FeatureInputs:

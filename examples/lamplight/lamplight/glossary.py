@@ -9,8 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.grounding.settings import GrounderSettings
 from pipeline.grounding.protocols import Answer, Caption, Dropped, Grounded
+from pipeline.grounding.settings import GrounderSettings
 
 
 class GlossarySettings(GrounderSettings):

@@ -9,8 +9,8 @@ import numpy as np
 
 from sightline.errors import SightlineError
 from sightline.user_files import read_lines
-from train.evaluate.ranking import cosine
 from train.evaluate.models import EvaluatedModel
+from train.evaluate.ranking import cosine
 from train.evaluate.results import EvaluationSet, TaskResult
 from train.evaluate.task import Metric, Task, TaskSettings
 

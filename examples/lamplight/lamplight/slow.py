@@ -1,4 +1,4 @@
-"""SimCSE beside Mean Teacher: each sentence is also near what a slow copy of the student makes of it."""
+"""SimCSE beside Mean Teacher: each sentence is also near what a slow copy makes of it."""
 
 from __future__ import annotations
 

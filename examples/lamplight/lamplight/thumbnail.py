@@ -36,7 +36,9 @@ class ThumbnailConfig(EncoderConfig):
             )
         spec, size = self.weights_spec, (self.side, self.side)
         if spec.kind == "pretrained":
-            raise SightlineError("thumbnail: has no published weights; use file:PATH or random:SEED")
+            raise SightlineError(
+                "thumbnail: has no published weights; use file:PATH or random:SEED"
+            )
         with seeded(spec.seed):
             layer = torch.nn.Linear(3 * self.side**2, DIMS[self.model])
         if spec.kind == "file":
