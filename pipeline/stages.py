@@ -189,7 +189,7 @@ def train(
     """Train one run, or only say what there is to do.
 
     Raises:
-        SightlineError: the seed is no whole number; an evaluation task cannot read the data that
+        SightlineError: the seed is not a whole number; an evaluation task cannot read the data that
             it has here, so that the run's scores could not be reported; or as `train_run`.
     """
     from train.train_run import steps_to_do, train_run

@@ -21,6 +21,7 @@ from sightline.files.atomic_files import HOME_REMEDY, names_home
 from sightline.files.places import why_no_path
 from sightline.plugins import OURS, expect_seam, package_of
 from sightline.user_files import short
+from sightline.wording import message_of, place_of
 
 T = TypeVar("T")
 
@@ -31,8 +32,9 @@ def explain(error: ValidationError, where: str = "") -> list[str]:
     Args:
         where: the place of the settings themselves.
     """
-    places = [".".join(filter(None, (where, *map(str, fault["loc"])))) for fault in error.errors()]
-    messages = [mistake["msg"].removeprefix("Value error, ") for mistake in error.errors()]
+    faults: list[dict[str, Any]] = [dict(fault) for fault in error.errors()]
+    places = [".".join(filter(None, (where, *map(str, place_of(f["loc"]))))) for f in faults]
+    messages = map(message_of, faults)
     return [": ".join(filter(None, parts)) for parts in zip(places, messages, strict=True)]
 
 
@@ -100,7 +102,7 @@ class Settings(BaseModel):
 
     @classmethod
     def _mistake(cls, error: dict[str, Any]) -> InitErrorDetails:
-        place, message = error["loc"], error["msg"].removeprefix("Value error, ")
+        place, message = place_of(error["loc"]), message_of(error)
         if error["type"] == "extra_forbidden":
             *place, key = place
             message = unknown(str(key), cls.model_fields, "key")

@@ -1,7 +1,7 @@
 """Files from outside: read whole, and checked before anything else sees them.
 
 One function per format of text, and one error that names the file and the place for every fault.
-JSON and the values of CSV, TSV and XML are checked against a pydantic schema; Parquet has
+JSON and the values of CSV and TSV are checked against a pydantic schema; Parquet has
 `sightline.cache.manifest.read_manifest`.
 """
 
@@ -20,6 +20,7 @@ from pydantic_core import core_schema
 
 from sightline.errors import SightlineError
 from sightline.files.file_kinds import data_kind, unexpected, ungzipped
+from sightline.wording import message_of, place_of
 
 # Every control character that is not white space, except those that published texts contain by
 # mistake, U+0080 to U+009F: there, Windows-1252 punctuation was read as Latin-1. Of these only
@@ -91,6 +92,11 @@ def read_text(path: Path, expected: str = "") -> str:
     data = data.removeprefix(BOM_UTF8)
     if wide := _wide(data):
         raise _recoded(path, f"is {wide.upper()}, expected UTF-8", wide)
+    if _is_binary(data[:_HEAD]):
+        raise SightlineError(
+            f"{path}: a binary file of a kind that is not known here; expected "
+            f"{expected or 'text'}; write that with the tool that this file is of"
+        )
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -111,6 +117,8 @@ _MARKS = {
 """Byte-order marks; that of UTF-32 begins with that of UTF-16."""
 
 _IN_A_WORD = re.compile(rb"[A-Za-z][\x80-\x91\x93-\x9f][A-Za-z]")
+_CONTROLS = re.compile(rb"[\0-\x08\x0e-\x1f]")
+_HEAD = 1024
 _HIGH = re.compile(rb"[\x80-\xff]")
 _ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 
@@ -124,6 +132,11 @@ def _wide(data: bytes) -> str | None:
     if max(even, odd) > min(len(data), 4096) // 4 and not min(even, odd):
         return "utf-16le" if odd else "utf-16be"
     return None
+
+
+def _is_binary(head: bytes) -> bool:
+    """Whether so many control characters are no slip: more than one in twenty bytes."""
+    return 20 * len(_CONTROLS.findall(head)) > len(head)
 
 
 def _windows(data: bytes) -> bool:
@@ -142,8 +155,8 @@ def _windows(data: bytes) -> bool:
 def _recoded(path: Path, fault: str, encoding: str | None) -> SightlineError:
     """The error for a file that is not UTF-8, with the command that makes one of it."""
     first = "" if encoding else f"find out its encoding, such as by `file {_quoted(path)}`, and "
-    new = _quoted(f"{path.stem}-utf8{path.suffix}")
-    command = f"iconv -f {encoding or 'ENCODING'} -t utf-8 {_quoted(path)} > {new}"
+    old, new = _quoted(path), _quoted(f"{path}.utf8")
+    command = f"iconv -f {encoding or 'ENCODING'} -t utf-8 {old} > {new} && mv {new} {old}"
     return SightlineError(f"{path}: {fault}; {first}convert it: `{command}`")
 
 
@@ -156,18 +169,24 @@ def _line(text: str, match: re.Match[str]) -> int:
 
 
 def read_lines(path: Path, expected: str = "") -> list[str]:
-    """The lines of a UTF-8 file, read as by `read_text`, without their ends, LF or CR LF.
+    """The lines of a UTF-8 file, read as by `read_text`, without their ends: LF, CR LF, or only CR.
 
     `str.splitlines` would also split at characters that occur inside sentences (U+0085, U+2028).
     """
-    text = read_text(path, expected)
+    text = with_line_feeds(read_text(path, expected))
     if match := _LONE_CR.search(text):
+        new = _quoted(f"{path.stem}-lf{path.suffix}")
         raise SightlineError(
             f"{path}: line {_line(text, match)}: a carriage return inside the line; expected lines "
-            "that end in LF or CR LF. If CR ends them, convert the file with `tr '\\r' '\\n'`, "
-            "else remove it"
+            "that end in LF or CR LF; remove it or, if it ends a line, write "
+            f"LF in its place: `tr '\\r' '\\n' < {_quoted(path)} > {new}`"
         )
     return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def with_line_feeds(text: str) -> str:
+    """A text whose lines end in CR alone, as of an old Mac, with LF in their place; or ``text``."""
+    return text.replace("\r", "\n") if "\n" not in text and _LONE_CR.search(text) else text
 
 
 def read_json(path: Path, schema: TypeAdapter[T], expected: str) -> T:
@@ -267,7 +286,7 @@ def refusal(
     """
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
     further = error.error_count() - 1
-    place, fault = where(first["loc"]), _fault(first)
+    place, fault = where(place_of(first["loc"])), _fault(first)
     if place:  # of a part of the file: the lines that pydantic counts begin there
         fault = fault.replace(" at line 1 column", " at column")
     parts = [str(path), place, fault]
@@ -296,7 +315,7 @@ def _fault(error: dict[str, Any]) -> str:
         return "contains half a surrogate pair, which is not a character; write the text as UTF-8"
     if kind in ("string_too_short", "too_short"):
         return "is empty"
-    return f"found {short(value)}, expected {error['msg'].removeprefix('Input should be ')}"
+    return f"found {short(value)}, expected {message_of(error).removeprefix('Input should be ')}"
 
 
 _SHORT = reprlib.Repr()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import io
 import json
+import lzma
+import pickle
 import shutil
+import struct
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -143,6 +148,51 @@ def save_to_disk() -> None:
     Dataset(pq.read_table("t.parquet")).cast_column("image", Image()).save_to_disk("saved")
 
 
+def shell(command: str) -> Callable[[], object]:
+    return lambda: subprocess.run(command, shell=True, check=True)
+
+
+def packed_captions(name: str, pack: Callable[[bytes], bytes]) -> Callable[[], object]:
+    """The captions in a file of another kind alone."""
+
+    def pack_them() -> None:
+        Path(name).write_bytes(pack(Path("captions.csv").read_bytes()))
+        Path("captions.csv").unlink()
+
+    return pack_them
+
+
+def in_archive(data: bytes) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("captions.csv", data)
+    return content.getvalue()
+
+
+def in_tar(data: bytes) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        member = tarfile.TarInfo("captions.csv")
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def of_spreadsheet(mark: str) -> Callable[[bytes], bytes]:
+    """What is enough of a workbook to be known as one."""
+
+    def write(data: bytes) -> bytes:
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for name in (mark, "content.xml"):
+                archive.writestr(name, data)
+        return content.getvalue()
+
+    return write
+
+
+RECORDS = [{"image": name, "caption": "a"} for name in NAMES]
+TFRECORD = struct.pack("<Q4s1s4s", 1, b"sum1", b"x", b"sum2")
 VECTORS = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 8, pa.float32()), 2)
 IMAGE_ROWS = {"path": NAMES, "rows": VECTORS}
 IMPORT = "cache import t.parquet --out imported"
@@ -170,7 +220,143 @@ BOXES = (
 )
 XYXY = " --set grounder.box_format=xyxy"
 
+JSON = PREPARE.replace(".csv", ".json")
+PARQUET = PREPARE.replace("captions.csv", "t.parquet")
+PACKED = {
+    "bz2": ("unpack it: `bunzip2 -k {}`", bz2.compress, "bunzip2 -k captions.csv.bz2"),
+    "xz": ("unpack it: `unxz -k {}`", lzma.compress, "unxz -k captions.csv.xz"),
+    "zst": (
+        "unpack it: `unzstd {}`",
+        lambda data: pa.compress(data, "zstd", asbytes=True),
+        "unzstd captions.csv.zst",
+    ),
+    "tar": ("or unpack it: `tar xf {}`", in_tar, "tar xf captions.csv.tar"),
+    "zip": ("unpack it: `unzip {} -d FOLDER`", in_archive, "unzip captions.csv.zip -d FOLDER"),
+    "xlsx": ("save it as CSV UTF-8", of_spreadsheet("[Content_Types].xml"), ""),
+    "ods": ("save it as CSV UTF-8", of_spreadsheet("mimetype"), ""),
+}
+OF_PACKED = [
+    Cure(
+        message,
+        PREPARE.replace(".csv", f".csv.{suffix}"),
+        (shell(command or "printf 'image,caption\\n0.png,a\\n' > captions.csv"),),
+        PREPARE.replace("captions.csv", "FOLDER/captions.csv") if suffix == "zip" else PREPARE,
+        packed_captions(f"captions.csv.{suffix}", pack),
+    )
+    for suffix, (message, pack, command) in PACKED.items()
+]
+AS_TABLE = {
+    "opening it runs its code": pickle.dumps({"0.png": "a"}),
+    "read it by tf.data.TFRecordDataset": TFRECORD,
+    "read it by streaming.StreamingDataset": struct.pack("<3I", 1, 26, 26) + b'{"column": []}',
+    "read it by the package lmdb": b"\0" * 16 + b"\xde\xc0\xef\xbe" + b"\0" * 80,
+    " from it": b"<?xml version='1.0'?><captions/>",
+    "export its table as CSV": b"SQLite format 3\0" + bytes(99),
+    "give another file": picture(0),
+    "write that with the tool that this file is of": bytes(range(32)),
+}
+"""What is not a table of captions is followed by one."""
+OF_KINDS = [
+    Cure(
+        message,
+        PREPARE,
+        (a_table({"image": NAMES, "caption": NAMES}),),
+        PARQUET,
+        lambda data=data: Path("captions.csv").write_bytes(data),
+    )
+    for message, data in AS_TABLE.items()
+]
+NOT_RECORDS: dict[str, object] = {
+    "write a list of objects that have these as keys": {"version": 2},
+    "expected as many values in each row of 'data' as 'columns' has": {"columns": ["a"], "data": 1},
+    "expected columns of one length": {"image": NAMES, "caption": []},
+    "remove {} from them, or write a list of the objects": {"0.png": RECORDS[1]},
+    "expected a list of objects; write it with `orient": [["0.png", "a"]],
+    "remove it, or write an object in its place": [*RECORDS, None],
+}
+OF_JSON = [
+    Cure(message, JSON, (as_json(RECORDS),), begins=as_json(content))
+    for message, content in NOT_RECORDS.items()
+]
+
 DATA = [
+    *OF_PACKED,
+    *OF_KINDS,
+    *OF_JSON,
+    Cure(
+        "put the missing {} into the line, or remove it",
+        PREPARE,
+        (captions_with("3.png a boat on a lake 3\n", ""),),
+        begins=captions_with("3.png,a boat", "3.png a boat"),
+    ),
+    Cure(
+        "correct the line{}",
+        PREPARE,
+        (captions_with("a boat, on a lake 3", '"a boat, on a lake 3"'),),
+        begins=captions_with("a boat on a lake 3", "a boat, on a lake 3"),
+    ),
+    Cure(
+        "once; give each another name in its first line",
+        PREPARE,
+        (lambda: with_header("captions.csv", "image,other,caption", 2),),
+        begins=lambda: with_header("captions.csv", "image,image,caption", 2),
+    ),
+    Cure(
+        "correct it, or write null in its place, a row without a value (not in the first one)",
+        f"{IMPORT} --kind image --data photos --features rows",
+        (a_table({"path": NAMES, "rows": [[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], None]}),),
+        begins=a_table({"path": NAMES, "rows": [[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [1.0]]}),
+    ),
+    Cure(
+        "convert it, of a group of vectors to one for each image, such as their mean",
+        f"{IMPORT} --kind image --data photos",
+        (a_table({"path": NAMES, "rows": [[0.5, 0.5]] * 4}),),
+        begins=a_table({"path": NAMES, "rows": [[[0.5, 0.5]] * 2] * 4}),
+    ),
+    Cure(
+        "if each is the vectors of one image, write one for each, such as their mean",
+        f"{IMPORT.replace('.parquet', '.npz')} --kind image --data photos",
+        (lambda: np.savez("t.npz", **{name: np.ones(3, np.float32) for name in NAMES}),),
+        begins=lambda: np.savez("t.npz", **{n: np.ones((2, 3), np.float32) for n in NAMES}),
+    ),
+    Cure(
+        "unpack it: `gunzip -k {}`",
+        f"{WEBDATASET} --shards *.tar.gz",
+        (shell("gunzip -k tars/0.tar.gz"),),
+        f"{WEBDATASET} --shards 0.tar",
+        lambda: (packed(), shell("gzip tars/0.tar")()),
+    ),
+    Cure(
+        "{}; prepare that by the kind `huggingface`",
+        WEBDATASET,
+        (captioned(image=PICTURES),),
+        HUGGINGFACE,
+        lambda: (Path("tars").mkdir(), Path("tars/train.tfrecord").write_bytes(TFRECORD)),
+    ),
+    Cure(
+        "let `shards` name others",
+        f"{WEBDATASET} --shards *",
+        passes=WEBDATASET,
+        begins=lambda: (packed(), Path("tars/README").write_text("Birds.")),
+    ),
+    Cure(
+        "check the pattern and the folder, which contains {}",
+        f"{WEBDATASET} --shards 1.tar",
+        passes=f"{WEBDATASET} --shards 0.tar",
+        begins=packed,
+    ),
+    Cure(
+        "{}: {}; {}convert it: `{}`",
+        f"{BESIDE} --beside txt",
+        (shell("f=photos/0.txt; iconv -f utf-16 -t utf-8 $f > $f.utf8 && mv $f.utf8 $f"),),
+        begins=lambda: (beside(), Path("photos/0.txt").write_text("a bird", "utf-16")),
+    ),
+    Cure("no such folder of shards; check the path", WEBDATASET, (packed,)),
+    Cure(
+        "no such file or folder; check the path",
+        HUGGINGFACE,
+        (captioned(image=PICTURES),),
+    ),
     Cure(
         "`captions` is missing",
         "prepare pairs --images photos --out d",
@@ -477,10 +663,11 @@ DATA = [
         begins=captioned(image=[{"bytes": None, "path": "photos/0.png"}, *PICTURES[1:]]),
     ),
     Cure(
-        "convert the file with `tr '\\r' '\\n'`",
+        "LF in its place: `tr '\\r' '\\n' < {} > {}`",
         TEXTS.replace("--data d", "--data lines.txt"),
-        (lambda: subprocess.run("tr '\\r' '\\n' < lines.txt > u && mv u lines.txt", shell=True),),
-        begins=lambda: Path("lines.txt").write_bytes(b"a red bird\ra boat\r"),
+        (lambda: subprocess.run("tr '\\r' '\\n' < lines.txt > lines-lf.txt", shell=True),),
+        TEXTS.replace("--data d", "--data lines-lf.txt"),
+        begins=lambda: Path("lines.txt").write_bytes(b"a red bird\ra boat\na lake\r\n"),
     ),
     Cure(
         "give `grounder.box_format`: xyxy or xywh in pixels",

@@ -98,7 +98,7 @@ MODELS = [
         begins=lambda: (finished(), also(SCORED)()),
     ),
     Cure(
-        "is no result that can gain tasks; move it away, or name another --out",
+        "is not a result that can gain tasks; move it away, or name another --out",
         SCORED,
         passes=SCORED.replace("results", "others"),
         begins=lambda: (finished(), also(SCORED)(), spoil(Path("results/run/seed-0.json"))),

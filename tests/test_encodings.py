@@ -39,7 +39,8 @@ def test_the_command_that_is_shown_makes_the_text(tmp_path, monkeypatch, encodin
     assert f"{path}: {fault}" in str(error.value)
     (command,) = re.findall("`(iconv .*)`", str(error.value))
     subprocess.run(command, shell=True, check=True)
-    assert read_text(tmp_path / "my captions-utf8.csv") == text
+    assert read_text(path) == text
+    assert [path] == [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(("encoding", "text"), UNKNOWN, ids=[k[0] for k in UNKNOWN])

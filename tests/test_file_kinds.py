@@ -7,6 +7,8 @@ import gzip
 import io
 import lzma
 import pickle
+import re
+import struct
 import tarfile
 import warnings
 import zipfile
@@ -23,7 +25,13 @@ import torch
 from PIL import Image
 
 from sightline.errors import SightlineError
-from sightline.files.file_kinds import data_kind, file_kind, unexpected, ungzipped
+from sightline.files.file_kinds import (
+    data_kind,
+    file_kind,
+    kind_of_names,
+    unexpected,
+    ungzipped,
+)
 from sightline.user_files import read_text
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -65,6 +73,18 @@ def exported(path: Path) -> None:
     path.with_suffix(".pt2").rename(path)
 
 
+def records(*each: bytes) -> bytes:
+    """TFRecord: each with its length, and a checksum behind both."""
+    return b"".join(struct.pack("<Q4s", len(r), b"sum1") + r + b"sum2" for r in each)
+
+
+def mds(path: Path) -> None:
+    """As MosaicML's `MDSWriter` writes a shard: the number of samples, their offsets, columns."""
+    columns = b'{"column_encodings": ["str"], "column_names": ["caption"], "format": "mds"}'
+    offsets = [16 + len(columns), 21 + len(columns)]
+    path.write_bytes(struct.pack("<3I", 1, *offsets) + columns + b"\1\0\0\0a")
+
+
 MAKE = {
     "gzip": lambda path: path.write_bytes(gzip.compress(TEXT)),
     "bzip2": lambda path: path.write_bytes(bz2.compress(TEXT)),
@@ -94,6 +114,13 @@ MAKE = {
     "image-png": lambda path: Image.new("RGB", (4, 4)).save(path, "PNG"),
     "image-webp": lambda path: Image.new("RGB", (4, 4)).save(path, "WEBP"),
     "image-tiff": lambda path: Image.new("RGB", (4, 4)).save(path, "TIFF"),
+    "opendocument": lambda path: zipped(path, "mimetype", "content.xml"),
+    "xml": lambda path: path.write_bytes(b'\xef\xbb\xbf<?xml version="1.0"?><a/>'),
+    "xml-without-declaration": lambda path: path.write_bytes(b"<a x='1'>\n <b>c</b>\n</a>\n"),
+    "tfrecord": lambda path: path.write_bytes(records(b"12345")),
+    "tfrecord-many": lambda path: path.write_bytes(records(*[bytes(n) for n in range(1, 9)])),
+    "mds": mds,
+    "lmdb": lambda path: path.write_bytes(b"\0" * 16 + b"\xde\xc0\xef\xbe" + b"\0" * 80),
     "html": lambda path: path.write_bytes(b"\n<!DOCTYPE html><title>Sign in</title>"),
     "lfs": lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
 }
@@ -114,6 +141,8 @@ def test_a_binary_file_is_what_its_writer_wrote_whatever_its_name(tmp_path, kind
 
 TEXTS = [b"", b"a", TEXT, "naïve\n".encode(), b"BM\n", b"[1]\n", b"PK\n", b"\x80abc", b"\0" * 2048]
 TEXTS += [b"PARENTS watch a game", b"BZhang runs\n", b"GIF89a is a format", b"ARROW1\tan arrow\n"]
+TEXTS += [b"<s> a dog </s>\n<s> a cat </s>", b"<3 my dog", b"<a>\n<b> runs\n"]
+TEXTS += [records(b"12345")[:-1], b"\2\0\0\0" + b"\0" * 60]
 
 
 @pytest.mark.parametrize("data", TEXTS)
@@ -136,8 +165,40 @@ def test_a_pickle_is_not_opened_and_shows_how_to_become_parquet(tmp_path):
     path.write_bytes(pickle.dumps(Evil()))
     kind = file_kind(path)
     assert kind == "pickle"
-    assert "pyarrow.parquet.write_table(" in str(unexpected(path, kind, "features"))
+    says = str(unexpected(path, kind, "features", ("name", "features")))
+    (code,) = re.findall(r"columns name and features: (.*)", says)
+    rows = {"name": ["a"], "features": ROWS[:1], "FILE": tmp_path / "a.parquet"}
+    exec(f"import pyarrow.parquet\n{code}", rows)
+    assert pq.read_table(rows["FILE"]).to_pylist() == [{"name": "a", "features": [0, 1, 2]}]
+    assert str(unexpected(path, kind, "text")).endswith("load it where you trust it and write text")
     assert not (tmp_path / "ran").exists()
+
+
+NAMES = {
+    "mds": ["index.json", "shard.00000.mds"],
+    "mds-zipped": ["index.json", "shard.00000.mds.zstd"],
+    "tfrecord": ["README.md", "train.tfrecord-00000-of-00001"],
+    "lmdb": ["data.mdb", "lock.mdb"],
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_folder_is_known_by_the_names_in_it(kind):
+    assert kind_of_names(NAMES[kind]) == kind.partition("-")[0]
+    assert kind_of_names(["data.mdb.txt", "mds", "0.tar"]) is None
+
+
+def test_a_step_names_the_columns_that_are_needed(tmp_path):
+    for kind in MAKE:
+        path = tmp_path / "a"
+        MAKE[kind](path)
+        found = file_kind(path)
+        assert found is not None
+        says = str(unexpected(path, found, "captions", ("image", "caption")))
+        what, _, step = says.partition("; expected captions; ")
+        assert what
+        assert step
+        assert "{" not in step.replace("{'image'", "")
 
 
 def test_gzip_is_unpacked_and_damage_named(tmp_path):

@@ -19,6 +19,23 @@ from cures_of_training import TRAINING
 from shown_commands import ROOT
 
 REMEDY = re.compile(r"`[^`]+`|(?<![\w-])--[a-z]\S* \S|\S (?<![\w-])--[a-z]")
+STEP = re.compile(r"; (?!expected|found|it has|in the data set|row |they |columns|\{)[^;]+$")
+"""A remedy in prose: what follows the last semicolon, but for what was found or expected."""
+IMPERATIVE = re.compile(
+    r"(call|choose|convert|correct|export|fetch|give|load|opening|put|read|save|unpack|use|write) "
+)
+"""How a remedy begins that stands in a variable or a table of its own."""
+OF_OTHERS = (
+    "sightline/tables/",
+    "sightline/files/file_kinds.py",
+    "sightline/user_files.py",
+    "pipeline/interchange/",
+    "pipeline/grounding/box_tables.py",
+    "pipeline/datasets/hub_files.py",
+    "pipeline/datasets/image_tars.py",
+    "pipeline/datasets/sentences.py",
+)
+"""What reads files of others: there, remedies in prose are followed too."""
 ERROR = re.compile(r"(Error|Keys|Loss|BadParameter|refusal|missing)$")
 
 
@@ -65,7 +82,7 @@ def strings_in(node: ast.AST) -> Iterator[str]:
 
 def makes_a_message(node: ast.AST) -> bool:
     """Whether a node raises an error, makes one, or words a remedy."""
-    if isinstance(node, ast.Assign | ast.AugAssign):
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         return any(re.search("(?i)remed|hint", ast.unparse(target)) for target in targets)
     if isinstance(node, ast.Call):
@@ -77,14 +94,22 @@ def makes_a_message(node: ast.AST) -> bool:
 
 
 def remedies() -> dict[str, str]:
-    """Each message of the product that names a command, an option or a key, and its file."""
-    return {
+    """Each message of the product with a remedy, and its file.
+
+    It names a command, an option or a key, or says what to do with a file of others.
+    """
+    messages = {
         message: path.relative_to(ROOT).as_posix()
         for path, tree in TREES.items()
         for node in ast.walk(tree)
         if makes_a_message(node)
         for message in strings_in(node)
+    }
+    return {
+        message: file
+        for message, file in messages.items()
         if REMEDY.search(message)
+        or (file.startswith(OF_OTHERS) and (STEP.search(message) or IMPERATIVE.match(message)))
     }
 
 
@@ -157,6 +182,31 @@ ELSEWHERE = {
 """Message → the test that provokes it and applies what it says."""
 
 READ = {
+    "unpack it with its program": "of 7-Zip and RAR: programs that pack them",
+    "call one {}": "tests/grounding/test_box_tables.py",
+    "is not the file itself; download that again": "the network",
+    "fetch it: `git lfs pull`": "the network",
+    "damaged gzip ({}); get the file again": "the whole file",
+    "damaged, or not such a file ({}); get it again": "the whole file",
+    "damaged or truncated ({}); get it again": "the whole file",
+    "write version 2, which is Arrow": "feather.write_feather, as for any Arrow",
+    "contains no Parquet files; check the address": "a server",
+    "get the complete data set, or correct the description": "the complete data set",
+    "name another output, or delete that export first": "tests/interchange/test_exports.py",
+    "give the data set that these features were extracted from": "tests/interchange/test_exports",
+    "give the folder of the images that the file names": "tests/datasets has it",
+    "copy the numbers into one file": "whoever linked them",
+    "may both hold the rows; name one of them": "tests/interchange/test_imports.py",
+    "not a file, but a folder, a pipe or a device; give a file": "says what the path is",
+    "not one number to all readers; write it in decimals": "tests/pipeline/test_params.py",
+    "the key {} twice; remove one": "tests/pipeline/test_params.py",
+    "docs/grounding.md shows how to": "tests/grounding/test_box_tables.py follows the page",
+    "so they would teach it nothing": "no remedy",
+    "spans count characters from 0": "tests/grounding/test_box_tables.py",
+    "is missing; give both": "tests/grounding/test_box_tables.py",
+    "and stand around it. If it is one value of": "tests/datasets/test_caption_files.py",
+    "quotation marks in a value are doubled, and stand around it": "the same",
+    "which the first object lacks; give it in all": "tests/datasets/test_caption_tables.py",
     "in fp16: compute with --precision bf16 or fp32": "a GPU: an option of every extraction",
     "use --precision bf16 or a smaller model": "a full device: an option of extract and ground",
     "not on mps; use --device cpu": "an Apple GPU",

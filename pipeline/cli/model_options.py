@@ -107,12 +107,15 @@ def options_in(model: type[BaseModel]) -> dict[str, str]:
 def as_typed(text: str, flags: Mapping[str, str]) -> str:
     """``text`` with the fields in it, such as `beside: txt`, as their options: --beside txt.
 
+    A mapping, `captions: {train: FILE}`, is --captions train=FILE.
+
     Args:
         flags: field → its option.
     """
 
     def option(match: re.Match[str]) -> str:
         name, value = match.groups(default="")
+        value = re.sub(r"\{(\w+): (.*)\}", r"\1=\2", value)
         return f"{flags[name]} {value}".rstrip() if name in flags else match[0]
 
     return re.sub(r"`(\w+)(?:: ([^`]*))?`", option, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,23 +31,24 @@ from pipeline.datasets.samples import (
     one_by_one,
 )
 from pipeline.datasets.source import DatasetError, PrepareReport, split_name
-from sightline.files.file_kinds import file_kind
+from sightline.files.file_kinds import file_kind, kind_of_names, unexpected
 from sightline.tables.arrow_files import plain_type
 from sightline.tables.image_names import SPLITS
 from sightline.tables.outside_columns import (
+    OF_CAPTIONS,
     OutsideTable,
     Row,
     Wanted,
     as_columns,
     by_name,
     choose,
+    field_of,
     texts_in,
 )
 from sightline.tables.outside_tables import (
     BATCH,
     SUFFIXES,
     TABS,
-    field_of,
     has_known_header,
     is_table,
     open_table,
@@ -60,8 +62,8 @@ _TALKS = (
     "into an object of its own, with its image and caption"
 )
 _HINTS = {
-    ("images", "annotations"): "COCO's captions; use the kind `coco`, with this file as "
-    "`captions.train` or `captions.val`",
+    ("images", "annotations"): "COCO's captions; use the kind `coco`, with "
+    "`captions: {train: FILE}`",
     ("images", "messages"): _TALKS,
     ("images", "conversations"): _TALKS,
     ("image", "conversations"): _TALKS,
@@ -121,6 +123,8 @@ def of_captions(
             no caption.
     """
     if path.is_dir():
+        if kind := kind_of_names(os.listdir(path)):  # noqa: PTH208
+            raise unexpected(path, kind, EXPECTED, OF_CAPTIONS[:2])
         return _of_metadata(path, wanted, report, splits, root)
     is_text = not path.is_file() or file_kind(path) in (None, "gzip")
     if is_text and (_is_flickr(path) or not (is_table(path) or _is_headed(path))):
@@ -145,7 +149,7 @@ def _is_flickr(path: Path) -> bool:
 
 
 def _opened(path: Path, wanted: Mapping[str, Wanted]) -> OutsideTable:
-    table = open_table(path, EXPECTED)
+    table = open_table(path, EXPECTED, OF_CAPTIONS[:2])
     named = wanted[_IMAGE].names and wanted["caption"].names
     if not named and (what := table.known_as(_HINTS)):
         raise DatasetError(f"{path}: {what}")

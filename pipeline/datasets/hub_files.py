@@ -23,10 +23,12 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pipeline.datasets.images import files_below, named_files
 from pipeline.datasets.source import DatasetError
 from sightline.errors import first_lines
+from sightline.files.file_kinds import kind_of_names, unexpected
 from sightline.files.places import base_of, shown
 from sightline.files.storage import files_below as files_elsewhere
 from sightline.models.pretrained import from_hub, quiet
 from sightline.optional_imports import require
+from sightline.tables.outside_columns import OF_CAPTIONS
 from sightline.user_files import read_json
 
 TABLES = (".parquet", ".arrow")
@@ -150,6 +152,8 @@ def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]
     if listing.is_saved:
         return _saved(listing)
     if not listing.tables:
+        if kind := kind_of_names(listing.names):
+            raise unexpected(listing.where, kind, "Parquet or Arrow files", OF_CAPTIONS[:2])
         raise DatasetError(
             f"{listing.where}: contains no Parquet or Arrow files; for tar files use the kind "
             "`webdataset`, for a folder of images `pairs`"

@@ -36,7 +36,12 @@ from pipeline.datasets.source import (
 from pipeline.datasets.table_rows import WRITES, write_held
 from sightline.cache.prepared import HUB_DATASET
 from sightline.files.places import is_url, path_below
-from sightline.tables.outside_columns import OutsideTable, as_columns, wanted_of_captions
+from sightline.tables.outside_columns import (
+    OF_CAPTIONS,
+    OutsideTable,
+    as_columns,
+    wanted_of_captions,
+)
 from sightline.tables.outside_tables import open_table
 
 _COMMIT = "commit"
@@ -199,7 +204,7 @@ def _opened(path: str) -> OutsideTable:
     """A file of the data set, which must be there."""
     if not is_url(path) and not Path(path).is_file():
         raise DatasetError(f"{path}: no such file; get the complete data set")
-    table = open_table(path, "a Parquet or Arrow file")
+    table = open_table(path, "a Parquet or Arrow file", OF_CAPTIONS[:2])
     if table.schema is None:
-        raise DatasetError(f"{path}: is no Parquet or Arrow file; give one, or a folder of them")
+        raise DatasetError(f"{path}: is not a Parquet or Arrow file; give one, or a folder of them")
     return table

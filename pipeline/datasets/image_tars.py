@@ -15,14 +15,19 @@ from pipeline.datasets.images import files_below, named_files, suffix_of
 from pipeline.datasets.manifests import INCOMPLETE, ManifestRows
 from pipeline.datasets.source import DatasetError, PrepareReport
 from sightline.files import storage
+from sightline.files.file_kinds import kind_of, kind_of_names, unexpected
 from sightline.files.places import expanded, is_url, shown
 from sightline.files.storage import Found, look
+from sightline.tables.outside_columns import OF_CAPTIONS
 
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
 _NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MOST_BYTES = 512 << 20  # of a tar, before its last image
 EVERY = "*.tar"
 """The pattern of a data set without one."""
+_EXPECTED = "an uncompressed tar: in a compressed one no image has a place of its own"
+_COMPRESSED = ("gzip", "bzip2", "xz", "zstd")
+_TABLE = "prepare that by the kind `huggingface`"
 _GLOB = re.compile(r"[*?[]")
 _TAR = re.compile(r"^[^.].*\.(tar(\.\w+)?|tgz)$", re.IGNORECASE)
 
@@ -100,10 +105,13 @@ def members(file: IO[bytes], shard: str, rows: ManifestRows) -> Iterator[Member]
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except (tarfile.TarError, OSError, ValueError) as error:
+        if (kind := kind_of(file)) not in (None, "tar"):
+            fault = unexpected(file.name, kind, _EXPECTED, OF_CAPTIONS[:2])
+            then = "name the tar with `shards`" if kind in _COMPRESSED else _TABLE
+            raise DatasetError(f"{fault}; {then}") from None
         raise DatasetError(
-            f"{file.name}: not an uncompressed tar file ({error}); check the "
-            "pattern of shards, and decompress .tar.gz first: "
-            "in a compressed one no image has a place of its own"
+            f"{file.name}: not an uncompressed tar file ({error}); let `shards` name others, such "
+            f"as {EVERY}"
         ) from None
     last, skipped = "", 0
     try:
@@ -178,6 +186,9 @@ def find_shards(root: Path | str, patterns: Sequence[str]) -> dict[str, Found]:
         for glob in expanded(pattern):
             matches = _matches(root, glob)
             if not matches:
+                if kind := kind_of_names(_names_in(root)):
+                    fault = unexpected(shown(root), kind, "tar files", OF_CAPTIONS[:2])
+                    raise DatasetError(f"{fault}; {_TABLE}")
                 of = "" if glob == pattern else f" (of {pattern})"
                 raise DatasetError(
                     f"{shown(root)}: no shard matches {glob!r}{of}; check the pattern and the "
@@ -208,9 +219,12 @@ def _matches(root: Path | str, glob: str) -> dict[str, Found]:
     return {name: found for name, found in looks.items() if found is not None}
 
 
+def _names_in(root: Path | str) -> list[str]:
+    return sorted(storage.files_below(str(root)) if is_url(root) else os.listdir(root))  # noqa: PTH208
+
+
 def _some_names(root: Path | str) -> str:
-    names = storage.files_below(str(root)) if is_url(root) else os.listdir(root)  # noqa: PTH208
-    return ", ".join(map(ascii, sorted(names)[:3])) or "nothing"
+    return ", ".join(map(ascii, _names_in(root)[:3])) or "nothing"
 
 
 def note_others(root: Path | str, shards: Set[str], report: PrepareReport) -> None:

@@ -73,7 +73,7 @@ class SentencesSource(Source):
         """The lines of a text, or a column of a table; a file that has it is one, by any suffix."""
         if self.column is None and not is_table(self.path):
             return require_one_column(self.path, read_lines(self.path, EXPECTED))
-        table = open_table(self.path, EXPECTED)
+        table = open_table(self.path, EXPECTED, ["sentence"])
         wanted = {"sentence": Wanted(as_columns(self.column), "column")}
         (column,) = choose(table, wanted)["sentence"]
         texts: list[str] = []

@@ -307,7 +307,7 @@ class PrepareReport:
         lines = [f"{self.kind}: " + ", ".join(parts), *self.notes]
         if self.ignored:
             kinds = ", ".join(f"{n:,} {name}" for name, n in self.ignored.most_common(MOST_SHOWN))
-            lines.append(f"files and members left out by their names: {kinds}")
+            lines.append(f"ignored: {kinds}")
         return "\n  ".join(lines)
 
 

@@ -58,6 +58,7 @@ from sightline.digest import digest
 from sightline.files.places import is_url, path_below, shown
 from sightline.files.storage import StorageError, look, opened, reading
 from sightline.user_files import OBJECT, read_lines
+from sightline.wording import message_of
 
 _MOST_IMAGE = 1 << 30  # bytes
 _TEXTS = TypeAdapter(
@@ -229,7 +230,8 @@ class _Parts:
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"][:1]))
-            raise DatasetError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+            fault = message_of(first)
+            raise DatasetError(f"{where}: {fault}" if where else fault) from None
         return [texts] if isinstance(texts, str) else texts or []
 
     def hint(self, report: PrepareReport) -> str:

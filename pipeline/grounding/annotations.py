@@ -50,7 +50,7 @@ def open_annotations(path: Path, box_format: BoxFormat | None = None) -> DrawnBo
     if file_kind(path) in ("parquet", "arrow") and "cutout_key" in schema_of(path).names:
         if box_format is not None:
             raise SightlineError(
-                f"{path}: its boxes are in pixels, as it is no table; leave out "
+                f"{path}: its boxes are in pixels, as it is not a table; leave out "
                 "`grounder.box_format`"
             )
         boxes, table = DrawnBoxes(path, "phrases"), read_manifest(path, PHRASES)

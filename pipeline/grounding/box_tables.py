@@ -41,6 +41,7 @@ from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 from sightline.tables.outside_columns import Row, Wanted, choose
 from sightline.tables.outside_tables import open_table
 from sightline.user_files import CONTROL, Identifier, Name, short, should_be
+from sightline.wording import counted
 
 EXPECTED = (
     "boxes: a table (CSV, TSV, JSON lines, JSON, Parquet or Arrow) with image, caption, phrase and "
@@ -77,9 +78,10 @@ class _RunLengths(TypedDict):
 
 
 _Place = Annotated[float, Field(ge=-1e6, le=1e6)]
-_Polygon = Annotated[list[_Place], Field(min_length=6), AfterValidator(_even)]
+_Polygon = Annotated[list[_Place], AfterValidator(_even)]
+"""One of fewer than three points covers nothing."""
 _Mask = Annotated[
-    Annotated[list[_Polygon], Field(min_length=1)] | _RunLengths,
+    list[_Polygon] | _RunLengths,
     should_be(
         "polygons, [[x, y, x, y, x, y, …], …], or COCO's run lengths, {size: [height, width], "
         "counts}"
@@ -145,7 +147,7 @@ class BoxTable(DrawnBoxes):
         Raises:
             SightlineError: a wrong value, or no box is of a caption to ground.
         """
-        file = _Reader(self.path, self._box_format, masks)
+        file = _BoxRows(self.path, self._box_format, masks)
         table = file.read()
         rows = self._image_rows(table["image"], units, file.table.notes)
         captions, images = units.captions, units.images
@@ -211,17 +213,17 @@ class BoxTable(DrawnBoxes):
         return rows[pc.index_in(column, names).to_numpy()]
 
 
-class _Reader:
-    """Reads and checks a table.
+class _BoxRows:
+    """The rows of a table, checked. Damage costs its own row.
 
     Attributes:
-        table: the file; its notes say what was read otherwise than it is written.
+        table: the file; its notes say what was read otherwise than it is written, and is left out.
         by_id: whether captions are named by their ids, not their texts.
         captions: the first few, for messages.
     """
 
     def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool) -> None:
-        self.table = open_table(path, EXPECTED)
+        self.table = open_table(path, EXPECTED, ("image", "caption", "phrase", "box"))
         if what := self.table.known_as(_HINTS):
             raise SightlineError(f"{path}: {what}")
         self._path, self._format = path, box_format
@@ -254,6 +256,7 @@ class _Reader:
                 "from; choose `segmenter.family=sam2` or `segmenter.family=box`"
             )
         self._columns, self._masks, self.captions = columns, masks, []
+        self._damaged: list[SightlineError] = []
 
     def read(self) -> pa.Table:
         """The columns of `_HELD` but for masks that are not asked for, image, and caption: its
@@ -267,6 +270,11 @@ class _Reader:
         table = pa.concat_tables(
             [schema.empty_table(), *(self._batch(batch, schema) for batch in batches)]
         )
+        if self._damaged:
+            first, count = self._damaged[0], len(self._damaged)
+            if not len(table):
+                raise first
+            self.table.notes.append(f"{counted(count, 'damaged row')} left out, the first: {first}")
         if not len(table):
             raise SightlineError(f"{self._path}: has no rows; expected {EXPECTED}")
         most = pc.max(pc.list_flatten(table["box"])).as_py()
@@ -279,7 +287,12 @@ class _Reader:
         return table
 
     def _batch(self, rows: Sequence[Row], schema: pa.Schema) -> pa.Table:
-        records = [self._record(number, self._checked(number, values)) for number, values in rows]
+        records: list[dict[str, Any]] = []
+        for number, values in rows:
+            try:
+                records.append(self._record(number, self._checked(number, values)))
+            except SightlineError as error:
+                self._damaged.append(error)
         self.captions += [short(record["caption"]) for record in records[: 3 - len(self.captions)]]
         at = schema.get_field_index("caption")
         table = pa.Table.from_pylist(records, schema.set(at, pa.field("caption", pa.string())))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from safetensors import safe_open
 from sightline.errors import SightlineError
 from sightline.files.file_kinds import FileKind, file_kind, unexpected
 from sightline.tables.arrow_files import batches_of, plain_type, readable, schema_of
+from sightline.wording import counted
 
 _ROWS = 1024  # of a table at a time
 _IMAGE_ROWS = 32  # of a table with images
@@ -31,6 +32,8 @@ _SUFFIXES: dict[str, FileKind] = {
     ".npy": "npy", ".npz": "npz", ".safetensors": "safetensors", ".h5": "hdf5", ".hdf5": "hdf5",
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow",
 }  # fmt: skip
+NEEDED = ("name", "features")
+"""Columns of a table of features, for messages."""
 FLOATS = ("float16", "float32", "float64")
 _SAFETENSORS = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16"}
 
@@ -74,22 +77,46 @@ def table_beside(path: Path) -> Path | None:
 def columns_in(path: Path) -> dict[str, Column]:
     """The columns of a table, or the arrays of a file, by name.
 
-    If every array is one row, these are a column `features`, and their names one of `names`.
+    If every array is one row, these are a column `features`, and their names one of `names`; in a
+    file with a group for each image, the rows have the name that they have in every group.
     """
     if kind_of_rows(path) not in ARRAYS:
         return {field.name: _column(path, field) for field in schema_of(path)}
     with arrays_in(path) as arrays:
-        shapes = [array.shape for array in arrays.values()]
-        rows = {(array.dtype, array.shape[-1:]) for array in arrays.values()}
-        flat = all(len(shape) == 1 for shape in shapes)
-        single = len(shapes) > 1 and all(shape[:-1] == (1,) for shape in shapes)
-        if len(rows) == 1 and (flat or (single and table_beside(path) is None)):
-            dtype, dim = rows.pop()
-            column = _array(path, "", Array((len(arrays), *dim), dtype, list))
-            if column.holds == "rows":
-                names = Column("texts", "names of arrays", lambda: iter([list(arrays)]))
-                return {"features": column._replace(read=partial(_each, path)), "names": names}
+        groups = _arrays_of_groups(arrays)
+        columns = {part: _one_of_each(path, arrays, names) for part, names in groups.items()}
+        if rows := {part: column for part, column in columns.items() if column is not None}:
+            images = [*next(iter(groups.values()))]
+            return {**rows, "names": Column("texts", "names of arrays", lambda: iter([images]))}
         return {name: _array(path, name, array) for name, array in arrays.items()}
+
+
+def _arrays_of_groups(arrays: Mapping[str, Array]) -> dict[str, dict[str, str]]:
+    """Name of a part → image → array, where each array, or each group of HDF5, is of an image."""
+    parts = [name.rpartition("/") for name in arrays]
+    if not all(image and "." not in part for image, _, part in parts):
+        return {"features": {name: name for name in arrays}}
+    groups: dict[str, dict[str, str]] = {}
+    for (image, _, part), name in zip(parts, arrays, strict=True):
+        groups.setdefault(part, {})[image] = name
+    images = {frozenset(of_part) for of_part in groups.values()}
+    return groups if len(images) == 1 else {}
+
+
+def _one_of_each(
+    path: Path, arrays: Mapping[str, Array], names: Mapping[str, str]
+) -> Column | None:
+    """The column of arrays that are one row each; None if they are not."""
+    shapes = [arrays[name].shape for name in names.values()]
+    rows = {(arrays[name].dtype, arrays[name].shape[-1:]) for name in names.values()}
+    flat = all(len(shape) == 1 for shape in shapes)
+    single = len(shapes) > 1 and all(shape[:-1] == (1,) for shape in shapes)
+    if len(rows) != 1 or not (flat or (single and table_beside(path) is None)):
+        return None
+    dtype, dim = rows.pop()
+    column = _array(path, "", Array((len(shapes), *dim), dtype, list))
+    read = partial(_each, path, [*names.values()])
+    return column._replace(read=read) if column.holds == "rows" else None
 
 
 # -- tables ------------------------------------------------------------------------------------
@@ -113,18 +140,26 @@ def _cells(path: Path, name: str, count: int) -> Iterator[list[Any]]:
 
 
 def _lists(path: Path, name: str) -> Iterator[NDArray]:
+    """The rows of a column of lists; a null is NaN, and so a row without a value."""
     done = dim = 0
     for batch in batches_of(path, [name], _ROWS):
         column = batch.column(0)
-        values = column.flatten()
-        dim = dim or len(values) // max(len(column), 1)
-        if column.null_count or values.null_count or not dim or set(map(len, column)) - {dim}:
+        values = column.flatten().to_numpy(zero_copy_only=False)
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        lengths = np.array([len(row) for row in column.filter(there)], dtype=np.int64)
+        dim = dim or int(next(iter(lengths), 0))
+        if not dim or (lengths != dim).any():
+            wrong = np.flatnonzero(there)[(lengths != dim).argmax()] if len(lengths) else 0
+            found = int(lengths[(lengths != dim).argmax()]) if len(lengths) else 0
             raise SightlineError(
-                f"{path}: column {name!r}, rows {done:,} to {done + len(column) - 1:,}: found "
-                "empty cells or lists of several lengths"
+                f"{path}: column {name!r}, row {done + wrong:,}: found {counted(found, 'number')}, "
+                f"expected {f'{dim:,}, as before' if dim else 'some'}; correct it, or write null "
+                "in its place, a row without a value (not in the first one)"
             )
+        rows = np.full((len(column), dim), np.nan, values.dtype)
+        rows[there] = values.reshape(-1, dim)
         done += len(column)
-        yield values.to_numpy(zero_copy_only=False).reshape(len(column), -1)
+        yield rows
 
 
 # -- files of arrays ---------------------------------------------------------------------------
@@ -142,7 +177,7 @@ def arrays_in(
     """
     kind = kind_of_rows(path)
     if kind is not None and kind not in (kinds or ARRAYS):
-        raise unexpected(path, kind, expected)
+        raise unexpected(path, kind, expected, NEEDED)
     with ExitStack() as stack:
         with readable(path):
             arrays = _READERS[kind or kinds[0]](path, stack)
@@ -176,9 +211,9 @@ def _blocks(path: Path, name: str) -> Iterator[NDArray]:
             yield np.ascontiguousarray(rows[start : min(start + step, count)])
 
 
-def _each(path: Path) -> Iterator[NDArray]:
+def _each(path: Path, names: Sequence[str]) -> Iterator[NDArray]:
     with arrays_in(path) as arrays:
-        loads = [array.load for array in arrays.values()]
+        loads = [arrays[name].load for name in names]
         for start in range(0, len(loads), _ROWS):
             block = [np.asarray(load()[:]).reshape(-1) for load in loads[start : start + _ROWS]]
             yield np.stack(block)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from pipeline.interchange.columns import (
     ARRAYS,
+    NEEDED,
     Column,
     columns_in,
     kind_of_rows,
@@ -171,7 +172,7 @@ def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
         return next(iter(by_kind.items()))
     for path, kind in kinds.items():
         if kind is not None:
-            raise unexpected(path, kind, _EXPECTED.removeprefix("expected "))
+            raise unexpected(path, kind, _EXPECTED.removeprefix("expected "), NEEDED)
     what = (
         "text, or a format that is not known here, from which no features are read; write lists of "
         "float32 as Parquet"
@@ -264,11 +265,13 @@ def _column_of_rows(path: Path, columns: dict[str, Column], name: str | None) ->
         unfit = {name: columns[name]} if name in columns else columns
         raise SightlineError(
             f"{path}: found {_in_words(unfit)}; expected float16, float32 or float64 [n, dim], or "
-            "lists of them; convert it first"
+            "lists of them; convert it, of a group of vectors to one for each image, such as their "
+            "mean"
         )
     raise SightlineError(
         f"{path}: has {_in_words(columns)}; name the array, or the column of lists of numbers, "
-        "with --features"
+        "with --features; if each is the vectors of one image, write one for each, such as their "
+        "mean"
     )
 
 

@@ -18,6 +18,7 @@ from sightline.digest import digest
 from sightline.errors import CacheError, SightlineError
 from sightline.files.output import Output
 from sightline.settings import flatten
+from sightline.wording import message_of, place_of
 
 SCHEMA = "sightline.set/4"
 FILE_NAME = "set.json"
@@ -410,9 +411,9 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
             json.dumps(body)
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CacheError(f"{path}: {where}: {first['msg']}; {_AGAIN}") from error
+        first: dict[str, Any] = dict(error.errors()[0])
+        where = ".".join(map(str, place_of(first["loc"])))
+        raise CacheError(f"{path}: {where}: {message_of(first)}; {_AGAIN}") from error
     if record.fingerprint != record.spec.fingerprint:
         raise CacheError(f"{path}: its fingerprint does not match its description; {_AGAIN}")
     names = Counter(shard.name for shard in record.shards)

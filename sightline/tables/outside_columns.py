@@ -63,6 +63,7 @@ class OutsideTable:
         notes: what was read otherwise than its suffix says.
         not_read: columns that `choose` did not choose.
         looked_for: our names of the columns that `choose` looked for by their usual names.
+        remedy: what to do if it lacks a column, where none of it can be meant; empty: choose one.
     """
 
     path: Path
@@ -74,6 +75,7 @@ class OutsideTable:
     notes: list[str] = field(default_factory=list)
     not_read: list[str] = field(default_factory=list)
     looked_for: list[str] = field(default_factory=list)
+    remedy: str = ""
 
     def error(self, number: int | str, fault: str) -> SightlineError:
         """The error for what is wrong with a row."""
@@ -180,8 +182,9 @@ def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
     if wanted.names:
         return wanted.names
     remedy = f"call one {name!r}" if wanted.setting is None else f"choose one with `{setting}`"
+    remedy = table.remedy or remedy
     if table.text and not any(known_name(column, [*KNOWN]) for column in table.columns):
-        remedy += " or, if the first line is no header, write one above it"
+        remedy += " or, if the first line is not a header, write one above it"
     candidates = [column for column in table.columns if is_known(column, name)]
     candidates = [column for column in candidates if column.strip().lower() == name] or candidates
     if len(candidates) == 1:
@@ -211,6 +214,24 @@ def _address_in(table: OutsideTable) -> str | None:
     """A column of URLs by its name, or a URL in place of a header."""
     named = (c for c in table.columns if is_address(c) or c.strip().lower() in _ADDRESSES)
     return next(named, None)
+
+
+def field_of(record: Mapping[str, Any], column: str) -> Any:
+    """A value of an object; with dots, of the objects in it, or of each in a list."""
+    if column in record or "." not in column:
+        return record.get(column)
+    name, _, rest = column.partition(".")
+    inner = record.get(name)
+    if isinstance(inner, list):
+        return [field_of(item, rest) for item in inner if isinstance(item, dict)]
+    return field_of(inner, rest) if isinstance(inner, dict) else None
+
+
+def picker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
+    """What takes the values of some columns out of an object."""
+    if any("." in column for column in columns):
+        return lambda record: [field_of(record, column) for column in columns]
+    return lambda record: [record.get(column) for column in columns]
 
 
 def is_known(column: str, name: str) -> bool:

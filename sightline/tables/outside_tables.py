@@ -1,7 +1,8 @@
 """The one reader of tables of others: CSV, TSV, JSON lines, JSON, Parquet and Arrow.
 
 `open_table` says which columns a file has, and `read` reads some of them; which are meant is for
-`sightline.tables.outside_columns`. Binary files are known by their content, text by its suffix.
+`sightline.tables.outside_columns`. Binary files are known by their content; text by its suffix
+where it can be read so, else by its content.
 """
 
 from __future__ import annotations
@@ -10,30 +11,29 @@ import csv
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from sightline.errors import SightlineError
-from sightline.files.file_kinds import file_kind
+from sightline.files.file_kinds import file_kind, unexpected
 from sightline.files.places import is_url, shown
 from sightline.tables.arrow_files import Batches, batches_of, schema_of
 from sightline.tables.outside_columns import (
-    OF_PAIRS,
+    KNOWN,
+    OF_CAPTIONS,
     OutsideTable,
     Row,
-    is_known,
     known_name,
-    refused,
+    picker,
 )
-from sightline.user_files import OBJECT, read_json, read_lines, read_text, short
+from sightline.tables.outside_json import BATCH, json_lines, json_table, looks_like_json
+from sightline.user_files import read_lines, read_text, short, with_line_feeds
 from sightline.wording import counted
 
 TABS = (".tsv", ".tab")
@@ -43,20 +43,22 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical ba
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 """A field with quotation marks around it, and those in it doubled, as CSV has them."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
-BATCH, _PICTURES = 128, 64
-"""Rows that are read at once: of text (more, and each batch would set off a full collection of
-garbage), and of photographs, which then take a few megabytes.
-"""
+_PICTURES = 64
+"""Rows of photographs that are read at once, which take a few megabytes."""
 _LONGEST_HEADER = 1000
-_ANY = TypeAdapter(list[Any] | dict[str, Any])
+_SEP = re.compile(r'\A"?sep=([,;\t|])"?[,;\t|]*(?=[\r\n])', re.IGNORECASE)
+"""The first line of a CSV that tells a spreadsheet the separator."""
 
 
-def open_table(path: Path | str, expected: str) -> OutsideTable:
+def open_table(
+    path: Path | str, expected: str, needed: Sequence[str] = OF_CAPTIONS[:2]
+) -> OutsideTable:
     """The columns of a table.
 
     Args:
         path: a file, or the URL of one in Parquet.
         expected: what the file should be, for messages.
+        needed: columns that it must have, for the message about a file that is not a table.
 
     Raises:
         SightlineError: no such file, or one that is damaged or no table.
@@ -65,14 +67,18 @@ def open_table(path: Path | str, expected: str) -> OutsideTable:
         batches = partial(batches_of, path)
         return table_of(Path(shown(path).partition("://")[2]), schema_of(path), batches)
     path = Path(path)
-    if path.is_file() and file_kind(path) in ("parquet", "arrow"):
+    kind = file_kind(path) if path.is_file() else None
+    if kind not in (None, "gzip", "parquet", "arrow"):
+        raise unexpected(path, kind, expected, needed)
+    if kind in ("parquet", "arrow"):
         return table_of(path, schema_of(path), partial(batches_of, path))
     suffix = text_suffix(path)
-    if suffix in _LINES:
-        return _of_lines(path, expected)
-    if suffix == ".json":
-        return _of_json(path, expected)
-    return _delimited(path, "\t" if suffix in TABS else None, expected)
+    if suffix in (*_LINES, ".json") and not has_known_header(path):
+        return (json_lines if suffix in _LINES else json_table)(path, expected)
+    text = read_text(path, expected)
+    if looks_like_json(text):
+        return json_table(path, expected)
+    return _delimited(path, text, suffix in TABS)
 
 
 def text_suffix(path: Path) -> str:
@@ -137,7 +143,7 @@ def table_of(path: Path, schema: pa.Schema, batches: Batches) -> OutsideTable:
     def read(columns: Sequence[str]) -> Iterator[Row]:
         names = (c if c in schema.names else c.partition(".")[0] for c in columns)
         top = list(dict.fromkeys(names))
-        number, pick = 0, _picker(columns)
+        number, pick = 0, picker(columns)
         binary = any(_holds_bytes(schema.field(column).type) for column in top)
         for batch in batches(top, _PICTURES if binary else BATCH):
             for record in batch.to_pylist():
@@ -154,141 +160,19 @@ def _holds_bytes(kind: pa.DataType) -> bool:
     return "binary" in str(kind)
 
 
-def field_of(record: Mapping[str, Any], column: str) -> Any:
-    """A value of an object; with dots, of the objects in it, or of each in a list."""
-    if column in record or "." not in column:
-        return record.get(column)
-    name, _, rest = column.partition(".")
-    inner = record.get(name)
-    if isinstance(inner, list):
-        return [field_of(item, rest) for item in inner if isinstance(item, dict)]
-    return field_of(inner, rest) if isinstance(inner, dict) else None
+def _delimited(path: Path, text: str, has_tabs: bool) -> OutsideTable:
+    """A CSV, or what is separated by something else.
 
-
-def _of_lines(path: Path, expected: str) -> OutsideTable:
-    lines = read_lines(path, expected)
-    first = next((line for line in lines if line and not line.isspace()), "{}")
-    if first.lstrip().startswith("["):
-        return _of_json(path, expected)
-
-    def parsed(number: int, line: str) -> dict[str, Any]:
-        try:
-            record = from_json(
-                line, cache_strings="keys"
-            )  # twice as fast as a schema, which words what is wrong
-        except ValueError:
-            record = None
-        try:
-            return record if isinstance(record, dict) else OBJECT.validate_json(line)
-        except ValidationError as error:
-            hint = "; expected an object in every line"
-            raise refused(path, f"line {number}", error, hint) from None
-
-    def batches() -> Iterator[list[tuple[int, dict[str, Any]]]]:
-        for start in range(0, len(lines), BATCH):
-            batch = enumerate(lines[start : start + BATCH], start=start + 1)
-            lines[start : start + BATCH] = [""] * len(lines[start : start + BATCH])  # frees them
-            yield [(n, parsed(n, line)) for n, line in batch if line and not line.isspace()]
-
-    head = next((n for n, line in enumerate(lines) if line is first), 0) + 1
-    return _of_objects(path, tuple(parsed(head, first)), batches(), "line")
-
-
-def _of_objects(
-    path: Path,
-    names: tuple[str, ...],
-    batches: Iterable[list[tuple[int, dict[str, Any]]]],
-    unit: Literal["line", "row"],
-) -> OutsideTable:
-    """A table of JSON objects, of which the first has ``names``."""
-    known = set(names)
-
-    def read(columns: Sequence[str]) -> Iterator[Row]:
-        pick = _picker(columns)
-        for records in batches:
-            for number, record in records:
-                if not known.issuperset(record):
-                    _require_known(table, number, record)
-            yield from [(number, pick(record)) for number, record in records]
-
-    table = OutsideTable(path, names, read, unit)
-    return table
-
-
-def _picker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:
-    """What takes the values of some columns out of an object."""
-    if any("." in column for column in columns):
-        return lambda record: [field_of(record, column) for column in columns]
-    return lambda record: [record.get(column) for column in columns]
-
-
-def _require_known(table: OutsideTable, number: int, record: Mapping[str, Any]) -> None:
-    """Refuse a column that is meant by its name and that the first object lacks."""
-    new = (name for name in record if name not in table.columns)
-    name = next((name for name in new if known_name(name, table.looked_for)), None)
-    if name is not None:
-        raise table.error(
-            number,
-            f"has {short(name)}, which the first object lacks; give it in all of them, or in none",
-        )
-
-
-def _of_json(path: Path, expected: str) -> OutsideTable:
-    """An array of objects or of sentences, an object of columns, or one of name → captions; or an
-    array of objects in an object that has no other.
-
-    Of any other object, the columns are its keys and there are no rows.
+    Args:
+        has_tabs: whether its suffix says that tabs separate the columns.
     """
-    content, notes = read_json(path, _ANY, expected), []
-    if isinstance(content, dict):
-        keys, content = tuple(content), _records_of(path, content, notes)
-        if not content:
-            return _of_objects(path, keys, [], "row")
-    elif content and all(isinstance(item, str) for item in content):
-        content = [{"sentence": item} for item in content]
-    elif wrong := [item for item in content if not isinstance(item, dict)]:
-        raise SightlineError(
-            f"{path}: found {short(wrong[0])} in its array, expected an object; expected {expected}"
-        )
-    rows = ([(number, record)] for number, record in enumerate(content, start=1))
-    table = _of_objects(path, tuple(content[0]) if content else (), rows, "row")
-    table.notes.extend(notes)
-    return table
-
-
-def _records_of(path: Path, content: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
-    tables = (("image", "caption"), OF_PAIRS, ("sentence",), ("phrase", "box"))
-    if any(all(any(is_known(key, name) for key in content) for name in names) for names in tables):
-        # as pandas writes tables
-        columns = [list(v.values()) if isinstance(v, dict) else v for v in content.values()]
-        lists = [column for column in columns if isinstance(column, list)]
-        if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
-            raise SightlineError(f"{path}: expected columns of one length")
-        return [dict(zip(content, row, strict=True)) for row in zip(*lists, strict=True)]
-    arrays = [k for k, v in content.items() if isinstance(v, list) and v and _are_objects(v)]
-    if len(arrays) == 1 and arrays != ["images"]:  # Karpathy's are read elsewhere
-        notes.append(f"{path.name}: the rows are those of {short(arrays[0])}")
-        return content[arrays[0]]
-    cells = (v if isinstance(v, list) else [v] for v in content.values())
-    texts = all(isinstance(text, str) for cell in cells for text in cell)
-    if texts and not any(is_known(key, "caption") for key in content):
-        return [{"image": name, "caption": value} for name, value in content.items()]
-    return []
-
-
-def _are_objects(values: list[Any]) -> bool:
-    return all(isinstance(value, dict) for value in values)
-
-
-def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable:
-    """A CSV, or what is separated by something else."""
     notes: list[str] = []
-    text = read_text(path, expected)
-    if separator is None:  # a comma, unless the first line has none and something else
-        head = text.lstrip("\r\n").partition("\n")[0]
-        separator = next((mark for mark in _SEPARATORS if mark in head), ",")
-        if separator != ",":
-            notes.append(f"{path.name}: its columns are separated by {_SEPARATORS[separator]}")
+    separator = _separator_of(text, has_tabs)
+    if separator != ("\t" if has_tabs else ","):
+        notes.append(f"{path.name}: its columns are separated by {_SEPARATORS[separator]}")
+    text = _SEP.sub("", text)  # an empty line stays, which keeps the numbers of the others
+    if separator == "\t":
+        text = with_line_feeds(text)
     if separator == "\t" and not _tabs_are_quoted(text):
         batches = _unquoted(text)
     else:
@@ -300,23 +184,42 @@ def _delimited(path: Path, separator: str | None, expected: str) -> OutsideTable
     batches = chain([first[1:]], batches)
     if max(Counter(filter(str.strip, names)).values(), default=1) > 1:
         raise SightlineError(
-            f"{path}: wrong columns: found {', '.join(map(short, names))}; expected each name once"
+            f"{path}: wrong columns: found {', '.join(map(short, names))}; expected each name "
+            "once; give each another name in its first line"
         )
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
         places = [names.index(column) for column in columns]
-        marks = "" if separator == "\t" else ": quotation marks around a value that contains "
-        remedy = f"correct the line{marks and marks + _SEPARATORS[separator]}"
         for batch in batches:
             for number, row in batch:
                 if len(row) != len(names) and row:
                     raise SightlineError(
                         f"{path}: line {number}: found {len(row)} columns, expected {len(names)} "
-                        f"({', '.join(map(short, names))}); {remedy}"
+                        f"({', '.join(map(short, names))}); {remedies[len(row) < len(names)]}"
                     )
             yield from [(number, [row[i] for i in places]) for number, row in batch if row]
 
+    marks = _SEPARATORS[separator]
+    quoted = "" if separator == "\t" else f": quotation marks around a value that contains {marks}"
+    remedies = (f"correct the line{quoted}", f"put the missing {marks} into the line, or remove it")
     return OutsideTable(path, tuple(names), read, text=True, notes=notes)
+
+
+def _separator_of(text: str, has_tabs: bool) -> str:
+    """What separates the columns: what a first line ``sep=;`` says; or a comma (in a TSV, a tab),
+    unless the header has none and something else.
+    """
+    if match := _SEP.match(text):
+        return match[1]
+    head = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
+    if not has_tabs:
+        return next((mark for mark in _SEPARATORS if mark in head), ",")
+    others = (mark for mark in _SEPARATORS if mark in head and "\t" not in head)
+    return next((mark for mark in others if _known_names(head, mark) > 1), "\t")
+
+
+def _known_names(head: str, separator: str) -> int:
+    return sum(known_name(name, [*KNOWN]) is not None for name in head.split(separator))
 
 
 def _tabs_are_quoted(text: str) -> bool:

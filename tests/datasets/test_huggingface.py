@@ -347,7 +347,7 @@ def test_other_folders_are_refused_with_the_reason(folder, out):
     refused("no such file or folder", folder / "gone")
     refused("contains no Parquet or Arrow files")
     (folder / "a.csv").write_text("image,caption\na.png,x\n")
-    refused("is no Parquet or Arrow file; give one", folder / "a.csv")
+    refused("is not a Parquet or Arrow file; give one", folder / "a.csv")
     (folder / "a.png").write_bytes(picture(0))
     refused("for a folder of images `pairs`")
     pq.write_table(table(range(3)), folder / "a.parquet")

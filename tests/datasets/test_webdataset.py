@@ -326,8 +326,12 @@ def test_a_shard_with_a_fault_keeps_what_is_before_it(root, out, prepare, change
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("0.tar.gz", gzip.compress(b"x" * 2000, mtime=0), "decompress .tar.gz first"),
-        ("0.tar", b"PK\x03\x04" + b"x" * 2000, "not an uncompressed tar file"),
+        (
+            "0.tar.gz",
+            gzip.compress(b"x" * 2000, mtime=0),
+            "unpack it: `gunzip -k .*name the tar with `shards`",
+        ),
+        ("0.tar", b"PK\x03\x04" + b"x" * 2000, "a zip archive; expected an uncompressed tar"),
         ("0.tar", b"x", "not an uncompressed tar file"),
     ],
 )

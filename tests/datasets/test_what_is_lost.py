@@ -226,7 +226,7 @@ def test_hidden_folders_are_counted_by_every_source(tmp_path):
         record = json.loads((tmp_path / f"out-{source}/dataset.json").read_text())
         assert record["ignored"]["hidden folders"] == 2, source
         assert record["problem_counts"] == {}
-        assert re.search("left out by their names: .*2 hidden folders", lines), source
+        assert re.search("ignored: .*2 hidden folders", lines), source
 
 
 def test_files_and_members_that_are_not_read_are_counted_by_suffix(tmp_path):

@@ -86,7 +86,7 @@ def test_a_result_of_something_else_stays_as_it_is(tmp_path, change, message):
 def test_what_is_no_result_is_not_replaced(tmp_path):
     file = tmp_path / "result.json"
     file.write_text("{}")
-    with pytest.raises(SightlineError, match="is no result that can gain tasks; move it away"):
+    with pytest.raises(SightlineError, match="is not a result that can gain tasks; move it away"):
         add_result(file, untrained_result("m"), (), "m")
     assert file.read_text() == "{}"
 

@@ -132,7 +132,7 @@ SICK, SICK_HEADER = "SICK/SICK_test_annotated.txt", "A\tsentence_A\tsentence_B\t
         (
             TABLE,
             "4.5\ta\tb\n",
-            "no header, write one above it. Of SentEval's files, give the folder `downstream`",
+            "not a header, write one above it. Of SentEval's files, give the folder `downstream`",
         ),
         (TABLE, f"{HEADER}1\ta\tb\n2\tonly one\n", "line 3: found 2 columns, expected 3"),
         (TABLE, f"{HEADER}1\ta\tb\nvery\ta\tb\n", "line 3: score 'very' is not a number"),

@@ -269,9 +269,29 @@ def test_a_wrong_value_is_named_with_its_row_and_column(data, tmp_path, change):
     changes, says = change
     right = {**ROW, "char_start": 0, "char_end": 9, "box_format": "xyxy", "score": 1.0}
     right["mask"] = MASKS["polygon"]
-    path = write(tmp_path / "boxes.json", [right, {**right, **changes}])
-    with pytest.raises(SightlineError, match=f"boxes.json: {re.escape(says)}"):
+    wrong = {**right, **changes}
+    rows = [right, wrong, {**right, "image": "8.png"}, wrong]
+    opened = Opened(data, write(tmp_path / "boxes.json", rows), None, masks=True)
+    assert opened.found() == [("A red dog", [[4, 5, 20, 10]])]
+    (note,) = opened.remarks
+    assert re.match(f"2 damaged rows left out, the first: .*/boxes.json: {re.escape(says)}", note)
+    path = write(tmp_path / "boxes.json", [wrong, wrong])
+    with pytest.raises(SightlineError, match=f"boxes.json: {re.escape(says.replace('2', '1', 1))}"):
         Opened(data, path, None, masks=True)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+@pytest.mark.parametrize("bad", [[5, 5, 35, 40], [5, 5], []])
+def test_a_polygon_of_less_than_three_points_covers_nothing(data, tmp_path, suffix, bad):
+    rows = [{**ROW, "mask": [*MASKS["polygon"], bad]}]
+    path = write(tmp_path / f"boxes.{suffix}", rows)
+    (phrase,), _ = Opened(data, path, masks=True).answer("7.png", RED)
+    assert phrase.masks is not None
+    np.testing.assert_array_equal(phrase.masks[0].numpy(), PIXELS)
+    path = write(tmp_path / f"boxes.{suffix}", [{**ROW, "mask": [bad]}])
+    (phrase,), _ = Opened(data, path, masks=True).answer("7.png", RED)
+    assert phrase.masks is not None
+    assert not phrase.masks.any()
 
 
 def test_a_column_that_only_later_objects_have_is_not_overlooked(data, tmp_path):

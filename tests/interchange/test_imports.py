@@ -319,7 +319,7 @@ def test_a_pickle_becomes_parquet_as_its_error_says(tmp_path, photos):
         imported(tmp_path / "x.pt", photos)
     code = re.search(r"pyarrow\.parquet\.write_table.*\)", str(error.value))
     assert code is not None
-    where = {"names": NAMES, "rows": values, "FILE": tmp_path / "a.parquet"}
+    where = {"name": NAMES, "features": values, "FILE": tmp_path / "a.parquet"}
     exec(f"import pyarrow.parquet\n{code[0]}", where)
     assert imported(tmp_path / "a.parquet", photos).record.rows == 5
 
@@ -470,14 +470,59 @@ def test_cells_of_a_column_are_checked(tmp_path, photos, cell):
     values[4] = cell
     kind = pa.list_(pa.float32()) if cell == [1] else pa.list_(pa.float32(), 3)
     pq.write_table(pa.table({"path": NAMES, "x": pa.array(values, kind)}), tmp_path / "a.parquet")
-    if cell != [1, 2, np.nan]:
-        message = r"rows 0 to 5.*empty cells or lists of several lengths"
+    if cell == [1]:
+        message = "row 4: found 1 number, expected 3, as before; correct it, or write null in"
         with pytest.raises(SightlineError, match=message):
             imported(tmp_path / "a.parquet", photos, features="x")
         return
     assert imported(tmp_path / "a.parquet", photos, features="x").record.rows == 4
     failed = {key_of_file(photos / "4.png"): "not_finite"}
     assert FeatureSet.open(tmp_path / "set").failed == failed
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float16())])
+def test_a_null_is_a_row_without_a_value(tmp_path, photos, kind):
+    rows = [np.ones(3, np.float16) for _ in NAMES]
+    table = {"path": NAMES, "x": pa.array([None, *rows[1:]], kind)}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    done = imported(tmp_path / "a.parquet", photos, features="x")
+    assert (done.record.rows, done.record.failed) == (4, 1)
+    assert "1 row without a value" in done.lines(tmp_path)
+    pq.write_table(pa.table(table).slice(0, 1), tmp_path / "a.parquet")
+    with pytest.raises(SightlineError, match="row 0: found 0 numbers, expected some"):
+        imported(tmp_path / "a.parquet", photos, features="x")
+
+
+@pytest.mark.parametrize("name", ["a.h5", "a.npz"])
+def test_each_image_may_have_an_array_or_a_group_of_arrays(tmp_path, photos, name):
+    values = unit_rows()
+
+    def written(arrays: dict[str, np.ndarray]) -> Path:
+        (tmp_path / name).unlink(missing_ok=True)
+        if name == "a.npz":
+            np.savez(tmp_path / name, **arrays)  # pyright: ignore[reportArgumentType]
+        else:
+            with h5py.File(tmp_path / name, "w") as file:
+                for key, array in arrays.items():
+                    file[key] = array
+        return tmp_path / name
+
+    each = dict(zip(NAMES[:4], values, strict=False))
+    for arrays, options in (
+        (each, {}),
+        ({f"{key}/clip": row for key, row in each.items()}, {}),
+        ({f"{key}/clip": row[None] for key, row in each.items()}, {}),
+        ({f"{k}/{p}": row[: 1 + len(p)] for k, row in each.items() for p in ("a", "bc")}, "a"),
+    ):
+        options = {"features": options} if options else {}
+        shutil.rmtree(tmp_path / "set", ignore_errors=True)
+        assert imported(written(arrays), photos, **options).record.rows == 4
+    regions = written({key: np.ones((2, DIM), np.float32) for key in NAMES[:4]})
+    with pytest.raises(SightlineError, match="the vectors of one image, write one for each"):
+        imported(regions, photos)
+    pq.write_table(pa.table({"path": NAMES, "x": [[[1.0]]] * 6}), tmp_path / "a.parquet")
+    with pytest.raises(SightlineError, match=r"found 'path': string.*group of vectors to one for"):
+        imported(tmp_path / "a.parquet", photos)
 
 
 def spoil(path: Path, random: Random) -> None:

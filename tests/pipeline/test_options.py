@@ -357,3 +357,8 @@ def test_help_shows_values_as_they_are_written_and_none_beside_flags(words, said
         panels = re.findall(r"─ (\w+) ─", out)
         assert panels == [name for name in ("Arguments", "Options", *PANELS) if name in panels]
         assert "Output" in panels
+
+
+def test_a_mapping_in_a_message_is_typed_as_its_option():
+    said = as_typed("use `captions: {train: a.json}` or `beside: txt`", {"captions": "--captions"})
+    assert said == "use --captions train=a.json or `beside: txt`"

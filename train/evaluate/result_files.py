@@ -111,7 +111,7 @@ def earlier_result(
         earlier = load_result(file)
     except SightlineError as error:
         raise SightlineError(
-            f"{file}: is no result that can gain tasks; move it away, or name another --out. "
+            f"{file}: is not a result that can gain tasks; move it away, or name another --out. "
             f"({error})"
         ) from error
     if (earlier.run_sha256, earlier.pinned) != (result.run_sha256, result.pinned):

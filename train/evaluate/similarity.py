@@ -27,7 +27,9 @@ HEADER = ("score", "sentence1", "sentence2")
 EXPECTED = (
     f"a table with the columns {', '.join(HEADER)}: TSV, CSV, JSON lines, JSON, Parquet or Arrow"
 )
-_OF_SENTEVAL = "Of SentEval's files, give the folder `downstream`"
+_OF_SENTEVAL = (
+    "Of SentEval's files, give the folder `downstream`, to `sightline evaluate sts` or as a dev set"
+)
 _ROW = TypeAdapter(tuple[Annotated[str | float, should_be("a number")], Name, Name])
 
 # Cosines of equal vectors differ only by rounding; ranking them would score noise.
@@ -108,7 +110,7 @@ def load_pairs(path: str | Path) -> GradedPairs:
             the wrong number of columns, no text or a score that is not finite (the row is named).
     """
     file = Path(path)
-    table = open_table(file, EXPECTED)
+    table = open_table(file, EXPECTED, HEADER)
     try:
         chosen = choose(table, {name: Wanted(setting=None) for name in HEADER})
     except SightlineError as error:
