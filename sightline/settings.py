@@ -7,10 +7,10 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
-from importlib.metadata import entry_points
+from functools import cache, cached_property
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
@@ -164,6 +164,12 @@ def field_help(model: type[BaseModel]) -> dict[str, str]:
     }
 
 
+@cache
+def installed_entry_points() -> EntryPoints:
+    """Those of every package here: reading them takes a tenth of a second."""
+    return cast("EntryPoints", entry_points())  # its groups, before Python 3.12, which select too
+
+
 class Registry:
     """Name → ``module:attribute``; nothing is imported until it is needed.
 
@@ -182,7 +188,7 @@ class Registry:
         """Name → ``module:attribute``, Sightline's own first."""
         places = dict(self.own)
         owners = dict.fromkeys(places, "Sightline")
-        for point in entry_points(group=self.group):
+        for point in installed_entry_points().select(group=self.group):
             package = point.dist.name if point.dist else point.module
             if point.name in places and places[point.name] != point.value:
                 raise SightlineError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,25 @@ def role(path: str | Path) -> str:
         if found := pattern.fullmatch(name):
             return found.expand(what)
     return "folder"
+
+
+def by_name(points: Iterable[str]) -> dict[str, list[str]]:
+    """Points by their name without number, in order."""
+    named: dict[str, list[str]] = {}
+    for point in points:
+        named.setdefault(re.sub(r" \d+$", "", point), []).append(point)
+    return named
+
+
+def middle_of_each(points: Iterable[str]) -> list[str]:
+    """The middle point of every name: what differs in its number alone is alike."""
+    return [some[len(some) // 2] for some in by_name(points).values()]
+
+
+def ends_and_middle_of_each(points: Iterable[str]) -> list[str]:
+    """The first, the middle and the last point of every name."""
+    named = by_name(points).values()
+    return [p for some in named for p in dict.fromkeys((some[0], some[len(some) // 2], some[-1]))]
 
 
 def _path(handle: int) -> Path:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sightline.settings import Registry
+from sightline.settings import Registry, installed_entry_points
 
 
 def install(site: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> None:
@@ -26,6 +26,7 @@ def install(site: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> N
 
 def forget(registries: Iterable[Registry], package: str = "") -> None:
     """Let the registries look again for what is installed, and drop the modules of a package."""
+    installed_entry_points.cache_clear()
     for registry in registries:
         vars(registry).pop("places", None)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:

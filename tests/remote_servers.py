@@ -10,10 +10,10 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
 USER, PASSWORD = "team", "not-in-the-repository"
+_POLL = 0.02  # seconds in which a server sees that it is to end
 
 
 class Remote(NamedTuple):
@@ -49,7 +50,7 @@ def serving(app: Any) -> Iterator[str]:
         return app(environ, start_response)
 
     server = make_server("127.0.0.1", 0, call, threaded=True, request_handler=Silent)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True)
     thread.start()
     try:
         yield f"127.0.0.1:{server.port}"
@@ -64,13 +65,15 @@ class Faults:
 
     Attributes:
         of: path → faults of the requests of its bytes, one each: a status, ``reset``, ``cut`` (half
-            of the bytes), seconds to wait, or a function to call first.
+            of the bytes), ``silence`` (no answer before `ended`), or a function to call first.
         asked: method, path with query and range of every request.
+        ended: set when the client has what it wants.
     """
 
     def __init__(self) -> None:
-        self.of: dict[str, list[int | float | str | Callable[[], object]]] = {}
+        self.of: dict[str, list[int | str | Callable[[], object]]] = {}
         self.asked: list[tuple[str, str, str]] = []
+        self.ended = threading.Event()
 
     def of_request(self, method: str, path: str, span: str) -> int | str | None:
         """Note a request; the status to answer it with, ``reset``, ``cut``, or None."""
@@ -79,8 +82,8 @@ class Faults:
         fault = waiting.pop(0) if method == "GET" and waiting else None
         if callable(fault):
             fault()
-        elif isinstance(fault, float):
-            time.sleep(fault)
+        elif fault == "silence":
+            self.ended.wait()
         return fault if isinstance(fault, int | str) else None
 
     def bytes_asked(self, path: str) -> int:
@@ -146,7 +149,7 @@ def https(
         context.load_cert_chain(certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True)
         server.handle_error = lambda *_: None  # pyright: ignore
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True).start()
         try:
             yield f"https://localhost:{server.server_port}", certificate
         finally:
@@ -175,35 +178,48 @@ def self_signed() -> bytes:
     )
 
 
-@contextmanager
-def s3(_: Path, faults: Faults | None = None) -> Iterator[Remote]:
-    """An empty bucket of moto's S3, in memory, which knows nobody's password."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+class _Moto:
+    """moto's S3, in memory, for as long as this process lasts: it takes seconds to import."""
 
-    moto = DomainDispatcherApplication(create_backend_app)
+    def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    def answer(environ: Any, start_response: Any) -> Any:
+        self.faults: Faults | None = None
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._serving = serving(self._answer)
+        self.address = self._serving.__enter__()
+
+    def _answer(self, environ: Any, start_response: Any) -> Any:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        fault = faults and faults.of_request(method, path, environ.get("HTTP_RANGE", ""))
+        fault = self.faults and self.faults.of_request(method, path, environ.get("HTTP_RANGE", ""))
         if isinstance(fault, int):
             start_response(f"{fault} Fault", [("Content-Length", "0")])
             return []
         if fault == "reset":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-        return moto(environ, start_response)
+        return self._moto(environ, start_response)
 
-    with serving(answer) as address:
-        signed = {"Authorization": f"AWS4-HMAC-SHA256 Credential={USER}/d/us-east-1/s3/a"}
-        for method, what in (("POST", "moto-api/reset"), ("PUT", "cache")):  # nothing, one bucket
-            server = HTTPConnection(address, timeout=30)
-            server.request(method, f"/{what}", headers=signed)
-            assert server.getresponse().status == 200
-            server.close()
-        yield Remote(
-            "s3://cache/sightline",
-            options={"endpointurl": f"http://{address}", "region": "us-east-1"},
-            secrets={"access_key_id": USER, "secret_access_key": PASSWORD},
-        )
+
+_moto = cache(_Moto)
+
+
+@contextmanager
+def s3(_: Path, faults: Faults | None = None) -> Iterator[Remote]:
+    """An empty bucket of moto's S3, which knows nobody's password."""
+    server = _moto()
+    server.faults = None
+    signed = {"Authorization": f"AWS4-HMAC-SHA256 Credential={USER}/d/us-east-1/s3/a"}
+    for method, what in (("POST", "moto-api/reset"), ("PUT", "cache")):  # nothing, one bucket
+        connection = HTTPConnection(server.address, timeout=30)
+        connection.request(method, f"/{what}", headers=signed)
+        assert connection.getresponse().status == 200
+        connection.close()
+    server.faults = faults
+    yield Remote(
+        "s3://cache/sightline",
+        options={"endpointurl": f"http://{server.address}", "region": "us-east-1"},
+        secrets={"access_key_id": USER, "secret_access_key": PASSWORD},
+    )
 
 
 @contextmanager

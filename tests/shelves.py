@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from remote_servers import PASSWORD, USER, Faults, gs, https, s3
@@ -36,6 +39,16 @@ class Shelf:
         self.put()
 
 
+class _WithoutPauses:
+    """`asyncio` for a library that asks again by itself, first at once and then ever later."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
 @contextmanager
 def web_shelf(folder: Path, patch: pytest.MonkeyPatch, **options: object) -> Iterator[Shelf]:
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,14 +58,19 @@ def web_shelf(folder: Path, patch: pytest.MonkeyPatch, **options: object) -> Ite
         patch.delenv(storage.SIGNED_URLS, raising=False)
         storage._options.cache_clear()
         yield Shelf(url, folder, faults, "", lambda: None)
+        faults.ended.set()
     storage._options.cache_clear()
+
+
+@cache
+def _s3_client(address: str) -> Any:
+    import boto3
+
+    return boto3.client("s3", endpoint_url=address)
 
 
 @contextmanager
 def s3_shelf(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Shelf]:
-    import boto3
-    from s3fs import S3FileSystem
-
     folder.mkdir(parents=True, exist_ok=True)
     faults = Faults()
     with s3(folder, faults) as remote:
@@ -63,8 +81,8 @@ def s3_shelf(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Shelf]:
             "AWS_SECRET_ACCESS_KEY": PASSWORD,
         }.items():
             patch.setenv(name, value)
-        S3FileSystem.clear_instance_cache()
-        client = boto3.client("s3")
+        patch.setattr("s3fs.core.asyncio", _WithoutPauses())
+        client = _s3_client(remote.options["endpointurl"])
 
         def put() -> None:
             for path in folder.rglob("*"):
@@ -74,6 +92,7 @@ def s3_shelf(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Shelf]:
 
         put()
         yield Shelf("s3://cache/raw", folder, faults, "/cache/raw", put)
+        faults.ended.set()
 
 
 @contextmanager
@@ -85,9 +104,10 @@ def gs_shelf(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Shelf]:
     with gs(folder.parent, faults) as address:
         patch.setenv("STORAGE_EMULATOR_HOST", address)
         patch.setitem(storage._options("gs"), "token", "anon")
-        patch.setattr(storage, "_SECONDS", 0.5)  # gcsfs itself asks again for longer
+        patch.setattr("gcsfs.retry.asyncio", _WithoutPauses())
         gcsfs.GCSFileSystem.clear_instance_cache()
         yield Shelf(f"gs://cache/{folder.name}", folder, faults, f"/{folder.name}", lambda: None)
+        faults.ended.set()
     storage._options.cache_clear()
 
 

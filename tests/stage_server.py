@@ -28,6 +28,7 @@ import numpy as np
 from fault_layer import FaultLayer
 
 from sightline.files import storage
+from sightline.settings import installed_entry_points
 
 DIM, BATCH, BLOCK = 6, 8, 32
 SHARD_ROWS = 40
@@ -339,6 +340,7 @@ def main() -> None:
     more = [option.removeprefix("--import=") for option in _OPTIONS if "=" in option]
     for name in LIBRARIES + more + (WITH_TORCH if "--torch" in _OPTIONS else []):
         importlib.import_module(name)
+    installed_entry_points()
     storage._SETTLED = 0  # what is remembered of a file does not depend on the time of a run
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test in the background hands down "ignored"
     for line in sys.stdin:

@@ -24,6 +24,7 @@ from command_line import sightline
 from installed_package import forget, install
 from PIL import Image
 from test_extending import PACKAGE, REGISTRIES
+from waiting import wait_until
 
 from pipeline.extract import services
 from pipeline.extract.services import Service, secret
@@ -280,12 +281,13 @@ def test_a_useless_answer_costs_its_image_alone(server, site, data, tmp_path, ca
 def test_a_kill_costs_at_most_the_calls_on_the_way_and_a_stop_none(server, site, tmp_path, number):
     data, count, at_once = photographs(tmp_path / "data", 24), 24, 3
     out = tmp_path / "out"
-    begun = threading.Event()
+    parts, sent = tmp_path / "out.run/parts", threading.Event()
 
     def say(handler: Handler, number: int) -> bool:
+        """Calls are on their way until the signal is, from the tenth on."""
         if number > 9:
-            begun.set()
-        time.sleep(0.15)
+            sent.wait()
+            time.sleep(0.15)  # of which many pass before all is asked for
         return True
 
     server.say = say
@@ -296,12 +298,12 @@ def test_a_kill_costs_at_most_the_calls_on_the_way_and_a_stop_none(server, site,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert begun.wait(120)
+    wait_until(lambda: server.running == at_once and len([*parts.glob("*.json")]) == 9)
     process.send_signal(number)
+    sent.set()
     said = process.communicate(timeout=60)[1]
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number), said
-    time.sleep(0.3)  # the server notices
-    there = {name.stem for name in (tmp_path / "out.run/parts").glob("*")}
+    wait_until(lambda: not server.running)
     first, answered = server.asked.copy(), server.answered.total()
     assert 9 < first.total() < count
     if number != signal.SIGKILL:
@@ -312,7 +314,6 @@ def test_a_kill_costs_at_most_the_calls_on_the_way_and_a_stop_none(server, site,
     assert twice <= (at_once if number == signal.SIGKILL else 0)
     assert len(server.asked) == count
     assert all(server.asked[row] == 1 for row in server.asked if row not in first)
-    assert there
     found = [file.read_bytes() for file in tmp_path.rglob("out*/**/*") if file.is_file()]
     assert found
     assert not [text for text in [*found, said.encode()] if KEY.encode() in text]

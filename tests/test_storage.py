@@ -269,10 +269,8 @@ def test_a_library_may_call_a_timeout_otherwise():
 
 
 def test_a_fault_that_stays_is_an_error_in_the_end(shelf):
-    if shelf.url.startswith("gs"):
-        pytest.skip("gcsfs itself asks again for a minute")
     place = fault_of(shelf, *[503] * 50)
-    with pytest.raises(StorageError, match=r"503|Service Unavailable") as caught:
+    with pytest.raises(StorageError, match=r"503|Service Unavailable|Fault") as caught:
         read(place, 0, 1)
     assert not caught.value.lasting
 
@@ -285,13 +283,14 @@ def test_what_is_refused_is_not_asked_for_again(shelf):
     assert len(shelf.faults.of[shelf.path("sub/c.tar")]) == 1
 
 
-def test_a_slow_server_is_left(shelf, monkeypatch):
-    monkeypatch.setattr(storage, "_SECONDS", 0.5)
+def test_a_silent_server_is_left(shelf, monkeypatch):
+    monkeypatch.setattr(storage, "_SECONDS", 0.1)
     storage._options.cache_clear()
-    place = fault_of(shelf, 2.0)
-    assert read(place, 0, 1) == b"c"
-    place = fault_of(shelf, *[2.0] * 50)
-    with pytest.raises(StorageError, match=r"no answer for 0.5 seconds"):
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_PAUSES", (0.01,) * 50)  # an answer may be late on a busy machine
+        assert read(fault_of(shelf, "silence"), 0, 1) == b"c"
+    place = fault_of(shelf, *["silence"] * 50)
+    with pytest.raises(StorageError, match=r"no answer for 0.1 seconds"):
         read(place, 0, 1)
     storage._options.cache_clear()
 

@@ -63,10 +63,9 @@ def says_the_same(one, other):
         return False
 
 
-MANY = [pytest.param(5000, seed, marks=pytest.mark.slow) for seed in (1, 2)]
-
-
-@pytest.mark.parametrize(("count", "seed"), [(60, 0), *MANY])
+@pytest.mark.parametrize(
+    ("count", "seed"), [(60, 0), pytest.param(2000, 1, marks=pytest.mark.slow)]
+)
 @every_kind
 def test_a_flipped_bit_or_a_cut_is_named_and_not_served(world, kind, count, seed):
     folder, rng = world / kind, random.Random(f"{kind} {seed}")
@@ -79,7 +78,7 @@ def test_a_flipped_bit_or_a_cut_is_named_and_not_served(world, kind, count, seed
     read(folder, kind)
 
 
-@pytest.mark.parametrize(("count", "seed"), [(30, 0), pytest.param(400, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "seed"), [(30, 0), pytest.param(200, 1, marks=pytest.mark.slow)])
 @every_kind
 def test_damage_that_the_record_agrees_with_is_served_or_one_error(world, kind, count, seed):
     """Readers, `verify` and `repair` meet nonsense behind digests that fit."""
@@ -118,13 +117,12 @@ def test_damage_that_the_record_agrees_with_is_served_or_one_error(world, kind, 
 
 @pytest.mark.slow
 @every_kind
-def test_every_bit_of_the_commit_file(world, kind):
+def test_a_bit_of_every_byte_of_the_commit_file(world, kind):
     path = world / kind / FILE_NAME
     data = path.read_bytes()
     for at in range(len(data)):
-        for bit in range(8):
-            flipped = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
-            expect_noticed(path, flipped, kind)
+        flipped = data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+        expect_noticed(path, flipped, kind)
 
 
 @every_kind

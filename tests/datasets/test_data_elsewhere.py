@@ -11,6 +11,7 @@ import pytest
 from command_line import sightline, unboxed
 from packed import load_all, samples, write_tar
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
+from small_inputs import write_clip
 
 from pipeline.datasets.prepared_output import prepare_dataset
 from pipeline.extract.inputs import inputs_of
@@ -93,7 +94,7 @@ def test_a_fetch_that_fails_leaves_no_half_of_a_data_set(shelf, here):
 def test_commands_take_its_url(shelf, here, tmp_path, capsys):
     url = f"{shelf.url}/sets/mine"
     for data, out in ((here, "here"), (url, "there")):
-        words = ["--encoder", "resnet18", "--weights", "random:0", "--workers", 0]
+        words = ["--encoder", write_clip(tmp_path), "--weights", "random:0", "--workers", 0]
         words += ["--data", data, "--out", tmp_path / out]
         assert sightline("extract", "image", *words) == 0
     sets = [FeatureSet.open(tmp_path / out).record for out in ("here", "there")]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fault_layer import middle_of_each
 from small_inputs import write_clip, write_photos
 from stage_server import BATCH, BLOCK, Outcome, StageServer
 
@@ -75,11 +73,13 @@ def boundaries(points: list[str], *without: str) -> list[str]:
 
     What is after one point is before the next.
     """
-    by_name: dict[str, list[str]] = {}
-    for point in points:
-        if not point.startswith(("after", *without)):
-            by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
-    return [some[len(some) // 2] for some in by_name.values()]
+    return middle_of_each(point for point in points if not point.startswith(("after", *without)))
+
+
+def some_of(points: list[str]) -> list[str]:
+    """A block, a shard, both sides of what publishes them, and what is left to tidy after it."""
+    names = ("half write part", "before rename shard", "half write record", "before rename record")
+    return [point for point in points if point.startswith((*names, "before remove plan"))]
 
 
 def image_words(folder: Path, count: int) -> list[str]:
@@ -87,11 +87,3 @@ def image_words(folder: Path, count: int) -> list[str]:
     words = ["extract", "image", "--data", str(write_photos(folder / "photos", count))]
     words += ["--encoder", str(write_clip(folder)), "--weights", "random:0"]
     return [*words, "--batch-size", "4", "--workers", "2", "--out"]
-
-
-def wait_until(true: Callable[[], object], seconds: float = 120.0) -> None:
-    """Wait until it holds."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)

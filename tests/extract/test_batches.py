@@ -299,8 +299,19 @@ def main():
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "at its top level"])
+@pytest.mark.parametrize(
+    ("method", "guarded"),
+    [
+        ("fork", False),
+        ("spawn", True),
+        ("forkserver", False),
+        # those two start a process anew, and nothing of `fork` depends on a guard
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("fork", True), ("spawn", False), ("forkserver", True))
+        ),
+    ],
+)
 def test_a_script_works_or_is_told_about_the_main_guard(tmp_path, method, guarded):
     write_photos(tmp_path / "photos", 5)
     call = 'if __name__ == "__main__":\n    main()' if guarded else "main()"

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from command_line import sightline, unboxed
 from engine_work import StubWork
-from interrupted import files, wait_until
+from interrupted import files
 from ray_nodes import RayNodes
+from waiting import wait_until
 
 from pipeline.extract import runner, workers
 from pipeline.extract.settings import Machine

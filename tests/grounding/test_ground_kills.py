@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 from command_line import set_words
+from fault_layer import by_name, ends_and_middle_of_each, middle_of_each
 from flat_tables import rows_with_keys
 from ground_data import DataSet, annotated, write_phrases
 from stage_server import Outcome, StageServer
@@ -20,11 +20,7 @@ OUTPUTS = ("out", "cut", "out.run", "cut.run")
 
 
 class World:
-    """Published records and cut-outs, and the result of an uninterrupted run on them.
-
-    Attributes:
-        by_name: the points of that run, by their name without number.
-    """
+    """Published records and cut-outs, and the result of an uninterrupted run on them."""
 
     def __init__(self, folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -52,9 +48,6 @@ class World:
         self.expected = files(whole)
         assert not [name for name in self.expected if "part-" in name or "scratch-" in name]
         self.points = unbroken.points
-        self.by_name: dict[str, list[str]] = {}
-        for point in self.points:
-            self.by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
         self._states = [before, rows(whole)]
         assert before != self._states[1]
         assert len(list(whole.glob("*/shard-*"))) > 5
@@ -114,14 +107,16 @@ def world(tmp_path_factory):
         server.close()
 
 
-WRITTEN = ("shard", "index", "record", "part", "plan", "failures")
+def middle(world: World, name: str) -> str:
+    points = by_name(world.points)[name]
+    return points[len(points) // 2]
 
 
-def test_a_kill_at_every_write_boundary_of_records_and_cutouts(world, tmp_path):
-    moments = ("half write", "after rename")
-    for name in [*(f"{m} {what}" for m in moments for what in WRITTEN), "before remove part"]:
-        points = world.by_name[name]
-        world.check_kill(tmp_path / "some", points[len(points) // 2])
+def test_a_kill_while_blocks_and_both_sets_are_written(world, tmp_path):
+    """A block, a shard, both sides of the record of the first set, and what is left to tidy."""
+    names = ("half write part", "after rename shard", "half write record", "after rename record")
+    for name in (*names, "before remove part"):
+        world.check_kill(tmp_path / "some", middle(world, name))
 
 
 def test_two_workers_leave_the_files_of_one_run_though_one_is_killed(world, tmp_path):
@@ -130,13 +125,14 @@ def test_two_workers_leave_the_files_of_one_run_though_one_is_killed(world, tmp_
     assert first.code == 0, first.said
     assert world.run(folder).code == 0  # the cut-outs, if both left them to the other
     assert files(folder) == world.expected
-    for what in WRITTEN:
-        points = world.by_name[f"before rename {what}"]
-        world.check_kill(tmp_path / "some", points[len(points) // 2], workers=2)
+    for what in ("part", "record"):
+        world.check_kill(tmp_path / "some", middle(world, f"before rename {what}"), workers=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_kill_at_every_point(world, tmp_path, workers):
-    for point in world.points:
+def test_a_kill_at_every_kind_of_point(world, tmp_path, workers):
+    """Of every name the first, the middle and the last point; of two workers the middle one."""
+    chosen = middle_of_each if workers else ends_and_middle_of_each
+    for point in chosen(world.points):
         world.check_kill(tmp_path / "some", point, workers)

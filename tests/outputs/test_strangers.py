@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
 import shutil
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
+from fault_layer import middle_of_each
 from output_world import FILES, FOLDERS, IN_PLACE, Command, OutputWorld
 
 COMMANDS = {command.name: command for command in (*FOLDERS, *IN_PLACE, *FILES)}
@@ -23,6 +24,22 @@ NOTES = {
     "empty/": "",
 }
 """File names that Sightline never uses."""
+
+
+_WRITERS = (
+    *("prepare pairs", "extract image", "ground", "train", "cache export npy"),
+    *("cache import mcse", "stage report", "cache gc"),
+)
+"""A command for each way to write a folder; the others write as one of these does."""
+
+
+def one_of_each_writer(commands: list[Command]) -> list[ParameterSet]:
+    """These; the others are slow."""
+    others = pytest.mark.slow
+    return [
+        pytest.param(command, marks=[] if command.name in _WRITERS else others, id=str(command))
+        for command in commands
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +96,7 @@ def write_notes(folder, notes=NOTES):
             path.write_text(text)
 
 
-@pytest.mark.parametrize("command", [*FOLDERS, *IN_PLACE], ids=str)
+@pytest.mark.parametrize("command", one_of_each_writer([*FOLDERS, *IN_PLACE]))
 def test_files_beside_below_and_around_the_output_stay(world, tmp_path, command):
     out = tmp_path / "out"
     world.make(command, out)
@@ -148,15 +165,15 @@ def test_an_output_that_holds_or_is_an_input_is_refused(world, command):
         assert everything(world.made) == before, out
 
 
-def test_a_kill_at_every_write_boundary(world, tmp_path):
-    broken(world, COMMANDS["prepare pairs"], tmp_path, act="kill")
+def test_a_kill_while_a_command_writes(world, tmp_path):
+    broken(world, COMMANDS["prepare pairs"], tmp_path, at_most=4, act="kill")
 
 
 @pytest.mark.parametrize(
     ("command", "number"), [("train", errno.ENOSPC), ("look grounding", errno.EROFS)]
 )
 def test_a_full_or_read_only_disk(world, tmp_path, command, number):
-    broken(world, COMMANDS[command], tmp_path, act="raise", number=number)
+    broken(world, COMMANDS[command], tmp_path, at_most=3, act="raise", number=number)
 
 
 @pytest.mark.slow
@@ -173,8 +190,14 @@ def copy_of(folder: Path, target: Path) -> Path:
     return Path(shutil.copytree(folder, target, symlinks=True))
 
 
-def broken(world: OutputWorld, command: Command, folder: Path, **how: object) -> None:
-    """Break a run that replaces an earlier one, at one point of every name, and run it again."""
+def broken(
+    world: OutputWorld, command: Command, folder: Path, at_most: int = 99, **how: object
+) -> None:
+    """Break a run that replaces an earlier one, and run it again.
+
+    Args:
+        at_most: so many points, from the first to the last; there is one of every name.
+    """
     single, refuses_itself = command in FILES, command.name == "cache import"
     base = folder / "base"
     base.mkdir(parents=True)
@@ -187,11 +210,14 @@ def broken(world: OutputWorld, command: Command, folder: Path, **how: object) ->
         write_notes(base / "out", {"notes.txt": "why", "model/notes.md": "so"})
     notes = {name: what for name, what in everything(base).items() if name not in ours}
     unbroken = world.run(command, copy_of(base, folder / "whole") / "out")
-    points = one_of_every_name(unbroken.points)
-    # what is after one point is before the next, and a sync leaves nothing for a kill to find
-    unlike = "after" if how["act"] == "raise" else ("after", "before sync")
+    points = middle_of_each(unbroken.points)
+    # what is after one point is before the next, a write that begins leaves less than half of it,
+    # and a sync leaves nothing for a kill to find
+    unlike = ("after", "before write", *([] if how["act"] == "raise" else ["before sync"]))
     points = [point for point in points if not point.startswith(unlike)]
     assert points, unbroken.said
+    if len(points) > at_most:
+        points = [points[i * (len(points) - 1) // (at_most - 1)] for i in range(at_most)]
     for number, point in enumerate(points):
         place = copy_of(base, folder / str(number))
         done = world.run(command, place / "out", at=point, **how)
@@ -205,14 +231,6 @@ def broken(world: OutputWorld, command: Command, folder: Path, **how: object) ->
         left = list(place.rglob("*.json.next"))
         assert not left or command in IN_PLACE or there, point
         shutil.rmtree(place)
-
-
-def one_of_every_name(points: list[str]) -> list[str]:
-    """The middle one of the points that differ in their number alone."""
-    by_name: dict[str, list[str]] = {}
-    for point in points:
-        by_name.setdefault(re.sub(r" \d+$", "", point), []).append(point)
-    return [some[len(some) // 2] for some in by_name.values()]
 
 
 # --- random trees of foreign files, random commands, random kills
@@ -234,10 +252,10 @@ STRANGE = [
 
 
 @pytest.mark.slow
-def test_five_hundred_random_trees_commands_and_kills(world, tmp_path):
+def test_random_trees_commands_and_kills(world, tmp_path):
     rng = random.Random(0)
     killed = refused = 0
-    for case in range(520):
+    for case in range(150):
         place = tmp_path / str(case)
         command = rng.choice(list(COMMANDS.values()))
         earlier = rng.choice([None, command, rng.choice(FOLDERS)])
@@ -264,5 +282,5 @@ def test_five_hundred_random_trees_commands_and_kills(world, tmp_path):
         assert "Traceback" not in done.said, (case, command, done.said)
         assert changed(foreign, place) == [], (case, command, strangers, done.said)
         shutil.rmtree(place)
-    assert killed > 50
-    assert refused > 50
+    assert killed > 12
+    assert refused > 12

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from conftest import COLOURS, MAX_LENGTH, SHAPES, World, write_features
 from torch import Tensor
+from training_world import COLOURS, MAX_LENGTH, SHAPES, World, write_features
 from transformers import BertConfig, BertModel
 
 from sightline.cache import (

@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 from command_line import sightline
-from conftest import silent
 from huggingface_hub import ModelCard
 from made_results import with_task
+from training_world import silent
 
 from sightline.cache.prepared import SCHEMA, hub_datasets
 from train.card import model_card

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import KillAfter, Killed, silent
 from made_results import made_result
+from training_world import KillAfter, Killed, silent
 
 from sightline import source_code
 from sightline.digest import digest

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 import torch
 from cases import Case, case_of
-from conftest import make_world
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from training_world import make_world
 
 from sightline.cache import (
     CAPTIONS,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import KillAfter, Killed, World, assert_alike, assert_equal, silent, weights_of
 from process_runs import run_processes
 from safetensors.torch import load_file
 from tiny_encoder import make_decoder
@@ -19,6 +18,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
+from training_world import KillAfter, Killed, World, assert_alike, assert_equal, silent, weights_of
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.tokenize_texts import texts_of, tokenize

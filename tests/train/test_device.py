@@ -7,8 +7,8 @@ import threading
 
 import pytest
 import torch
-from conftest import assert_equal, silent, weights_of
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_world import assert_equal, silent, weights_of
 
 import train.progress  # noqa: F401, so that it has the real `runs_ahead`
 from sightline import devices

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 from cases import FIVE, case_of, terms_of
-from conftest import KillAfter, Killed, assert_alike, silent, weights_of
 from test_device import assert_same
+from training_world import KillAfter, Killed, assert_alike, silent, weights_of
 
 from sightline.devices import has_tf32
 from train.data import ReadAhead, make_feed

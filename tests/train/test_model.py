@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from cases import FIVE, case_of, paired, terms_of
-from conftest import KillAfter, Killed, assert_alike, assert_equal, silent, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from training_world import KillAfter, Killed, assert_alike, assert_equal, silent, weights_of
 from transformers import AutoModel, AutoTokenizer, BertModel
 
 from sightline.cache import TokenSet

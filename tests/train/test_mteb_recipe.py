@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from cases import case_of
-from conftest import silent
 from shown_commands import ROOT
+from training_world import silent
 
 from train.embed import Embedder
 from train.evaluate.similarity import GradedPairs, evaluate_pairs, load_pairs

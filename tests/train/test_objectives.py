@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from cases import FIVE, TEACHERS, case_of, paired, terms_of
-from conftest import MAX_LENGTH, silent
 from torch.nn.functional import cosine_similarity
+from training_world import MAX_LENGTH, silent
 
 from sightline.cache import PhraseTokenHeader, TokenSet, as_keys, write_phrase_tokens
 from sightline.errors import SightlineError

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from cases import Features, case_of
-from conftest import World, assert_equal, curves_of, silent, weights_of
 from process_runs import Outcome, features_in_double, gradients_of, run_processes
+from training_world import World, assert_equal, curves_of, silent, weights_of
 
 from sightline.errors import SightlineError
 from train.data import TrainingData

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from cases import TEACHERS, Case, case_of
-from conftest import silent
 from released_loops import (
     DALRLoss,
     KDMCSELoss,
@@ -29,6 +28,7 @@ from released_loops import (
     released_run,
 )
 from torch import Tensor, nn
+from training_world import silent
 
 from train.data import TrainingData
 from train.loop import Callback

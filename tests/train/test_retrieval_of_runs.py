@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from cases import Case
-from conftest import silent
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from training_world import silent
 
 from pipeline import stages
 from pipeline.configure import configuration

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import KillAfter, Killed, assert_equal, curves_of, silent, weights_of
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from training_world import KillAfter, Killed, assert_equal, curves_of, silent, weights_of
 from transformers import AutoModel, AutoTokenizer
 
 from sightline.errors import SightlineError

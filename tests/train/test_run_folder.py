@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from cases import case_of
-from conftest import KillAfter, Killed, assert_equal, silent, weights_of
 from flat_tables import rows_with_keys
 from safetensors import SafetensorError
+from training_world import KillAfter, Killed, assert_equal, silent, weights_of
 
 from sightline.cache import key_column
 from sightline.cache.record import read_record

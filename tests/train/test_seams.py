@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cases import Case, Features, case_of
-from conftest import silent
 from safetensors.torch import load_file
+from training_world import silent
 
 from sightline.errors import SightlineError
 from train.data import first_paired

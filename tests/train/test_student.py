@@ -6,9 +6,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from conftest import silent
 from huggingface_hub import ModelCard
 from pydantic import ValidationError
+from training_world import silent
 
 from sightline.errors import SightlineError
 from sightline.models.sentence_transformers_folder import pin

@@ -16,11 +16,11 @@ import plain_loops
 import pytest
 import torch
 from cases import Case, Features
-from conftest import KillAfter, Killed, assert_alike, assert_equal, silent, weights_of
 from installed_package import forget, install
 from process_runs import run_processes
 from safetensors.torch import load_file
 from test_released_loops import RATE, Recorder, seed_every_pass
+from training_world import KillAfter, Killed, assert_alike, assert_equal, silent, weights_of
 
 from train.data import TrainingData
 from train.objectives import OBJECTIVES

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import KillAfter, Killed, assert_equal, curves_of, silent, weights_of
 from installed_package import forget, install
 from process_runs import run_processes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
+from training_world import KillAfter, Killed, assert_equal, curves_of, silent, weights_of
 
 from sightline.errors import SightlineError
 from train.train_run import train_run
