@@ -90,30 +90,17 @@ def features(
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     check: int = 0,
 ) -> SetSummary | Checked | str:
-    """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few.
-
-    Where only the code of a package has changed and the encoder cannot be built here, as without
-    its weights, the set stays; the line that says so is returned.
-    """
+    """Encode the images, objects or captions of ``dataset`` with one encoder, or check a few."""
     from pipeline.encode_again import check as encode_again
-    from pipeline.extract.code_change import stays_unchecked
-    from pipeline.extract.encode_missing import code_of_rows, extract_job
-    from pipeline.extract.runner import run
+    from pipeline.extract.encode_missing import fill_features
 
     config = params.encoder(kind, encoder)
     inputs = graph.feature_inputs(dataset, kind)
     out = graph.features_folder(dataset, kind, encoder)
     if check:
         return encode_again(inputs, config, out, check, params.extract, params.machine)
-    try:
-        job = extract_job(inputs, config, out, params.extract, params.machine)
-    except SightlineError as error:
-        code = code_of_rows(kind, config)
-        if said := stays_unchecked(out, inputs.entries.keys, config, params.extract, code):
-            return f"{said} ({error})"
-        raise
     options = replace(options, copy_from=graph.FEATURES)
-    return run(job, params.extract.max_failed, params.machine, options)
+    return fill_features(inputs, config, out, params.extract, params.machine, options)
 
 
 def ground(

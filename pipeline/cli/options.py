@@ -143,9 +143,11 @@ def launched_workers(machine: Machine, worker: WorkerNumber | None, sets: Sequen
     return True
 
 
-def print_summary(summary: SetSummary, as_json: bool, **fields: Any) -> None:
-    """What a command did to a set; ``fields`` is for JSON alone."""
-    if as_json:
+def print_summary(summary: SetSummary | str, as_json: bool, **fields: Any) -> None:
+    """What a command did to a set, or why it stays; ``fields`` is for JSON alone."""
+    if isinstance(summary, str):
+        print_json({"stays": summary, **fields}) if as_json else print(summary)
+    elif as_json:
         print_json({**summary.body(), **fields})
     else:
         print(f"{summary.folder}: {summary}")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.encoders.encoder import ImageFileEncoder, checked_encoder
+from pipeline.extract.code_change import stays_unchecked
 from pipeline.extract.inputs import FeatureInputs, inputs_of
 from pipeline.extract.runner import Advance, BatchResult, Compute, Job, SetSummary, good_rows, run
 from pipeline.extract.services import Service
@@ -94,9 +95,19 @@ def fill_features(
     settings: ExtractSettings,
     machine: Machine,
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
-) -> SetSummary:
-    """Encode what the feature set ``out`` lacks; raises as `extract_job` and `run`."""
-    job = extract_job(inputs, config, out, settings, machine)
+) -> SetSummary | str:
+    """Encode what the feature set ``out`` lacks; raises as `extract_job` and `run`.
+
+    Where only the code of a package has changed and the encoder cannot be built here, as without
+    its weights, a whole set stays; the line that says so is returned.
+    """
+    try:
+        job = extract_job(inputs, config, out, settings, machine)
+    except SightlineError as error:
+        code = code_of_rows(inputs.kind, config)
+        if said := stays_unchecked(out, inputs.entries.keys, config, settings, code):
+            return f"{said} ({error})"
+        raise
     return run(job, settings.max_failed, machine, options)
 
 

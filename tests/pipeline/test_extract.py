@@ -351,13 +351,13 @@ def test_rows_are_encoded_again_with_the_threads_and_batches_of_the_record(
     says, world, monkeypatch
 ):
     says(*extracting("image", "own", "--batch-size", 4))  # with one thread
-    used, extract_job = [], encode_again.extract_job
+    used, fill_features = [], encode_again.fill_features
 
     def noted(inputs, config, out, settings, machine):
         used.append((machine.threads, settings.batch_size))
-        return extract_job(inputs, config, out, settings, machine)
+        return fill_features(inputs, config, out, settings, machine)
 
-    monkeypatch.setattr(encode_again, "extract_job", noted)
+    monkeypatch.setattr(encode_again, "fill_features", noted)
     says(*extracting("image", "own", "--check", 2, "--threads", 2, "--batch-size", 8))
     assert used == [(1, 4)]
 
