@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from harness import Report, median, options_of, photographs, timed
 
-from pipeline.datasets.prepared_output import prepare_dataset
+from pipeline.datasets.prepare import prepare_dataset
 from pipeline.extract.decode import load_image
 from pipeline.extract.inputs import inputs_of
 from sightline.files.storage import reading_ahead

@@ -52,7 +52,7 @@ from torch.utils.data import DataLoader, Dataset
 from pipeline.encoders.names import named_encoder
 from pipeline.encoders.weights import seeded
 from pipeline.extract.decode import load_entry
-from pipeline.extract.decode_batches import Reader, decode_batch, decoded_batches
+from pipeline.extract.decode_batches import EntryDecoder, decode_batch, decoded_batches
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import images_below, inputs_of
 from pipeline.extract.runner import run
@@ -115,7 +115,7 @@ class Sides:
         self._encoder = named_encoder(name, "random:0").build_image(self._device, precision)
         self._dtype = getattr(torch, AUTOCAST.get(precision, "float32"))
         self._forward, self._transform = self._library_model(name)
-        self._read = Reader(load_entry, self._encoder.preprocessing)
+        self._read = EntryDecoder(load_entry, self._encoder.preprocessing)
         size, entries = options.batch_size, images_below(paths[0].parent)
         self._parts = [entries[start : start + size] for start in range(0, len(entries), size)]
         self._sets = 0

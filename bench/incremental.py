@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from harness import Cost, Report, median, options_of, photographs, timed
 
-from pipeline.datasets.prepared_output import prepare_dataset
+from pipeline.datasets.prepare import prepare_dataset
 from pipeline.encoders.names import named_encoder
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import inputs_of

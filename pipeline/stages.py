@@ -67,7 +67,7 @@ def load_here(options: Machine = Machine()) -> Params:  # noqa: B008  (frozen)
 
 def prepare(params: Params, dataset: str) -> str:
     """Write the manifests of one data set; returns a one-line summary."""
-    from pipeline.datasets.prepared_output import prepare as prepare_source
+    from pipeline.datasets.prepare import prepare as prepare_source
 
     if pair := params.joined.get(dataset):
         from pipeline.datasets.joined import JoinedSource

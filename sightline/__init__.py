@@ -8,7 +8,7 @@ from sightline.lazy_names import lazy_names
 
 TYPE_CHECKING = False  # `typing` takes 7 ms, in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
-    from pipeline.datasets.prepared_output import prepare_dataset
+    from pipeline.datasets.prepare import prepare_dataset
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.names import named_encoder
     from pipeline.extract.encode_missing import extract_features
@@ -51,7 +51,7 @@ _PLACES = {
     "keys_of_texts": "sightline.cache",
     "make_objective": "train.objectives",
     "named_encoder": "pipeline.encoders.names",
-    "prepare_dataset": "pipeline.datasets.prepared_output",
+    "prepare_dataset": "pipeline.datasets.prepare",
     "read_phrases": "sightline.cache.groundings",
     "run_workers": "pipeline.extract.workers",
     "to_dataset": "pipeline.interchange.export",

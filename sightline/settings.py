@@ -42,7 +42,7 @@ _SHOWN = 10
 """Names that an error lists; of more only the nearest."""
 
 
-def listed(name: str, choices: Iterable[object], every: str = "") -> str:
+def nearest_choices(name: str, choices: Iterable[object], every: str = "") -> str:
     """``choices`` in words: all of a few, or the nearest to ``name`` and how many others there are.
 
     Args:
@@ -68,7 +68,7 @@ def unknown(name: str, choices: Iterable[object], kind: str) -> str:
     available = sorted(str(name_of) for name_of in choices)
     near = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {kind} {name!r}{guess} (available: {listed(name, available)})"
+    return f"unknown {kind} {name!r}{guess} (available: {nearest_choices(name, available)})"
 
 
 class Settings(BaseModel):

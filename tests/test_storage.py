@@ -23,7 +23,7 @@ from sightline.errors import SightlineError
 from sightline.files import storage
 from sightline.files.places import base_of, beside, location, path_below, shown
 from sightline.files.storage import (
-    Found,
+    FileState,
     MissingFile,
     StorageError,
     files_below,
@@ -169,12 +169,12 @@ def test_look_says_what_is_there(shelf):
 def test_look_here_is_that_of_a_plain_file(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     os.mkfifo(tmp_path / "pipe")
-    assert look(tmp_path / "a") == Found(3, "")  # written just now
+    assert look(tmp_path / "a") == FileState(3, "")  # written just now
     os.utime(tmp_path / "a", (1, 1))
-    assert look(tmp_path / "a") == Found(3, "")  # changed just now
+    assert look(tmp_path / "a") == FileState(3, "")  # changed just now
     status = (aged(tmp_path) / "a").stat()
     state = f"3 1000000000 {status.st_ctime_ns} {status.st_ino}"
-    assert look(str(tmp_path / "a")) == Found(3, state)
+    assert look(str(tmp_path / "a")) == FileState(3, state)
     for name in ("none", "pipe", ".", "\0"):
         assert look(f"{tmp_path}/{name}") is None
 

@@ -11,7 +11,7 @@ import typer
 
 from pipeline.cli.model_options import takes
 from pipeline.cli.options import JSON, OUT, of_dataset, place, print_json, set_folder
-from pipeline.interchange.foreign import ImportOptions
+from pipeline.interchange.feature_layouts import ImportOptions
 from sightline.files.places import is_url, shown
 from sightline.wording import counted, in_bytes
 
@@ -142,7 +142,7 @@ def import_set(
 
     Example: sightline cache import embeddings --data photos --out features/clip
     """
-    from pipeline.interchange.columns import kind_of_rows
+    from pipeline.interchange.row_arrays import kind_of_rows
 
     content = kind_of_rows(source) if not is_url(source) and source.is_file() else None
     suffix = PurePath(shown(source)).suffix.lower()

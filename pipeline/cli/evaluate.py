@@ -29,7 +29,7 @@ from pipeline.cli.options import (
     of_dataset,
     option,
     print_json,
-    set_in,
+    set_option,
 )
 from sightline.errors import SightlineError
 from sightline.settings import field_help
@@ -54,7 +54,7 @@ def evaluate(
         Path | None,
         of_dataset("What the tasks read, if all read the same; of a data set also its URL."),
     ] = None,
-    set_: Annotated[list[str], set_in("Data")] = [],  # noqa: B006
+    set_: Annotated[list[str], set_option("Data")] = [],  # noqa: B006
     pooling: POOLING = None,
     device: DEVICE = "auto",
     precision: Annotated[

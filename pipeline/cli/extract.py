@@ -20,7 +20,7 @@ from pipeline.cli.options import (
     place,
     print_check,
     print_summary,
-    set_in,
+    set_option,
 )
 from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine, RunOptions
 from sightline.cache.feature_kind import KINDS, feature_kind
@@ -71,7 +71,7 @@ def extract(
             "Model", "pretrained:TAG, file:PATH or random:SEED; default: of a teacher, pretrained."
         ),
     ] = None,
-    set_: Annotated[list[str], set_in("Model")] = [],  # noqa: B006
+    set_: Annotated[list[str], set_option("Model")] = [],  # noqa: B006
     phrases: Annotated[
         Path | None, option("Data", "For objects: a grounding, or a phrases manifest.")
     ] = None,

@@ -18,7 +18,7 @@ from pipeline.cli.options import (
     launched_workers,
     option,
     print_summary,
-    set_in,
+    set_option,
 )
 from pipeline.extract.settings import OF_TRAINING, ExtractSettings, Machine, RunOptions
 from sightline.settings import FamilySettings, unknown
@@ -43,7 +43,7 @@ def ground(
     segmenter: Annotated[
         str | None, option("Model", "FAMILY or FAMILY:MODEL, such as sam2 or box.")
     ] = None,
-    set_: Annotated[list[str], set_in("Model")] = [],  # noqa: B006
+    set_: Annotated[list[str], set_option("Model")] = [],  # noqa: B006
     cutouts: Annotated[
         Path | None, option("Output", "Folder for cut-outs; without it, none are made.")
     ] = None,

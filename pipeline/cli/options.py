@@ -95,7 +95,7 @@ CHECK = Annotated[
 ]
 
 
-def set_in(panel: str) -> Any:
+def set_option(panel: str) -> Any:
     """``--set``, for what is chosen by a value, in a panel of help."""
     about = "A parameter of what is chosen by name, in YAML unless it is text; repeatable."
     return option(panel, about, "--set", metavar="NAME=VALUE")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from pipeline.cli.chosen import chosen_by_name
 from pipeline.cli.model_options import about, as_typed, options_in, takes
 from pipeline.cli.options import JSON, OUT, option, print_json
+from pipeline.cli.registry_commands import chosen_by_name
 from pipeline.datasets.source import Source
 
 VERIFY = Annotated[
@@ -23,7 +23,7 @@ def _command(kind: str) -> Callable[..., None]:
 
     @takes("source", settings, panel="Data", given={"kind": kind})
     def command(source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False) -> None:
-        from pipeline.datasets.prepared_output import prepare
+        from pipeline.datasets.prepare import prepare
         from sightline.machine.progress import phase_progress
 
         with phase_progress() as tell:

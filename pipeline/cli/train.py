@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.chosen import chosen_by_name
 from pipeline.cli.model_options import about, from_words, names_models, pairs_of, set_values, takes
 from pipeline.cli.options import (
     DEVICE,
@@ -20,8 +19,9 @@ from pipeline.cli.options import (
     of_dataset,
     option,
     print_json,
-    set_in,
+    set_option,
 )
+from pipeline.cli.registry_commands import chosen_by_name
 from pipeline.extract.settings import OF_TRAINING, Machine
 from sightline.cache.feature_kind import KINDS
 from sightline.errors import BusyError
@@ -92,7 +92,7 @@ def _command(name: str) -> Callable[..., None]:
         dev: Annotated[
             Path | None, option("Data", "Similarity TSV or SentEval folder for model selection.")
         ] = None,
-        set_: Annotated[list[str], set_in("Objective")] = [],  # noqa: B006
+        set_: Annotated[list[str], set_option("Objective")] = [],  # noqa: B006
         seed: Annotated[
             int,
             option(

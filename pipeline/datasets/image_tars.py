@@ -17,7 +17,7 @@ from pipeline.datasets.source import DatasetError, PrepareReport
 from sightline.files import storage
 from sightline.files.file_kinds import kind_of, kind_of_names, unexpected
 from sightline.files.places import expanded, is_url, shown
-from sightline.files.storage import Found, look
+from sightline.files.storage import FileState, look
 from sightline.tables.outside_columns import OF_CAPTIONS
 
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"RIFF": ".webp"}
@@ -172,13 +172,13 @@ class Shard(NamedTuple):
 
     name: str
     split: str
-    found: Found
+    found: FileState
 
 
-def find_shards(root: Path | str, patterns: Sequence[str]) -> dict[str, Found]:
+def find_shards(root: Path | str, patterns: Sequence[str]) -> dict[str, FileState]:
     """The files below ``root`` that ``patterns`` name, by their names from there, sorted."""
     _require_folder(root)
-    shards: dict[str, Found] = {}
+    shards: dict[str, FileState] = {}
     for pattern in patterns:
         if is_url(root) and not _GLOB.search(pattern):
             shards |= named_files(root, pattern)
@@ -211,7 +211,7 @@ def _require_folder(root: Path | str) -> None:
         raise DatasetError(f"{root}: no such folder of shards; check the path")
 
 
-def _matches(root: Path | str, glob: str) -> dict[str, Found]:
+def _matches(root: Path | str, glob: str) -> dict[str, FileState]:
     if is_url(root):
         return storage.files_below(str(root), glob)
     paths = Path(root).glob(glob)

@@ -27,7 +27,7 @@ from sightline.files import storage
 from sightline.files.atomic_files import folders_below
 from sightline.files.file_kinds import file_kind, unexpected
 from sightline.files.places import base_of, expanded, is_url, path_below, shown
-from sightline.files.storage import Found, StorageError, look, look_at_all, opened, reading
+from sightline.files.storage import FileState, StorageError, look, look_at_all, opened, reading
 from sightline.optional_imports import require
 from sightline.user_files import control_fault
 
@@ -63,7 +63,7 @@ def scan_images(
     Raises:
         SightlineError: a folder is missing or contains no images, or a server fails.
     """
-    below: dict[str, Found] = {}
+    below: dict[str, FileState] = {}
     for folder in folders:
         images, ignored = found_images(root if folder == "." else path_below(root, folder), root)
         below |= images
@@ -98,7 +98,7 @@ def scan_images(
 
 
 def _read_all(
-    root: Path | str, files: dict[str, Found], memory: FileMemory, progress: Progress | None
+    root: Path | str, files: dict[str, FileState], memory: FileMemory, progress: Progress | None
 ) -> NDArray[np.uint8]:
     """What `_read` returns of every image, from memory where its file has not changed: [n, 40]."""
     base, paths = base_of(root), [*files]
@@ -145,7 +145,7 @@ def refuse_failed(
         )
 
 
-def found_images(folder: Path | str, root: Path | str) -> tuple[dict[str, Found], Counter[str]]:
+def found_images(folder: Path | str, root: Path | str) -> tuple[dict[str, FileState], Counter[str]]:
     """The image files below ``folder``, by their paths from ``root``; others counted by suffix.
 
     Hidden files are left out too, and folders as in `files_below`.
@@ -163,12 +163,12 @@ def found_images(folder: Path | str, root: Path | str) -> tuple[dict[str, Found]
     return images, ignored
 
 
-def _files_here(folder: Path, root: Path) -> tuple[dict[str, Found], Counter[str]]:
+def _files_here(folder: Path, root: Path) -> tuple[dict[str, FileState], Counter[str]]:
     if folder.is_file() and (kind := file_kind(folder)):
         raise unexpected(folder, kind, "a folder of images")
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such image folder; check the path")
-    images: dict[str, Found] = {}
+    images: dict[str, FileState] = {}
     ignored: Counter[str] = Counter()
     for path in files_below(folder, root, ignored):
         place, suffix = f"{root}/{path}", suffix_of(path)
@@ -179,11 +179,11 @@ def _files_here(folder: Path, root: Path) -> tuple[dict[str, Found], Counter[str
         elif os.path.exists(place):  # noqa: PTH110  a pipe or a device: reading it may not end
             ignored[suffix] += 1
         else:
-            images[path] = Found(0, "")  # a dangling link counts as a missing file
+            images[path] = FileState(0, "")  # a dangling link counts as a missing file
     return images, ignored
 
 
-def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, Found], Counter[str]]:
+def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, FileState], Counter[str]]:
     """Those that braces name, which must be there, or those that object storage lists."""
     base = base_of(folder)
     before = shown(base).removeprefix(shown(base_of(root))).strip("/")
@@ -191,7 +191,7 @@ def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, Found], C
     if base != folder:
         named = named_files(base, shown(folder).removeprefix(f"{shown(base)}/"))
         return {start + name: found for name, found in named.items()}, Counter()
-    images: dict[str, Found] = {}
+    images: dict[str, FileState] = {}
     ignored: Counter[str] = Counter()
     for name, found in storage.files_below(folder).items():
         hidden = any(part.startswith(".") for part in name.split("/")[:-1])
@@ -203,7 +203,7 @@ def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, Found], C
     return images, ignored
 
 
-def named_files(root: Path | str, pattern: str) -> dict[str, Found]:
+def named_files(root: Path | str, pattern: str) -> dict[str, FileState]:
     """The files that a pattern without * names, such as ``{00..41}.tar``, by their names."""
     names = expanded(pattern)
     looks = look_at_all([path_below(root, name) for name in names])
@@ -254,7 +254,7 @@ def _usable(path: str, folder: Path | str) -> str:
     return path
 
 
-def _read(root: Path | str, path: str, found: Found, failed: dict[str, StorageError]) -> bytes:
+def _read(root: Path | str, path: str, found: FileState, failed: dict[str, StorageError]) -> bytes:
     """Key, width and height of an image file; one that cannot be opened has a key from its name.
 
     What may be read another time is added to ``failed``.

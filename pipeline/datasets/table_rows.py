@@ -23,7 +23,7 @@ from pipeline.datasets.manifests import ManifestRows, write_files
 from pipeline.datasets.samples import Placed, Sample, Samples, one_by_one
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress
 from sightline.cache.keys import key_of_bytes
-from sightline.tables.arrow_files import cut
+from sightline.tables.arrow_files import sliced
 from sightline.tables.outside_columns import is_address, wanted_of_captions
 from sightline.tables.outside_tables import table_of
 
@@ -76,7 +76,7 @@ def rows_to_manifests(
     def read(names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
         done = 0
         for batch in chain([first], waiting):
-            yield from cut([batch], names, rows)
+            yield from sliced([batch], names, rows)
             done += len(batch)
             if progress is not None:
                 progress("reading", done, max(total, done), "rows")

@@ -14,7 +14,7 @@ from pipeline.encoders.torchvision_resnet import RESNETS
 from sightline.cache.feature_kind import Encoders
 from sightline.errors import SightlineError
 from sightline.optional_imports import require
-from sightline.settings import explain, listed
+from sightline.settings import explain, nearest_choices
 
 
 def encoder_class(name: str, kind: Encoders = "image") -> type[EncoderConfig]:
@@ -70,7 +70,7 @@ def _family_and_model(name: str, kind: Encoders) -> tuple[str, str]:
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.4)
     guess = f" (did you mean {lowered[near[0]]}?)" if near else ""
     resnets = f"torchvision: {', '.join(RESNETS)}; " if kind == "image" else ""
-    of_open_clip = listed(name, models, "open_clip.list_models() in Python")
+    of_open_clip = nearest_choices(name, models, "open_clip.list_models() in Python")
     raise SightlineError(
         f"unknown {kind} encoder {name!r}{guess}. Available: {resnets}"
         f"open_clip: {of_open_clip}; or the path of an open_clip model config (JSON) or of "

@@ -37,7 +37,7 @@ from sightline.models.config_digest import config_sha256
 from sightline.models.pretrained import Pretrained, commit_of, from_hub, quiet, reaching
 from sightline.models.sentence_transformers_folder import tokenizer_sha256
 from sightline.optional_imports import require
-from sightline.settings import explain, listed
+from sightline.settings import explain, nearest_choices
 from sightline.user_files import OBJECT, read_json, should_be
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _towers(
             raise SightlineError(
                 f"unknown open_clip model {config.model!r}; give the JSON file of a model config, "
                 f"a folder with {OPEN_CLIP_FILE} or one of "
-                f"{listed(config.model, _open_clip().list_models(), every)}"
+                f"{nearest_choices(config.model, _open_clip().list_models(), every)}"
             )
     text = _text_config(architecture, config.model, path)
     if path is not None:

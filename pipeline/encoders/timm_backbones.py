@@ -22,7 +22,7 @@ from pipeline.encoders.weights import (
 from sightline.errors import SightlineError, first_lines
 from sightline.models.pretrained import commit_of, from_hub, quiet
 from sightline.optional_imports import require
-from sightline.settings import listed
+from sightline.settings import nearest_choices
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ def _unknown(name: str) -> SightlineError:
             f"{name}: give timm's model and tag apart: the model {base!r} with weights "
             f"'pretrained:{tag}'"
         )
-    models = listed(name, _timm().list_models(), "timm.list_models() in Python")
+    models = nearest_choices(name, _timm().list_models(), "timm.list_models() in Python")
     return SightlineError(f"unknown timm model {name!r}; there are {models}")
 
 

@@ -47,7 +47,7 @@ _SHARED = Path("/dev/shm")
 _LOST = ("DataLoader worker (pid", "Pin memory thread exited", "Too many open files")
 
 
-class Reader:
+class EntryDecoder:
     """Turns an entry into the pixels of a model's input, by it alone. Picklable.
 
     Args:
@@ -96,7 +96,7 @@ class Decoded(NamedTuple):
     dark: list[str]
 
 
-def decode_batch(entries: Sequence[Any], batch_size: int, read: Reader) -> Decoded:
+def decode_batch(entries: Sequence[Any], batch_size: int, read: EntryDecoder) -> Decoded:
     """Read the entries of one batch, at most `batch_size`; each has a ``place`` and a ``key``."""
     if len(entries) > batch_size:
         raise ValueError(f"{len(entries)} entries do not fit a batch of {batch_size}")
@@ -130,7 +130,7 @@ class _BatchDecoder(Dataset[tuple[Tensor, Tensor]]):
     """
 
     batch_size: int
-    read: Reader
+    read: EntryDecoder
 
     def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, Tensor]:
         said: Sequence[object] | StorageError
@@ -160,7 +160,7 @@ class _NotShared(Exception):
 def decoded_batches(
     batches: Iterator[Sequence[Any]],
     batch_size: int,
-    read: Reader,
+    read: EntryDecoder,
     workers: int,
     *,
     pinned: bool = False,
@@ -316,14 +316,14 @@ PendingFeatures = Callable[[], np.ndarray]
 """Waits for the features of one call: float32 [n, dim]."""
 
 
-class Feed:
+class EncoderFeed:
     """Encodes decoded batches, which are normalised where the encoder is.
 
     On a GPU the batches should be pinned: a stream of its own copies them while the batch before
     is computed.
     """
 
-    def __init__(self, encoder: ImageEncoder, read: Reader) -> None:
+    def __init__(self, encoder: ImageEncoder, read: EntryDecoder) -> None:
         self._encoder, self._read = encoder, read
         self.on_gpu = encoder.device.type == "cuda"
         self._copies = torch.cuda.Stream(encoder.device) if self.on_gpu else None

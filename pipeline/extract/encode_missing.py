@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.encoder import ImageEncoder, TextEncoder
     from pipeline.encoders.preprocessing import ImagePreprocessing
-    from pipeline.extract.decode_batches import PendingFeatures, Reader
+    from pipeline.extract.decode_batches import EntryDecoder, PendingFeatures
     from pipeline.extract.objects import CutoutPreprocessing
     from sightline.cache.prepared import PreparedDataset
 
@@ -369,7 +369,7 @@ def _encoded_pixels(
     load: Callable[[Any], Tensor],
     preprocessing: ImagePreprocessing | CutoutPreprocessing,
 ) -> Encoding:
-    from pipeline.extract.decode_batches import Reader
+    from pipeline.extract.decode_batches import EntryDecoder
 
     described, configuration = preprocessing.describe(), task.encoder.configuration
     if twice := sorted(described.keys() & configuration.keys()):
@@ -381,7 +381,7 @@ def _encoded_pixels(
         )
     return Encoding(
         {**described, **configuration},
-        partial(_rows_of_pixels, task, Reader(load, preprocessing)),
+        partial(_rows_of_pixels, task, EntryDecoder(load, preprocessing)),
     )
 
 
@@ -405,12 +405,12 @@ def _rows_of_texts(
 
 
 def _rows_of_pixels(
-    task: ToEncode, read: Reader, batches: Iterator[Batch], advance: Advance
+    task: ToEncode, read: EntryDecoder, batches: Iterator[Batch], advance: Advance
 ) -> Iterator[BatchResult]:
     """The features of each batch, those that could be read: float32 [n, dim]."""
-    from pipeline.extract.decode_batches import NEARLY_BLACK, Feed, decoded_batches
+    from pipeline.extract.decode_batches import NEARLY_BLACK, EncoderFeed, decoded_batches
 
-    feed, calls = Feed(task.encoder, read), task.calls
+    feed, calls = EncoderFeed(task.encoder, read), task.calls
     launched: deque[tuple[Batch, list[PendingFeatures], dict[bytes, Failure]]] = deque()
 
     def finished() -> BatchResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pipeline.grounding.drawn_boxes import BoxFormat, DrawnBoxes
+from pipeline.grounding.drawn_boxes import BoxFormat, PhraseBoxes
 from pipeline.grounding.settings import DESCRIBED, GrounderSettings
 from sightline.cache import PHRASES, key_column, read_manifest
 from sightline.cache.phrase_tokens import pair_keys
@@ -33,11 +33,11 @@ class AnnotationSettings(GrounderSettings):
     def require_files(self) -> None:
         require_annotations(self.path)
 
-    def build(self, device: torch.device, precision: str) -> DrawnBoxes:
+    def build(self, device: torch.device, precision: str) -> PhraseBoxes:
         return open_annotations(self.path, self.box_format)
 
 
-def open_annotations(path: Path, box_format: BoxFormat | None = None) -> DrawnBoxes:
+def open_annotations(path: Path, box_format: BoxFormat | None = None) -> PhraseBoxes:
     """Annotations in ``path``: a table of boxes, or a phrases manifest.
 
     Args:
@@ -53,7 +53,7 @@ def open_annotations(path: Path, box_format: BoxFormat | None = None) -> DrawnBo
                 f"{path}: its boxes are in pixels, as it is not a table; leave out "
                 "`grounder.box_format`"
             )
-        boxes, table = DrawnBoxes(path, "phrases"), read_manifest(path, PHRASES)
+        boxes, table = PhraseBoxes(path, "phrases"), read_manifest(path, PHRASES)
         pairs = pair_keys(key_column(table["image_key"]), key_column(table["caption_key"]))
         boxes.hold(pairs, table.drop_columns(["image_key", "caption_key", "cutout_key"]))
         return boxes

@@ -192,14 +192,14 @@ class BlockGrounder:
 
     def _ground(self, batch: Sequence[_Image]) -> None:
         """Give the intact images their answers; those that the grounder refuses fail."""
-        questions = [
+        queries = [
             (image, caption)
             for image in batch
             if image.file is not None
             for caption in image.unit.captions
         ]
-        calls = self._made(0, len(questions), lambda i, j: self._answers(questions[i:j]))
-        for (image, _), answer in zip(questions, chain.from_iterable(calls), strict=True):
+        calls = self._made(0, len(queries), lambda i, j: self._answers(queries[i:j]))
+        for (image, _), answer in zip(queries, chain.from_iterable(calls), strict=True):
             image.answers.append(answer)
 
     def _made(
@@ -209,14 +209,14 @@ class BlockGrounder:
         calls = self._calls[index]
         return calls.run(items, call) if calls in self.calls else [call(0, items)]
 
-    def _answers(self, questions: Sequence[tuple[_Image, Caption]]) -> list[Answer]:
+    def _answers(self, queries: Sequence[tuple[_Image, Caption]]) -> list[Answer]:
         """Of one call, in order; empty for images that fail.
 
         A call of which an image is refused is made again, once, for each of its images alone.
         """
         asked = [
             (_input_of(self._grounder, image.file), caption)
-            for image, caption in questions
+            for image, caption in queries
             if image.file is not None
         ]
         answers: Sequence[Answer] = []
@@ -226,16 +226,16 @@ class BlockGrounder:
                 found = self._ask(images, captions)
                 answers = checked_answers(self._grounder, found, captions)
         except GroundingError as error:
-            keys = {image.unit.unit_key: image.unit.key for image, _ in questions}
+            keys = {image.unit.unit_key: image.unit.key for image, _ in queries}
             if error.image_key not in keys.values():
                 raise  # not about an image of this call: none would fail
             if len(keys) > 1:
-                alone = groupby(questions, lambda question: question[0].unit.unit_key)
+                alone = groupby(queries, lambda query: query[0].unit.unit_key)
                 return [answer for _, own in alone for answer in self._answers(list(own))]
-            questions[0][0].fail(error)
-            return [([], [])] * len(questions)
+            queries[0][0].fail(error)
+            return [([], [])] * len(queries)
         every = iter(answers)
-        return [([], []) if image.file is None else next(every) for image, _ in questions]
+        return [([], []) if image.file is None else next(every) for image, _ in queries]
 
     def _finish(self, batch: Sequence[_Image]) -> list[dict[str, Any]]:
         """Apply the rules and segment: rows of the intact images, in order."""

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict
 
 from pipeline.datasets.manifests import cleaned
 from pipeline.grounding.captioned_images import CaptionedImages
-from pipeline.grounding.drawn_boxes import BoxFormat, DrawnBoxes, folded
+from pipeline.grounding.drawn_boxes import BoxFormat, PhraseBoxes, folded
 from sightline.cache import key_column
 from sightline.cache.keys import find_keys, keys_of_texts, unique_sorted
 from sightline.cache.manifest import KEY, image_names, key_array
@@ -124,7 +124,7 @@ _HELD = pa.schema(
 )
 
 
-class BoxTable(DrawnBoxes):
+class BoxTable(PhraseBoxes):
     """The boxes of a table; it answers once it is matched to a data set.
 
     Args:

@@ -41,7 +41,7 @@ BoxFormat = Literal["xyxy", "xywh", "rel_xyxy", "rel_xywh"]
 """Corners, or a corner with width and height; in pixels, or from 0 to 1 of the image."""
 
 
-class DrawnBoxes:
+class PhraseBoxes:
     """A grounder over rows of phrases and boxes, which are found by image and caption.
 
     Args:

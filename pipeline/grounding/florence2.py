@@ -70,9 +70,9 @@ class Florence2Grounder(ModelGrounder[Florence2Settings]):
         if not captions:
             return []
         texts = [self._readable(caption.text) for caption in captions]
-        answers: list[Answer] = []
+        predictions: list[Answer] = []
         for answer, image, caption, text in zip(
-            self.answers(images, texts), images, captions, texts, strict=True
+            self.predictions(images, texts), images, captions, texts, strict=True
         ):
             height, width = image.shape[1:]
             phrases, dropped = parse_answer(
@@ -81,10 +81,10 @@ class Florence2Grounder(ModelGrounder[Florence2Settings]):
             if len(text) < len(caption.text):
                 detail = f"only the first {len(text):,} of {len(caption.text):,} characters fit"
                 dropped.append(Dropped("", "too_long", detail))
-            answers.append((phrases, dropped))
-        return answers
+            predictions.append((phrases, dropped))
+        return predictions
 
-    def answers(self, images: Sequence[Tensor], texts: Sequence[str]) -> list[str]:
+    def predictions(self, images: Sequence[Tensor], texts: Sequence[str]) -> list[str]:
         """The model's output, special tokens included."""
         inputs = self._processor(
             images=list(images),
@@ -125,7 +125,7 @@ def parse_answer(
 
     Args:
         answer: raw output, such as ``</s><s>A dog<loc_1><loc_2><loc_3><loc_4></s>``.
-        caption: the caption it answers.
+        caption: the caption it predictions.
         size: (width, height) of the image in pixels.
         post_processor: `Florence2PostProcessor`.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    Found = tuple[Tensor, Tensor, Tensor]
+    Instances = tuple[Tensor, Tensor, Tensor]
     """Boxes float32 [k, 4] in pixels, scores float32 [k], masks bool [k, h, w] of one phrase."""
 
 MAX_TOKENS = 32
@@ -57,14 +57,14 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
         """See `Grounder`."""
         spans = [noun_phrases.noun_phrases(caption.text) for caption in captions]
         first = {caption.image_key: i for i, caption in reversed(list(enumerate(captions)))}
-        questions: dict[tuple[bytes, str], None] = {}
+        queries: dict[tuple[bytes, str], None] = {}
         for caption, places in zip(captions, spans, strict=True):
             for place in places:
-                questions[caption.image_key, caption.text[slice(*place)].lower()] = None
-        keys = list(dict.fromkeys(key for key, _ in questions))
-        answers_of = self._ask([images[first[key]] for key in keys], keys, list(questions))
+                queries[caption.image_key, caption.text[slice(*place)].lower()] = None
+        keys = list(dict.fromkeys(key for key, _ in queries))
+        predictions_of = self._ask([images[first[key]] for key in keys], keys, list(queries))
         return [
-            self._answer(caption, places, answers_of)
+            self._answer(caption, places, predictions_of)
             for caption, places in zip(captions, spans, strict=True)
         ]
 
@@ -72,22 +72,22 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
         self,
         images: Sequence[Tensor],
         keys: Sequence[bytes],
-        questions: Sequence[tuple[bytes, str]],
-    ) -> dict[tuple[bytes, str], Found]:
+        queries: Sequence[tuple[bytes, str]],
+    ) -> dict[tuple[bytes, str], Instances]:
         """What each phrase names in its image.
 
         Args:
             images: uint8 [3, h, w], the image of the key at the same index.
-            questions: (image key, phrase), as many at a time as there are images.
+            queries: (image key, phrase), as many at a time as there are images.
         """
-        if not questions:
+        if not queries:
             return {}
         pixels = self._processor.image_processor(images=list(images), return_tensors="pt")
-        answers: dict[tuple[bytes, str], Found] = {}
+        predictions: dict[tuple[bytes, str], Instances] = {}
         with computing(self._device, self._precision):
             features = self._model.get_vision_features(pixels["pixel_values"].to(self._device))
-            for start in range(0, len(questions), len(images)):
-                batch = questions[start : start + len(images)]
+            for start in range(0, len(queries), len(images)):
+                batch = queries[start : start + len(images)]
                 rows = [keys.index(key) for key, _ in batch]
                 text = self._processor.tokenizer(
                     [phrase for _, phrase in batch],
@@ -102,10 +102,10 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
                     attention_mask=text["attention_mask"],
                 )
                 sizes = [tuple(images[row].shape[1:]) for row in rows]
-                answers.update(zip(batch, self._read(output, sizes), strict=True))
-        return answers
+                predictions.update(zip(batch, self._read(output, sizes), strict=True))
+        return predictions
 
-    def _read(self, output: Any, sizes: Sequence[tuple[int, ...]]) -> list[Found]:
+    def _read(self, output: Any, sizes: Sequence[tuple[int, ...]]) -> list[Instances]:
         """The model's own post-processing, on the CPU."""
         for name in ("pred_logits", "pred_boxes", "pred_masks", "presence_logits"):
             tensor = output.get(name)
@@ -124,7 +124,7 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
         self,
         caption: Caption,
         spans: Sequence[tuple[int, int]],
-        instances: dict[tuple[bytes, str], Found],
+        instances: dict[tuple[bytes, str], Instances],
     ) -> Answer:
         grounded: list[Grounded] = []
         dropped: list[Dropped] = []

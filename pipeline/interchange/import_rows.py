@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from pipeline.datasets.images import found_images
 from pipeline.datasets.manifests import cleaned
-from pipeline.interchange.columns import ARRAYS
-from pipeline.interchange.foreign import ImportOptions, RowFile, find
+from pipeline.interchange.feature_layouts import ImportOptions, RowFile, find
+from pipeline.interchange.row_arrays import ARRAYS
 from pipeline.interchange.rows import are_unit
 from sightline.cache import (
     EncoderRecord,

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.datasets.manifests import ManifestRows, write_captioned
-from pipeline.datasets.prepared_output import building
+from pipeline.datasets.prepare import building
 from pipeline.datasets.samples import Placed, Sample
 from pipeline.datasets.source import PrepareReport
-from pipeline.interchange.columns import arrays_in
 from pipeline.interchange.import_rows import foreign_spec, write_rows
+from pipeline.interchange.row_arrays import arrays_in
 from sightline.cache import FeatureSpec, SetRecord, key_of_bytes
 from sightline.errors import SightlineError
 from sightline.user_files import read_lines

@@ -21,7 +21,7 @@ from sightline.cache.keys import (
     unique_sorted,
 )
 from sightline.cache.parts import Failure, Part, PartName, part_names, read_parts
-from sightline.cache.plan import Batch, Found, Plan, Role, Shape, StoredPlan, ordered
+from sightline.cache.plan import Batch, FoundSet, Plan, Role, Shape, StoredPlan, ordered
 from sightline.cache.record import DAMAGED, FILE_NAME, Spec, read_record
 from sightline.cache.rows import Rows, rows_in, union
 from sightline.cache.verify import Soundness, soundness
@@ -30,19 +30,19 @@ from sightline.files.atomic_files import folders_below
 from sightline.files.output import is_run_folder, run_folder_of
 
 
-def find_set(folder: Path, spec: Spec, *, remember: bool) -> Found:
+def find_set(folder: Path, spec: Spec, *, remember: bool) -> FoundSet:
     """What a run with this ``spec`` finds in a folder; ``remember`` as in `remembered_faults`."""
     none = Soundness(Rows(spec))
     if not (folder / FILE_NAME).exists():
-        return Found(none)
+        return FoundSet(none)
     try:
         record = read_record(folder)
     except CacheError as error:
-        return Found(none, None, (f"the existing set is damaged: {error}",))
+        return FoundSet(none, None, (f"the existing set is damaged: {error}",))
     if record.spec.origin != spec.origin:
-        return Found(none, None, tuple(spec.differences(record.spec)))
+        return FoundSet(none, None, tuple(spec.differences(record.spec)))
     faults = remembered_faults(folder, record.files, remember=remember)
-    return Found(soundness(folder, record, faults), record)
+    return FoundSet(soundness(folder, record, faults), record)
 
 
 class Wanted(NamedTuple):
@@ -121,7 +121,7 @@ def plan_set(
     wanted = rows.keys
     missing = _missing(found.sound, wanted, retry_failed=retry_failed)
 
-    def cut(taken: Collection[PartName]) -> Plan:
+    def rest_of(taken: Collection[PartName]) -> Plan:
         read = list(read_parts(run_folder, spec, taken, check=role.reads_files))
         parts = [part for _, part in read if part is not None]
         left = missing.copy()
@@ -148,10 +148,10 @@ def plan_set(
         return Plan(folder, spec, found, wanted, missing, *sources, batches, file, damaged)
 
     if stored is not None and (role is not Role.ALONE or not retry_failed):
-        plan = cut([name for name in names if name.file in stored.parts])
+        plan = rest_of([name for name in names if name.file in stored.parts])
         if role is Role.JOINER or plan.stored.digest == stored.digest:
             return plan
-    return cut(names)
+    return rest_of(names)
 
 
 def _missing(sound: Soundness, keys: Keys, *, retry_failed: bool) -> NDArray[np.bool_]:

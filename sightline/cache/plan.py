@@ -174,7 +174,7 @@ def _batches(keys: Keys, lengths: NDArray[np.int32], shape: Shape) -> list[Batch
     return batches
 
 
-class Found(NamedTuple):
+class FoundSet(NamedTuple):
     """The set in a folder, as far as a run can use it.
 
     Attributes:
@@ -240,7 +240,7 @@ class Plan:
 
     folder: Path
     spec: Spec
-    found: Found
+    found: FoundSet
     wanted: Keys
     missing: NDArray[np.bool_]
     taken: Rows

@@ -28,7 +28,7 @@ from sightline.cache.manifest import (
 from sightline.cache.remote_sets import copy, fetched, read_first, say_fetching
 from sightline.errors import CacheError, SightlineError
 from sightline.files.places import beside, is_url, path_below, required_location, shown, why_no_path
-from sightline.files.storage import Found, look_at_all
+from sightline.files.storage import FileState, look_at_all
 from sightline.user_files import read_json
 
 RECORD = "dataset.json"
@@ -105,7 +105,7 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     known: dict[str, Any] = remembered if isinstance(remembered, dict) else {}
     memory.unlink(missing_ok=True)
     places = [path_below(url, name) for name in MANIFESTS]
-    manifests = dict[str, Found]()
+    manifests = dict[str, FileState]()
     for name, file in zip(MANIFESTS, files := look_at_all(places), strict=True):
         if file is None:
             raise CacheError(f"{shown(url)}: has no {name}; copy the whole data set there")

@@ -16,7 +16,7 @@ from sightline.files.lock import WriterLock
 from sightline.files.output import run_folder_of
 from sightline.files.places import is_url, path_below, required_location
 from sightline.files.places import shown as without_secrets
-from sightline.files.storage import Found, MissingFile, opened, read
+from sightline.files.storage import FileState, MissingFile, opened, read
 from sightline.wording import counted, in_bytes
 
 FETCHED = "SIGHTLINE_CACHE"
@@ -96,7 +96,7 @@ def say_fetching(url: str, files: int, size: int, folder: Path, here: int = 0) -
 
 def copy(url: str, part: Path, size: int) -> None:
     """Bring a file of ``size`` bytes here, from where ``part`` ends."""
-    with part.open("ab") as target, opened(url, Found(size, "")) as source:
+    with part.open("ab") as target, opened(url, FileState(size, "")) as source:
         source.seek(target.tell())
         while data := source.read(_CHUNK):
             target.write(data)

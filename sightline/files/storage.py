@@ -83,7 +83,7 @@ class MissingFile(StorageError):
     """There is no such file."""
 
 
-class Found(NamedTuple):
+class FileState(NamedTuple):
     """A file that is there.
 
     Attributes:
@@ -97,7 +97,7 @@ class Found(NamedTuple):
     state: str
 
 
-def look(place: Path | str) -> Found | None:
+def look(place: Path | str) -> FileState | None:
     """The file at a place, to be asked before it is read; None: none is, or no plain file.
 
     Raises:
@@ -117,7 +117,7 @@ def look(place: Path | str) -> Found | None:
     return _found(about)
 
 
-def _look_here(path: Path | str) -> Found | None:
+def _look_here(path: Path | str) -> FileState | None:
     now = time.time_ns()
     try:
         status = os.stat(path)  # noqa: PTH116  (a third of the time, for many files)
@@ -128,10 +128,10 @@ def _look_here(path: Path | str) -> Found | None:
     size, written, changed = status.st_size, status.st_mtime_ns, status.st_ctime_ns
     # the time of writing can be set back, as `cp -p` and tar do; that of the change cannot
     state = f"{size} {written} {changed} {status.st_ino}"
-    return Found(size, "" if max(written, changed) > now - _SETTLED else state)
+    return FileState(size, "" if max(written, changed) > now - _SETTLED else state)
 
 
-def look_at_all(places: Sequence[str]) -> list[Found | None]:
+def look_at_all(places: Sequence[str]) -> list[FileState | None]:
     """`look` at several files at once."""
     with reading(_AT_ONCE) as pool:
         return list(pool.map(look, places))
@@ -149,7 +149,7 @@ def reading(threads: int) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def files_below(folder: str, pattern: str | None = None) -> dict[str, Found]:
+def files_below(folder: str, pattern: str | None = None) -> dict[str, FileState]:
     """Every file below a folder of object storage, by its name from there.
 
     Args:
@@ -241,7 +241,7 @@ def reading_ahead(ranges: Sequence[tuple[str, int, int | None]]) -> Iterator[Non
                 _begun.pop(each, None)
 
 
-def opened(place: str, found: Found | None = None) -> IO[bytes]:
+def opened(place: str, found: FileState | None = None) -> IO[bytes]:
     """A file to read and seek in: one here, or one elsewhere in blocks, some of them ahead."""
     if not is_url(place):
         return open(place, "rb")  # noqa: PTH123
@@ -364,11 +364,11 @@ def _path_of(url: str) -> str:
     return url
 
 
-def _found(about: dict[str, Any]) -> Found:
+def _found(about: dict[str, Any]) -> FileState:
     names = ("ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified")
     mark = next((about[name] for name in names if about.get(name)), None)
     size = int(about["size"])
-    return Found(size, "" if mark is None else f"{size} {mark}")
+    return FileState(size, "" if mark is None else f"{size} {mark}")
 
 
 def _fault(url: str, error: BaseException) -> StorageError:

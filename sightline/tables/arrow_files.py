@@ -93,10 +93,10 @@ def _arrow(source: pa.MemoryMappedFile) -> tuple[pa.Schema, Batches]:
         reader = pa.ipc.open_file(source)
         batches = map(reader.get_batch, range(reader.num_record_batches))
 
-    return reader.schema, lambda columns, rows: cut(batches, columns, rows)
+    return reader.schema, lambda columns, rows: sliced(batches, columns, rows)
 
 
-def cut(
+def sliced(
     batches: Iterable[pa.RecordBatch], columns: list[str], rows: int
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of batches, at most ``rows`` rows at a time."""

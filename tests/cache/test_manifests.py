@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from stub_set import HEADER, SPANS
 
-from pipeline.datasets.prepared_output import building
+from pipeline.datasets.prepare import building
 from sightline.cache import (
     CAPTIONS,
     IMAGES,

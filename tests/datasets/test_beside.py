@@ -10,7 +10,7 @@ import pytest
 from packed import column, texts
 
 from pipeline.datasets.pairs import PairsSource
-from pipeline.datasets.prepared_output import prepare
+from pipeline.datasets.prepare import prepare
 from pipeline.datasets.source import DatasetError
 from sightline.errors import SightlineError
 

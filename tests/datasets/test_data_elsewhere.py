@@ -13,7 +13,7 @@ from packed import load_all, samples, write_tar
 from shelves import SHELVES, Shelf, s3_shelf, web_shelf
 from small_inputs import write_clip
 
-from pipeline.datasets.prepared_output import prepare_dataset
+from pipeline.datasets.prepare import prepare_dataset
 from pipeline.extract.inputs import inputs_of
 from sightline.cache import FeatureSet
 from sightline.cache.prepared import MANIFESTS, PreparedDataset, local_dataset

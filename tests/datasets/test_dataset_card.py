@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_scenes import TINY
 
-from pipeline.datasets.prepared_output import prepare_dataset
+from pipeline.datasets.prepare import prepare_dataset
 
 README = "README.md"
 

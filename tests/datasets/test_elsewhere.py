@@ -22,7 +22,7 @@ from shown_commands import ROOT
 from small_inputs import write_clip
 
 from pipeline.datasets.joined import common_root
-from pipeline.datasets.prepared_output import prepare_dataset
+from pipeline.datasets.prepare import prepare_dataset
 from pipeline.datasets.source import DatasetError, Source
 from pipeline.extract.decode import ImageError, load_image
 from pipeline.extract.decode_batches import decode_batch, decoded_batches

@@ -12,7 +12,7 @@ from packed import load_all
 from saved_tables import README, table
 
 from pipeline.datasets.huggingface import HuggingFaceSource
-from pipeline.datasets.prepared_output import prepare as prepare_source
+from pipeline.datasets.prepare import prepare as prepare_source
 from sightline.errors import SightlineError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -16,7 +16,7 @@ from saved_tables import README, STRUCT, save, table, write, write_arrow
 
 from pipeline import graph, stages
 from pipeline.datasets.huggingface import HuggingFaceSource
-from pipeline.datasets.prepared_output import prepare as prepare_source
+from pipeline.datasets.prepare import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 from pipeline.extract.decode import load_image
 from pipeline.params import validate_params

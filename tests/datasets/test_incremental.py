@@ -12,7 +12,7 @@ from aged_files import aged
 from command_line import sightline
 from packed import picture, samples, write_tar
 
-from pipeline.datasets.prepared_output import prepare_dataset
+from pipeline.datasets.prepare import prepare_dataset
 from pipeline.datasets.source import DatasetError
 from sightline.cache.prepared import RECORD
 from sightline.files.storage import opened

@@ -11,7 +11,7 @@ import pytest
 from packed import column, rows
 
 from pipeline.datasets.pairs import CocoSource, PairsSource
-from pipeline.datasets.prepared_output import prepare as prepare_source
+from pipeline.datasets.prepare import prepare as prepare_source
 from pipeline.datasets.source import DatasetError, PrepareReport
 
 FORMS = ("csv", "token", "jsonl", "karpathy", "coco")

@@ -13,7 +13,7 @@ from packed import column, rows
 from PIL import Image
 
 from pipeline.datasets.pairs import CocoSource, Flickr30kSource, PairsSource
-from pipeline.datasets.prepared_output import prepare as prepare_source
+from pipeline.datasets.prepare import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
 
 

@@ -14,7 +14,7 @@ from pipeline.datasets.caption_images import write_named
 from pipeline.datasets.huggingface import HuggingFaceSource
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.pairs import CocoSource, PairsSource
-from pipeline.datasets.prepared_output import prepare
+from pipeline.datasets.prepare import prepare
 from pipeline.datasets.samples import Placed, Sample
 from pipeline.datasets.source import PrepareReport
 from pipeline.datasets.table_rows import write_held

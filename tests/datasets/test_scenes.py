@@ -19,7 +19,7 @@ from packed import rows
 from PIL import Image
 from tiny_scenes import TINY
 
-from pipeline.datasets.prepared_output import prepare
+from pipeline.datasets.prepare import prepare
 from pipeline.datasets.scenes import ScenesSource, build, encoders
 from pipeline.datasets.scenes.captions import (
     Description,
@@ -173,7 +173,7 @@ DRAW = """
 import sys
 from pathlib import Path
 from tiny_scenes import TINY
-from pipeline.datasets.prepared_output import prepare
+from pipeline.datasets.prepare import prepare
 from pipeline.datasets.scenes import ScenesSource
 for out in sys.argv[1:]:
     prepare(ScenesSource.model_validate(TINY), Path(out))

@@ -16,7 +16,7 @@ from packed import load_all, texts
 from pydantic import ValidationError
 
 from pipeline.datasets.joined import JoinedSource, common_root
-from pipeline.datasets.prepared_output import prepare, prepare_dataset
+from pipeline.datasets.prepare import prepare, prepare_dataset
 from pipeline.datasets.sentences import SentencesSource
 from pipeline.datasets.source import DatasetError, Source
 from sightline.cache.prepared import LICENCE_UNKNOWN, RECORD, PreparedDataset, dataset_facts

@@ -11,8 +11,8 @@ import pytest
 from packed import column, load_all, picture, texts
 
 from pipeline.datasets.huggingface import HuggingFaceSource
-from pipeline.datasets.prepared_output import building
-from pipeline.datasets.prepared_output import prepare as prepare_source
+from pipeline.datasets.prepare import building
+from pipeline.datasets.prepare import prepare as prepare_source
 from pipeline.datasets.source import PrepareReport
 from pipeline.datasets.table_rows import rows_to_manifests
 from sightline.errors import SightlineError

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from packed import column, load_all, picture, rows, sample, samples, texts, write_tar
 
-from pipeline.datasets.prepared_output import prepare as prepare_source
-from pipeline.datasets.prepared_output import prepare_dataset
+from pipeline.datasets.prepare import prepare as prepare_source
+from pipeline.datasets.prepare import prepare_dataset
 from pipeline.datasets.source import DatasetError, PrepareReport
 from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.extract.decode import ImageError

@@ -13,7 +13,7 @@ import pytest
 from packed import picture, write_tar
 
 from pipeline.datasets import source as sources
-from pipeline.datasets.prepared_output import prepare, prepare_dataset
+from pipeline.datasets.prepare import prepare, prepare_dataset
 from pipeline.datasets.source import DatasetError, PrepareReport, Source
 from sightline.errors import SightlineError
 

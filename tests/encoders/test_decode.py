@@ -24,7 +24,7 @@ from PIL import Image
 from pipeline.datasets.images import any_pixel_count, upright_size
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import ImageError, decode_image, load_entry, load_image
-from pipeline.extract.decode_batches import Reader, decode_batch, decoded_batches
+from pipeline.extract.decode_batches import EntryDecoder, decode_batch, decoded_batches
 from pipeline.extract.inputs import ImageEntry
 from sightline.cache import Place
 from sightline.errors import SightlineError
@@ -96,7 +96,7 @@ def test_a_bad_file_costs_its_own_row(tmp_path, monkeypatch):
     good = entry(tmp_path, "good.png", PNG)
     cut = entry(tmp_path, "cut.jpg", JPEG[:300])
     strip = entry(tmp_path, "strip.png", saved(Image.new("RGB", (40_000, 1)), "PNG"))
-    batch, failed, _ = decode_batch([cut, good, strip], 4, Reader(load_entry, SMALL))
+    batch, failed, _ = decode_batch([cut, good, strip], 4, EntryDecoder(load_entry, SMALL))
     assert (batch.shape, batch.dtype) == ((4, 3, 16, 16), torch.uint8)
     bad = {cut: "truncated", strip: "too_many_pixels"}  # the strip once it is resized
     expected = [(each.key, code, str(each.place)) for each, code in bad.items()]
@@ -104,7 +104,7 @@ def test_a_bad_file_costs_its_own_row(tmp_path, monkeypatch):
     assert torch.equal(SMALL.normalised(batch[1]), SMALL(decode_image(PNG)))
     assert not batch[[0, 2, 3]].any()
     with pytest.raises(ValueError, match="do not fit"):
-        decode_batch([good] * 3, 2, Reader(load_entry, SMALL))
+        decode_batch([good] * 3, 2, EntryDecoder(load_entry, SMALL))
 
 
 def test_batches_are_the_same_with_and_without_workers(tmp_path):
@@ -112,7 +112,7 @@ def test_batches_are_the_same_with_and_without_workers(tmp_path):
         entry(tmp_path, f"{i}.png", saved(photograph(20 + i, 30, seed=i), "PNG")) for i in range(7)
     ]
     entries[3] = ImageEntry(Place(tmp_path / "gone"), bytes(32))
-    read = pickle.loads(pickle.dumps(Reader(load_entry, SMALL)))
+    read = pickle.loads(pickle.dumps(EntryDecoder(load_entry, SMALL)))
     batches = [entries[:3], entries[3:6], entries[6:]]
     asked: list[int] = []
 
@@ -166,7 +166,7 @@ def many_batches(folder: Path) -> Iterator[list[ImageEntry]]:
 
 def test_a_killed_decode_process_is_one_error_where_its_batch_is_missing(tmp_path):
     """Not one that is raised wherever the main thread is at that moment."""
-    decoded = decoded_batches(many_batches(tmp_path), 1, Reader(load_entry, SMALL), 2)
+    decoded = decoded_batches(many_batches(tmp_path), 1, EntryDecoder(load_entry, SMALL), 2)
     next(decoded)
     (process, *_) = multiprocessing.active_children()
     assert process.pid
@@ -194,7 +194,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from pipeline.extract.decode_batches import decoded_batches
 from pipeline.extract.inputs import ImageEntry
-from test_decode import SMALL, Place, Reader, load_entry
+from test_decode import SMALL, Place, EntryDecoder, load_entry
 
 parent, whole = os.getpid(), Connection._send
 
@@ -207,7 +207,8 @@ def send(self, message, *more):
 Connection._send = send
 long = "x" * 200
 entries = [ImageEntry(Place(Path(long, str(row))), bytes([row]) * 32) for row in range(64)]
-for pixels, failed, _ in decoded_batches(iter([entries] * 3), 64, Reader(load_entry, SMALL), 2):
+decoder = EntryDecoder(load_entry, SMALL)
+for pixels, failed, _ in decoded_batches(iter([entries] * 3), 64, decoder, 2):
     assert not pixels.any()
     assert [*failed] == [entry.key for entry in entries]
     print({failure["code"] for failure in failed.values()})
@@ -222,12 +223,15 @@ def test_too_little_shared_memory_is_said_before_a_process_starts(tmp_path, monk
     usage = shutil.disk_usage("/")._replace(total=4000, free=3839)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(SightlineError, match=ROOM) as caught:
-        next(decoded_batches(many_batches(tmp_path), 1, Reader(load_entry, SMALL), 2))
+        next(decoded_batches(many_batches(tmp_path), 1, EntryDecoder(load_entry, SMALL), 2))
     assert "has 3.8 kB free of 4.0 kB" in str(caught.value)
     for way_out in ("--shm-size", "--ipc=host", "--batch-size", "--workers 0"):
         assert way_out in str(caught.value)
     assert not multiprocessing.active_children()
-    assert len(list(decoded_batches(many_batches(tmp_path), 1, Reader(load_entry, SMALL), 0))) == 40
+    assert (
+        len(list(decoded_batches(many_batches(tmp_path), 1, EntryDecoder(load_entry, SMALL), 0)))
+        == 40
+    )
 
 
 def test_shared_memory_that_runs_out_later_is_one_error(tmp_path, monkeypatch):
@@ -236,7 +240,7 @@ def test_shared_memory_that_runs_out_later_is_one_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
     with pytest.raises(SightlineError, match=rf"{ROOM} \(.*No space left on device \(28\)\);"):
-        list(decoded_batches(many_batches(tmp_path), 1, Reader(load_entry, SMALL), 2))
+        list(decoded_batches(many_batches(tmp_path), 1, EntryDecoder(load_entry, SMALL), 2))
 
 
 def test_a_full_device_of_shared_memory_raises_and_does_not_hang(tmp_path):
@@ -244,14 +248,14 @@ def test_a_full_device_of_shared_memory_raises_and_does_not_hang(tmp_path):
     script = f"""
 from pathlib import Path
 from pipeline.extract import decode_batches
-from test_decode import ImagePreprocessing, Reader, load_entry, many_batches
+from test_decode import ImagePreprocessing, EntryDecoder, load_entry, many_batches
 from sightline.errors import SightlineError
 
 decode_batches._require_shared_memory = lambda needed, workers: None
 large = ImagePreprocessing((512, 512), (512, 512), "bilinear", mean=(0.5,) * 3, std=(0.5,) * 3)
 try:
     batches = many_batches(Path({str(tmp_path)!r}))
-    list(decode_batches.decoded_batches(batches, 1, Reader(load_entry, large), 2))
+    list(decode_batches.decoded_batches(batches, 1, EntryDecoder(load_entry, large), 2))
 except SightlineError as error:
     print(error)
 """

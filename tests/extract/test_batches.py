@@ -22,7 +22,7 @@ from pipeline.encoders.encoder import TextEncoder
 from pipeline.encoders.names import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract.decode import load_entry
-from pipeline.extract.decode_batches import Feed, Reader, decode_batch
+from pipeline.extract.decode_batches import EncoderFeed, EntryDecoder, decode_batch
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import Entries, FeatureInputs, ImageEntry, inputs_of
 from pipeline.extract.objects import CutoutPreprocessing
@@ -84,8 +84,8 @@ def test_normalising_a_batch_gives_the_bytes_of_one_image():
 
 
 def test_rows_do_not_depend_on_neighbours_or_the_part_of_a_batch(encoder, entries):
-    read = Reader(load_entry, SMALL)
-    one = Feed(encoder, read)
+    read = EntryDecoder(load_entry, SMALL)
+    one = EncoderFeed(encoder, read)
     whole = decode_batch(entries[:4], 4, read).pixels
     turned = decode_batch([entries[i] for i in (3, 1, 0, 2)], 4, read).pixels
     rows = one.launch(whole, 0, 4)().copy()
@@ -133,7 +133,7 @@ def test_options_are_part_of_plan_and_record(entries, tmp_path, monkeypatch):
 def test_a_gpu_gives_the_rows_of_the_cpu(encoder, entries, tmp_path, precision):
     device = torch.device("cuda", 0)
     there = named_encoder("resnet18", "random:0").build_image(device, precision)
-    assert Feed(there, Reader(load_entry, there.preprocessing)).on_gpu
+    assert EncoderFeed(there, EntryDecoder(load_entry, there.preprocessing)).on_gpu
     encode(entries, encoder, tmp_path / "host")
     for workers in (0, 2):
         encode(entries, there, tmp_path / str(workers), workers, "cuda:0")
@@ -148,12 +148,12 @@ def test_a_gpu_gives_the_rows_of_the_cpu(encoder, entries, tmp_path, precision):
 @pytest.mark.gpu
 def test_a_compiled_model_on_a_gpu(encoder, entries):
     device = torch.device("cuda", 0)
-    read = Reader(load_entry, encoder.preprocessing)
+    read = EntryDecoder(load_entry, encoder.preprocessing)
     inputs = decode_batch(entries[:4], 4, read).pixels
     rows = []
     for compiled in (False, True):
         there = named_encoder("resnet18", "random:0", compile=compiled)
-        one = Feed(there.build_image(device, "fp32"), read)
+        one = EncoderFeed(there.build_image(device, "fp32"), read)
         rows.append(torch.from_numpy(one.launch(inputs, 0, 4)()))
         assert np.array_equal(one.launch(inputs, 0, 4)(), rows[-1].numpy())
     assert torch.cosine_similarity(*rows).min() > SAME

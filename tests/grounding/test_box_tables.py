@@ -27,7 +27,7 @@ from shown_commands import ROOT
 
 from pipeline.grounding.annotations import open_annotations
 from pipeline.grounding.box_tables import BoxTable
-from pipeline.grounding.drawn_boxes import DrawnBoxes
+from pipeline.grounding.drawn_boxes import PhraseBoxes
 from pipeline.grounding.protocols import Dropped, Grounded
 from sightline.cache.groundings import read_phrases
 from sightline.cache.rle import encode_mask, run_lengths
@@ -430,7 +430,7 @@ def test_the_fingerprint_has_the_files_digest_and_the_form_of_its_boxes(tmp_path
 
 def test_a_manifest_is_still_read_as_one_and_its_boxes_have_one_form(data, tmp_path):
     path = write_phrases(data, tmp_path / "phrases.parquet")
-    assert type(open_annotations(path)) is DrawnBoxes
+    assert type(open_annotations(path)) is PhraseBoxes
     with pytest.raises(SightlineError, match=r"leave out `grounder.box_format`"):
         open_annotations(path, "xyxy")
 

@@ -202,15 +202,15 @@ def florence(folders):
 def test_a_batch_of_florence2_equals_one_by_one(florence):
     images = pictures((40, 60), (64, 64), (30, 90))
     texts = ["A dog.", "Two men stand near a red boat in the harbour", "x"]
-    together = florence.answers(images, texts)
-    alone = [florence.answers([i], [t])[0] for i, t in zip(images, texts, strict=True)]
+    together = florence.predictions(images, texts)
+    alone = [florence.predictions([i], [t])[0] for i, t in zip(images, texts, strict=True)]
     assert [each.replace("<pad>", "") for each in together] == [
         each.replace("<pad>", "") for each in alone
     ]
     assert len(set(alone)) > 1, "the tiny model must answer each image in its own way"
-    answers = florence.ground(images, captions_of(texts))
-    assert len(answers) == 3
-    assert all(found or dropped for found, dropped in answers)
+    predictions = florence.ground(images, captions_of(texts))
+    assert len(predictions) == 3
+    assert all(found or dropped for found, dropped in predictions)
     assert florence.ground([], []) == []
 
 
@@ -245,11 +245,11 @@ def test_an_answer_longer_than_the_positions_of_florence2_is_refused(folders):
 def test_dino_finds_batched_what_the_librarys_post_processing_finds(folders):
     family, threshold = "mm-grounding-dino", {"box_threshold": 0.0, "text_threshold": 0.0}
     images = pictures((40, 60), (64, 64), (40, 60), (64, 64))
-    answers = grounder(folders, family, **threshold).ground(images, captions_of(TEXTS))
+    predictions = grounder(folders, family, **threshold).ground(images, captions_of(TEXTS))
     processor = AutoProcessor.from_pretrained(folders / family)
     model = MMGroundingDinoForObjectDetection.from_pretrained(folders / family).eval()
     phrases = [["A man", "the red dog"], ["the dog"], ["a man", "a dog", "the red dog"]]
-    for image, (found, dropped), expected in zip(images[:3], answers[:3], phrases, strict=True):
+    for image, (found, dropped), expected in zip(images[:3], predictions[:3], phrases, strict=True):
         assert [each.phrase for each in found] == expected
         assert not dropped
         text = " ".join(f"{phrase.lower()}." for phrase in expected)
@@ -267,7 +267,7 @@ def test_dino_finds_batched_what_the_librarys_post_processing_finds(folders):
         torch.testing.assert_close(found[0].boxes, result["boxes"], rtol=1e-4, atol=1e-3)
         best = torch.stack([each.scores for each in found]).amax(dim=0)  # theirs count every token
         assert (best <= result["scores"] + 1e-6).all()
-    assert [each.reason for each in answers[3][1]] == ["no_phrase"]
+    assert [each.reason for each in predictions[3][1]] == ["no_phrase"]
 
 
 def test_a_box_belongs_to_every_phrase_whose_token_passes(folders, monkeypatch):
@@ -339,9 +339,9 @@ def test_sam3_finds_what_the_librarys_processor_finds_batched(folders):
     scores = torch.cat([each.scores for found, _ in everything for each in found]).sort().values
     widest = int(scores.diff().argmax())  # no score is near a threshold in this gap
     threshold = float(scores[widest : widest + 2].mean())
-    answers = grounder(folders, "sam3", threshold=threshold).ground(images, captions)
+    predictions = grounder(folders, "sam3", threshold=threshold).ground(images, captions)
     some = 0
-    for image, caption, (found, dropped) in zip(images, captions, answers, strict=True):
+    for image, caption, (found, dropped) in zip(images, captions, predictions, strict=True):
         for each in found:
             assert caption.text[each.char_start : each.char_end] == each.phrase
             expected = theirs(folders, image, each.phrase.lower(), threshold)
@@ -354,7 +354,7 @@ def test_sam3_finds_what_the_librarys_processor_finds_batched(folders):
         for each in dropped:
             assert each.reason in ("no_box", "no_phrase")
     assert some >= 2
-    assert [each.reason for each in answers[3][1]] == ["no_phrase"]
+    assert [each.reason for each in predictions[3][1]] == ["no_phrase"]
 
 
 def test_a_phrase_that_sam3_cannot_read_whole_is_a_drop(folders):
@@ -391,9 +391,9 @@ def test_sam3_asks_a_phrase_once_and_encodes_an_image_once(folders, monkeypatch)
     ask = Mock(side_effect=ours._model.forward)
     monkeypatch.setattr(ours._model, "get_vision_features", encode)
     monkeypatch.setattr(ours._model, "forward", ask)
-    answers = ours.ground([image] * 4, captions)
+    predictions = ours.ground([image] * 4, captions)
     assert [len(call.args[0]) for call in encode.call_args_list] == [1]
     asked = [len(call.kwargs["input_ids"]) for call in ask.call_args_list]
     assert sum(asked) == 4  # a man, the red dog, the dog, a dog
-    first, second = (found for found, _ in (answers[0], answers[2]))
+    first, second = (found for found, _ in (predictions[0], predictions[2]))
     torch.testing.assert_close(first[0].boxes, second[0].boxes)

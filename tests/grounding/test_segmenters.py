@@ -21,7 +21,7 @@ from tiny_sam2 import SIZE, YAML, as_transformers, configuration, hf_config
 from torch import Tensor
 
 from pipeline.datasets.pairs import PairsSource
-from pipeline.datasets.prepared_output import prepare
+from pipeline.datasets.prepare import prepare
 from pipeline.extract.decode import load_image
 from pipeline.extract.runner import run
 from pipeline.grounding.box_tables import BoxTable

@@ -25,8 +25,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 from set_oracle import expect_sound
 
-from pipeline.datasets.prepared_output import prepare_dataset
-from pipeline.interchange import columns, foreign
+from pipeline.datasets.prepare import prepare_dataset
+from pipeline.interchange import feature_layouts, row_arrays
 from pipeline.interchange.export import names_in
 from pipeline.interchange.import_rows import (
     Imported,
@@ -575,13 +575,13 @@ def test_damaged_files_of_every_format_are_refused_or_import_a_sound_set(tmp_pat
 
 
 def test_rows_are_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(row_arrays, "_BLOCK_BYTES", 1 << 20)
     (tmp_path / "text_emb").mkdir()
     (tmp_path / "metadata").mkdir()
     np.save(tmp_path / "text_emb/text_emb_0.npy", np.ones((1000, 16_000), np.float16))  # 32 MB
     table = pa.table({"caption": [str(i) for i in range(1000)]})
     pq.write_table(table, tmp_path / "metadata/metadata_0.parquet")
-    _, (part,) = foreign.find(tmp_path, ImportOptions(kind="text"))
+    _, (part,) = feature_layouts.find(tmp_path, ImportOptions(kind="text"))
     tracemalloc.start()
     try:
         assert sum(len(block) for block in part.blocks()) == 1000

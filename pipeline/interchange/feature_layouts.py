@@ -6,8 +6,8 @@
 - DataComp (https://github.com/mlfoundations/datacomp): ``X.npz`` with ``b32_img``, ``b32_txt``,
   ``l14_img`` and ``l14_txt``, whose row i belongs to row i of ``X.parquet`` with ``uid`` and
   ``text``. Any other file of arrays may have such a table beside it.
-- Files of arrays (`pipeline.interchange.columns`) with an array of rows and one of names, or with
-  one array an image.
+- Files of arrays (`pipeline.interchange.row_arrays`), one of rows and one of names, or
+  one for each image.
 - Parquet, Arrow and Feather files with a column of lists.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.interchange.columns import (
+from pipeline.interchange.row_arrays import (
     ARRAYS,
     NEEDED,
     Column,
