@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from sightline.distribution import installing
 from sightline.errors import SightlineError
 
 _EXTRA = {
@@ -37,6 +38,5 @@ def require(module: str, user: str) -> ModuleType:
         if error.name != module:
             raise
         raise SightlineError(
-            f"{module} is not installed, but {user} needs it; "
-            f"run: pip install 'sightline[{_EXTRA[module]}]'"
+            f"{module} is not installed, but {user} needs it; run: {installing(_EXTRA[module])}"
         ) from error

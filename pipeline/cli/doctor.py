@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from pipeline.cli.options import JSON, print_json
+from sightline.distribution import DISTRIBUTION, installing
 from sightline.errors import first_lines
 from sightline.wording import in_bytes
 
@@ -66,11 +67,12 @@ def _examine() -> dict[str, Any]:
     usage = shutil.disk_usage(folder)
     disk = hardware.Disk(str(folder), usage.total, usage.free)
     problems = _unfit_packages()
+    problems += filter(None, [_another_sightline()])
     problems += [f"GPU {i}, {gpu.name}: {gpu.problem}" for i, gpu in enumerate(gpus) if gpu.problem]
     problems += filter(None, [too_many(cpu), too_full(disk), why_unused(len(listed), len(gpus))])
     problems += filter(None, [_why_no_graph()])
     return {
-        "sightline": _version("sightline") or "not installed",
+        "sightline": _version(DISTRIBUTION) or "not installed",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu,
@@ -130,6 +132,16 @@ def too_full(disk: Disk) -> str:
     return f"{disk.folder}: only {in_bytes(disk.free)} free; features and checkpoints need more"
 
 
+def _another_sightline() -> str:
+    """Why the files of Sightline may be those of another project; empty if they are not."""
+    if not (version := _version("sightline")):
+        return ""
+    return (
+        f"sightline {version} is another project's package, whose files may stand in place of "
+        f"ours; run: pip uninstall --yes sightline {DISTRIBUTION}, and install {DISTRIBUTION} again"
+    )
+
+
 def _unfit_packages() -> list[str]:
     """What is missing or too old of the packages that Sightline needs or, in an extra, uses."""
     problems: list[str] = []
@@ -150,7 +162,7 @@ def _requirements() -> Iterator[tuple[Requirement, str]]:
     from packaging.requirements import Requirement
 
     try:
-        declared = importlib.metadata.requires("sightline") or []
+        declared = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return
     for text in declared:
@@ -208,7 +220,7 @@ def _remotes() -> str:
     try:
         from dvc.config import Config
     except ModuleNotFoundError:
-        return "unknown: dvc is not installed; run: pip install 'sightline[dvc]'"
+        return f"unknown: dvc is not installed; run: {installing('dvc')}"
     from dvc.exceptions import DvcException
 
     try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sightline.distribution import DISTRIBUTION
 from sightline.errors import first_lines
 from sightline.wording import counted, in_bytes
 
@@ -212,7 +213,7 @@ def versions() -> dict[str, str]:
     installed: dict[str, str] = {}
     for package in ("sightline", "torch", "transformers", "tokenizers", "numpy", "scipy"):
         with suppress(PackageNotFoundError):
-            installed[package] = version(package)
+            installed[package] = version(DISTRIBUTION if package == "sightline" else package)
     return installed
 
 

@@ -411,7 +411,7 @@ def test_photographs_that_are_not_here_or_others_now_are_left_out(photographed, 
     shown = page(results, photographed)
     assert 'url("data:' not in shown
     assert "Photographs are not shown: PIL is not installed" in shown
-    assert shown.count("sightline[extract]") == 1
+    assert shown.count("sightline-encoders[extract]") == 1
 
 
 def test_tasks_with_similar_names_have_their_own_sections_and_pictures(photographed):

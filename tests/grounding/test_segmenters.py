@@ -209,7 +209,7 @@ def test_sam2_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sam2", None)
     with pytest.raises(SightlineError) as caught:
         build(family="sam2", weights="random:0")
-    install = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
+    install = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline-encoders[grounding]'"
     said = f"sam2 is not installed, but the segmenter sam2 needs it; run: {install}"
     assert said in str(caught.value)
 

@@ -153,6 +153,16 @@ def test_missing_and_outdated_packages_are_problems(monkeypatch, run_doctor):
     ]
 
 
+def test_another_projects_sightline_is_a_problem(monkeypatch, run_doctor, tmp_path):
+    about = tmp_path / "site/sightline-7.1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sightline\nVersion: 7.1\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    (problem,) = json.loads(run_doctor("--json"))["problems"]
+    assert problem.startswith("sightline 7.1 is another project's package")
+    assert "pip uninstall --yes sightline sightline-encoders, and install" in problem
+
+
 def test_more_threads_than_cpus_and_a_full_disk_are_problems():
     limited = hardware.Processor("a CPU", usable=64, quota=3.5, threads=64)
     assert doctor.too_many(limited).endswith("set OMP_NUM_THREADS=4")
@@ -198,7 +208,11 @@ IN_A_FOLDER = "stages: {x: {wdir: there, cmd: sightline stage x}}"
         (NO_SCM, IN_PARAMS, "dvc.yaml: x takes parameters from elsewhere.yaml, but `sightline st"),
         (NO_SCM, IN_A_FOLDER, "dvc.yaml: x runs in there, but `sightline stage` reads params.yaml"),
         (NO_SCM, "stages: {train-mine: {cmd: a}}", "params.yaml: systems: unknown system 'simcse'"),
-        (NO_SCM, AT_S3, "a graph that reads s3:// needs it; run: pip install 'sightline[dvc-s3]'"),
+        (
+            NO_SCM,
+            AT_S3,
+            "a graph that reads s3:// needs it; run: pip install 'sightline-encoders[dvc-s3]'",
+        ),
         (NO_SCM, AT_GS, "a graph that reads gs:// needs it; run: pip install dvc-gs"),
         (NO_SCM, "stages: {x: {cmd: a}}", ""),
     ],

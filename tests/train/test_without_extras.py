@@ -118,7 +118,7 @@ def test_a_command_needs_no_extra_of_another(ended, root, command):
     code, out, err = ended[command]
     assert code == 0, err
     if command == "doctor":
-        assert "pip install 'sightline[dvc]'" in out
+        assert "pip install 'sightline-encoders[dvc]'" in out
     if command == "compare":
         assert "simcse" in out
     if command == "train":
@@ -138,7 +138,7 @@ def test_a_command_that_needs_one_names_the_extra(ended, root, library, extra):
     assert code == 1
     (line,) = err.splitlines()
     assert line.startswith(f"error: {library} is not installed, but ")
-    assert line.endswith(f"needs it; run: pip install 'sightline[{extra}]'")
+    assert line.endswith(f"needs it; run: pip install 'sightline-encoders[{extra}]'")
     assert not (root / "chart.png").exists()
     assert not (root / "none/set.json").exists()
 

@@ -16,6 +16,7 @@ from pipeline.grounding.segmenters.prompted import PromptedSegmenter
 from pipeline.grounding.settings import DESCRIBED, SegmenterSettings
 from sightline.cache.keys import key_of_file
 from sightline.devices import check_precision
+from sightline.distribution import DISTRIBUTION
 from sightline.errors import SightlineError
 from sightline.models.pretrained import quiet, reaching
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipeline.grounding.segmenters.prompted import Features
 
-INSTALL = "SAM2_BUILD_CUDA=0 pip install --no-build-isolation 'sightline[grounding]'"
+INSTALL = f"SAM2_BUILD_CUDA=0 pip install --no-build-isolation '{DISTRIBUTION}[grounding]'"
 
 _FAMILIES = ("sam2", "sam2.1")
 _SIZES = {"tiny": "t", "small": "s", "base-plus": "b+", "large": "l"}
