@@ -353,6 +353,13 @@ def test_its_loss_follows_its_equation(lamplight):
     assert float(one) == 0
 
 
+def test_doctor_lists_what_the_package_adds(lamplight, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (added,) = json.loads(ran(capsys, "doctor", "--json"))["packages"]
+    names = "brightness, diary, ellipse, embeddings, glossary, hardest, lake, levels, odd-one-out, "
+    assert added == f"lamplight 0.1: {names}remote, sidecar, slow, thumbnail, triplet"
+
+
 def test_the_stage_on_the_page_matches_the_inputs_of_the_run(clone):
     (text,) = blocks("dvc.yaml")
     stage = yaml.safe_load(text)["stages"]["train-hardest"]

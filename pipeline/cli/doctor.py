@@ -29,8 +29,8 @@ _KEPT = "kept: what a command frees stays in its heap, as long as it runs"
 def doctor(as_json: JSON = False) -> None:
     """Show what this machine has, and what is wrong with it.
 
-    Processor, GPUs, memory, disk, the model hub and DVC's remotes; every problem last, such as a
-    package that is missing or too old.
+    Processor, GPUs, memory, disk, the model hub, DVC's remotes, and what other packages add; every
+    problem last, such as a package that is missing or too old.
 
     Example: sightline doctor
     """
@@ -85,6 +85,7 @@ def _examine() -> dict[str, Any]:
         "model hub": _hub(),
         "dvc repository": Path(".dvc").is_dir(),
         "dvc remotes": _remotes(),
+        "packages": _packages(),
         "problems": problems,
     }
 
@@ -130,6 +131,19 @@ def too_full(disk: Disk) -> str:
     if disk.free >= _LEAST_DISK:
         return ""
     return f"{disk.folder}: only {in_bytes(disk.free)} free; features and checkpoints need more"
+
+
+def _packages() -> list[str]:
+    """What other packages add: data sets, encoders, objectives and so on, by their entry points."""
+    import importlib.metadata
+
+    added: list[str] = []
+    for distribution in importlib.metadata.distributions():
+        points = [p for p in distribution.entry_points if p.group.startswith("sightline.")]
+        names = ", ".join(sorted({point.name for point in points}))
+        if names:
+            added.append(f"{distribution.metadata['Name']} {distribution.version}: {names}")
+    return sorted(set(added))
 
 
 def _another_sightline() -> str:
