@@ -174,6 +174,8 @@ ELSEWHERE = {
     "test_a_configuration_names_no_other_file",
     "delete the file and run `sightline repro`": "tests/pipeline/test_stages.py::"
     "test_a_report_refuses_the_scores_of_another_run",
+    "exported features of kind {}; leave out --kind": "tests/interchange/test_exports.py::"
+    "test_an_export_is_imported_as_what_it_is_alone",
     "keep a copy, or pass --overwrite": "tests/pipeline/test_configure.py::"
     "test_the_file_is_complete_and_edits_are_kept_without_overwrite",
     "a part, which changes the configuration named before it": "tests/pipeline/test_configure.py::"

@@ -34,7 +34,8 @@ def write_all() -> None:
     """Every file that the table names, in the working folder."""
     write_photos(Path("photos"), len(NAMES))
     rows = [f"{name},a red bird" for name in NAMES]
-    Path("captions.csv").write_text("\n".join(["image,caption", *rows]))
+    for table in ("captions.csv", "photos/metadata.csv"):
+        Path(table).write_text("\n".join(["image,caption", *rows]))
     sentences = [[{"raw": "a red bird"}, {"raw": "a bird"}]] * 4
     pq.write_table(pa.table({"photo": NAMES, "sentences": sentences}), "t.parquet")
     Path("results.token").write_text("".join(f"{name}#0\ta red bird\n" for name in NAMES))

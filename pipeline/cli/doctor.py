@@ -152,7 +152,7 @@ def _another_sightline() -> str:
         return ""
     return (
         f"sightline {version} is another project's package, whose files may stand in place of "
-        f"ours; run: pip uninstall --yes sightline {DISTRIBUTION}, and install {DISTRIBUTION} again"
+        f"ours; run: pip uninstall -y sightline {DISTRIBUTION}, and install {DISTRIBUTION} again"
     )
 
 

@@ -156,7 +156,8 @@ def files_by_split(listing: Listing, config: str | None) -> dict[str, list[str]]
             raise unexpected(listing.where, kind, "Parquet or Arrow files", OF_CAPTIONS[:2])
         raise DatasetError(
             f"{listing.where}: contains no Parquet or Arrow files; for tar files use the kind "
-            "`webdataset`, for a folder of images `pairs`"
+            "`webdataset`, for a folder of images `pairs`, with its metadata.jsonl by "
+            "`captions`, this folder too"
         )
     matches = filter(None, map(_PARTITION.fullmatch, listing.tables))
     splits = [(match[1], match[0]) for match in matches]

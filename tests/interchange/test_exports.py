@@ -62,6 +62,7 @@ def test_an_export_is_imported_as_what_it_is_alone(tmp_path, capsys, form):
     assert sightline(*words, "image") == 1
     assert "exported features of kind object; leave out --kind" in capsys.readouterr().err
     assert sightline(*words, "object") == 0
+    assert sightline("cache", "import", out, "--out", tmp_path / "without") == 0
     (out / "export.json").write_text("[]")  # of another tool
     assert sightline("cache", "import", out, "--out", tmp_path / "more", "--kind", "object") == 0
 

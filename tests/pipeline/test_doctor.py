@@ -160,7 +160,7 @@ def test_another_projects_sightline_is_a_problem(monkeypatch, run_doctor, tmp_pa
     monkeypatch.syspath_prepend(tmp_path / "site")
     (problem,) = json.loads(run_doctor("--json"))["problems"]
     assert problem.startswith("sightline 7.1 is another project's package")
-    assert "pip uninstall --yes sightline sightline-encoders, and install" in problem
+    assert "pip uninstall -y sightline sightline-encoders, and install" in problem
 
 
 def test_more_threads_than_cpus_and_a_full_disk_are_problems():
