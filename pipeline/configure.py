@@ -70,10 +70,10 @@ def configuration(
     layers = _layers(names, files)
     if names[0] not in whole:
         base = next((name for name in names if name in whole), "NAME")
-        others = " ".join(name for name in names if name != base)
+        changes = " ".join(name for name in names if name != base)
         raise ParamsError(
             f"{names[0]}: a part, which changes the configuration named before it: `sightline "
-            f"configure {base} {others}` (`sightline configure` lists both)"
+            f"configure {base} {changes}` (`sightline configure` lists both)"
         )
     merged: dict[str, Any] = {"joined": {}}
     for name, layer in layers.items():
@@ -123,20 +123,20 @@ def edits(file: Path) -> tuple[bool, Any]:
     """
     values = read_yaml(file)
     machine = values.get(_MACHINE)
-    written = re.search(r"\((\w+) (\w+)\)\.$", first_line(file))
+    match = re.search(r"\((\w+) (\w+)\)\.$", first_line(file))
     try:
         rest_now, machine_now = _digests(values)
     except TypeError:  # a date, for one, which is no value of ours
         return True, machine
-    if written is None:
+    if match is None:
         return True, machine
-    return rest_now != written[1], None if machine_now == written[2] else machine
+    return rest_now != match[1], None if machine_now == match[2] else machine
 
 
 def _digests(params: Mapping[str, Any]) -> tuple[str, str]:
     """Of all sections but `machine`, and of that."""
-    rest = {name: section for name, section in params.items() if name != _MACHINE}
-    return digest(rest)[:16], digest(params.get(_MACHINE))[:16]
+    sections = {name: section for name, section in params.items() if name != _MACHINE}
+    return digest(sections)[:16], digest(params.get(_MACHINE))[:16]
 
 
 def first_line(path: Path) -> str:

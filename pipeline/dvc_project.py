@@ -180,8 +180,8 @@ class Project:
         if missing:
             lines = [
                 f"{path}: is not here; {first} "
-                + (f"and {len(others)} more need it" if others else "needs it")
-                for path, (first, *others) in missing.items()
+                + (f"and {len(dependents)} more need it" if dependents else "needs it")
+                for path, (first, *dependents) in missing.items()
             ]
             remedy = f"put it there, or give its place in {FILE_NAME}; nothing was run"
             raise SightlineError("\n".join([*lines, remedy]))
@@ -234,7 +234,7 @@ def _beside(graph: DiGraph, stage: Stage) -> list[str]:
     from networkx import ancestors, descendants
 
     related = {stage, *ancestors(graph, stage), *descendants(graph, stage)}
-    return [str(other.cmd) for other in graph if other not in related and other.cmd]
+    return [str(node.cmd) for node in graph if node not in related and node.cmd]
 
 
 def _require_parameters_here(stages: Iterable[Stage]) -> None:

@@ -39,19 +39,19 @@ class Checked:
     """The result.
 
     Attributes:
-        found: what the record of an imported set keeps of it.
+        recheck: what the record of an imported set keeps of it.
         equal: number of rows with identical bytes.
         faults: one line for each row that differs: by `SAME` or `SAME_LENGTH`.
         note: what the record of an imported set now says; None for one of our own.
     """
 
-    found: Recheck
+    recheck: Recheck
     equal: int
     faults: list[str]
     note: Provenance | None = None
 
     def __str__(self) -> str:
-        recheck = self.found
+        recheck = self.recheck
         lines = [
             f"{counted(recheck.rows, 'row')} encoded again: {self.equal} with identical bytes, "
             f"smallest cosine {recheck.smallest_cosine:.6f}, largest difference "
@@ -90,18 +90,18 @@ def check(
     if features.record.spec.normalised:
         new = unit_rows(new)
     new = new.astype(old.dtype)
-    found = Agreement.of(old, new)
+    agreement = Agreement.of(old, new)
     faults = [
         f"{folder}: row {features.find([rows[i]])[0]} ({_name(by_key[rows[i]])}) has "
-        f"cosine {found.cosine[i]:.6f}, expected at least {SAME}, and its length differs by "
-        f"{found.off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
-        for i in np.flatnonzero(found.differs)
+        f"cosine {agreement.cosine[i]:.6f}, expected at least {SAME}, and its length differs by "
+        f"{agreement.off[i]:.2%}, expected at most {SAME_LENGTH:.0%}"
+        for i in np.flatnonzero(agreement.differs)
     ]
     respec = again.record.spec
     recheck = Recheck(
         rows=len(rows),
         differing=len(faults),
-        smallest_cosine=round(float(found.cosine.min()), 8),
+        smallest_cosine=round(float(agreement.cosine.min()), 8),
         largest_difference=float(f"{np.abs(old.astype(float) - new.astype(float)).max():.6g}"),
         encoder=f"{respec.encoder.name}, weights {respec.encoder.source}"[:1000],
         fingerprint=respec.fingerprint,
@@ -124,11 +124,11 @@ def _noted(folder: Path, recheck: Recheck) -> Provenance:
 def _drawn(folder: Path, features: FeatureSet, keys: Keys, count: int) -> list[bytes]:
     """Random keys of the set whose input is available."""
     available = keys[unique_sorted(keys)]
-    known = available[find_keys(features.keys, available) >= 0]
-    if not len(known):
+    rows = available[find_keys(features.keys, available) >= 0]
+    if not len(rows):
         raise CacheError(f"{folder}: none of its {len(features):,} rows matches these inputs")
-    picked = np.random.default_rng(count).choice(len(known), min(count, len(known)), replace=False)
-    return [known[i].tobytes() for i in sorted(picked)]
+    picked = np.random.default_rng(count).choice(len(rows), min(count, len(rows)), replace=False)
+    return [rows[i].tobytes() for i in sorted(picked)]
 
 
 def _encode(

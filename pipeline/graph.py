@@ -165,10 +165,10 @@ def _require_features_of_the_system(params: Params, run: str, read: set[str]) ->
     config = params.run(run)
     name, system = config.system, params.systems[config.system]
     declared = _feature_sets(make_objective(config.objective, system.parameters))
-    if more := sorted(read - declared):
+    if undeclared := sorted(read - declared):
         raise ParamsError(
-            f"{FILE_NAME}: systems.{name}.runs.{run} reads {', '.join(more)}, and its system reads "
-            f"{', '.join(sorted(declared)) or 'no features'}. Other encoders or "
+            f"{FILE_NAME}: systems.{name}.runs.{run} reads {', '.join(undeclared)}, and its "
+            f"system reads {', '.join(sorted(declared)) or 'no features'}. Other encoders or "
             "teachers are another system: give it an entry under `systems` and a train stage in "
             "dvc.yaml"
         )

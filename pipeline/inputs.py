@@ -51,10 +51,10 @@ class Inputs:
 
     def changed(self) -> set[Path]:
         """The files whose content would be another."""
-        written = {graph.inputs_file(name): _text(body) for name, body in self.bodies.items()}
+        contents = {graph.inputs_file(name): _text(body) for name, body in self.bodies.items()}
         return {
             path
-            for path, data in written.items()
+            for path, data in contents.items()
             if not path.is_file() or path.read_bytes() != data
         }.union(self._left_over())
 
@@ -74,9 +74,9 @@ class Inputs:
 
     def _left_over(self) -> set[Path]:
         """Files of ours that no parameter asks for."""
-        asked = {graph.inputs_file(name) for name in self.bodies}
-        there = (path for path in graph.INPUTS.rglob("*.json") if path not in asked)
-        return {path for path in there if _read(path)}
+        expected = {graph.inputs_file(name) for name in self.bodies}
+        files = (path for path in graph.INPUTS.rglob("*.json") if path not in expected)
+        return {path for path in files if _read(path)}
 
     # ---- which stage reads what -----------------------------------------------------------------
 
@@ -134,13 +134,13 @@ class Inputs:
         before = _read(graph.inputs_file(file)).get("files", {})
         identities: dict[str, _Body] = {}
         for setting, place in places.items():
-            made, known = self._made(Path(place)), before.get(setting, {})
-            if made is not None:
-                identities[setting] = {"place": place, "made_from": made}
+            origin, recorded = self._made(Path(place)), before.get(setting, {})
+            if origin is not None:
+                identities[setting] = {"place": place, "made_from": origin}
             elif _is_here(place):
                 identities[setting] = {"place": place, "blake3": self._digest(Path(place), is_read)}
-            elif "blake3" in known and known.get("place") == place:
-                identities[setting] = known
+            elif "blake3" in recorded and recorded.get("place") == place:
+                identities[setting] = recorded
                 self.kept.append(f"{file}: {place} is not here, and keeps its identity")
         return identities
 
@@ -153,7 +153,7 @@ class Inputs:
                 return digest([settings, self.bodies[f"datasets/{name}"]])
         if graph.below_features(path):
             frozen = {"encoders": params.encoders, "extract": params.extract}
-            settings = {name: each.model_dump(mode="json") for name, each in frozen.items()}
+            settings = {name: part.model_dump(mode="json") for name, part in frozen.items()}
             bodies = {name: it for name, it in self.bodies.items() if name.startswith("encoders/")}
             return digest([settings, bodies])
         return None
@@ -173,7 +173,7 @@ class Inputs:
     def _digests(self, paths: Sequence[Path]) -> list[str]:
         """BLAKE3 (hex) of each file, read again only where it has changed."""
         names = [os.path.abspath(path) for path in paths]  # noqa: PTH100  (links stay)
-        states = [found.state if (found := look(path)) else "" for path in paths]
+        states = [file.state if (file := look(path)) else "" for path in paths]
         digests = self._memory.recall(names, states).to_pylist()
         for index, path in enumerate(paths):
             if digests[index] is None:
@@ -182,7 +182,7 @@ class Inputs:
                 except OSError as error:
                     raise SightlineError(f"{path}: cannot be read: {error.strerror}") from error
                 self._memory.keep([names[index]], [states[index]], [digests[index]])
-        return [each.decode() for each in digests]
+        return [value.decode() for value in digests]
 
 
 def _places(value: Any, prefix: str = "") -> dict[str, str]:
@@ -203,8 +203,8 @@ def _places(value: Any, prefix: str = "") -> dict[str, str]:
     if not isinstance(value, str) or is_url(value):
         return {}
     place = value.removeprefix("file:").removeprefix("local-dir:")
-    named = place != value or setting.endswith("model")
-    return {setting: place} if named or len(Path(place).parts) > 1 or Path(place).suffix else {}
+    explicit = place != value or setting.endswith("model")
+    return {setting: place} if explicit or len(Path(place).parts) > 1 or Path(place).suffix else {}
 
 
 def _is_here(place: str) -> bool:

@@ -65,12 +65,12 @@ class NewProject:
     """What `make_project` did.
 
     Attributes:
-        made: files that were written, in order.
+        created: files that were written, in order.
         kept: files that were there.
         outdated: dvc.yaml is there, and is not that of this version of Sightline.
     """
 
-    made: list[str]
+    created: list[str]
     kept: list[str]
     outdated: bool = False
 
@@ -115,7 +115,7 @@ def make_project(folder: Path, names: Sequence[str]) -> NewProject:
             project.kept.append(name)
             continue
         write_bytes(folder / name, text.encode())
-        project.made.append(name)
+        project.created.append(name)
     project.outdated = own_graph.replace("\r\n", "\n") != graph
     return project
 

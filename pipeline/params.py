@@ -55,11 +55,11 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
-def _require_name(name: object, more: str = "") -> None:
-    """Check a name for its uses in DVC, a shell and folders; ``more`` are further characters."""
-    if not isinstance(name, str) or not re.fullmatch(rf"{_NO_NUMBER}\w[\w{more}-]*", name):
-        dot = "., " if more else ""
-        why = "" if more else " (DVC reads a dot as the next key)"
+def _require_name(name: object, extra: str = "") -> None:
+    """Check a name for its uses in DVC, a shell and folders; ``extra`` are further characters."""
+    if not isinstance(name, str) or not re.fullmatch(rf"{_NO_NUMBER}\w[\w{extra}-]*", name):
+        dot = "., " if extra else ""
+        why = "" if extra else " (DVC reads a dot as the next key)"
         raise ValueError(
             f"found the name {name!r}, expected letters, digits, {dot}_ and -, and no number{why}; "
             "rename it"
@@ -266,7 +266,7 @@ class Params(Settings):
     @field_validator("student")
     @classmethod
     def _student_names_a_folder(cls, student: StudentConfig) -> StudentConfig:
-        _require_name(student.name, more=".")
+        _require_name(student.name, extra=".")
         return student
 
     @model_validator(mode="after")
@@ -336,7 +336,7 @@ class Params(Settings):
             choices = [*self.datasets, *self.joined]
             raise ValueError(f"joined.{above[-1]}: {unknown(name, choices, 'data set')}")
         if name in above:
-            cycle = " → ".join(f"joined.{each}" for each in (*above[above.index(name) :], name))
+            cycle = " → ".join(f"joined.{part}" for part in (*above[above.index(name) :], name))
             raise ValueError(f"{cycle}: a data set cannot be a part of itself; change one of these")
         pair = self.joined[name]
         first, second = (self._parts(part, *above, name) for part in (pair.first, pair.second))

@@ -76,8 +76,8 @@ class Jobs:
             return self.whole
         if not self.cores:
             return self.slots[slot]
-        others = sum(map(self.computes, beside))
-        threads = self.cores // min(len(self.slots), 1 + others)
+        computing = sum(map(self.computes, beside))
+        threads = self.cores // min(len(self.slots), 1 + computing)
         return {**self.slots[slot], OMP: str(max(1, threads))}
 
 

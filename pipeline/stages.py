@@ -160,9 +160,9 @@ def inputs(params: Params) -> Iterator[str]:
     """Write what the other stages read that DVC does not see; yields what there is to say."""
     from pipeline.inputs import Inputs
 
-    found = Inputs(params)
-    found.write()
-    yield str(found)
+    files = Inputs(params)
+    files.write()
+    yield str(files)
 
 
 def _write_json(out: Path, body: dict[str, Any]) -> None:
@@ -186,9 +186,9 @@ def train(
     spec = graph.run_spec(params, run, int(seed))
     if dry_run:
         return steps_to_do(spec)
-    here = (name for name, task in params.evaluation.tasks.items() if task.data.exists())
+    tasks = (name for name, task in params.evaluation.tasks.items() if task.data.exists())
     try:
-        _evaluation(params, here)
+        _evaluation(params, tasks)
     except SightlineError as error:
         message = f"{error} (evaluation would fail; {run} is not trained yet)"
         raise SightlineError(message) from error
@@ -198,9 +198,9 @@ def train(
 def evaluation_data(params: Params, task: str) -> str:
     """Check the data of an evaluation task and record its digests; returns a one-line summary."""
     evaluation = _evaluation(params, [task])
-    found = {name: measured.model_dump() for name, measured in evaluation.evaluated_on.items()}
+    sets = {name: measured.model_dump() for name, measured in evaluation.evaluated_on.items()}
     settings = evaluation.measured[task].settings
-    body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": found, "settings": settings}
+    body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": sets, "settings": settings}
     out = graph.evaluation_file(task)
     _write_json(out, body)
     return "\n".join([*(f"warning: {warning}" for warning in evaluation.warnings), str(out)])

@@ -88,8 +88,8 @@ def tokenize(
     )
 
     column = texts if isinstance(texts, pa.ChunkedArray) else pa.array(texts, pa.large_string())
-    given = pa.table({"text": column})
-    keys = keys_of_texts(text.as_py() for text in given["text"])
+    table = pa.table({"text": column})
+    keys = keys_of_texts(text.as_py() for text in table["text"])
     places = unique_sorted(keys)
     keys = at(keys, places)
     new, cut = np.zeros(len(keys), dtype=bool), 0
@@ -102,17 +102,17 @@ def tokenize(
             for batch in batches:
                 rows = find_keys(keys, batch.keys)
                 new[rows] = True
-                some = _texts(given, places[rows], prompt)
-                ids = token_ids(tokenizer, some, max_length)
-                full = [text for text, row in zip(some, ids, strict=True) if len(row) == max_length]
+                part = _texts(table, places[rows], prompt)
+                ids = token_ids(tokenizer, part, max_length)
+                full = [text for text, row in zip(part, ids, strict=True) if len(row) == max_length]
                 cut += count_longer(tokenizer, full, max_length)
                 writer.add(batch, pa.table([pa.array(ids, TOKENS.field(0).type)], TOKENS))
                 advance(len(batch.keys))
-        others = np.flatnonzero(~new & _may_be_cut(out, keys))
-        for start in range(0, len(others), _CHUNK):
-            some = _texts(given, places[others[start : start + _CHUNK]], prompt)
-            cut += count_longer(tokenizer, some, max_length)
-        del texts, column, given, places  # publishing needs the memory
+        earlier = np.flatnonzero(~new & _may_be_cut(out, keys))
+        for start in range(0, len(earlier), _CHUNK):
+            part = _texts(table, places[earlier[start : start + _CHUNK]], prompt)
+            cut += count_longer(tokenizer, part, max_length)
+        del texts, column, table, places  # publishing needs the memory
         return writer.publish(cut=cut).rows
 
 

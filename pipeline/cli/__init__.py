@@ -83,12 +83,12 @@ def _unforeseen(error: Exception) -> str:
 
     from sightline.plugins import summary_of, to_blame
 
-    what = summary_of(error)
-    package, own = to_blame(error)
-    fault = f"is a fault of the package {package!r}" if own else "is a bug in Sightline"
-    if package and not own:
+    summary = summary_of(error)
+    package, is_running = to_blame(error)
+    fault = f"is a fault of the package {package!r}" if is_running else "is a bug in Sightline"
+    if package and not is_running:
         fault = f"is a fault of Sightline, or of what the package {package!r} gave it"
-    message = f"{what[:200]!r} {fault}; what was published before is intact. Please "
+    message = f"{summary[:200]!r} {fault}; what was published before is intact. Please "
     try:
         handle, path = tempfile.mkstemp(prefix="sightline-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -274,8 +274,8 @@ def sets_below(path: Path, *, lost: bool = False, required: bool = True) -> list
 def _name_broken_links(folder: Path, names: list[str]) -> None:
     links = [folder / name for name in names if (folder / name).is_symlink()]
     if broken := [link for link in links if not link.exists()]:
-        more = f" (and {len(broken) - 1} more links here)" if len(broken) > 1 else ""
-        print(f"warning: {broken[0]}{more} leads nowhere: {broken[0].readlink()}", file=sys.stderr)
+        extra = f" (and {len(broken) - 1} more links here)" if len(broken) > 1 else ""
+        print(f"warning: {broken[0]}{extra} leads nowhere: {broken[0].readlink()}", file=sys.stderr)
 
 
 def _raise(error: OSError) -> None:

@@ -51,9 +51,9 @@ class _PlainFlags:
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
-        for each in params:
-            if getattr(each, "is_flag", False) and each.metavar is None:
-                each.metavar = ""
+        for parameter in params:
+            if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+                parameter.metavar = ""
         return params
 
 

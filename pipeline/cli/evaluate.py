@@ -211,8 +211,8 @@ def _settings_of(
         texts["data"] = str(data)
     settings: dict[str, dict[str, Any]] = {}
     for name, model in classes.items():
-        own = {key: texts.get(f"{name}.{key}", texts.get(key)) for key in model.model_fields}
-        settings[name] = typed(model, {key: text for key, text in own.items() if text is not None})
+        raw = {key: texts.get(f"{name}.{key}", texts.get(key)) for key in model.model_fields}
+        settings[name] = typed(model, {key: text for key, text in raw.items() if text is not None})
     for name, model in classes.items():
         for key, field in model.model_fields.items():
             if field.is_required() and key not in settings[name]:
@@ -230,11 +230,11 @@ def _settings_of_one(
 
     task = task_class(name)
     options = {**_options_of(name), "data": "--data"}
-    more = set_values(task.Settings, [word.removeprefix(f"{name}.") for word in set_], options)
+    values = set_values(task.Settings, [word.removeprefix(f"{name}.") for word in set_], options)
     if data is None and task.Settings.model_fields["data"].is_required():
         raise typer.BadParameter(f"{name} needs --data: {task.needs}")
-    given = more if data is None else {**more, "data": data}
-    settings = from_words(task.Settings, words, given=given)
+    extra = values if data is None else {**values, "data": data}
+    settings = from_words(task.Settings, words, extra=extra)
     return {field: getattr(settings, field) for field in settings.model_fields_set}
 
 
@@ -243,9 +243,9 @@ def _options_of(name: str) -> dict[str, str]:
     from train.evaluate.task import task_class
 
     parameters = inspect.signature(evaluate, eval_str=True).parameters.values()
-    taken = {flag for parameter in parameters for flag in flags_of(parameter)}
+    flags = {flag for parameter in parameters for flag in flags_of(parameter)}
     options = options_in(task_class(name).Settings)
-    return {field: option for field, option in options.items() if option not in taken}
+    return {field: option for field, option in options.items() if option not in flags}
 
 
 def _of_one_task(name: str) -> Callable[..., None]:
@@ -258,15 +258,15 @@ def _of_one_task(name: str) -> Callable[..., None]:
 
     whole = inspect.signature(evaluate, eval_str=True)
     words = inspect.Parameter("words", inspect.Parameter.KEYWORD_ONLY)
-    every = [each.replace(kind=words.kind) for each in whole.parameters.values()]
+    every = [parameter.replace(kind=words.kind) for parameter in whole.parameters.values()]
     command.__signature__ = whole.replace(parameters=[*every, words])  # pyright: ignore
     task = task_class(name)
     command.__doc__ = (
         f"{task.about[:1].upper()}{task.about[1:]}.\n\nIt reads {task.needs}.\n\n"
         f"Example: sightline evaluate {name} --model runs/mcse-clip/seed-0 --data PATH"
     )
-    own = _options_of(name)
-    return takes("words", task.Settings, panel="Data", only=own, as_words=True)(command)
+    options = _options_of(name)
+    return takes("words", task.Settings, panel="Data", only=options, as_words=True)(command)
 
 
 class _Evaluate(Command):
@@ -292,10 +292,10 @@ class _Evaluate(Command):
             allow_extra_args=True,
         )
         try:
-            found, _, _ = self.make_parser(context).parse_args(args=args)
+            values, _, _ = self.make_parser(context).parse_args(args=args)
         except Exception:  # a mistake, which the command itself words
             return None
-        names = [word for word in found.get("tasks") or () if not word.startswith("-")]
+        names = [word for word in values.get("tasks") or () if not word.startswith("-")]
         of_tasks = [word for word in names if word in TASKS]
         return of_tasks[0] if len(of_tasks) == 1 and names[:1] != [LIST] else None
 

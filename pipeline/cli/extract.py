@@ -110,8 +110,8 @@ def extract(
     if kind not in KINDS:
         raise typer.BadParameter(unknown(kind, KINDS, "kind"), param_hint="KIND")
     encoder_kind = feature_kind(kind).encoders
-    own = {"family": "--encoder", "model": "--encoder", "weights": "--weights"}
-    parameters = set_values(encoder_class(encoder, encoder_kind), set_, own)
+    flags = {"family": "--encoder", "model": "--encoder", "weights": "--weights"}
+    parameters = set_values(encoder_class(encoder, encoder_kind), set_, flags)
     config = named_encoder(encoder, weights or "pretrained", encoder_kind, **parameters)
     if not (check or dry_run) and launched_workers(machine, worker, [out]):
         return

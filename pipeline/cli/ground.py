@@ -73,7 +73,7 @@ def ground(
         *_family("segmenter", segmenter, SegmenterSettings),
         *set_,
     ]
-    grounding = from_words(GroundingSettings, {}, given=set_values(GroundingSettings, words))
+    grounding = from_words(GroundingSettings, {}, extra=set_values(GroundingSettings, words))
     sets = [out, *filter(None, [cutouts])]
     if not dry_run and launched_workers(machine, worker, sets):
         return
@@ -94,15 +94,15 @@ def _family(key: str, word: str | None, base: type[FamilySettings]) -> list[str]
     """FAMILY:MODEL as ``--set`` has it; what follows the colon is the family's model or path."""
     if word is None:
         return []
-    family, _, what = word.partition(":")
+    family, _, model = word.partition(":")
     if family not in base.families:
         fault = unknown(family, base.families, base.families.what)
         raise typer.BadParameter(fault, param_hint=f"--{key}")
     fields = base.families.subclass(family, base).model_fields
-    named = next((name for name in ("model", "path") if name in fields), None)
-    if what and named is None:
+    field = next((name for name in ("model", "path") if name in fields), None)
+    if model and field is None:
         raise typer.BadParameter(
             f"{family} takes no model; give its fields with --set {key}.NAME=VALUE",
             param_hint=f"--{key}",
         )
-    return [f"{key}.family={family}", *([f"{key}.{named}={what}"] if what else [])]
+    return [f"{key}.family={family}", *([f"{key}.{field}={model}"] if model else [])]

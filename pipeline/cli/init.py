@@ -31,8 +31,8 @@ def init(
     from pipeline.params import FILE_NAME as PARAMS
 
     project = make_project(folder, names or ["scenes"])
-    if project.made:
-        print(f"{folder}: made {', '.join(project.made)}")
+    if project.created:
+        print(f"{folder}: made {', '.join(project.created)}")
     if project.kept:
         print(f"{folder}: kept {', '.join(project.kept)}")
     if project.outdated:

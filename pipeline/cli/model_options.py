@@ -32,7 +32,7 @@ def takes(
     panels: Mapping[str, str] | None = None,
     only: Collection[str] | None = None,
     names: Mapping[str, str] | None = None,
-    given: Mapping[str, Any] = MappingProxyType({}),
+    extra: Mapping[str, Any] = MappingProxyType({}),
     as_words: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command one option for each field of ``model``; its ``parameter`` is the model.
@@ -44,7 +44,7 @@ def takes(
         panel: of `PANELS`; ``panels`` has others, by field.
         only: these fields; None: all but the one that chooses the model.
         names: field → name of its option, where it differs.
-        given: fields that have no option, with their values.
+        extra: fields that have no option, with their values.
         as_words: the parameter is the text of the options instead, for `from_words`.
     """
     helps = field_help(model)
@@ -68,9 +68,9 @@ def takes(
         def call(**values: Any) -> Any:
             texts = {name: values.pop(f"{parameter}_{name}") for name in shown}
             words = {name: value for name, value in texts.items() if value not in (None, [])}
-            made = words if as_words else from_words(model, words, names, given)
+            argument = words if as_words else from_words(model, words, names, extra)
             try:
-                return command(**values, **{parameter: made})
+                return command(**values, **{parameter: argument})
             except SightlineError as error:
                 error.args = (as_typed(str(error), flags), *error.args[1:])
                 raise
@@ -80,9 +80,9 @@ def takes(
             for p in signature.parameters.values()
             if p.name != parameter
         ]
-        taken = {flag for p in kept for flag in flags_of(p)}
+        kept_flags = {flag for p in kept for flag in flags_of(p)}
         for option in options:
-            if clash := sorted(taken & flags_of(option)):
+            if clash := sorted(kept_flags & flags_of(option)):
                 raise SightlineError(
                     f"{model.__module__}.{model.__qualname__}: its field `{option.name}` would be "
                     f"the option {clash[0]}, which the command has already; rename the field"
@@ -175,8 +175,8 @@ def _option(field: FieldInfo, name: str, flag: str, about: str, panel: str) -> i
 def _in_short(about: str, values: Collection[Any]) -> str:
     """The first clause of what a field means, and what its default does; docs have the whole."""
     text = re.sub(r" \((?:see|the extra)[^)]*\)", "", about.replace("``", "").rstrip("."))
-    first, *more = re.split(r"[;.] (?![^(]*\))", text)
-    default = next((part for part in more if re.match(r"None: |by default |default: ", part)), "")
+    first, *parts = re.split(r"[;.] (?![^(]*\))", text)
+    default = next((part for part in parts if re.match(r"None: |by default |default: ", part)), "")
     word = first.split(" ")[0]
     is_symbol = len(word) == 1 and word != "a"
     if word.isascii() and not is_symbol and word not in values:
@@ -189,14 +189,14 @@ def from_words(
     model: type[Model],
     words: Mapping[str, Any],
     names: Mapping[str, str] | None = None,
-    given: Mapping[str, Any] = MappingProxyType({}),
+    extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> Model:
     """``model`` from the text of its options; misuse (exit code 2) if it refuses them.
 
     Args:
         words: field → text, or texts of a repeatable option.
         names: field → name of its option, where it differs.
-        given: further fields, which have no option, with their values.
+        extra: further fields, which have no option, with their values.
     """
     fields = model.model_fields
     values = {
@@ -204,14 +204,14 @@ def from_words(
         for name, value in words.items()
     }
     try:
-        return model.model_validate({**given, **values})
+        return model.model_validate({**extra, **values})
     except ValidationError as error:
         mistake = error.errors()[0]  # under the name of its option
-        flags = {name: _flag(name, names) for name in fields.keys() - given.keys()}
+        flags = {name: _flag(name, names) for name in fields.keys() - extra.keys()}
         message = as_typed(mistake["msg"].removeprefix("Value error, "), flags)
         place = [*map(str, mistake["loc"])]
         if place:
-            place[0] = f"--set {place[0]}" if place[0] in given else _flag(place[0], names)
+            place[0] = f"--set {place[0]}" if place[0] in extra else _flag(place[0], names)
         raise typer.BadParameter(": ".join(filter(None, (".".join(place), message)))) from error
 
 
@@ -225,14 +225,14 @@ def _of_words(arms: Sequence[Any], flag: str, value: Any) -> Any:
         return None
     if not isinstance(value, list):
         return value
-    one = len(value) == 1 and any(arm in (str, Path) for arm in arms)
+    is_single = len(value) == 1 and any(arm in (str, Path) for arm in arms)
     inner = next((get_args(arm)[1] for arm in arms if get_origin(arm) is dict), None)
-    if inner is not None and not (one and "=" not in value[0]):
+    if inner is not None and not (is_single and "=" not in value[0]):
         return {
             name: _value(types_of(inner), name, text)
             for name, text in pairs_of(value, flag).items()
         }
-    return value[0] if one else value
+    return value[0] if is_single else value
 
 
 def set_values(

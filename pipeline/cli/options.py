@@ -156,7 +156,7 @@ def print_summary(summary: SetSummary | str, as_json: bool, **fields: Any) -> No
 def print_check(checked: Checked, out: Path, as_json: bool = False) -> None:
     """Say what was compared; exit code 1 if rows differ."""
     if as_json:
-        compared = checked.found.model_dump(mode="json")
+        compared = checked.recheck.model_dump(mode="json")
         print_json(
             {"out": out.as_posix(), **compared, "equal": checked.equal, "faults": checked.faults}
         )

@@ -21,7 +21,7 @@ def _command(kind: str) -> Callable[..., None]:
 
     flags = options_in(settings)
 
-    @takes("source", settings, panel="Data", given={"kind": kind})
+    @takes("source", settings, panel="Data", extra={"kind": kind})
     def command(source: Source, out: OUT, verify: VERIFY = False, as_json: JSON = False) -> None:
         from pipeline.datasets.prepare import prepare
         from sightline.machine.progress import phase_progress

@@ -102,18 +102,18 @@ def _jobs(params: Params, jobs: int | None, devices: str | None) -> Jobs:
         )
     count = jobs or jobs_here(gpus, threads)
     per_level = re.match(r"\d+", os.environ.get(OMP, ""))  # of OpenMP, such as 4,2
-    asked = threads or (int(per_level[0]) if per_level else 0)
+    stage_threads = threads or (int(per_level[0]) if per_level else 0)
     whole = {JOBS: str(count)}
     if gpus:
         whole[VISIBLE] = ",".join(gpus)
     dividing = {"evaluate"}
     if machine.starts_workers:
         dividing |= {name for name, stage in STAGES.items() if stage.sets}
-    share_of_one = {JOBS: "1"} | ({OMP: str(asked)} if asked else {})
+    share_of_one = {JOBS: "1"} | ({OMP: str(stage_threads)} if stage_threads else {})
     return Jobs(
         slots=[share_of_one | gpu_of(gpus, index) for index in range(count)],
         whole=whole,
         alone=lambda command: not dividing.isdisjoint(stage_words(command)[:1]),
-        cores=0 if asked else cores(),
+        cores=0 if stage_threads else cores(),
         computes=lambda command: LIGHT.isdisjoint(stage_words(command)[:1]),
     )

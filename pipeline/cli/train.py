@@ -133,9 +133,9 @@ def _command(name: str) -> Callable[..., None]:
     kinds = [kind for kind in KINDS if kind in objective.model_fields]
     sets = "".join(f" --features features/{kind}" for kind in kinds)
     source = getattr(objective, "source", None)
-    what = f"Train with {source}." if isinstance(source, str) else about(objective)
+    summary = f"Train with {source}." if isinstance(source, str) else about(objective)
     train.__doc__ = (
-        f"{what}\n\nIf killed, the same command resumes.\n\n"
+        f"{summary}\n\nIf killed, the same command resumes.\n\n"
         f"Example: sightline train {name} --data data/mine{sets} --student bert-base-uncased "
         f"--out runs/{name}"
     )
@@ -162,28 +162,28 @@ def _objective(
     from sightline.cache.remote_sets import local_set
     from sightline.files.places import is_url
 
-    given = set_values(objective, set_)
-    for name in given:
+    values = set_values(objective, set_)
+    for name in values:
         if name in options_of(objective):
             flag = name.replace("_", "-")
             raise typer.BadParameter(f"{name} is an option: give --{flag}", param_hint="--set")
-    named = pairs_of([word for word in features if not _is_folder(word)], "--features")
+    folders = pairs_of([word for word in features if not _is_folder(word)], "--features")
     words_alone = [word for word in features if _is_folder(word)]
     alone = {word: FeatureSet.open(word).record.spec.kind for word in words_alone}
-    for kind, encoder in map(_kind_and_encoder, named):
+    for kind, encoder in map(_kind_and_encoder, folders):
         if kind in objective.model_fields:
-            given.setdefault(kind, encoder)
+            values.setdefault(kind, encoder)
     for word, kind in alone.items():
         if kind in objective.model_fields:
             folder = word if is_url(word) else Path(word).resolve().as_posix()
-            given.setdefault(kind, folder.rpartition("/")[2].removeprefix(f"{kind}-"))
+            values.setdefault(kind, folder.rpartition("/")[2].removeprefix(f"{kind}-"))
     try:
-        chosen = from_words(objective, words, given=given)
+        chosen = from_words(objective, words, extra=values)
     except typer.BadParameter as error:
-        if kinds := [kind for kind in objective.model_fields.keys() & KINDS if kind not in given]:
+        if kinds := [kind for kind in objective.model_fields.keys() & KINDS if kind not in values]:
             error.message += f" (--features FOLDER, a set of {' or '.join(kinds)} features)"
         raise
-    sets = {name: local_set(folder) for name, folder in named.items()}
+    sets = {name: local_set(folder) for name, folder in folders.items()}
     for word, kind in alone.items():
         sets[_need_of(chosen, word, kind, sets)] = local_set(word)
     return chosen, sets
@@ -271,16 +271,16 @@ def _make_tokens(spec: RunSpec, out: Path) -> None:
     student = spec.student
 
     def make() -> int:
-        texts, said = texts_of(data), False
+        texts, announced = texts_of(data), False
         while True:
             try:
                 return tokenize(
                     texts, student.source, student.max_length, out, data, student.prompt
                 )
             except BusyError as error:
-                if not said:
+                if not announced:
                     print(f"{spec.run}: waits for its tokens: {error}", file=sys.stderr)
-                said = True
+                announced = True
                 time.sleep(1.0)
 
     with joined(spec.device) as processes:

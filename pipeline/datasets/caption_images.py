@@ -45,8 +45,8 @@ def write_named(
         DatasetError: no caption matches an image, an image is in two splits, or as
             `pipeline.datasets.manifests.write_captioned`.
     """
-    named = NamedCaptions.of(samples, where, report, splits)
-    named.write(folder, images, report, strict=strict, root=root)
+    captions = NamedCaptions.of(samples, where, report, splits)
+    captions.write(folder, images, report, strict=strict, root=root)
 
 
 @dataclass
@@ -91,45 +91,45 @@ class NamedCaptions:
         Raises:
             DatasetError: there is no caption, or images are not named.
         """
-        named = cls(where, listed=splits, base=base)
+        captions = cls(where, listed=splits, base=base)
         other_splits, nameless, addresses = 0, list[str](), list[str]()
         foreign = None
         if report.kind not in Source.families.own:
             foreign = Source.families.subclass(report.kind, Source)
-        for each in samples:
-            if isinstance(each, Plain):
-                named.lines += each.lines
-                named.images += each.images
-                named.texts += each.texts
+        for sample in samples:
+            if isinstance(sample, Plain):
+                captions.lines += sample.lines
+                captions.images += sample.images
+                captions.texts += sample.texts
                 continue
             if foreign is not None:
-                _check(each, foreign)
-            if not isinstance(each.image, str):
+                _check(sample, foreign)
+            if not isinstance(sample.image, str):
                 raise DatasetError(
-                    f"{where}: {each.where}: image: the table holds the images themselves, "
+                    f"{where}: {sample.where}: image: the table holds the images themselves, "
                     "expected names of files; use the kind `huggingface`"
                 )
-            if each.split is None:
-                named.left_out.add(each.image)
-                other_splits += bool(each.texts)
-            elif is_address(each.image):
-                addresses.append(f"{each.where}: {each.image!a}")
-            elif each.image.strip():
-                named._add(each, each.image, each.split)
+            if sample.split is None:
+                captions.left_out.add(sample.image)
+                other_splits += bool(sample.texts)
+            elif is_address(sample.image):
+                addresses.append(f"{sample.where}: {sample.image!a}")
+            elif sample.image.strip():
+                captions._add(sample, sample.image, sample.split)
             else:
-                nameless.append(str(each.where))
+                nameless.append(str(sample.where))
         if other_splits:
             report.counts["rows_of_other_splits"] = other_splits
         report.note("rows_without_image", nameless)
         report.note("urls_in_place_of_images", addresses)
-        if not named.texts:
+        if not captions.texts:
             problems = "; ".join(report.in_words())
             raise DatasetError(
                 f"{where}: contains no captions{f' ({problems})' if problems else ''}; give a file "
                 "that holds them"
             )
-        named._complete()
-        return named
+        captions._complete()
+        return captions
 
     @property
     def _lists(self) -> str:
@@ -177,7 +177,7 @@ class NamedCaptions:
         left_out = _bare(self.left_out, names, self.base)
         of_file = names.of_file([*kept.values(), *left_out.values()])
         fits = (of_file.candidates(name) for name in left_out.values())
-        only = {path for path, *others in filter(None, fits) if not others}
+        only = {path for path, *alternatives in filter(None, fits) if not alternatives}
         return only.difference(*map(of_file.candidates, kept.values()))
 
     def write(
@@ -225,8 +225,8 @@ class NamedCaptions:
             )
         if self.listed is None:
             where = f"{self.where}, column split"
-            own = ((rows[i], self.images[i], self.splits[i], where) for i in kept if self.splits)
-            splits = _one_split_each(own, len(paths))
+            claims = ((rows[i], self.images[i], self.splits[i], where) for i in kept if self.splits)
+            splits = _one_split_each(claims, len(paths))
         caption_columns = {
             "caption_id": self._caption_ids(kept, rows, paths),
             "image_id": [paths[rows[i]] for i in kept],

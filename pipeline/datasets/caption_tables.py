@@ -102,7 +102,7 @@ _VALIDATE = TypeAdapter(_Row).validator.validate_python
 
 def of_captions(
     path: Path,
-    wanted: Mapping[str, Wanted],
+    columns: Mapping[str, Wanted],
     report: PrepareReport,
     splits: Mapping[str, str] | None = None,
     root: Path | str = "",
@@ -114,7 +114,7 @@ def of_captions(
     is read: its names start from its own folder, and its split is the folder's.
 
     Args:
-        wanted: its columns.
+        columns: those that a reader needs or can use.
         splits: value of the column of splits → our name for it; None: all, under usual names.
         root: folder of the images.
 
@@ -125,7 +125,7 @@ def of_captions(
     if path.is_dir():
         if kind := kind_of_names(os.listdir(path)):  # noqa: PTH208
             raise unexpected(path, kind, EXPECTED, OF_CAPTIONS[:2])
-        return _of_metadata(path, wanted, report, splits, root)
+        return _of_metadata(path, columns, report, splits, root)
     is_text = not path.is_file() or file_kind(path) in (None, "gzip")
     if is_text and (_is_flickr(path) or not (is_table(path) or _is_headed(path))):
         if splits is not None:
@@ -133,7 +133,7 @@ def of_captions(
         if text_suffix(path) in SUFFIXES:
             report.guess(f"{path.name}: read as lines `name.jpg#k<TAB>caption`")
         return of_flickr(path, report)
-    return CaptionTables(wanted, splits, report).only(_opened(path, wanted))
+    return CaptionTables(columns, splits, report).only(_opened(path, columns))
 
 
 def _is_headed(path: Path) -> bool:
@@ -148,17 +148,17 @@ def _is_flickr(path: Path) -> bool:
         return bool(_TOKEN.match(file.readline(_LONGEST_NAME)))
 
 
-def _opened(path: Path, wanted: Mapping[str, Wanted]) -> OutsideTable:
+def _opened(path: Path, columns: Mapping[str, Wanted]) -> OutsideTable:
     table = open_table(path, EXPECTED, OF_CAPTIONS[:2])
-    named = wanted[_IMAGE].names and wanted["caption"].names
-    if not named and (what := table.known_as(_HINTS)):
-        raise DatasetError(f"{path}: {what}")
+    are_named = columns[_IMAGE].names and columns["caption"].names
+    if not are_named and (hint := table.known_as(_HINTS)):
+        raise DatasetError(f"{path}: {hint}")
     return table
 
 
 def _of_metadata(
     folder: Path,
-    wanted: Mapping[str, Wanted],
+    columns: Mapping[str, Wanted],
     report: PrepareReport,
     splits: Mapping[str, str] | None,
     root: Path | str,
@@ -178,11 +178,11 @@ def _of_metadata(
             f"{folder}: the {_METADATA} files name images beside them; give this folder, or one "
             "above it, as `images`"
         )
-    reader = CaptionTables(wanted, splits, report)
+    reader = CaptionTables(columns, splits, report)
     for path in tables:
         below = path.parent.resolve().relative_to(Path(root).resolve()).as_posix()
         own_split = SPLITS.get(path.parent.name.lower(), "")
-        for sample in one_by_one(reader.samples(_opened(path, wanted))):
+        for sample in one_by_one(reader.samples(_opened(path, columns))):
             if isinstance(sample.image, str) and below != ".":
                 sample.image = f"{below}/{sample.image}"
             if sample.split == "":
@@ -194,7 +194,7 @@ def _of_metadata(
 def of_files_beside(
     root: Path,
     suffix: str,
-    wanted: Mapping[str, Wanted],
+    columns: Mapping[str, Wanted],
     report: PrepareReport,
     splits: Mapping[str, str] | None = None,
 ) -> Samples:
@@ -214,7 +214,7 @@ def of_files_beside(
         raise DatasetError(f"{root}: no {suffix} lies beside its images; check `beside`")
     alone = [name for name in files if len(images_of.get(_stem(name), ())) == 1]
     pairs = [(images_of[_stem(name)][0], root / name) for name in alone]
-    reader = CaptionTables(wanted, splits, report)
+    reader = CaptionTables(columns, splits, report)
     yield from reader.only(_table_beside(root, pairs))
     for name in files:
         images = images_of.get(_stem(name), [])
@@ -270,7 +270,7 @@ class CaptionTables:
     """Reads the captions of one table, or of several of a data set, into samples.
 
     Args:
-        wanted: the columns.
+        columns: those that a reader needs or can use.
         splits: value of the column of splits → our name for it; None: all, under usual names.
         report: gets what was read otherwise than it is written, and what was not read.
         held: whether the tables hold their images, or name them by path. Such tables have splits
@@ -279,15 +279,15 @@ class CaptionTables:
 
     def __init__(
         self,
-        wanted: Mapping[str, Wanted],
+        columns: Mapping[str, Wanted],
         splits: Mapping[str, str] | None,
         report: PrepareReport,
         *,
         held: bool = False,
     ) -> None:
-        left_out = (_SPLIT,) if held and not wanted[_SPLIT].names else ()
-        self._wanted = {ours: column for ours, column in wanted.items() if ours not in left_out}
-        self._split_setting = wanted[_SPLIT].setting
+        left_out = (_SPLIT,) if held and not columns[_SPLIT].names else ()
+        self._requested = {ours: column for ours, column in columns.items() if ours not in left_out}
+        self._split_setting = columns[_SPLIT].setting
         self._splits, self._report, self._held = splits, report, held
         self._values: dict[str, str] = {}  # of the column of splits → where it stands first
         self._unused_splits: set[str] = set()
@@ -296,7 +296,7 @@ class CaptionTables:
 
     def samples(self, table: OutsideTable) -> Samples:
         """The samples of a table, one for each of its rows."""
-        reader = _TableReader(table, self._wanted, self._splits, self._values, held=self._held)
+        reader = _TableReader(table, self._requested, self._splits, self._values, held=self._held)
         self._not_read |= set(table.not_read)
         yield from reader.read(self._unused_splits)
         if reader.columns != self._guessed:
@@ -316,7 +316,7 @@ class CaptionTables:
             DatasetError: a split that was chosen is nowhere.
         """
         for theirs, ours in (self._splits or {}).items():
-            if _SPLIT in self._wanted and self._values and theirs not in self._values:
+            if _SPLIT in self._requested and self._values and theirs not in self._values:
                 raise DatasetError(
                     f"{next(iter(self._values.values()))}: no row has {theirs!r}, which "
                     f"`splits.{ours}` names; it has "
@@ -336,15 +336,15 @@ class _TableReader:
     def __init__(
         self,
         table: OutsideTable,
-        wanted: Mapping[str, Wanted],
+        requested: Mapping[str, Wanted],
         splits: Mapping[str, str] | None,
         values: dict[str, str],
         *,
         held: bool,
     ) -> None:
-        self._table, self._wanted, self._splits, self._values = table, wanted, splits, values
-        self.columns = choose(table, wanted)
-        if splits is not None and _SPLIT in wanted and _SPLIT not in self.columns:
+        self._table, self._requested, self._splits, self._values = table, requested, splits, values
+        self.columns = choose(table, requested)
+        if splits is not None and _SPLIT in requested and _SPLIT not in self.columns:
             raise no_splits(table.path)
         self._labels = self._labels_of(self.columns.get(_SPLIT, ()))
         self._require_types(held)
@@ -562,14 +562,14 @@ class _TableReader:
                     listed = ", ".join(f"{field.name}: {field.type}" for field in schema)[:500]
                     raise DatasetError(
                         f"{self._table.path}: column {name!r} is {kind}, expected {expected}; name "
-                        f"another column with `{self._wanted[ours].setting}` ({listed})"
+                        f"another column with `{self._requested[ours].setting}` ({listed})"
                     )
 
     def _unused_column(self) -> tuple[str, ...]:
         """A column of splits that says nothing here: it is mentioned with its values."""
         table = self._table
-        there = _SPLIT not in self._wanted and table.not_read.count(_SPLIT) == 1
-        if not there or table.schema is None:
+        is_unread = _SPLIT not in self._requested and table.not_read.count(_SPLIT) == 1
+        if not is_unread or table.schema is None:
             return ()
         self._labels = self._labels_of((_SPLIT,))
         if not self._labels and plain_type(table.schema.field(_SPLIT).type) != "string":

@@ -93,7 +93,7 @@ class HuggingFaceSource(Source):
             raise ValueError("give `path` (on disk) or `name` (on the hub), but not both")
         if self.name is None and self.revision is not None:
             raise ValueError("`revision` belongs to a data set on the hub: give its `name`")
-        values = (one for several in (self.splits or {}).values() for one in as_columns(several))
+        values = (name for several in (self.splits or {}).values() for name in as_columns(several))
         for theirs, count in Counter(values).items():
             if count > 1:
                 raise ValueError(
@@ -148,13 +148,13 @@ class HuggingFaceSource(Source):
             fetch(self.name, Path(listing.folder).name, list(map(glob.escape, names)))
         report.warn("missing_files", missing_numbers(Path(listing.folder, name) for name in names))
         if self.config is None and not listing.is_saved:
-            known = {name for names in by_split.values() for name in names}
-            report.note("tables_not_read", sorted(set(listing.tables) - known))
-        wanted = wanted_of_captions(
+            listed = {name for names in by_split.values() for name in names}
+            report.note("tables_not_read", sorted(set(listing.tables) - listed))
+        columns = wanted_of_captions(
             self.image_column, self.caption_column, self.split_column, self.caption_id_column
         )
         splits = chosen_splits(self.splits) if self.split_column else None
-        reader = CaptionTables(wanted, splits, report, held=True)
+        reader = CaptionTables(columns, splits, report, held=True)
 
         def samples(name: str, split: str) -> Samples:
             for sample in one_by_one(reader.samples(_opened(path_below(listing.folder, name)))):

@@ -172,7 +172,7 @@ class Shard(NamedTuple):
 
     name: str
     split: str
-    found: FileState
+    file: FileState
 
 
 def find_shards(root: Path | str, patterns: Sequence[str]) -> dict[str, FileState]:
@@ -216,7 +216,7 @@ def _matches(root: Path | str, glob: str) -> dict[str, FileState]:
         return storage.files_below(str(root), glob)
     paths = Path(root).glob(glob)
     looks = {path.relative_to(root).as_posix(): look(path) for path in paths}
-    return {name: found for name, found in looks.items() if found is not None}
+    return {name: file for name, file in looks.items() if file is not None}
 
 
 def _names_in(root: Path | str) -> list[str]:
@@ -233,7 +233,7 @@ def note_others(root: Path | str, shards: Set[str], report: PrepareReport) -> No
         names = [*storage.files_below(str(root))]
     else:
         names = [*files_below(Path(root), Path(root), report.ignored)]
-    others = sorted({*names} - shards, key=lambda name: name.split("/"))
-    tars = [name for name in others if _TAR.search(name.rpartition("/")[2])]
+    unread = sorted({*names} - shards, key=lambda name: name.split("/"))
+    tars = [name for name in unread if _TAR.search(name.rpartition("/")[2])]
     report.note("shards_not_read", tars)
-    report.ignored += Counter(suffix_of(name) for name in {*others} - {*tars})
+    report.ignored += Counter(suffix_of(name) for name in {*unread} - {*tars})

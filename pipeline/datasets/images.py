@@ -103,7 +103,7 @@ def _read_all(
     """What `_read` returns of every image, from memory where its file has not changed: [n, 40]."""
     base, paths = base_of(root), [*files]
     names = [f"{shown(base)}/{path}" for path in paths]
-    states = [f"{read_by()} {found.state}" if found.state else "" for found in files.values()]
+    states = [f"{read_by()} {file.state}" if file.state else "" for file in files.values()]
     images = np.zeros((len(paths), _IMAGE_BYTES), dtype=np.uint8)
     failed: dict[str, StorageError] = {}
 
@@ -114,10 +114,10 @@ def _read_all(
         memory.keep([names[row] for row in rows], [states[row] for row in rows], readable)
 
     with any_pixel_count(), reading(readers(base)) as pool:
-        known = memory.recall(names, states)
-        there = known.drop_null().cast(pa.binary(_IMAGE_BYTES))
-        images[known.is_valid()] = key_column(there, _IMAGE_BYTES)
-        unknown = [row for row, value in enumerate(known.is_valid().to_pylist()) if not value]
+        recalled = memory.recall(names, states)
+        stored = recalled.drop_null().cast(pa.binary(_IMAGE_BYTES))
+        images[recalled.is_valid()] = key_column(stored, _IMAGE_BYTES)
+        unknown = [row for row, value in enumerate(recalled.is_valid().to_pylist()) if not value]
         size = _BATCH if isinstance(base, Path) else 1
         batches = [unknown[start : start + size] for start in range(0, len(unknown), size)]
         done = len(paths) - len(unknown)
@@ -154,7 +154,7 @@ def found_images(folder: Path | str, root: Path | str) -> tuple[dict[str, FileSt
         files, ignored = _files_elsewhere(str(folder), root)
     else:
         files, ignored = _files_here(Path(folder), Path(root))
-    images = {_usable(path, folder): found for path, found in files.items()}
+    images = {_usable(path, folder): file for path, file in files.items()}
     if not images:
         raise DatasetError(
             f"{shown(folder)}: no images in this folder ({ignored.total()} other files or hidden "
@@ -174,8 +174,8 @@ def _files_here(folder: Path, root: Path) -> tuple[dict[str, FileState], Counter
         place, suffix = f"{root}/{path}", suffix_of(path)
         if suffix not in image_suffixes():
             ignored[suffix] += 1
-        elif (found := look(place)) is not None:
-            images[path] = found
+        elif (file := look(place)) is not None:
+            images[path] = file
         elif os.path.exists(place):  # noqa: PTH110  a pipe or a device: reading it may not end
             ignored[suffix] += 1
         else:
@@ -189,15 +189,15 @@ def _files_elsewhere(folder: str, root: Path | str) -> tuple[dict[str, FileState
     before = shown(base).removeprefix(shown(base_of(root))).strip("/")
     start = f"{before}/" if before else ""
     if base != folder:
-        named = named_files(base, shown(folder).removeprefix(f"{shown(base)}/"))
-        return {start + name: found for name, found in named.items()}, Counter()
+        files = named_files(base, shown(folder).removeprefix(f"{shown(base)}/"))
+        return {start + name: file for name, file in files.items()}, Counter()
     images: dict[str, FileState] = {}
     ignored: Counter[str] = Counter()
-    for name, found in storage.files_below(folder).items():
+    for name, file in storage.files_below(folder).items():
         hidden = any(part.startswith(".") for part in name.split("/")[:-1])
         suffix = HIDDEN_FOLDERS if hidden else suffix_of(name)
         if suffix in image_suffixes():
-            images[start + name] = found
+            images[start + name] = file
         else:
             ignored[suffix] += 1
     return images, ignored
@@ -207,7 +207,7 @@ def named_files(root: Path | str, pattern: str) -> dict[str, FileState]:
     """The files that a pattern without * names, such as ``{00..41}.tar``, by their names."""
     names = expanded(pattern)
     looks = look_at_all([path_below(root, name) for name in names])
-    files = {name: found for name, found in zip(names, looks, strict=True) if found is not None}
+    files = {name: file for name, file in zip(names, looks, strict=True) if file is not None}
     if missing := [name for name in names if name not in files]:
         raise DatasetError(
             f"{shown(root)}: {len(missing):,} of the {len(names):,} files that {pattern!r} names "
@@ -254,13 +254,13 @@ def _usable(path: str, folder: Path | str) -> str:
     return path
 
 
-def _read(root: Path | str, path: str, found: FileState, failed: dict[str, StorageError]) -> bytes:
+def _read(root: Path | str, path: str, state: FileState, failed: dict[str, StorageError]) -> bytes:
     """Key, width and height of an image file; one that cannot be opened has a key from its name.
 
     What may be read another time is added to ``failed``.
     """
     try:
-        with opened(path_below(root, path), found) as file:
+        with opened(path_below(root, path), state) as file:
             digest = hashlib.file_digest(cast("BytesIO", file), "sha256").digest()
             file.seek(0)
             return digest + np.array(upright_size(file), np.int32).tobytes()

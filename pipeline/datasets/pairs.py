@@ -118,7 +118,7 @@ class PairsSource(Source):
             ]
         values = {n: v for n, v in (self.splits or {}).items() if isinstance(v, list)}
         chosen = chosen_splits(values) if values else None
-        wanted = wanted_of_captions(
+        columns = wanted_of_captions(
             self.image_column, self.caption_column, self.split_column, self.caption_id_column
         )
         if self.beside is not None:
@@ -127,11 +127,11 @@ class PairsSource(Source):
                     f"{shown(self.images)}: `beside` reads captions beside images on this machine; "
                     "write them into a table, and give it as `captions`"
                 )
-            samples = of_files_beside(Path(self.images), self.beside, wanted, report, chosen)
+            samples = of_files_beside(Path(self.images), self.beside, columns, report, chosen)
         elif self.captions is not None:
             root = base_of(self.images)
             base = _folder_below(self.captions, root)
-            samples = of_captions(self.captions, wanted, report, chosen, root)
+            samples = of_captions(self.captions, columns, report, chosen, root)
         elif chosen is not None:
             raise no_splits(where)
         return NamedCaptions.of(samples, where, report, splits, base)

@@ -92,9 +92,9 @@ def prepare(
             raise wrong(source, "files that prepare did not write", missing, "every manifest")
         for name, schema in _SCHEMAS.items():
             columns = dict(zip(schema.names, in_file(schema).types, strict=True))
-            written = read_schema(folder / name)
-            if dict(zip(written.names, written.types, strict=True)) != columns:
-                raise wrong(source, f"columns of {name}", written.names, f"{columns}")
+            file_schema = read_schema(folder / name)
+            if dict(zip(file_schema.names, file_schema.types, strict=True)) != columns:
+                raise wrong(source, f"columns of {name}", file_schema.names, f"{columns}")
         if source.has_pairs and not (folder / "images").is_dir():
             root = source.image_root(folder)
             report.facts[IMAGE_ROOT] = shown(root) if is_url(root) else _path_from(out, Path(root))

@@ -81,17 +81,17 @@ Split = tuple[str, str, str]
 
 def one_by_one(samples: Samples) -> Iterator[Sample]:
     """Samples without columns among them."""
-    for each in samples:
-        if isinstance(each, Plain):
-            yield from each.samples()
+    for sample in samples:
+        if isinstance(sample, Plain):
+            yield from sample.samples()
         else:
-            yield each
+            yield sample
 
 
 def splits_in(samples: Iterable[Sample], where: str) -> list[Split]:
     """The split of each image that samples of the file ``where`` name."""
-    named = ((each.image, each.split) for each in samples if isinstance(each.image, str))
-    return list(dict.fromkeys((name, split, where) for name, split in named if split is not None))
+    splits = ((sample.image, sample.split) for sample in samples if isinstance(sample.image, str))
+    return list(dict.fromkeys((name, split, where) for name, split in splits if split is not None))
 
 
 def captions_in(text: str) -> list[str]:
@@ -168,10 +168,10 @@ def of_karpathy(path: Path, report: PrepareReport, restval: str | None = "restva
             damaged.checked(_SENTENCE, sentence, f"images[{number}].sentences[{k}]")
             for k, sentence in enumerate(image.get("sentences") or [])
         ]
-        kept = [(str(k), each["raw"]) for k, each in enumerate(sentences) if each is not None]
+        kept = [(str(k), entry["raw"]) for k, entry in enumerate(sentences) if entry is not None]
         numbers, texts = [k for k, _ in kept], [text for _, text in kept]
         samples.append(Sample("", name, texts, ours, numbers=numbers))
-    damaged.note(report, any(each.texts for each in samples))
+    damaged.note(report, any(sample.texts for sample in samples))
     return samples
 
 
@@ -278,17 +278,17 @@ class _Damaged:
             self._faults.append(refusal(self._path, error, where))
             return None
 
-    def note(self, report: PrepareReport, some: bool) -> None:
+    def note(self, report: PrepareReport, any_sound: bool) -> None:
         """Report what is damaged.
 
         Args:
-            some: whether any item is not.
+            any_sound: whether any item is not.
 
         Raises:
             SightlineError: none is sound, so that the file is of another form.
         """
-        if self._faults and not some:
+        if self._faults and not any_sound:
             further = len(self._faults) - 1
-            more = f" ({further:,} more such faults in this file)" if further else ""
-            raise SightlineError(f"{self._faults[0]}{more}")
+            remark = f" ({further:,} more such faults in this file)" if further else ""
+            raise SightlineError(f"{self._faults[0]}{remark}")
         report.note("unusable_captions", map(str, self._faults))

@@ -74,8 +74,8 @@ class SentencesSource(Source):
         if self.column is None and not is_table(self.path):
             return require_one_column(self.path, read_lines(self.path, EXPECTED))
         table = open_table(self.path, EXPECTED, ["sentence"])
-        wanted = {"sentence": Wanted(as_columns(self.column), "column")}
-        (column,) = choose(table, wanted)["sentence"]
+        columns = {"sentence": Wanted(as_columns(self.column), "column")}
+        (column,) = choose(table, columns)["sentence"]
         texts: list[str] = []
         for number, (value,) in table.read([column]):
             if not isinstance(value, str | None):

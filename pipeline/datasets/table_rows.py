@@ -82,8 +82,8 @@ def rows_to_manifests(
                 progress("reading", done, max(total, done), "rows")
 
     table = table_of(Path(where), first.schema, read)
-    wanted = wanted_of_captions(image, caption, split, caption_id, "{}")
-    reader = CaptionTables(wanted, chosen_splits(splits), report, held=True)
+    columns = wanted_of_captions(image, caption, split, caption_id, "{}")
+    reader = CaptionTables(columns, chosen_splits(splits), report, held=True)
     write_held(
         folder,
         [("rows", "", reader.only(table))],

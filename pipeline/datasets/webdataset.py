@@ -142,9 +142,9 @@ class WebDatasetSource(Source):
                 images with captions.
         """
         shards = [
-            Shard(name, split_name(split, "splits") if split else "", found)
+            Shard(name, split_name(split, "splits") if split else "", file)
             for split, patterns in self._patterns().items()
-            for name, found in find_shards(self.images, patterns).items()
+            for name, file in find_shards(self.images, patterns).items()
         ]
         names = [shard.name for shard in shards]
         if len({*names}) < len(shards):
@@ -181,14 +181,14 @@ class _Parts:
         image: ending of the image, with the dot; None: every suffix of an image.
         text: ending of the caption.
         schema: of the text, if it is JSON; its captions are in one field.
-        seen: endings in the shards → how many members have them.
+        endings: in the shards → how many members have them.
         fields: those of a member that is JSON.
     """
 
     image: str | None
     text: str
     schema: type[BaseModel] | None
-    seen: Counter[str] = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
     fields: tuple[str, ...] = ()
 
     @classmethod
@@ -211,8 +211,8 @@ class _Parts:
 
     def look(self, file: IO[bytes], member: Member, ending: str) -> None:
         """Remember the ending of a member, and the fields of the first that is JSON."""
-        if ending in self.seen or len(self.seen) < _MOST_ENDINGS:
-            self.seen[ending] += 1
+        if ending in self.endings or len(self.endings) < _MOST_ENDINGS:
+            self.endings[ending] += 1
         if ending.endswith(".json") and not self.fields and member.length <= _MOST_TEXT:
             with suppress(ValueError):
                 self.fields = tuple(OBJECT.validate_json(_bytes_of(member, file)))
@@ -236,9 +236,9 @@ class _Parts:
 
     def hint(self, report: PrepareReport) -> str:
         """What the samples consist of, if nothing else explains why none could be used."""
-        if report.counts.get("captions") or not self.seen:
+        if report.counts.get("captions") or not self.endings:
             return ""
-        parts = ", ".join(ascii(end[1:])[1:-1] for end, _ in self.seen.most_common(_MOST_PARTS))
+        parts = ", ".join(ascii(end[1:])[1:-1] for end, _ in self.endings.most_common(_MOST_PARTS))
         choices = f"; its samples have the parts {parts}: choose them with `image_part` and "
         choices += "`caption_part`"
         names = ", ".join(self.fields[:_MOST_PARTS])
@@ -262,13 +262,13 @@ def _read_all(
     """
     names = [f"{shown(root)}/{shard.name}" for shard in shards]
     states = [
-        f"{read_by()} {parts.digest} {shard.split} {shard.found.state}" if shard.found.state else ""
+        f"{read_by()} {parts.digest} {shard.split} {shard.file.state}" if shard.file.state else ""
         for shard in shards
     ]
-    known = memory.recall(names, states)
+    recalled = memory.recall(names, states)
 
     def rows_of(number: int) -> ManifestRows:
-        if (packed := known[number].as_py()) is not None:
+        if (packed := recalled[number].as_py()) is not None:
             return ManifestRows.unpacked(packed)
         rows, shard = ManifestRows(), shards[number]
         try:
@@ -309,7 +309,7 @@ def of_shard(
     path = shard.name
     place = path_below(root, path)
     try:
-        file = opened(place, shard.found)
+        file = opened(place, shard.file)
     except OSError as error:
         raise DatasetError(f"{place}: cannot be read ({error.strerror})") from error
     with file:
@@ -337,7 +337,7 @@ def of_shard(
                 rows.problem("images_whose_key_has_another", f"{path}/{name}")
             else:
                 rows.problem("captions_whose_key_has_another", f"{path}/{name}")
-    if is_url(place) and look(place) != shard.found:
+    if is_url(place) and look(place) != shard.file:
         raise StorageError(place, "it changed while it was read", lasting=False)
     for of_key in keys.values():
         if "image" not in of_key:
@@ -362,7 +362,7 @@ def of_shard(
 def _note_dotted(
     rows: ManifestRows,
     path: str,
-    others: list[tuple[str, str, str]],
+    members: list[tuple[str, str, str]],
     keys: dict[str, _Key],
     suffix: str,
 ) -> None:
@@ -373,10 +373,10 @@ def _note_dotted(
     """
     captioned = {
         (folder, base[: -len(suffix)])
-        for folder, _, base in others
+        for folder, _, base in members
         if base.lower().endswith(suffix)
     }
-    for folder, stem, base in others:
+    for folder, stem, base in members:
         key, ending = os.path.splitext(base)  # noqa: PTH122
         if "." not in key or base.startswith("."):
             rows.ignored[suffix_of(base)] += 1

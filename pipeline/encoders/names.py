@@ -40,8 +40,8 @@ def named_encoder(
             weights, or an option that does not apply to this encoder.
     """
     family, model = _family_and_model(name, kind)
-    if taken := [each for each in ("family", "model") if each in parameters]:
-        raise SightlineError(f"{name}: its name says {' and '.join(taken)} already; leave it out")
+    if clashes := [key for key in ("family", "model") if key in parameters]:
+        raise SightlineError(f"{name}: its name says {' and '.join(clashes)} already; leave it out")
     try:
         return EncoderConfig.model_validate(
             {"family": family, "model": model, "weights": weights, **parameters}

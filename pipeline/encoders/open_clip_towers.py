@@ -247,9 +247,9 @@ def _text_config(architecture: Mapping[str, Any], name: str, file: Path | None) 
         text.hf_model_name = _located(text.hf_model_name, file)
         Pretrained(text.hf_model_name).config()
     if text.hf_tokenizer_name:
-        own = file and file.name == OPEN_CLIP_FILE and file.with_name("tokenizer_config.json")
-        if own and own.is_file():  # as open_clip does, whatever the name
-            text.hf_tokenizer_name = str(own.parent.absolute())
+        settings = file and file.name == OPEN_CLIP_FILE and file.with_name("tokenizer_config.json")
+        if settings and settings.is_file():  # as open_clip does, whatever the name
+            text.hf_tokenizer_name = str(settings.parent.absolute())
         text.hf_tokenizer_name = _located(text.hf_tokenizer_name, file)
     return text
 
@@ -340,8 +340,8 @@ def _folder(config: OpenClipConfig) -> Pretrained | None:
     """The folder or hub model, written by open_clip's ``push_to_hf_hub``, that `config` names."""
     name = config.model.removeprefix("local-dir:")
     on_hub = name.removeprefix("hf-hub:")
-    known = config.model.replace("/", "-") in _open_clip().list_models()
-    if on_hub != name or (Path(name).is_dir() and not known):
+    is_listed = config.model.replace("/", "-") in _open_clip().list_models()
+    if on_hub != name or (Path(name).is_dir() and not is_listed):
         return Pretrained(on_hub, config.weights_spec.revision)
     return None
 

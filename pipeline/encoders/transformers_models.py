@@ -360,8 +360,9 @@ def _prompt(config: TransformersConfig, recipe: Recipe) -> str:
     """What comes before every text: the user's words, or those that the folder has for a name."""
     name = config.prompt_name
     if name is None:
-        own = recipe.prompt if config.pooling is None else ""  # a given pooling is the bare encoder
-        return own if config.prompt is None else config.prompt
+        # a given pooling is the bare encoder
+        default = recipe.prompt if config.pooling is None else ""
+        return default if config.prompt is None else config.prompt
     if config.prompt is not None:
         raise SightlineError(f"{config.model}: prompt and prompt_name are both given; choose one")
     if name not in recipe.prompts:

@@ -237,11 +237,11 @@ def identity_of(
     if spec.kind == "file":
         file = Path(value)
         value, notes = file.name, [file.with_suffix(f".{_PROVENANCE}"), file.parent / _PROVENANCE]
-    written = f"{spec.kind}:{value}" if value else spec.kind
+    origin = f"{spec.kind}:{value}" if value else spec.kind
     digest = checkpoint_sha256(source) if published and source else None
     return EncoderRecord(
         name=name,
-        source=written + _provenance(notes),
+        source=origin + _provenance(notes),
         revision=revision if published else "",
         weights_sha256=digest or state_dict_sha256(model.state_dict()),
         untrained=spec.kind == "random",

@@ -30,14 +30,14 @@ class Ended:
     Attributes:
         name: such as ``worker 0/2 on cpu``.
         status: of its process; negative: the signal that killed it.
-        printed, said: what it wrote to standard output and to standard error.
+        printed, stderr: what it wrote to standard output and to standard error.
         when: it last wrote to standard output, in seconds since the epoch.
     """
 
     name: str
     status: int
     printed: str
-    said: str
+    stderr: str
     when: float = 0.0
 
     @property
@@ -47,8 +47,8 @@ class Ended:
             return ""
         if self.status < 0:
             return f"{self.name} {killed_by(-self.status)}"
-        _, marker, message = f"\n{self.said}".partition(f"\n{_ERROR}")
-        return message.strip() if marker else f"{self.name}: {self.said.strip() or self.status}"
+        _, marker, message = f"\n{self.stderr}".partition(f"\n{_ERROR}")
+        return message.strip() if marker else f"{self.name}: {self.stderr.strip() or self.status}"
 
 
 def of_worker(command: Sequence[str], worker: WorkerNumber, device: str) -> list[str]:

@@ -88,10 +88,10 @@ def keep_if_equal(job: Job, record: SetRecord, encode: Callable[[Job], object]) 
     changed = f"{job.out}: the code that made its rows has changed"
     try:
         stored, _ = read_index(job.out, record, digests=True)
-        wanted = at(job.keys, unique_sorted(job.keys))
-        known = picked(wanted, stored.find(wanted) >= 0)
-        places = np.random.default_rng(0).choice(len(known), min(_ROWS, len(known)), replace=False)
-        sample = known[np.sort(places)]
+        distinct = at(job.keys, unique_sorted(job.keys))
+        held = picked(distinct, stored.find(distinct) >= 0)
+        places = np.random.default_rng(0).choice(len(held), min(_ROWS, len(held)), replace=False)
+        sample = held[np.sort(places)]
         differing = _differing(job, stored, sample, encode)
     except CacheError as error:  # of a damaged set
         return f"{changed}, and they cannot be compared: {error}"
@@ -114,12 +114,12 @@ def _differing(job: Job, stored: Rows, keys: Keys, encode: Callable[[Job], objec
         again = replace(job, out=Path(scratch) / "set", keys=at(job.keys, chosen), **options)
         encode(again)
         new, _ = read_index(again.out, read_record(again.out), digests=True)
-        here = picked(keys, new.find(keys) >= 0)
+        encoded = picked(keys, new.find(keys) >= 0)
         assert stored.digests is not None
         assert new.digests is not None
-        equal = (stored.digests[stored.find(here)] == new.digests[new.find(here)]).all(axis=1)
-        if isinstance(job.spec, FeatureSpec) and len(here):
-            rows = [FeatureSet.open(folder).take(here) for folder in (job.out, again.out)]
+        equal = (stored.digests[stored.find(encoded)] == new.digests[new.find(encoded)]).all(axis=1)
+        if isinstance(job.spec, FeatureSpec) and len(encoded):
+            rows = [FeatureSet.open(folder).take(encoded) for folder in (job.out, again.out)]
             equal |= ~Agreement.of(*rows).differs
     return len(keys) - int(equal.sum())
 
@@ -161,8 +161,8 @@ def stays_unchecked(
         rows, failed = read_index(folder, record)
     except CacheError:
         return ""
-    spec, wanted = record.spec, at(keys, unique_sorted(keys))
-    absent = picked(wanted, rows.find(wanted) < 0)
+    spec, distinct = record.spec, at(keys, unique_sorted(keys))
+    absent = picked(distinct, rows.find(distinct) < 0)
     same = agrees(config, named_in(spec.preprocessing, "encoder"))
     same &= spec.dtype == settings.dtype and spec.precision.startswith(settings.precision)
     is_changed = spec.code not in ("", code)

@@ -209,10 +209,10 @@ def read_place(place: Place) -> bytes:
         try:
             return read(*place.span)
         except StorageError:
-            found = look(place.path)  # of a server that has died, its error
-            if found is None:
+            state = look(place.path)  # of a server that has died, its error
+            if state is None:
                 raise ImageError("missing", "no such file") from None
-            _require_inside(place, found.size)
+            _require_inside(place, state.size)
             raise
     path = Path(place.path)
     if not stat.S_ISREG(path.stat().st_mode):  # reading it may not end

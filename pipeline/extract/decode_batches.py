@@ -133,12 +133,12 @@ class _BatchDecoder(Dataset[tuple[Tensor, Tensor]]):
     read: EntryDecoder
 
     def __getitem__(self, entries: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        said: Sequence[object] | StorageError
+        outcome: Sequence[object] | StorageError
         try:
-            pixels, *said = decode_batch(entries, self.batch_size, self.read)
+            pixels, *outcome = decode_batch(entries, self.batch_size, self.read)
         except StorageError as error:  # PyTorch would hand it on as text
-            pixels, said = torch.empty(0, dtype=torch.uint8), error
-        pickled = torch.frombuffer(bytearray(pickle.dumps(said)), dtype=torch.uint8)
+            pixels, outcome = torch.empty(0, dtype=torch.uint8), error
+        pickled = torch.frombuffer(bytearray(pickle.dumps(outcome)), dtype=torch.uint8)
         if get_worker_info() is not None:
             try:
                 pixels.share_memory_()
@@ -196,10 +196,10 @@ def decoded_batches(
     )
     try:
         for pixels, pickled in _watched(loader):
-            said = pickle.loads(pickled.numpy().data)
-            if isinstance(said, StorageError):
-                raise said
-            yield Decoded(pixels, *said)
+            outcome = pickle.loads(pickled.numpy().data)
+            if isinstance(outcome, StorageError):
+                raise outcome
+            yield Decoded(pixels, *outcome)
     except _NotShared as error:
         reason = str(error).splitlines()[-1]  # below the traceback of the decode process
         raise _too_little_shared(decoder.needed(workers), workers, reason) from error
@@ -232,12 +232,12 @@ def _require_shared_memory(needed: int, workers: int) -> None:
 
 
 def _too_little_shared(needed: int, workers: int, reason: str = "") -> SightlineError:
-    there = "cannot be used"
+    problem = "cannot be used"
     if _SHARED.is_dir():
         usage = shutil.disk_usage(_SHARED)
-        there = f"has {in_bytes(usage.free)} free of {in_bytes(usage.total)}"
+        problem = f"has {in_bytes(usage.free)} free of {in_bytes(usage.total)}"
     return SightlineError(
-        f"{_SHARED} {there}, and the batches of the decode processes ({workers}) need "
+        f"{_SHARED} {problem}, and the batches of the decode processes ({workers}) need "
         f"{in_bytes(needed)}{reason and f' ({reason})'}; give the container more shared memory "
         "(docker run --shm-size or --ipc=host), take smaller batches (--batch-size), or decode "
         "without processes (--workers 0)"

@@ -105,8 +105,8 @@ def fill_features(
         job = extract_job(inputs, config, out, settings, machine)
     except SightlineError as error:
         code = code_of_rows(inputs.kind, config)
-        if said := stays_unchecked(out, inputs.entries.keys, config, settings, code):
-            return f"{said} ({error})"
+        if remark := stays_unchecked(out, inputs.entries.keys, config, settings, code):
+            return f"{remark} ({error})"
         raise
     return run(job, settings.max_failed, machine, options)
 
@@ -138,8 +138,8 @@ def extract_job(
     needs_device = config.needs_device
     device = use_device(machine.device) if needs_device else pick_device("cpu")
     encoder = checked_encoder(build(device, settings.precision), build, kind.builder)
-    named = {"encoder": identity(config), "extract": identity(settings)}
-    job = feature_job(inputs, encoder, out, settings, machine.workers, named)
+    identities = {"encoder": identity(config), "extract": identity(settings)}
+    job = feature_job(inputs, encoder, out, settings, machine.workers, identities)
     spec = job.spec.model_copy(update={"code": code_of_rows(inputs.kind, config)})
     return replace(job, spec=spec, needs_device=needs_device)
 
@@ -214,7 +214,7 @@ def feature_job(
     out: Path,
     settings: ExtractSettings,
     workers: int = 0,
-    named: Mapping[str, Mapping[str, object]] = {},
+    identities: Mapping[str, Mapping[str, object]] = {},
 ) -> Job:
     """Encoding ``inputs`` into the feature set ``out``.
 
@@ -227,7 +227,7 @@ def feature_job(
         encoder: what the kind's builder has made: a `TextEncoder` for texts, an `ImageEncoder` or
             `ImageFileEncoder` for images and objects.
         workers: processes that decode images (0: none besides this one).
-        named: settings that the rows are named by, besides what ``encoder`` says of itself.
+        identities: settings that the rows are named by, besides what ``encoder`` says of itself.
 
     Raises:
         SightlineError: nothing to encode.
@@ -248,7 +248,7 @@ def feature_job(
     spec = FeatureSpec(
         kind=inputs.kind,
         encoder=encoder.identity,
-        preprocessing={**encoding.preprocessing, **also(named)},
+        preprocessing={**encoding.preprocessing, **also(identities)},
         precision=precision_rule(encoder, "fp32" if service else settings.precision),
         dim=encoder.dim,
         dtype=settings.dtype,
@@ -282,10 +282,10 @@ def _checked_results(
     """The results of ``compute``, which ``encode`` of a kind has made: each as it must be."""
     results = compute(batches, advance)
     for result in results:
-        what = "a result of `compute`"
-        expect(result, BatchResult, encode, what)
+        subject = "a result of `compute`"
+        expect(result, BatchResult, encode, subject)
         shape = sum(good_rows(result.batch, result.failed)), dim
-        expect_array(result.rows, "float32", shape, encode, f"{what}, rows that did not fail")
+        expect_array(result.rows, "float32", shape, encode, f"{subject}, rows that did not fail")
         yield result
 
 

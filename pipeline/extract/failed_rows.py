@@ -21,19 +21,19 @@ def named_failures(writer: SetWriter) -> tuple[str, ...]:
     """Up to three failed rows with their reasons, and where all of them are listed."""
     # a pulled set comes without the list
     failures = sorted(writer.failures.items())
-    lines = [f"  {each['path'] or key.hex()[:16]}: {each['reason']}" for key, each in failures[:3]]
+    lines = [f"  {row['path'] or key.hex()[:16]}: {row['reason']}" for key, row in failures[:3]]
     further = f"{len(failures) - 3:,} more in " if len(failures) > 3 else ""
     return (*lines, f"  {further}{writer.run_folder / FAILURES}") if lines else ()
 
 
 def check_failures(
-    summary: SetSummary, total: int, max_failed: float, codes: Collection[str], *, asked: bool
+    summary: SetSummary, total: int, max_failed: float, codes: Collection[str], *, of_service: bool
 ) -> None:
     """Raise SightlineError, with examples, if more failed than ``max_failed`` allows, or all did.
 
     Args:
         codes: of the failures, for what to do about them.
-        asked: a service was asked, which may answer otherwise the next time.
+        of_service: a service was asked, which may answer otherwise the next time.
     """
     out, unit, failed = summary.folder, summary.unit, summary.failed
     if not total:
@@ -48,7 +48,7 @@ def check_failures(
     remedies: list[str] = []
     if absent := _ABSENT.intersection(codes):
         remedies.append("put back what is missing and rerun with --retry-failed")
-    if asked:
+    if of_service:
         remedies.append("ask again for the failed ones alone, with --retry-failed")
     if set(codes) - absent - {NOT_FINITE, UNDERFLOW} or not codes:
         remedies.append(

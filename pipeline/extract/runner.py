@@ -291,8 +291,8 @@ def run(
         remarks=tuple(remarks),
         failures=named_failures(writer),
     )
-    codes = {each["code"] for each in writer.failures.values()}
-    check_failures(summary, counts.wanted, max_failed, codes, asked=job.service is not None)
+    codes = {failure["code"] for failure in writer.failures.values()}
+    check_failures(summary, counts.wanted, max_failed, codes, of_service=job.service is not None)
     return summary
 
 

@@ -154,15 +154,15 @@ class Machine(Settings):
     @field_validator("track", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
-        given = value if isinstance(value, list | tuple) else [value]
-        return [part.strip() for word in given for part in str(word).split(",")]
+        values = value if isinstance(value, list | tuple) else [value]
+        return [part.strip() for word in values for part in str(word).split(",")]
 
     @field_validator("devices", mode="before")
     @classmethod
     def _in_full(cls, value: Any) -> tuple[str, ...]:
         """Full names, each once: ``0`` is ``cuda:0``, and ``0,1`` a list; none is ``auto``."""
-        given = value if isinstance(value, list | tuple) else [value]
-        words = [part for word in given for part in str(word).split(",")]
+        values = value if isinstance(value, list | tuple) else [value]
+        words = [part for word in values for part in str(word).split(",")]
         names: list[str] = []
         for device in words:
             word = device.strip()

@@ -214,24 +214,24 @@ class BlockGrounder:
 
         A call of which an image is refused is made again, once, for each of its images alone.
         """
-        asked = [
+        inputs = [
             (_input_of(self._grounder, image.file), caption)
             for image, caption in queries
             if image.file is not None
         ]
         answers: Sequence[Answer] = []
         try:
-            if asked:
-                images, captions = zip(*asked, strict=True)
-                found = self._ask(images, captions)
-                answers = checked_answers(self._grounder, found, captions)
+            if inputs:
+                images, captions = zip(*inputs, strict=True)
+                replies = self._ask(images, captions)
+                answers = checked_answers(self._grounder, replies, captions)
         except GroundingError as error:
             keys = {image.unit.unit_key: image.unit.key for image, _ in queries}
             if error.image_key not in keys.values():
                 raise  # not about an image of this call: none would fail
             if len(keys) > 1:
                 alone = groupby(queries, lambda query: query[0].unit.unit_key)
-                return [answer for _, own in alone for answer in self._answers(list(own))]
+                return [answer for _, group in alone for answer in self._answers(list(group))]
             queries[0][0].fail(error)
             return [([], [])] * len(queries)
         every = iter(answers)
@@ -262,11 +262,12 @@ class BlockGrounder:
         def segment(files: Sequence[Any], boxes: Sequence[Tensor]) -> Sequence[Tensor]:
             masks = ask(files, boxes)
             expect_count(masks, len(files), segmenter, "segment", "images")
-            for each, some in zip(masks, boxes, strict=True):  # another size costs that image alone
-                mask = expect(each, Tensor, segmenter, "segment")
+            # another size costs that image alone
+            for result, prompts in zip(masks, boxes, strict=True):
+                mask = expect(result, Tensor, segmenter, "segment")
                 if mask.device.type != "cpu":
                     raise wrong(segmenter, "segment", mask.device, "masks on the CPU")
-                expect_array(mask, "bool", (len(some), *mask.shape[-2:]), segmenter, "segment")
+                expect_array(mask, "bool", (len(prompts), *mask.shape[-2:]), segmenter, "segment")
             return masks
 
         files = [_input_of(segmenter, image.file) for image in images if image.file is not None]
@@ -292,10 +293,10 @@ class BlockGrounder:
             of_phrases = iter(_checked(image, masks, len(boxes))[rows].split(counts))
         phrases: list[dict[str, Any]] = []
         drops: list[dict[str, Any]] = []
-        for caption, (found, dropped) in zip(image.unit.captions, image.answers, strict=True):
+        for caption, (grounded, dropped) in zip(image.unit.captions, image.answers, strict=True):
             caption_key = key_of_text(caption.text)
             drops += [{"caption_key": caption_key, **asdict(drop)} for drop in dropped]
-            for phrase in found:
+            for phrase in grounded:
                 mask = next(of_phrases).any(dim=0)
                 drop = self._refused(phrase, int(mask.sum()))
                 if drop is None:

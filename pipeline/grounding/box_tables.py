@@ -176,13 +176,13 @@ class BoxTable(PhraseBoxes):
             "images beyond whose edges they reach, which cuts them (were they drawn at another "
             "size?)": pixels & (corners[:, 2:] > edges + _SLACK * edges + 1).any(1),
         }
-        for what, which in remarkable.items():
+        for subject, which in remarkable.items():
             if which.any():
                 first = table.slice(int(which.argmax()), 1).to_pylist()[0]
                 example = f"{first['image']!r} in {file.table.unit} {first['row']}"
                 boxes = f"{which.sum():,} of {len(table):,} boxes"
                 file.table.notes.append(
-                    f"{self.path.name}: {boxes} are of {what}, such as {example}"
+                    f"{self.path.name}: {boxes} are of {subject}, such as {example}"
                 )
         if not kept.any():
             column = captions["caption_id" if file.by_id else "text"]
@@ -224,17 +224,17 @@ class _BoxRows:
 
     def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool) -> None:
         self.table = open_table(path, EXPECTED, ("image", "caption", "phrase", "box"))
-        if what := self.table.known_as(_HINTS):
-            raise SightlineError(f"{path}: {what}")
+        if hint := self.table.known_as(_HINTS):
+            raise SightlineError(f"{path}: {hint}")
         self._path, self._format = path, box_format
         has = self.table.columns
-        wanted = {name: Wanted((), None) for name in ("phrase", "box")}
-        wanted["image"] = Wanted((), None, "image_id" not in has)
-        wanted["caption"] = Wanted((), None, "caption_id" not in has)
+        requested = {name: Wanted((), None) for name in ("phrase", "box")}
+        requested["image"] = Wanted((), None, "image_id" not in has)
+        requested["caption"] = Wanted((), None, "caption_id" not in has)
         optional = ("char_start", "char_end", "box_format", "score", *(("mask",) if masks else ()))
-        wanted |= {name: Wanted((), None, False) for name in optional}
+        requested |= {name: Wanted((), None, False) for name in optional}
         try:
-            chosen = choose(self.table, wanted)
+            chosen = choose(self.table, requested)
         except SightlineError as error:
             raise SightlineError(f"{error}. {_ROWS}") from None
         columns = {name: names[0] for name, names in chosen.items()}

@@ -84,23 +84,23 @@ class CaptionedImages(Sequence[CaptionedImage]):
         at = range(len(self))[index]
         return self._made(slice(at, at + 1))[0]
 
-    def _made(self, some: slice) -> list[CaptionedImage]:
-        table = self.images.take(number_array(self.image_rows[some]))
-        ends = self.ends[some].tolist()
-        start = int(self.ends[some.start - 1]) if some.start else 0
-        said = self.captions.take(number_array(self.caption_rows[start : ends[-1]])).to_pylist()
-        made = []
+    def _made(self, chunk: slice) -> list[CaptionedImage]:
+        table = self.images.take(number_array(self.image_rows[chunk]))
+        ends = self.ends[chunk].tolist()
+        start = int(self.ends[chunk.start - 1]) if chunk.start else 0
+        rows = self.captions.take(number_array(self.caption_rows[start : ends[-1]])).to_pylist()
+        units = []
         places = places_of(self.manifest, table)
         for row, place, stop in zip(table.to_pylist(), places, ends, strict=True):
             unit = CaptionedImage(place.below(self.root), row["key"], row["height"], row["width"])
             texts: dict[str, Caption] = {}
-            for of in said[start - ends[-1] : stop - ends[-1] or None]:
+            for of in rows[start - ends[-1] : stop - ends[-1] or None]:
                 caption = Caption(of["image_id"], unit.key, of["text"], of["caption_id"])
                 texts.setdefault(caption.text, caption)
             unit.captions += texts.values()
-            made.append(unit)
+            units.append(unit)
             start = stop
-        return made
+        return units
 
 
 def units_of(data: PreparedDataset, choice: CaptionChoice) -> CaptionedImages:

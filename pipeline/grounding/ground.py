@@ -105,7 +105,7 @@ def ground_dataset(
             block_images=grounding.block_images,
             workers=workers,
             needs_device=needs_device,
-            named=_named(grounding, settings),
+            identities=_named(grounding, settings),
         )
         code = digest_of_others(grounding.grounder, grounding.segmenter)
         summary = fill(replace(job, spec=job.spec.model_copy(update={"code": code})))
@@ -125,11 +125,11 @@ def ground_dataset(
 def _named(grounding: GroundingSettings, settings: ExtractSettings) -> dict[str, dict[str, Any]]:
     """What names a grounding besides what its parts describe: part → settings."""
     parts = {"grounder": grounding.grounder, "segmenter": grounding.segmenter}
-    named = {name: identity(part) for name, part in parts.items()}
+    identities = {name: identity(part) for name, part in parts.items()}
     for name, part in parts.items():
         if part.needs_device and package_of(part) not in OURS:  # ours describe it
-            named[name]["@precision"] = settings.precision
-    return {**named, "grounding": identity(grounding), "extract": identity(settings)}
+            identities[name]["@precision"] = settings.precision
+    return {**identities, "grounding": identity(grounding), "extract": identity(settings)}
 
 
 def ground_captions(
@@ -177,7 +177,7 @@ def grounding_job(
     block_images: int,
     workers: int,
     needs_device: bool = True,
-    named: Mapping[str, Mapping[str, object]] = {},
+    identities: Mapping[str, Mapping[str, object]] = {},
 ) -> Job:
     """Grounding exactly ``units`` into ``out``.
 
@@ -190,7 +190,7 @@ def grounding_job(
         block_images: images that are finished together; with a model behind an API each alone.
         workers: threads that decode images.
         needs_device: whether the grounder or the segmenter computes on a device.
-        named: settings that the grounding is named by, besides what its parts describe.
+        identities: settings that the grounding is named by, besides what its parts describe.
 
     Raises:
         SightlineError: nothing to ground.
@@ -205,7 +205,7 @@ def grounding_job(
         "segmenter": {"family": "annotations"} if segmenter is None else segmenter.describe(),
         "rules": identity(rules),
         "crop_rule": CROP_RULE,
-        **also(named),
+        **also(identities),
     }
     description = json.loads(json.dumps(description))  # tuples become lists, as when read back
     spec = TableSpec(kind="grounding", description=description)

@@ -75,7 +75,7 @@ def noun_phrases(caption: str) -> list[tuple[int, int]]:
         phrase = phrases[-1]
         if word in _DETERMINERS:
             # "both the dogs" is one phrase, "the dogs the man" two
-            if not all(other in _DETERMINERS for other, _ in phrase):
+            if not all(earlier in _DETERMINERS for earlier, _ in phrase):
                 phrases.append([])
             phrases[-1].append((word, match))
         elif (

@@ -18,7 +18,7 @@ Box = tuple[float, float, float, float]
 
 
 def select(
-    found: Sequence[Grounded], rules: Rules, height: int, width: int
+    grounded: Sequence[Grounded], rules: Rules, height: int, width: int
 ) -> tuple[list[Grounded], list[Dropped]]:
     """Apply the rules to the phrases of one caption.
 
@@ -34,7 +34,7 @@ def select(
     """
     phrases: list[Grounded] = []
     dropped: list[Dropped] = []
-    for phrase in found:
+    for phrase in grounded:
         if not len(phrase.boxes):
             dropped.append(Dropped(phrase.phrase, "no_box"))
             continue

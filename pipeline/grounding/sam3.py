@@ -118,7 +118,7 @@ class Sam3Grounder(ModelGrounder[Sam3Settings]):
             mask_threshold=self._settings.mask_threshold,
             target_sizes=sizes,
         )
-        return [(each["boxes"], each["scores"], each["masks"].bool()) for each in instances]
+        return [(result["boxes"], result["scores"], result["masks"].bool()) for result in instances]
 
     def _answer(
         self,

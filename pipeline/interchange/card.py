@@ -108,7 +108,7 @@ def card(
     described = "text's UTF-8" if texts else "image file's bytes"
     if row_of == "object":
         described = "image's key, its mask and the rule that cut it out"
-    name, value, there = _BYTES[row_of]
+    name, value, place = _BYTES[row_of]
     first = "from hashlib import sha256\n\n" if texts else ""
     table = "data" if form == "parquet" else "metadata"
     emb = "text_emb" if texts else "img_emb"
@@ -122,7 +122,7 @@ def card(
         key=KEY,
         described=described,
         load=_LOAD[form].format(dtype=spec.dtype, dim=spec.dim, emb=emb),
-        there=there,
+        there=place,
         join=_JOIN.format(first=first, table=table, name=name, key=KEY, value=value),
         provenance=provenance,
         untrained=spec.encoder.untrained,

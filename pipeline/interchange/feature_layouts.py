@@ -133,7 +133,7 @@ def find(source: Path, options: ImportOptions) -> tuple[str, list[RowFile]]:
     return form, [first, *(_part(path, options) for path in files[1:])]
 
 
-def _exported_kind(source: Path, given: Kind | None) -> Kind | None:
+def _exported_kind(source: Path, requested: Kind | None) -> Kind | None:
     """What the rows of a folder describe that `sightline cache export` wrote, or what is given.
 
     Raises:
@@ -143,17 +143,17 @@ def _exported_kind(source: Path, given: Kind | None) -> Kind | None:
 
     exported = read_exported(source)
     if exported is None:
-        return given
+        return requested
     kind = exported.spec.kind
-    if given is not None and _row_of(given) != _row_of(kind):
+    if requested is not None and _row_of(requested) != _row_of(kind):
         raise SightlineError(f"{source}: exported features of kind {kind}; leave out --kind")
-    return given or kind
+    return requested or kind
 
 
 def _row_of(kind: Kind) -> RowOf:
     """What a row of a kind is of; of one whose package is absent, what only keys can name."""
-    known = known_kind(kind)
-    return "object" if known is None else known.row_of
+    registered = known_kind(kind)
+    return "object" if registered is None else registered.row_of
 
 
 def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
@@ -173,13 +173,13 @@ def _files_of_rows(source: Path) -> tuple[FileKind, list[Path]]:
     for path, kind in kinds.items():
         if kind is not None:
             raise unexpected(path, kind, _EXPECTED.removeprefix("expected "), NEEDED)
-    what = (
+    problem = (
         "text, or a format that is not known here, from which no features are read; write lists of "
         "float32 as Parquet"
         if source.is_file()
         else "no features found"
     )
-    raise SightlineError(f"{source}: {what}; {_EXPECTED}")
+    raise SightlineError(f"{source}: {problem}; {_EXPECTED}")
 
 
 def _clip_retrieval(source: Path, folders: list[str], options: ImportOptions) -> list[RowFile]:

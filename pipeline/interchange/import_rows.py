@@ -124,7 +124,7 @@ def import_rows(source: Path, out: Path, options: ImportOptions) -> Imported:
     )
     inputs = [source] if options.data is None else [source, options.data]
     blocks = (
-        (keys[here][chosen[here]], rows[chosen[here]]) for here, rows in _blocks(every, "import")
+        (keys[span][chosen[span]], rows[chosen[span]]) for span, rows in _blocks(every, "import")
     )
     record = write_rows(out, spec, keys[kept], blocks, inputs)
     repeated, missing = int(keyed.sum()) - len(kept), int((~keyed).sum())
@@ -140,10 +140,10 @@ def _one_shape(parts: list[RowFile]) -> tuple[int, DTypeName]:
         rows = next(part.blocks(), np.empty((0, 0), np.float32))
         shapes.append((rows.shape[1], rows.dtype.name))
         if shapes[-1] != shapes[0]:
-            (dim, dtype), (other_dim, other) = shapes[-1], shapes[0]
+            (dim, dtype), (other_dim, other_dtype) = shapes[-1], shapes[0]
             raise SightlineError(
-                f"{part.rows}: rows of {dim} {dtype}, but {parts[0].rows} has {other_dim} {other}; "
-                "they are not one set"
+                f"{part.rows}: rows of {dim} {dtype}, but {parts[0].rows} has {other_dim} "
+                f"{other_dtype}; they are not one set"
             )
     return shapes[0]
 
@@ -158,8 +158,8 @@ def _keys(
     counts: list[int] = []
     lost = ""
     trimmed = 0
-    named = [part for part in parts if part.kind == "image" and not part.keyed]
-    images = _ImageKeys(source, options.data, named) if named else None
+    unkeyed = [part for part in parts if part.kind == "image" and not part.keyed]
+    images = _ImageKeys(source, options.data, unkeyed) if unkeyed else None
     for part in parts:
         names = part.names_of_rows()
         if part.keyed:

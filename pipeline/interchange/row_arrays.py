@@ -128,8 +128,8 @@ def _column(path: Path, field: pa.Field) -> Column:
         return Column("rows", str(kind), partial(_lists, path, field.name))
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:  # as `datasets` has images
         kind = kind.field("bytes").type
-    other = "numbers" if pa.types.is_integer(kind) else "other"
-    holds = {"string": "texts", "binary": "images"}.get(plain_type(kind), other)
+    default = "numbers" if pa.types.is_integer(kind) else "other"
+    holds = {"string": "texts", "binary": "images"}.get(plain_type(kind), default)
     count = _IMAGE_ROWS if holds == "images" else _ROWS
     return Column(cast(Any, holds), str(field.type), partial(_cells, path, field.name, count))
 
@@ -145,19 +145,19 @@ def _lists(path: Path, name: str) -> Iterator[NDArray]:
     for batch in batches_of(path, [name], _ROWS):
         column = batch.column(0)
         values = column.flatten().to_numpy(zero_copy_only=False)
-        there = column.is_valid().to_numpy(zero_copy_only=False)
-        lengths = np.array([len(row) for row in column.filter(there)], dtype=np.int64)
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        lengths = np.array([len(row) for row in column.filter(valid)], dtype=np.int64)
         dim = dim or int(next(iter(lengths), 0))
         if not dim or (lengths != dim).any():
-            wrong = np.flatnonzero(there)[(lengths != dim).argmax()] if len(lengths) else 0
-            found = int(lengths[(lengths != dim).argmax()]) if len(lengths) else 0
+            wrong = np.flatnonzero(valid)[(lengths != dim).argmax()] if len(lengths) else 0
+            count = int(lengths[(lengths != dim).argmax()]) if len(lengths) else 0
             raise SightlineError(
-                f"{path}: column {name!r}, row {done + wrong:,}: found {counted(found, 'number')}, "
+                f"{path}: column {name!r}, row {done + wrong:,}: found {counted(count, 'number')}, "
                 f"expected {f'{dim:,}, as before' if dim else 'some'}; correct it, or write null "
                 "in its place, a row without a value (not in the first one)"
             )
         rows = np.full((len(column), dim), np.nan, values.dtype)
-        rows[there] = values.reshape(-1, dim)
+        rows[valid] = values.reshape(-1, dim)
         done += len(column)
         yield rows
 

@@ -108,9 +108,9 @@ def neighbours(
     starts = [*read_queries(sentences or [], queries), *pool.sample(sample, seed)]
     starts = tuple(dict.fromkeys(starts))
     where = dataset.folder.name + ("" if split is None else f", split {split!r}")
-    own = tuple(map(pool.images_of, starts))
+    truth = tuple(map(pool.images_of, starts))
     if encoder is None:
-        question = ModelNeighbours(starts, own, f"{len(pool):,} distinct captions of {where}", k)
+        question = ModelNeighbours(starts, truth, f"{len(pool):,} distinct captions of {where}", k)
         images = read_images(manifest, split) if to_images else None
         place = features or graph.FEATURES / dataset.folder.name
         answers = _of_runs(runs, question, pool, images, place, dataset.folder, pooling, device)
@@ -118,7 +118,7 @@ def neighbours(
         assert features is not None  # checked above
         assert weights is not None
         images = read_images(manifest, split)
-        question = ModelNeighbours(starts, own, f"{len(images.ids):,} images of {where}", k)
+        question = ModelNeighbours(starts, truth, f"{len(images.ids):,} images of {where}", k)
         answers = _of_encoder(encoder, weights, question, pool, images, features, device)
     show(document_of(answers, _TITLE), "json" if as_json else "terminal")
     if out is not None:

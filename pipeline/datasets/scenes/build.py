@@ -121,17 +121,17 @@ def _phrases(
         masks: bool [height, width] for each thing of the scene.
         captions: each with the span of every thing, in the order of ``masks``.
     """
-    things = []
+    records = []
     for mask in masks:
         code = encode_mask(mask)
         cutout = cutout_key(image_key, code["size"], code["counts"], CROP_RULE)
         about = {"box": box_of(mask), "score": 1.0, "mask": code, "cutout_key": cutout}
-        things.append({"image_key": image_key, **about})
+        records.append({"image_key": image_key, **about})
     for caption in captions:
         key = key_of_text(caption.text)
-        for thing, (start, end) in zip(things, caption.spans, strict=True):
+        for record, (start, end) in zip(records, caption.spans, strict=True):
             span = {"phrase": caption.text[start:end], "char_start": start, "char_end": end}
-            yield {**thing, "caption_key": key, **span}
+            yield {**record, "caption_key": key, **span}
 
 
 def _write_pairs(path: Path, pairs: list[GradedPair]) -> None:

@@ -198,8 +198,9 @@ def _clip(
             image = model.encode_image(_normalised(pixels[rows.numpy()], mean, std), True)
             text = model.encode_text(tokenizer(texts), True)
             logits = model.logit_scale.exp() * image @ text.T  # [N, N]
-            own = torch.arange(len(rows))
-            yield functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)
+            targets = torch.arange(len(rows))
+            image_loss = functional.cross_entropy(logits, targets)
+            yield image_loss + functional.cross_entropy(logits.T, targets)
             with torch.no_grad():  # after the step
                 model.logit_scale.clamp_(max=float(np.log(100)))
 

@@ -161,9 +161,9 @@ def pieces(text: str, phrases: Sequence[Phrase]) -> list[Piece]:
     edges = {0, len(text), *(min(max(edge, 0), len(text)) for span in spans for edge in span)}
     result = []
     for start, end in itertools.pairwise(sorted(edges)):
-        around = [each for each in phrases if each.span[0] <= start and each.span[1] >= end]
-        shortest = min(around, key=lambda each: each.span[1] - each.span[0], default=None)
-        ending = [each for each in around if each.span[1] == end]
+        around = [phrase for phrase in phrases if phrase.span[0] <= start and phrase.span[1] >= end]
+        shortest = min(around, key=lambda phrase: phrase.span[1] - phrase.span[0], default=None)
+        ending = [phrase for phrase in around if phrase.span[1] == end]
         result.append(Piece(text[start:end], shortest, ending))
     return result
 

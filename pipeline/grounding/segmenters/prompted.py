@@ -102,8 +102,8 @@ class PromptedSegmenter(ABC):
         prompts = torch.cat([_to_input(i, b, size) for i, b in zip(images, boxes, strict=True)])
         owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         with computing(self._device, self._precision):
-            asked = [image for image, part in zip(images, boxes, strict=True) if len(part)]
-            pixels = torch.stack([model_input(image.to(self._device), size) for image in asked])
+            prompted = [image for image, part in zip(images, boxes, strict=True) if len(part)]
+            pixels = torch.stack([model_input(image.to(self._device), size) for image in prompted])
             features = self.encode(pixels)
             parts = []
             for rows, part in zip(owners.split(BOXES), prompts.split(BOXES), strict=True):
