@@ -117,7 +117,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 
 def _names(registry: Registry) -> str:
-    return ", ".join(f"`{name}`" for name in registry.own)
+    return ", ".join(f"`{name}`" for name in registry.built_in)
 
 
 def _of_its_own(model: type[BaseModel]) -> str:
@@ -159,15 +159,15 @@ def _below(section: str) -> Iterator[str]:
         yield from ["#### segmenter", "", *_families(SegmenterSettings)]
         yield from ["#### rules", "", *_fields(Rules), ""]
     elif section == "evaluation":
-        yield from ["#### tasks", "", *_group({n: task_class(n).Settings for n in TASKS.own})]
+        yield from ["#### tasks", "", *_group({n: task_class(n).Settings for n in TASKS.built_in})]
     elif section == "systems":
         yield from [*_fields(System), "", "#### runs", "", *_fields(Run), ""]
-        models = {name: objective_class(name) for name in OBJECTIVES.own}
+        models = {name: objective_class(name) for name in OBJECTIVES.built_in}
         yield from ["#### parameters", "", *_group(models)]
 
 
 def _families(base: type[FamilySettings]) -> Iterator[str]:
-    return _group({n: base.families.subclass(n, FamilySettings) for n in base.families.own})
+    return _group({n: base.families.subclass(n, FamilySettings) for n in base.families.built_in})
 
 
 def _group(models: Mapping[str, type[BaseModel]]) -> Iterator[str]:

@@ -159,7 +159,7 @@ class Evaluation(Settings):
         for name, entry in self.tasks.items():
             task = entry.task or name
             if task not in TASKS:
-                raise ValueError(f"tasks.{name}: {unknown(task, TASKS, TASKS.what)}")
+                raise ValueError(f"tasks.{name}: {unknown(task, TASKS, TASKS.noun)}")
         return self
 
 

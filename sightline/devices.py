@@ -98,8 +98,8 @@ def allow_open_files() -> None:
     The usual 1,024, and 256 on macOS, are for programs that use `select`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in _OPEN_FILES:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    for limit in _OPEN_FILES:
+        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         if soft != resource.RLIM_INFINITY and allowed > soft:
             with suppress(ValueError, OSError):  # beyond what the kernel has
                 resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

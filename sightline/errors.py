@@ -93,12 +93,14 @@ def _why_no_memory(error: BaseException) -> str | None:
     """The message if memory ran out, or was limited, when ``error`` or one behind it was raised."""
     link: BaseException | None = error
     while link is not None:
-        known = isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM
+        is_exhausted = isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM
         # the text of an error with a number holds the name of a file
-        said = isinstance(link, ImportError | RuntimeError) or getattr(link, "errno", 0) is None
+        text_counts = (
+            isinstance(link, ImportError | RuntimeError) or getattr(link, "errno", 0) is None
+        )
         lines = [line.strip() for line in str(link).splitlines()]
-        telling = [line for line in lines if said and OUT_OF_MEMORY.search(line)]
-        if known or telling:
+        telling = [line for line in lines if text_counts and OUT_OF_MEMORY.search(line)]
+        if is_exhausted or telling:
             return (
                 f"there is not enough memory ({telling[0] if telling else first_lines(link, 1)}); "
                 f"{_memory_remedy()}; what was published before is intact"
@@ -120,7 +122,7 @@ def _memory_remedy() -> str:
 
 
 @contextmanager
-def room_for(what: str, folder: Path) -> Iterator[None]:
+def room_for(content: str, folder: Path) -> Iterator[None]:
     """Name what there was no room for, and where, if the disk or a quota is full in the block."""
     try:
         yield
@@ -129,8 +131,8 @@ def room_for(what: str, folder: Path) -> Iterator[None]:
         if failure is None or failure.errno not in _NO_ROOM:
             raise
         raise SightlineError(
-            f"{folder}: no room to write {what} ({failure.strerror}); what was written before is "
-            "intact. Make room on this disk, or raise the quota; the same command then goes on"
+            f"{folder}: no room to write {content} ({failure.strerror}); what was written before "
+            "is intact. Make room on this disk, or raise the quota; the same command then goes on"
         ) from error
 
 

@@ -20,10 +20,10 @@ def require_not_hidden(package: str) -> None:
     spec = getattr(loaded, "__spec__", None) if loaded else find_spec(package)
     origin = spec.origin if spec else None
     if origin is not None and not ours.samefile(Path(origin).parent):
-        found = Path(origin)
-        found = found.parent if found.stem == "__init__" else found
+        place = Path(origin)
+        place = place.parent if place.stem == "__init__" else place
         raise SightlineError(
-            f"{found}: hides Sightline's own package `{package}`, because Python looks in the "
+            f"{place}: hides Sightline's own package `{package}`, because Python looks in the "
             "folder of the running script, then in those of PYTHONPATH, first; rename it, for "
-            f"example to my_{package}{found.suffix}"
+            f"example to my_{package}{place.suffix}"
         )

@@ -59,8 +59,8 @@ class MayBePath:
     def __call__(self, text: str) -> str:
         """``text`` as it counts."""
         path = Path(text.removeprefix(self.prefix))
-        named = text.startswith(self.prefix) if self.prefix else "/" in text and path.exists()
-        return content_of(path) if named else text
+        is_path = text.startswith(self.prefix) if self.prefix else "/" in text and path.exists()
+        return content_of(path) if is_path else text
 
 
 def declared(model: type[BaseModel]) -> dict[str, Outside | Elsewhere]:
@@ -87,15 +87,15 @@ def identity(settings: BaseModel) -> dict[str, Any]:
     return {**fields, **version_of(type(settings))}
 
 
-def agrees(settings: BaseModel, named: Mapping[str, Any]) -> bool:
+def agrees(settings: BaseModel, recorded: Mapping[str, Any]) -> bool:
     """Whether an `identity` is that of these settings, as far as what they name is here."""
     for name in _counting(type(settings)):
         try:
-            if _field(settings, name) != named.get(name):
+            if _field(settings, name) != recorded.get(name):
                 return False
         except SightlineError:  # there is nothing at its path
             continue
-    return version_of(type(settings)).get(_VERSION) == named.get(_VERSION)
+    return version_of(type(settings)).get(_VERSION) == recorded.get(_VERSION)
 
 
 def _counting(kind: type[BaseModel]) -> list[str]:
@@ -115,9 +115,9 @@ def _field(settings: BaseModel, name: str) -> Any:
         raise SightlineError(f"{name}: {error}") from error
 
 
-def also(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def also(settings_of: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What a description has of settings besides what it says itself: part → its `identity`."""
-    parts = {part: dict(fields) for part, fields in named.items() if fields}
+    parts = {part: dict(fields) for part, fields in settings_of.items() if fields}
     return {_SETTINGS: parts} if parts else {}
 
 

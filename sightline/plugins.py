@@ -84,14 +84,14 @@ def expect_seam(
         What each of ``identity`` says.
     """
     code = part if of is None else of
-    made = "" if of is None else " of what it makes"
+    of_product = "" if of is None else " of what it makes"
     for name, method in vars(base).items():
         public = not name.startswith("_") or name in getattr(base, "__abstractmethods__", ())
         if not (public and isfunction(method)):
             continue
         function = getattr(part, name, None)
         if not callable(function):
-            raise wrong(code, f"{name}{made}", function, "a method")
+            raise wrong(code, f"{name}{of_product}", function, "a method")
         arguments = [*signature(method).parameters]
         try:
             parameters = signature(function)
@@ -102,18 +102,18 @@ def expect_seam(
         try:
             parameters.bind(*arguments)
         except TypeError:
-            subject = f"{name}{made}: takes ({', '.join(parameters.parameters)})"
+            subject = f"{name}{of_product}: takes ({', '.join(parameters.parameters)})"
             raise _fault(code, subject, f"({', '.join(arguments)})") from None
-    found: list[Mapping[str, Any]] = []
+    identities: list[Mapping[str, Any]] = []
     for name in identity:
         value = getattr(part, name, None)
         value = value() if callable(value) else value
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise wrong(code, f"{name}{made}", value, f"JSON values ({error})") from error
-        found.append(expect(value, Mapping, code, f"{name}{made}"))
-    return found
+            raise wrong(code, f"{name}{of_product}", value, f"JSON values ({error})") from error
+        identities.append(expect(value, Mapping, code, f"{name}{of_product}"))
+    return identities
 
 
 def expect_count(values: Any, count: int, code: object, subject: str, of: str) -> None:

@@ -51,12 +51,12 @@ def nearest_choices(name: str, choices: Iterable[object], every: str = "") -> st
     available = sorted(map(str, choices))
     if len(available) <= 2 * _SHOWN:
         return ", ".join(available) or "none"
-    wanted = name.lower()
+    target = name.lower()
 
     def distance(choice: str) -> tuple[bool, float]:
-        found = choice.lower()
-        ratio = difflib.SequenceMatcher(None, found, wanted).ratio()
-        return not (wanted and found.startswith(wanted)), -ratio
+        candidate = choice.lower()
+        ratio = difflib.SequenceMatcher(None, candidate, target).ratio()
+        return not (target and candidate.startswith(target)), -ratio
 
     near = sorted(available, key=distance)[:_SHOWN]
     shows = f"; {every} lists all" if every else ""
@@ -123,20 +123,20 @@ def _takes_paths(annotation: Any) -> bool:
 
 
 def _texts(
-    value: Any, place: tuple[int | str, ...] = (), seen: set[int] | None = None
+    value: Any, place: tuple[int | str, ...] = (), visited: set[int] | None = None
 ) -> Iterator[tuple[Any, str]]:
     """The texts and paths in mappings and lists, each with its place.
 
     YAML may name a list many times, also within itself: it is looked at once.
     """
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     if isinstance(value, (str, Path)):
         yield place, str(value)
-    elif isinstance(value, (Mapping, list)) and id(value) not in seen:
-        seen.add(id(value))
+    elif isinstance(value, (Mapping, list)) and id(value) not in visited:
+        visited.add(id(value))
         entries = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, entry in entries:
-            yield from _texts(entry, (*place, key), seen)
+            yield from _texts(entry, (*place, key), visited)
 
 
 def field_help(model: type[BaseModel]) -> dict[str, str]:
@@ -174,26 +174,26 @@ class Registry:
     """Name → ``module:attribute``; nothing is imported until it is needed.
 
     Args:
-        what: what is registered, in the singular, for error messages.
+        noun: what is registered, in the singular, for error messages.
         group: the entry points with which other packages add to it.
-        own: Sightline's own entries.
+        built_in: Sightline's own entries.
     """
 
-    def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
-        self.what, self.group = what, group
-        self.own = dict(own)
+    def __init__(self, noun: str, group: str, built_in: Mapping[str, str]) -> None:
+        self.noun, self.group = noun, group
+        self.built_in = dict(built_in)
 
     @cached_property
     def places(self) -> dict[str, str]:
         """Name → ``module:attribute``, Sightline's own first."""
-        places = dict(self.own)
+        places = dict(self.built_in)
         owners = dict.fromkeys(places, "Sightline")
         for point in installed_entry_points().select(group=self.group):
             package = point.dist.name if point.dist else point.module
             if point.name in places and places[point.name] != point.value:
                 raise SightlineError(
                     f"{package}: its entry point {self.group}:{point.name} ({point.value}) has the "
-                    f"same name as the {self.what} of {owners[point.name]} "
+                    f"same name as the {self.noun} of {owners[point.name]} "
                     f"({places[point.name]}); rename it, or uninstall one of the packages"
                 )
             places[point.name] = point.value
@@ -209,7 +209,7 @@ class Registry:
     def place(self, name: str) -> str:
         """``module:attribute`` of ``name``."""
         if name not in self.places:
-            raise SightlineError(unknown(name, self.places, self.what))
+            raise SightlineError(unknown(name, self.places, self.noun))
         return self.places[name]
 
     def subclass(self, name: str, base: type[T]) -> type[T]:
@@ -229,7 +229,7 @@ class Registry:
             raise SightlineError(
                 f"{self._whose(name)}: lacks {', '.join(sorted(missing))}; see docs/extending.md"
             )
-        if name not in self.own and package_of(base) in OURS:
+        if name not in self.built_in and package_of(base) in OURS:
             expect_seam(registered, base)
         return registered
 
@@ -248,7 +248,7 @@ class Registry:
         try:
             registered = getattr(importlib.import_module(module), attribute, None)
         except Exception as error:
-            if name in self.own:
+            if name in self.built_in:
                 raise
             raise SightlineError(
                 f"{self._whose(name)}: {module} cannot be imported: {type(error).__name__}: "
@@ -262,7 +262,7 @@ class Registry:
         return registered
 
     def _whose(self, name: str) -> str:
-        return f"{self.what} {name!r} ({self.places[name]}, entry point of {self.group})"
+        return f"{self.noun} {name!r} ({self.places[name]}, entry point of {self.group})"
 
 
 class FamilySettings(Settings):
@@ -293,7 +293,7 @@ class FamilySettings(Settings):
         if family is None:
             raise ValueError(f"{cls.chosen_by} is missing; there are {', '.join(families)}")
         if family not in families:
-            raise ValueError(unknown(str(family), families, families.what))
+            raise ValueError(unknown(str(family), families, families.noun))
         return families.subclass(family, cls).model_validate(values)
 
     def require_files(self) -> None:

@@ -24,28 +24,28 @@ def code_of_package(package: str) -> dict[str, str]:
     return {module: _digest(module) for module in _modules_of(package)}
 
 
-def code_of_others(*made: object) -> dict[str, str]:
+def code_of_others(*objects: object) -> dict[str, str]:
     """Module → digest, of the packages of others that these objects, or their classes, are of.
 
     It covers what these packages import of others, unless that is installed. Code without a file,
     as in a notebook, is left out.
     """
-    kinds = (each if hasattr(each, "__qualname__") else type(each) for each in made)
+    kinds = (item if hasattr(item, "__qualname__") else type(item) for item in objects)
     places = {kind.__module__ for kind in kinds if not _is_ours(kind.__module__)}
     modules = {module for place in places for module in _with_its_package(place)}
     left = [*modules]
     while left:
         importer = left.pop()
         for module in filter(_is_somebodys, _imported(importer) if _file(importer) else ()):
-            found = {*_with_its_package(module)} - modules
-            left += found
-            modules |= found
+            new = {*_with_its_package(module)} - modules
+            left += new
+            modules |= new
     return digests_of(module for module in modules if _file(module))
 
 
-def digest_of_others(*made: object) -> str:
+def digest_of_others(*objects: object) -> str:
     """One digest (SHA-256, hex) of `code_of_others`; empty if all is Sightline's own."""
-    code = code_of_others(*made)
+    code = code_of_others(*objects)
     return digest(code) if code else ""
 
 
@@ -63,11 +63,11 @@ def with_imports(
         for module in _imported(importer):
             if _is_ours(module):
                 counts = not (_is_ours(importer) and _is_apart(module, apart))
-                found = {module} if counts else set[str]()
+                imported = {module} if counts else set[str]()
             else:
-                found = {*_with_its_package(module)} if _is_somebodys(module) else set[str]()
-            left += found - modules
-            modules |= found
+                imported = {*_with_its_package(module)} if _is_somebodys(module) else set[str]()
+            left += imported - modules
+            modules |= imported
     return modules
 
 

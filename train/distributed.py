@@ -177,14 +177,17 @@ class Processes:
                 parameter.grad.zero_()
         both = (parameter for part in (module, whole) for parameter in part.parameters())
         with _waiting(), torch.no_grad():
-            for group in _by_dtype(each for each in both if each.requires_grad):
-                there = group[0].new_tensor([each.grad is not None for each in group])
+            for group in _by_dtype(parameter for parameter in both if parameter.requires_grad):
+                has_gradient = group[0].new_tensor(
+                    [parameter.grad is not None for parameter in group]
+                )
                 gradients = [
-                    torch.zeros_like(each) if each.grad is None else each.grad for each in group
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    for parameter in group
                 ]
-                flat = torch.cat([each.reshape(-1) for each in [*gradients, there]])
+                flat = torch.cat([tensor.reshape(-1) for tensor in [*gradients, has_gradient]])
                 dist.all_reduce(flat)
-                *sums, owners = flat.split([each.numel() for each in [*group, there]])
+                *sums, owners = flat.split([tensor.numel() for tensor in [*group, has_gradient]])
                 for parameter, total, count in zip(group, sums, owners.tolist(), strict=True):
                     parameter.grad = total.view_as(parameter) if count else None
 

@@ -130,9 +130,9 @@ def check_export(folder: Path, trained: Embedder) -> None:
     encoder = trained.model
     if encoder.device.type != "cpu" or encoder.dtype != torch.float32:
         encoder = copy.deepcopy(encoder).to("cpu", torch.float32)  # pyright: ignore
-    given = trained.pooling, trained.max_length
-    made = {"prompt": trained.prompt, "normalize": trained.normalize}
-    ours = Embedder(encoder, trained.tokenizer, *given, **made)
+    arguments = trained.pooling, trained.max_length
+    options = {"prompt": trained.prompt, "normalize": trained.normalize}
+    ours = Embedder(encoder, trained.tokenizer, *arguments, **options)
     expected = ours.encode(PROBES)
     if find_spec("sentence_transformers") is not None:
         from sentence_transformers import SentenceTransformer

@@ -208,12 +208,12 @@ class Loop:
         torch.manual_seed(dropout_seed(self._seed, batch.k, rank))
         shares = processes.shares(len(batch))
         chunks = [batch.part(rows) for rows in chunks_of(shares[rank], self._config.chunk)]
-        own = CachedEmbeddings(self._model.embed, chunks, self._device)
+        cached = CachedEmbeddings(self._model.embed, chunks, self._device)
         ranges = {
             name: [block.range_of(rows) for rows in shares] for name, block in batch.blocks.items()
         }
         sizes = {name: [len(share) for share in of_ranks] for name, of_ranks in ranges.items()}
-        gathered = processes.gather_blocks(own.embeddings, sizes)
+        gathered = processes.gather_blocks(cached.embeddings, sizes)
         embeddings = {  # of all processes, each a leaf with its own gradient
             name: rows.detach().requires_grad_() for name, rows in gathered.items()
         }
@@ -230,7 +230,7 @@ class Loop:
         if not gradients and not self.state.step:
             expected = "terms of the embeddings, with a gradient"
             raise wrong(self._model.objective.params, "terms", [*terms], expected)
-        own.backward(gradients)
+        cached.backward(gradients)
         terms = {name: term.detach() for name, term in terms.items()}
         self._window.add(terms, statistics_of(self._model.objective.params, batch), parts)
         return terms
@@ -275,12 +275,12 @@ class Loop:
         state, every = self.state, self._config.save_steps
         late = time.monotonic() - self._saved >= SAVE_SECONDS
         due = self._processes.is_main and (state.step % every == 0 if every else late)
-        asked = self._processes.all_reduce_max(
+        decision = self._processes.all_reduce_max(
             2 + 2 * state.signal if state.should_stop else int(due)
         )
-        if asked > 1:
-            state.should_stop, state.signal = True, asked // 2 - 1
-        return asked > 0
+        if decision > 1:
+            state.should_stop, state.signal = True, decision // 2 - 1
+        return decision > 0
 
     def _score_is_due(self) -> bool:
         """Whether the weights are scored after this step."""
@@ -427,9 +427,9 @@ def first_bad(
     if not values or torch.isfinite(torch.stack(values)).all():
         return None
     for step, terms, norm in steps:
-        for k, each in terms.items():
-            if not torch.isfinite(each[TOTAL]):
-                return step, k, {name: term.item() for name, term in each.items()}
+        for k, losses in terms.items():
+            if not torch.isfinite(losses[TOTAL]):
+                return step, k, {name: term.item() for name, term in losses.items()}
         if norm_counts and not torch.isfinite(norm):
             return step, max(terms), {"gradient norm": norm.item()}
     return None

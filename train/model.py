@@ -118,11 +118,11 @@ class Student(nn.Module):
 
     def load_trainable_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from what `trainable_state_dict` was."""
-        own = self.trainable_state_dict()
-        here = {name: tuple(value.shape) for name, value in own.items()}
-        self._expect_shapes("start", tensors, " in its checkpoint", here)
+        state = self.trainable_state_dict()
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        self._expect_shapes("start", tensors, " in its checkpoint", shapes)
         with torch.no_grad():
-            for name, value in own.items():
+            for name, value in state.items():
                 value.copy_(tensors[name])
 
     def _expect_shapes(
@@ -133,10 +133,12 @@ class Student(nn.Module):
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
         """Refuse an objective whose ``method`` left tensors of other names or shapes."""
-        found = {name: tuple(value.shape) for name, value in tensors.items()}
-        if found != shapes:
-            name = min(dict(found.items() ^ shapes.items()))
-            text, expected = (f"{name} {[*each.get(name, ())]}" for each in (found, shapes))
+        actual = {name: tuple(value.shape) for name, value in tensors.items()}
+        if actual != shapes:
+            name = min(dict(actual.items() ^ shapes.items()))
+            text, expected = (
+                f"{name} {[*shape_of.get(name, ())]}" for shape_of in (actual, shapes)
+            )
             raise wrong(self.objective, method, text + where, expected)
 
     def embed(self, blocks: Blocks) -> dict[str, Tensor]:
@@ -149,8 +151,8 @@ class Student(nn.Module):
         for name, rows in blocks.items():
             if isinstance(rows, TokenRows):
                 spans = {
-                    other: block
-                    for other, block in blocks.items()
+                    spans_name: block
+                    for spans_name, block in blocks.items()
                     if isinstance(block, TokenSpans) and block.of == name
                 }
                 embeddings[name], of_spans = self._views(rows, spans, self.encoder)

@@ -48,7 +48,7 @@ class ProgressReport(Callback):
     def step(self, state: RunState) -> None:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=state.step)
-        if self._first is None or self._first.said:
+        if self._first is None or self._first.announced:
             return
         if runs_ahead(self._device):
             torch.cuda.synchronize(self._device)

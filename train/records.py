@@ -259,8 +259,8 @@ class RunSummary(RunProgress):
         student = {name: value for name, value in self.student.items() if name != "model"}
         train = {name: value for name, value in self.train.items() if name not in OF_THE_MACHINE}
         features = {name: use.fingerprint for name, use in self.features.items()}
-        own = self.objective, self.parameters, student, self.pinned, train
-        return (*own, self.data_sets, features)
+        settings = self.objective, self.parameters, student, self.pinned, train
+        return (*settings, self.data_sets, features)
 
     def to_bytes(self) -> bytes:
         """The content of ``run.json``."""

@@ -152,22 +152,24 @@ _TAKEN = {"sentences", "phrases"}
 
 def extra_texts_of(objective: Objective, rows: StreamRows) -> Mapping[str, ExtraTexts]:
     """Its `extra_texts`; SightlineError if they are something else, or do not fit the rows."""
-    found = objective.extra_texts(rows)
-    expect(found, dict, objective, "extra_texts")
+    texts = objective.extra_texts(rows)
+    expect(texts, dict, objective, "extra_texts")
     kinds = {need.name: need.row_of for need in objective.features}
     usable = ", ".join(name for name, of in kinds.items() if of != "object") or "no features"
-    for block, second in found.items():
-        what = f"extra_texts, {block}"
-        expect(second, ExtraTexts, objective, what)
+    for block, second in texts.items():
+        subject = f"extra_texts, {block}"
+        expect(second, ExtraTexts, objective, subject)
         if block in _TAKEN or "/" in block:
-            raise wrong(objective, what, block, "a name of its own, without slashes")
-        expect_array(second.keys, "uint8", (len(rows), 32), objective, f"{what}, keys")
+            raise wrong(objective, subject, block, "a name of its own, without slashes")
+        expect_array(second.keys, "uint8", (len(rows), 32), objective, f"{subject}, keys")
         for name in second.features:
             if kinds.get(name) not in ("caption", "image"):
-                raise wrong(objective, f"{what}, features", name, usable)
+                raise wrong(objective, f"{subject}, features", name, usable)
             if kinds[name] == "image":
-                expect_array(second.images, "uint8", (len(rows), 32), objective, f"{what}, images")
-    return found
+                expect_array(
+                    second.images, "uint8", (len(rows), 32), objective, f"{subject}, images"
+                )
+    return texts
 
 
 def order_of(
@@ -247,7 +249,7 @@ class TrainedStream:
 
     def moved(self, device: torch.device) -> TrainedStream:
         """The same on ``device``."""
-        texts = {k: replace(each, ids=each.ids.moved(device)) for k, each in self.texts.items()}
+        texts = {k: replace(text, ids=text.ids.moved(device)) for k, text in self.texts.items()}
         features = {name: lookup.moved(device) for name, lookup in self.features.items()}
         return replace(self, texts=texts, features=features)
 
@@ -277,5 +279,5 @@ def take_phrases(
     numbers = ranges(begin, counts)
     owners = np.repeat(np.arange(len(pairs)), counts)
     spans = phrases.starts[numbers], phrases.ends[numbers]
-    owners, starts, ends = (torch.from_numpy(each.astype(np.int64)) for each in (owners, *spans))
+    owners, starts, ends = (torch.from_numpy(array.astype(np.int64)) for array in (owners, *spans))
     return TokenSpans(owners, starts, ends, counts), numbers

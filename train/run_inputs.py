@@ -132,17 +132,17 @@ class RunInputs:
 
     def _unlike_the_folder(self) -> Iterator[str]:
         """What the run does otherwise than the student's folder says, or takes over from it."""
-        recipe, own = self.recipe, self.own_recipe
-        if own.pooling not in (None, recipe.pooling):
-            yield f"pooling is {recipe.pooling}, but the student's folder says {own.pooling}"
-        told = {"Dropout", "Pooling" if own.pooling else ""}
-        if left_out := [kind for kind in own.modules[len(recipe.modules) :] if kind not in told]:
+        recipe, stored = self.recipe, self.own_recipe
+        if stored.pooling not in (None, recipe.pooling):
+            yield f"pooling is {recipe.pooling}, but the student's folder says {stored.pooling}"
+        told = {"Dropout", "Pooling" if stored.pooling else ""}
+        if left_out := [kind for kind in stored.modules[len(recipe.modules) :] if kind not in told]:
             yield (
                 f"warning: pooling is {recipe.pooling}, so the student is its encoder without the "
                 f"modules after it ({', '.join(left_out)})"
             )
-        if recipe.prompt != own.prompt:
-            yield f"prompt is {recipe.prompt!r}, but the student's folder says {own.prompt!r}"
+        if recipe.prompt != stored.prompt:
+            yield f"prompt is {recipe.prompt!r}, but the student's folder says {stored.prompt!r}"
         elif recipe.prompt:
             yield f"prompt is {recipe.prompt!r}, as the student's folder says"
 

@@ -67,8 +67,10 @@ class StudentConfig(Settings):
         model = str(values["model"])
         name, at, revision = model.rpartition("@")
         if at and not Path(model).is_dir():
-            if (given := values.get("revision")) and given != revision:
-                raise ValueError(f"revision is {given}, but model names {revision}; give only one")
+            if (configured := values.get("revision")) and configured != revision:
+                raise ValueError(
+                    f"revision is {configured}, but model names {revision}; give only one"
+                )
             values = {**values, "model": name, "revision": revision}
         return {"name": Path(str(values["model"])).name, **values}
 

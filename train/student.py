@@ -42,19 +42,19 @@ def recipe_of(config: StudentConfig) -> tuple[Recipe, Recipe]:
     With another pooling than the folder's, the run trains the encoder without the modules after it.
     """
     try:
-        own = read_recipe(config.source)
+        folder_recipe = read_recipe(config.source)
     except SightlineError:
         if config.pooling is None:
             raise
-        own = read_recipe(config.source, bare=True)
-    prompt = own.prompt if config.prompt is None else config.prompt
-    if config.pooling in (None, own.pooling):
-        used = replace(own, pooling=own.pooling or "cls", prompt=prompt)
+        folder_recipe = read_recipe(config.source, bare=True)
+    prompt = folder_recipe.prompt if config.prompt is None else config.prompt
+    if config.pooling in (None, folder_recipe.pooling):
+        used = replace(folder_recipe, pooling=folder_recipe.pooling or "cls", prompt=prompt)
     else:
         bare = {"normalize": False, "pools_prompt": True, "modules": ()}
-        used = replace(own, pooling=config.pooling, prompt=prompt, **bare)
+        used = replace(folder_recipe, pooling=config.pooling, prompt=prompt, **bare)
     used.check_prompt(config.model, prompt)
-    return used, own
+    return used, folder_recipe
 
 
 def load_student(config: StudentConfig) -> tuple[Embedder, nn.Module | None]:
@@ -108,7 +108,7 @@ def add_adapters(encoder: PreTrainedModel, config: StudentConfig) -> None:
     assert config.lora_rank is not None
     layers = encoder.named_modules()
     linear = sorted(
-        {name.rpartition(".")[2] for name, each in layers if isinstance(each, nn.Linear)}
+        {name.rpartition(".")[2] for name, layer in layers if isinstance(layer, nn.Linear)}
     )
     if unknown := [name for name in config.lora_modules if name not in linear]:
         raise SightlineError(
@@ -137,8 +137,8 @@ def merged(encoder: PreTrainedModel) -> PreTrainedModel:
     for name, module in [*whole.named_modules()]:
         if isinstance(module, LoraLayer):
             module.merge(safe_merge=True)
-            parent, _, own = name.rpartition(".")
-            setattr(whole.get_submodule(parent), own, module.get_base_layer())
+            parent, _, child = name.rpartition(".")
+            setattr(whole.get_submodule(parent), child, module.get_base_layer())
     return whole.requires_grad_(True)
 
 
@@ -166,8 +166,8 @@ def check_dev(student: Embedder, dev: GradedPairs, source: Path) -> None:
         token_ids(tokenizer, [student.prompt + text for text in texts], student.max_length)
         for texts in (dev.first, dev.second)
     )
-    known = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    words = [each for row in (*first, *second) for each in row if each not in known]
+    special_ids = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    words = [token for row in (*first, *second) for token in row if token not in special_ids]
     unknown = words.count(tokenizer.unk_token_id) / max(1, len(words))
     if unknown > _MOST_UNKNOWN:
         raise SightlineError(

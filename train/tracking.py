@@ -174,7 +174,7 @@ class Tracking(Callback):
         except Exception as error:
             self._trackers.pop(name, None)
             package = self._kinds[name].__module__.partition(".")[0]
-            whose = "" if name in TRACKERS.own else f" of the package {package!r}"
+            whose = "" if name in TRACKERS.built_in else f" of the package {package!r}"
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self._say(
                 f"{self._inputs.spec.run}: warning: the tracker {name}{whose} failed ({reason}); "
@@ -192,7 +192,7 @@ class Tracking(Callback):
 def tracker_class(name: str) -> type[GeneralTracker]:
     """The tracker called ``name``."""
     kind = TRACKERS.subclass(name, GeneralTracker)
-    if name in TRACKERS.own and name not in map(str, get_available_trackers()):
+    if name in TRACKERS.built_in and name not in map(str, get_available_trackers()):
         raise SightlineError(
             f"tracker {name}: its package is not installed; run: pip install {name}"
         )
@@ -213,7 +213,7 @@ def _arguments(
         folder: of the tracker.
         is_new: to the tracker.
     """
-    known = None if is_new else curve.id
+    run_id = None if is_new else curve.id
     return {
         "tensorboard": {
             "run_name": folder.name,
@@ -234,8 +234,8 @@ def _arguments(
             "resume": "allow",
         },
         "comet_ml": {"run_name": PROJECT, "experiment_key": curve.id},
-        "mlflow": {"experiment_name": PROJECT, "run_name": run, "run_id": known},
-        "aim": {"run_name": run, "logging_dir": ".", "run_hash": known},
+        "mlflow": {"experiment_name": PROJECT, "run_name": run, "run_id": run_id},
+        "aim": {"run_name": run, "logging_dir": ".", "run_hash": run_id},
         "clearml": {"run_name": PROJECT, "task_name": run},
         "dvclive": {
             "dir": str(folder),

@@ -96,7 +96,7 @@ def _family(key: str, word: str | None, base: type[FamilySettings]) -> list[str]
         return []
     family, _, model = word.partition(":")
     if family not in base.families:
-        fault = unknown(family, base.families, base.families.what)
+        fault = unknown(family, base.families, base.families.noun)
         raise typer.BadParameter(fault, param_hint=f"--{key}")
     fields = base.families.subclass(family, base).model_fields
     field = next((name for name in ("model", "path") if name in fields), None)

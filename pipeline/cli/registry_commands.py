@@ -32,7 +32,7 @@ def chosen_by_name(names: Registry, command: Callable[[str], Callable[..., None]
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
             if args and not args[0].startswith("-"):
                 if args[0] not in names:
-                    raise typer.BadParameter(unknown(args[0], names, names.what))
+                    raise typer.BadParameter(unknown(args[0], names, names.noun))
                 command(args[0])  # or its error
             return super().resolve_command(ctx, args)
 

@@ -94,7 +94,7 @@ class NamedCaptions:
         captions = cls(where, listed=splits, base=base)
         other_splits, nameless, addresses = 0, list[str](), list[str]()
         foreign = None
-        if report.kind not in Source.families.own:
+        if report.kind not in Source.families.built_in:
             foreign = Source.families.subclass(report.kind, Source)
         for sample in samples:
             if isinstance(sample, Plain):

@@ -292,7 +292,7 @@ def run(
         failures=named_failures(writer),
     )
     codes = {failure["code"] for failure in writer.failures.values()}
-    check_failures(summary, counts.wanted, max_failed, codes, of_service=job.service is not None)
+    check_failures(summary, counts.total, max_failed, codes, of_service=job.service is not None)
     return summary
 
 
@@ -301,11 +301,11 @@ def _to_do(job: Job, plan: Plan) -> SetSummary:
     done = plan.done(part_names(run_folder_of(plan.folder)))
     left = plan.stored.rows - plan.rows_of(done)
     sizes = plan.bytes_to_write(left)
-    remarks = [f"recomputing everything because {why}" for why in plan.found.replaces]
+    remarks = [f"recomputing everything because {why}" for why in plan.found_set.replaces]
     return SetSummary(
         plan.folder,
         job.unit,
-        holds=f"{len(plan.wanted) - left - plan.copied:,} {job.unit} there",
+        holds=f"{len(plan.keys) - left - plan.copied:,} {job.unit} there",
         copied=plan.copied,
         remarks=(*remarks, *plan.lines),
         to_do=left,
@@ -319,9 +319,9 @@ def _compute(job: Job, writer: SetWriter, device: str) -> int:
     Results are written by a separate thread, at most a few batches behind.
     """
     count, plan = 0, writer.current
-    if plan.found.replaces:  # said before hours of work
+    if plan.found_set.replaces:  # said before hours of work
         to_stderr(f"{writer.folder}: recomputing everything because")
-    for line in [*plan.found.replaces, *writer.repaired]:
+    for line in [*plan.found_set.replaces, *writer.repaired]:
         to_stderr(f"  {line}")
     if not writer.rows_left:
         return 0

@@ -140,13 +140,13 @@ def _refuse_another(output: Output, form: str, spec: FeatureSpec, keys: Keys) ->
         ]
     except (SightlineError, ValueError) as error:
         raise SightlineError(
-            f"{output.given}: holds an export that cannot be read ({error}); {ANOTHER_PLACE}"
+            f"{output.place}: holds an export that cannot be read ({error}); {ANOTHER_PLACE}"
         ) from error
     if held and record.form != form:
         raise SightlineError(
-            f"{output.given}: holds an export as {record.form}, not {form}; {ANOTHER_PLACE}"
+            f"{output.place}: holds an export as {record.form}, not {form}; {ANOTHER_PLACE}"
         )
-    require_same_rows(output.given, record.spec, as_keys(held), spec, keys)
+    require_same_rows(output.place, record.spec, as_keys(held), spec, keys)
 
 
 def to_dataset(features: FeatureSet, data: PreparedDataset | None = None) -> Dataset:

@@ -66,8 +66,8 @@ def _write(folder: Path, record: SetRecord, archive: Path) -> None:
 
 
 def _require_same(archive: Path | str, folder: Path, record: SetRecord) -> None:
-    found = look(archive)
-    if found is not None and found.size:
+    file = look(archive)
+    if file is not None and file.size:
         spec, keys = _held(archive)
         require_same_rows(archive, spec, keys, record.spec, read_index(folder, record)[0].keys)
 

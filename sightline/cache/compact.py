@@ -59,8 +59,8 @@ def compact(folder: Path, shard_rows: int | None = None) -> SetRecord:
 
 
 def _compact(output: Output, shard_rows: int | None) -> SetRecord:
-    record = read_record(output.given)
-    usable = require_all_sound(output.given, record)
+    record = read_record(output.place)
+    usable = require_all_sound(output.place, record)
     keys = np.concatenate([usable.rows.keys, as_keys(list(usable.failed))])
     live = usable.rows.live()
     full = [shard for shard, rows in zip(record.shards, live, strict=True) if rows == shard.rows]

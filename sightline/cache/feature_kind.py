@@ -81,7 +81,7 @@ def feature_kind(name: str) -> FeatureKind:
         SightlineError: there is none, or its package cannot be imported.
     """
     kind = KINDS.instance(name, FeatureKind)
-    if name not in KINDS.own:
+    if name not in KINDS.built_in:
         expect_valid(kind, FeatureKind, kind, KINDS.place(name))
         if kind.name != name:
             raise SightlineError(

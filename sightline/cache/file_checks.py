@@ -67,9 +67,9 @@ def remembered_faults(
     path = run_folder_of(folder) / REMEMBERED
     memory = FileMemory(path)
     looks = {file.name: look(folder / file.name) for file in files}
-    states = {name: found.state if found else "" for name, found in looks.items()}
-    known = memory.recall([*states], [*states.values()]).to_pylist()
-    pairs = zip(files, known, strict=True)
+    states = {name: file.state if file else "" for name, file in looks.items()}
+    digests = memory.recall([*states], [*states.values()]).to_pylist()
+    pairs = zip(files, digests, strict=True)
     unknown = [file for file, digest in pairs if digest != file.blake3.encode()]
     faults = file_faults(folder, unknown) if unknown else {}
     read = [file for file in unknown if file.name not in faults and states[file.name]]

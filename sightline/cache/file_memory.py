@@ -32,24 +32,26 @@ class FileMemory:
 
     def __init__(self, path: Path | None = None, *, again: bool = False) -> None:
         self._path = path
-        self._known = pa.Table.from_batches([], _SCHEMA)
+        self._remembered = pa.Table.from_batches([], _SCHEMA)
         if path is not None and not again:
             with suppress(Exception):  # of a damaged file nothing; the library may raise anything
                 # read_table would take half a second to import pandas, as other conversions
                 with os_file(path) as file:
-                    known = pq.ParquetFile(file).read().cast(_SCHEMA)
-                known.validate(full=True)
-                self._known = known
+                    table = pq.ParquetFile(file).read().cast(_SCHEMA)
+                table.validate(full=True)
+                self._remembered = table
         self._kept: list[pa.Table] = []
 
     def __len__(self) -> int:
         """How many files were remembered."""
-        return len(self._known)
+        return len(self._remembered)
 
     def recall(self, names: Sequence[str], states: Sequence[str]) -> pa.ChunkedArray:
         """The value of each file, binary [n]; null where it was not read in this state."""
         files = _files(names, states)
-        values = self._known["value"].take(pc.index_in(files, value_set=self._known["file"]))
+        values = self._remembered["value"].take(
+            pc.index_in(files, value_set=self._remembered["file"])
+        )
         self._keep(files, values)
         return values
 

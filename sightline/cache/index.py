@@ -60,8 +60,8 @@ def write_index(output: Output, rows: Rows, failed: Mapping[bytes, str]) -> File
     Args:
         failed: key → error code of rows without values.
     """
-    with output.scratch() as made:  # in memory it would take twice its size
-        path = made / "index"
+    with output.scratch() as scratch:  # in memory it would take twice its size
+        path = scratch / "index"
         with os_file(path, "w") as file:
             pq.write_table(
                 _table(rows, failed),
@@ -114,10 +114,10 @@ def read_index(
         CacheError: the index is missing, truncated, unsorted, or points outside the shards.
     """
     path = check_file(folder, record.index)
-    count, there = record.rows + record.failed, count_rows(path)
-    if there != count:  # before memory is taken for so many
+    count, stored = record.rows + record.failed, count_rows(path)
+    if stored != count:  # before memory is taken for so many
         raise CacheError(
-            f"{path}: has {there:,} rows, but {FILE_NAME} says {record.rows:,} and "
+            f"{path}: has {stored:,} rows, but {FILE_NAME} says {record.rows:,} and "
             f"{record.failed:,} failed ones; {_AGAIN}"
         )
     if not any(read_schema(path).equals(_schema(codes)) for codes in (_FEW_CODES, _MANY_CODES)):

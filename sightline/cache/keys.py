@@ -106,9 +106,9 @@ def find_keys(table: Keys, keys: Keys) -> NDArray[np.int64]:
 
 def selected(places: NDArray[np.int64], mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which of ``places`` (-1: there is none) ``mask`` has: bool [len(places)]."""
-    found = places >= 0
-    found[found] = mask[places[found]]
-    return found
+    chosen = places >= 0
+    chosen[chosen] = mask[places[chosen]]
+    return chosen
 
 
 def at(values: NDArray[_Number], order: NDArray[np.int64]) -> NDArray[_Number]:

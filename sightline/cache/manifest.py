@@ -179,10 +179,10 @@ def _check_ids(path: Path, ids: pa.ChunkedArray) -> None:
     twice = pc.greater(counts.field("counts"), 1)
     if pc.any(twice).as_py():
         name = counts.field("values").filter(twice)[0].as_py()
-        one, two = [row for row, image_id in enumerate(ids.to_pylist()) if image_id == name][:2]
+        rows = [row for row, image_id in enumerate(ids.to_pylist()) if image_id == name]
         raise CacheError(
-            f"{path}: row {two}: image_id: found {name!r}, as in row {one}, expected an id of its "
-            "own; recreate the file"
+            f"{path}: row {rows[1]}: image_id: found {name!r}, as in row {rows[0]}, expected an id "
+            "of its own; recreate the file"
         )
 
 
@@ -198,13 +198,13 @@ def check_values(path: Path, table: pa.Table) -> None:
             or (least is not None and (pc.min(chunk).as_py() or least) < least)
             for chunk in column.chunks
         ):
-            row, name, found = next(
+            row, name, fault = next(
                 (row, *fault)
                 for row, value in enumerate(column.to_pylist())
                 for fault in _faults(field.name, value, least)
             )
             raise CacheError(
-                f"{path}: row {row}: {name}: found {'null' if found is None else found}, expected "
+                f"{path}: row {row}: {name}: found {'null' if fault is None else fault}, expected "
                 f"{field.type if least is None else 'a non-negative number'}; recreate the file"
             )
 

@@ -87,7 +87,7 @@ def plan_set(
     folder: Path,
     spec: Spec,
     rows: Wanted,
-    asked: Shape,
+    requested: Shape,
     *,
     retry_failed: bool = False,
     role: Role = Role.ALONE,
@@ -100,7 +100,7 @@ def plan_set(
     source of rows, as other sets of the fingerprint are.
 
     Args:
-        asked: how they shall be computed.
+        requested: how they shall be computed.
         retry_failed: also compute failed rows again; of several workers not those that failed in
             the plan that goes on: another one has tried.
         role: of this process; of a joiner any difference from the others' plan is left to see.
@@ -109,27 +109,29 @@ def plan_set(
         remember: keep what of the set is found sound (`remembered_faults`).
     """
     run_folder = run_folder_of(folder)
-    found = find_set(folder, spec, remember=remember)
+    found_set = find_set(folder, spec, remember=remember)
     names, stored = part_names(run_folder), StoredPlan.load(run_folder)
     if stored is not None and stored.fingerprint != spec.origin:
         stored = None
-    shape = asked
+    shape = requested
     if stored is not None and any(name.plan == stored.name for name in names):
         # an interrupted run resumes in its original shape, or its rows would not match
         kept = {"batch_size": stored.shape.batch_size, "threads": stored.shape.threads}
-        shape = asked.model_copy(update=kept)
-    wanted = rows.keys
-    missing = _missing(found.sound, wanted, retry_failed=retry_failed)
+        shape = requested.model_copy(update=kept)
+    keys = rows.keys
+    missing = _missing(found_set.sound, keys, retry_failed=retry_failed)
 
-    def rest_of(taken: Collection[PartName]) -> Plan:
-        read = list(read_parts(run_folder, spec, taken, check=role.reads_files))
+    def rest_of(reused: Collection[PartName]) -> Plan:
+        read = list(read_parts(run_folder, spec, reused, check=role.reads_files))
         parts = [part for _, part in read if part is not None]
         left = missing.copy()
         finished = rows_in(spec, [part.shard for part in parts if part.shard is not None])
-        mine = _take(finished, wanted, left)
-        others = _copies(folder, found.sound.rows, copy_from, wanted, left, check=role.reads_files)
-        failed = {} if retry_failed else _failures(wanted, left, parts)
-        left[find_keys(wanted, as_keys(sorted(failed)))] = False
+        mine = _take(finished, keys, left)
+        copies = _copies(
+            folder, found_set.sound.rows, copy_from, keys, left, check=role.reads_files
+        )
+        failed = {} if retry_failed else _failures(keys, left, parts)
+        left[find_keys(keys, as_keys(sorted(failed)))] = False
         batches, digest = rows.ordered(spec.origin, left, shape)
         blocks = groupby(batches, key=lambda batch: batch.block)
         sizes = (sum(len(batch.keys) for batch in block) for _, block in blocks)
@@ -137,15 +139,15 @@ def plan_set(
             fingerprint=spec.origin,
             rows=int(left.sum()),
             shape=shape,
-            asked=asked,
+            asked=requested,
             parts=tuple(sorted(part.name.file for part in parts)),
             blocks=tuple((size, len(list(same))) for size, same in groupby(sizes)),
             digest=digest,
         )
         damaged = tuple(name for name, part in read if part is None)
-        every = union(spec, [mine, *others])
+        every = union(spec, [mine, *copies])
         sources = every, len(mine), failed
-        return Plan(folder, spec, found, wanted, missing, *sources, batches, file, damaged)
+        return Plan(folder, spec, found_set, keys, missing, *sources, batches, file, damaged)
 
     if stored is not None and (role is not Role.ALONE or not retry_failed):
         plan = rest_of([name for name in names if name.file in stored.parts])
@@ -164,25 +166,25 @@ def _missing(sound: Soundness, keys: Keys, *, retry_failed: bool) -> NDArray[np.
     return missing
 
 
-def _failures(wanted: Keys, rows: NDArray[np.bool_], parts: Sequence[Part]) -> dict[bytes, Failure]:
+def _failures(keys: Keys, rows: NDArray[np.bool_], parts: Sequence[Part]) -> dict[bytes, Failure]:
     """Why some of these rows (bool [n]) failed in the parts, by key."""
     failed = {key: why for part in parts for key, why in part.failed.items()}
-    places = find_keys(wanted, as_keys(list(failed)))
+    places = find_keys(keys, as_keys(list(failed)))
     inside = selected(places, rows)
     return {key: failed[key] for key, is_inside in zip(failed, inside, strict=True) if is_inside}
 
 
-def _take(rows: Rows, wanted: Keys, left: NDArray[np.bool_], *, check: bool = False) -> Rows:
+def _take(rows: Rows, keys: Keys, left: NDArray[np.bool_], *, check: bool = False) -> Rows:
     """Those of ``rows`` that are ``left`` (bool [n], of the wanted), and then no longer are.
 
     Args:
         check: read their files, and take none of a damaged one: a new shard gets a new digest.
     """
-    mine = rows.only(selected(find_keys(wanted, rows.keys), left))
+    mine = rows.only(selected(find_keys(keys, rows.keys), left))
     if check:
         fine = np.array([file_fault(*file) is None for file in mine.files], dtype=bool)
         mine = mine.only(fine[mine.shards])
-    left[find_keys(wanted, mine.keys)] = False
+    left[find_keys(keys, mine.keys)] = False
     return mine
 
 
@@ -190,7 +192,7 @@ def _copies(
     folder: Path,
     live: Rows,
     root: Path | None,
-    wanted: Keys,
+    keys: Keys,
     left: NDArray[np.bool_],
     *,
     check: bool,
@@ -200,19 +202,19 @@ def _copies(
     Skips sets that cannot be read, which do not concern this run, and imported ones: their rows
     would lose their provenance.
     """
-    copies = [_take(_dropped(live), wanted, left)] if left.any() else []
+    copies = [_take(_dropped(live), keys, left)] if left.any() else []
     below = [] if root is None else folders_below(root, is_run_folder)
-    for other in sorted(other for other, files in below if FILE_NAME in files):
+    for candidate in sorted(candidate for candidate, files in below if FILE_NAME in files):
         if not left.any():
             break
-        if other.resolve() == folder.resolve():
+        if candidate.resolve() == folder.resolve():
             continue
         try:
-            record = read_record(other)
+            record = read_record(candidate)
             if record.spec.origin == live.spec.origin and not record.provenance.imported:
-                faults = file_faults(other, [record.index]) if check else {}
-                rows = soundness(other, record, faults).rows
-                copies.append(_take(rows, wanted, left, check=check))
+                faults = file_faults(candidate, [record.index]) if check else {}
+                rows = soundness(candidate, record, faults).rows
+                copies.append(_take(rows, keys, left, check=check))
         except CacheError:
             continue
     return copies

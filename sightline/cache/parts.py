@@ -82,8 +82,8 @@ class Part:
 
 def part_names(run_folder: Path) -> list[PartName]:
     """The finished parts in a run folder, of every plan, by name; reads no file."""
-    found = (name for name in _files(run_folder) if name[3] == "json")
-    return sorted(PartName(name[0], name[1], int(name[2])) for name in found)
+    matches = (name for name in _files(run_folder) if name[3] == "json")
+    return sorted(PartName(name[0], name[1], int(name[2])) for name in matches)
 
 
 def files_of(run_folder: Path, name: PartName) -> list[Path]:
@@ -152,8 +152,8 @@ def write_part(
     body = record.model_dump(mode="json", by_alias=True)
     text = json.dumps({**body, "digest": digest(body)}, indent=1) + "\n"
     write_bytes(folder / f"{stem}.json", text.encode(), via=unfinished)
-    found = Shard(folder, shard) if shard else None
-    return Part(PartName(f"{stem}.json", plan, number), found, dict(failed), dict(computed))
+    shard_file = Shard(folder, shard) if shard else None
+    return Part(PartName(f"{stem}.json", plan, number), shard_file, dict(failed), dict(computed))
 
 
 def _read_record(run_folder: Path, name: PartName) -> _Record:
@@ -203,9 +203,9 @@ def read_parts(
     Args:
         check: as in `read_part`.
     """
-    others: dict[str, bool] = {}  # plan → whether it is of another fingerprint
+    foreign: dict[str, bool] = {}  # plan → whether it is of another fingerprint
     for name in names:
-        if others.get(name.plan):
+        if foreign.get(name.plan):
             continue
         try:
             part = read_part(run_folder, spec, name, check=check)
@@ -216,7 +216,7 @@ def read_parts(
                 continue
             yield name, None
             continue
-        others[name.plan] = part is None
+        foreign[name.plan] = part is None
         if part is not None:
             yield name, part
 

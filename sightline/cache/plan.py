@@ -192,14 +192,14 @@ class Counts(NamedTuple):
     """Rows of a set that is being filled, failed ones included.
 
     Attributes:
-        wanted: of the whole set.
+        total: of the whole set.
         planned: that were missing and must be computed, done ones included.
         resumed: of these, those that an interrupted run or another worker had done at first.
         durable: of these, those that survive a kill now.
         copied: that were missing and need no model.
     """
 
-    wanted: int = 0
+    total: int = 0
     planned: int = 0
     resumed: int = 0
     durable: int = 0
@@ -227,10 +227,10 @@ class Plan:
     Attributes:
         folder: folder of the set.
         spec: what determines the content.
-        found: the set that is there.
-        wanted: keys of the whole set, sorted: uint8 [n, 32].
+        found_set: the set that is there.
+        keys: keys of the whole set, sorted: uint8 [n, 32].
         missing: which of them that set does not have: bool [n].
-        taken: rows of these that are on the disk elsewhere, so that they need no model.
+        reused: rows of these that are on the disk elsewhere, so that they need no model.
         resumed: how many of them are in parts of other plans.
         failed: rows of these parts that failed, with code, path and reason.
         batches: the rows that it computes, in their order.
@@ -240,10 +240,10 @@ class Plan:
 
     folder: Path
     spec: Spec
-    found: FoundSet
-    wanted: Keys
+    found_set: FoundSet
+    keys: Keys
     missing: NDArray[np.bool_]
-    taken: Rows
+    reused: Rows
     resumed: int
     failed: dict[bytes, Failure]
     batches: Sequence[Batch] = field(repr=False)
@@ -258,7 +258,7 @@ class Plan:
     @property
     def takes_own(self) -> bool:
         """Whether it takes rows that the set itself dropped."""
-        return any(file.folder == self.folder for file in self.taken.files)
+        return any(file.folder == self.folder for file in self.reused.files)
 
     def bytes_to_write(self, to_do: int) -> tuple[int, int] | None:
         """Bytes of parts for the rows still ``to_do``, and of the new shards and the index.
@@ -270,23 +270,23 @@ class Plan:
         if isinstance(kind, Numbers):
             size = float(kind.row_bytes + KEY_BYTES)
         else:
-            files = [file.record for file in self.taken.files]
-            files += self.found.record.shards if self.found.record else ()
+            files = [file.record for file in self.reused.files]
+            files += self.found_set.record.shards if self.found_set.record else ()
             if not files:
                 return None
             size = sum(file.bytes for file in files) / sum(file.rows for file in files)
-        new = self.stored.rows + len(self.taken)
-        index = len(self.wanted) * INDEX_BYTES if new else 0
+        new = self.stored.rows + len(self.reused)
+        index = len(self.keys) * INDEX_BYTES if new else 0
         return round(to_do * size), round(new * size) + index
 
     @property
     def lines(self) -> list[str]:
         """What was damaged and is computed again, and what an interrupted run decided."""
-        lines = [*self.found.sound.lines(), *map(repaired, self.damaged)]
-        asked, kept = self.stored.asked.batch_size, self.shape.batch_size
-        if asked != kept:
+        lines = [*self.found_set.sound.lines(), *map(repaired, self.damaged)]
+        requested, kept = self.stored.asked.batch_size, self.shape.batch_size
+        if requested != kept:
             lines.append(
-                f"batches of {kept}, as the interrupted run had, not of {asked}; delete "
+                f"batches of {kept}, as the interrupted run had, not of {requested}; delete "
                 f"{run_folder_of(self.folder)} to start over"
             )
         return lines
@@ -294,7 +294,7 @@ class Plan:
     @property
     def copied(self) -> int:
         """Rows that were missing and are on the disk elsewhere, but for those of other plans."""
-        return len(self.taken) - self.resumed
+        return len(self.reused) - self.resumed
 
     def rows_of(self, blocks: Iterable[int]) -> int:
         """Rows of these blocks."""

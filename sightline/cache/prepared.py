@@ -102,7 +102,7 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     remembered: Any = None
     with suppress(OSError, ValueError, RecursionError):  # of a torn one nothing
         remembered = json.loads(memory.read_bytes())
-    known: dict[str, Any] = remembered if isinstance(remembered, dict) else {}
+    states: dict[str, Any] = remembered if isinstance(remembered, dict) else {}
     memory.unlink(missing_ok=True)
     places = [path_below(url, name) for name in MANIFESTS]
     manifests = dict[str, FileState]()
@@ -113,7 +113,7 @@ def _fetch_manifests(url: str, folder: Path, incoming: Path) -> dict[str, str]:
     changed = {
         name: file
         for name, file in manifests.items()
-        if not file.state or known.get(name) != file.state or not (folder / name).is_file()
+        if not file.state or states.get(name) != file.state or not (folder / name).is_file()
     }
     if changed:
         (folder / RECORD).unlink(missing_ok=True)  # no data set until all of them are there

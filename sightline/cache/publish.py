@@ -38,10 +38,10 @@ def publish_plan(
     Returns:
         the record, and the code of every failed key.
     """
-    (sound, before, _), wanted = plan.found, plan.wanted
+    (sound, before, _), keys = plan.found_set, plan.keys
     finished = rows_in(plan.spec, [part.shard for part in parts if part.shard is not None])
-    kept = sound.rows.only(find_keys(wanted, sound.rows.keys) >= 0)
-    inside = selected(find_keys(wanted, bad := as_keys(sorted(sound.failed))), ~plan.missing)
+    kept = sound.rows.only(find_keys(keys, sound.rows.keys) >= 0)
+    inside = selected(find_keys(keys, bad := as_keys(sorted(sound.failed))), ~plan.missing)
     codes = {key.tobytes(): sound.failed[key.tobytes()] for key in bad[inside]}
     codes |= _failed(plan, finished, parts)
     if before is not None:
@@ -53,11 +53,11 @@ def publish_plan(
             provenance = before.provenance
     output.remove(sound.dropped)
     kept, small = _split_small(kept, plan.shape.shard_rows)
-    sources = union(plan.spec, [finished, plan.taken, small])
+    sources = union(plan.spec, [finished, plan.reused, small])
     again = plan.missing.copy()
-    again[find_keys(wanted, small.keys)] = True
+    again[find_keys(keys, small.keys)] = True
     del finished, small
-    new = write_shards(output, picked(wanted, again), plan.shape.shard_rows, sources)
+    new = write_shards(output, picked(keys, again), plan.shape.shard_rows, sources)
     del sources
     return commit_rows(output, [kept, new], codes, provenance or Provenance(), cut or 0), codes
 
@@ -95,13 +95,13 @@ def write_shards(
     """
     record_of = {record.name: record for record in sound}
     files: list[Shard] = []
-    there = np.zeros(len(keys), dtype=bool)
+    present = np.zeros(len(keys), dtype=bool)
     digests = np.empty((len(keys), DIGEST_BYTES), dtype=np.uint8)
     sizes: list[int] = []
     done = 0
     for start in range(0, len(keys), shard_rows):
         places = rows.find(keys[start : start + shard_rows])
-        there[start : start + shard_rows] = places >= 0
+        present[start : start + shard_rows] = places >= 0
         places = places[places >= 0]
         if len(places):
             record, hashed = _write(output, rows, places, record_of)
@@ -112,7 +112,7 @@ def write_shards(
     shards = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
     numbers = np.arange(done, dtype=np.int32)
     numbers -= np.repeat(np.cumsum([0, *sizes], dtype=np.int32)[:-1], sizes)
-    return Rows(rows.spec, files, picked(keys, there), shards, numbers, digests[:done])
+    return Rows(rows.spec, files, picked(keys, present), shards, numbers, digests[:done])
 
 
 def _write(

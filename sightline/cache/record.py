@@ -289,10 +289,10 @@ class SetRecord(_Strict, Generic[S]):
     def cut_in_words(self) -> str:
         """What `cut` says, such as ``2 of 3 texts are longer than 77 tokens and cut``, or empty."""
         spec = self.spec
-        made = spec.preprocessing if isinstance(spec, FeatureSpec) else spec.description
-        longest = made.get("max_length", made.get("context_length"))
-        one, verb = ("text", "is") if self.rows == 1 else ("texts", "are")
-        words = f"{self.cut:,} of {self.rows:,} {one} {verb} longer than {longest} tokens and cut"
+        settings = spec.preprocessing if isinstance(spec, FeatureSpec) else spec.description
+        longest = settings.get("max_length", settings.get("context_length"))
+        noun, verb = ("text", "is") if self.rows == 1 else ("texts", "are")
+        words = f"{self.cut:,} of {self.rows:,} {noun} {verb} longer than {longest} tokens and cut"
         return words if self.cut else ""
 
 

@@ -75,18 +75,18 @@ def fetched(url: str) -> Iterator[tuple[Path, Path]]:
         ) from error
 
 
-def read_first(url: str, name: str, what: str) -> bytes:
+def read_first(url: str, name: str, content: str) -> bytes:
     """The content of the file that says what lies at a URL; an error if there is none."""
     try:
         return read(path_below(url, name))
     except MissingFile:
         where = without_secrets(url)
-        raise CacheError(f"{where}: no {what} here (no {name}); check the address") from None
+        raise CacheError(f"{where}: no {content} here (no {name}); check the address") from None
 
 
-def say_fetching(url: str, files: int, size: int, folder: Path, here: int = 0) -> None:
-    """Say on the standard error output what is fetched; ``here`` bytes of it are here."""
-    resumed = f" ({in_bytes(here)} are here)" if here else ""
+def say_fetching(url: str, files: int, size: int, folder: Path, fetched: int = 0) -> None:
+    """Say on the standard error output what is fetched; ``fetched`` bytes of it are here."""
+    resumed = f" ({in_bytes(fetched)} are here)" if fetched else ""
     print(
         f"{without_secrets(url)}: fetching {counted(files, 'file')}, {in_bytes(size)}{resumed}, "
         f"into {folder}",
@@ -103,8 +103,8 @@ def copy(url: str, part: Path, size: int) -> None:
 
 
 def _cache_folder() -> Path:
-    if given := os.environ.get(FETCHED):
-        return Path(given)
+    if folder := os.environ.get(FETCHED):
+        return Path(folder)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "sightline")
     except RuntimeError as error:  # an account without a home
@@ -115,8 +115,10 @@ def _fetch(url: str, files: Sequence[FileRecord], folder: Path, incoming: Path) 
     """Bring files of a set into ``folder``; parts of them wait in ``incoming``."""
     if files:
         (folder / FILE_NAME).unlink(missing_ok=True)  # no set until all of them are there
-        here = sum(path.stat().st_size for file in files if (path := incoming / file.name).exists())
-        say_fetching(url, len(files), sum(file.bytes for file in files), folder, here)
+        fetched = sum(
+            path.stat().st_size for file in files if (path := incoming / file.name).exists()
+        )
+        say_fetching(url, len(files), sum(file.bytes for file in files), folder, fetched)
     for file in files:
         place, part = path_below(url, file.name), incoming / file.name
         resumes = part.exists()

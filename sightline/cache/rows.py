@@ -156,9 +156,9 @@ def rows_in(
         key_parts.append(keys_of)
         shards.append(np.full(len(chosen), number, dtype=np.int32))
         numbers.append(chosen)
-    found = _sorted(spec, files, key_parts, shards, numbers, None)
-    found._opened = every._opened
-    return found
+    selection = _sorted(spec, files, key_parts, shards, numbers, None)
+    selection._opened = every._opened
+    return selection
 
 
 def union(spec: Spec, sources: Sequence[Rows]) -> Rows:

@@ -55,10 +55,10 @@ def _why_not(spec: FeatureSpec, row: NDArray) -> str:
         largest = float(np.abs(row).max())
         verb = "exceeds" if largest > 1 else "is too small for"
         return f"{verb} {spec.dtype} (largest {largest:.2g}): store with --dtype float32"
-    found = "the encoder's row holds NaN or infinity"
+    fault = "the encoder's row holds NaN or infinity"
     if spec.precision.startswith("fp16"):
-        return f"{found} in fp16: compute with --precision bf16 or fp32"
-    return f"{found}: look at its weights"
+        return f"{fault} in fp16: compute with --precision bf16 or fp32"
+    return f"{fault}: look at its weights"
 
 
 def _underflows(rows: NDArray, stored: NDArray) -> NDArray[np.bool_]:

@@ -45,13 +45,13 @@ def snapshot(
     while True:
         record = read_record(folder, kind)  # pyright: ignore[reportArgumentType, reportCallIssue]
         try:
-            found = read(record)
+            content = read(record)
         except (CacheError, OSError):
             if _is_current(folder, record):
                 raise
         else:
             if _is_current(folder, record):
-                return found
+                return content
 
 
 def sound_rows(folder: Path, record: SetRecord) -> tuple[Rows, dict[bytes, str]]:
@@ -112,8 +112,8 @@ def require_whole(folder: Path, record: SetRecord, progress: Progress = lambda _
         if shard.name in damaged:
             in_use = "" if live is None else f" ({live[number]:,} in use)"
             faults.append(f"{damaged[shard.name]}; its {shard.rows:,} rows{in_use} are lost")
-        elif found := _layout_fault(folder, shard, record.spec):
-            faults.append(found)
+        elif layout_fault := _layout_fault(folder, shard, record.spec):
+            faults.append(layout_fault)
     if not faults and every is not None:
         digest = content_digest(every, failed)
         if digest != record.content_digest:
@@ -159,9 +159,9 @@ def soundness(folder: Path, record: SetRecord, damaged: dict[str, str]) -> Sound
     """What can be used of a set in which the files ``damaged`` (name → fault) are."""
     rows, failed, fault = _index(folder, record, damaged)
     damaged = damaged | {
-        shard.name: found
+        shard.name: layout_fault
         for shard in record.shards
-        if shard.name not in damaged and (found := _layout_fault(folder, shard, record.spec))
+        if shard.name not in damaged and (layout_fault := _layout_fault(folder, shard, record.spec))
     }
     good = np.array([shard.name not in damaged for shard in record.shards], dtype=bool)
     if rows is None:

@@ -115,7 +115,7 @@ class SetWriter:
         self._current: Plan | None = None
         self._open: dict[int, _Block] = {}
         self._parts: list[Part] = []
-        self._written: list[Part] = []
+        self._new_parts: list[Part] = []
         self._done: set[int] = set()
         self._durable = self._resumed = 0
         self._next_look = 0.0
@@ -173,7 +173,7 @@ class SetWriter:
         self.failures = read_failures(self.run_folder)
         shares = self._shared is not None
         self._done = plan.done(part_names(self.run_folder)) if shares else self._publishable(plan)
-        self._current, self._open, self._written, self._next_look = plan, {}, [], 0.0
+        self._current, self._open, self._new_parts, self._next_look = plan, {}, [], 0.0
         self._durable = self._resumed = plan.rows_of(self._done)
         self._require_space(plan)
         if self._shared is not None and role is Role.FIRST:
@@ -205,14 +205,16 @@ class SetWriter:
             threads, code: as in `sightline.cache.plan.Shape`.
             options: `retry_failed`, `copy_from` and so on, as `plan_set` takes them.
         """
-        asked = Shape(
+        requested = Shape(
             batch_size=batch_size,
             block_rows=rows_per_block or block_rows(self.spec),
             shard_rows=shard_rows or format_of(self.spec).shard_rows,
             threads=threads,
             code=code,
         )
-        return plan_set(self.folder, self.spec, Wanted.of(keys, lengths, groups), asked, **options)
+        return plan_set(
+            self.folder, self.spec, Wanted.of(keys, lengths, groups), requested, **options
+        )
 
     def claim(self, skipped: Callable[[int], None] = lambda _: None) -> Iterator[Batch]:
         """The batches that this process should compute, block by block.
@@ -296,14 +298,14 @@ class SetWriter:
             CacheError: rows of the plan were neither added nor reported as failed.
         """
         plan = self.current
-        parts = [*self._parts, *self._written]
-        known = {**self.failures, **plan.failed}
+        parts = [*self._parts, *self._new_parts]
+        failures = {**self.failures, **plan.failed}
         for part in parts:
-            known |= part.failed
+            failures |= part.failed
         # of the set that is there too: no kill leaves an error without its reason
-        write_failures(self.run_folder, known, self._output.unfinished)
+        write_failures(self.run_folder, failures, self._output.unfinished)
         record, failed = publish_plan(self._output, plan, parts, provenance, cut)
-        self.failures = {key: known[key] for key in failed if key in known}
+        self.failures = {key: failures[key] for key in failed if key in failures}
         write_failures(self.run_folder, self.failures, self._output.unfinished)
         self._forget(plan, parts)
         return record
@@ -328,7 +330,7 @@ class SetWriter:
             return Counts()
         before = plan.resumed + len(plan.failed)
         return Counts(
-            len(plan.wanted),
+            len(plan.keys),
             plan.stored.rows + before,
             self._resumed + before,
             self._durable + before,
@@ -353,10 +355,10 @@ class SetWriter:
         latest = max(blocks, default=0), self.current.stored.name
         last = [name for name in names if (name.block, name.plan) == latest]
         try:
-            found = [read_part(self.run_folder, self.spec, n, check=False) for n in last[:1]]
+            parts = [read_part(self.run_folder, self.spec, n, check=False) for n in last[:1]]
         except (CacheError, OSError):  # the run that publishes reports the damage
             return None
-        return found[0].computed if found and found[0] else None
+        return parts[0].computed if parts and parts[0] else None
 
     @property
     def _role(self) -> Role:
@@ -387,16 +389,16 @@ class SetWriter:
             dict(computed or {}),
             self._output.unfinished,
         )
-        self._written.append(part)
+        self._new_parts.append(part)
         self._done.add(number)
         self._durable += len(keys) + len(block.failed)
 
     def _publishable(self, plan: Plan) -> set[int]:
         """Read the plan's parts, remove those that are damaged, and return the finished blocks."""
         mine = [name for name in part_names(self.run_folder) if name.plan == plan.stored.name]
-        known = {part.name: part for part in self._written}
-        self._parts = [known[name] for name in mine if name in known]
-        new = (name for name in mine if name not in known)
+        part_of = {part.name: part for part in self._new_parts}
+        self._parts = [part_of[name] for name in mine if name in part_of]
+        new = (name for name in mine if name not in part_of)
         damaged = list(plan.damaged)
         for name, part in read_parts(self.run_folder, plan.spec, new):
             if part is None:
@@ -411,16 +413,16 @@ class SetWriter:
     def _forget(self, plan: Plan, published: Iterable[Part]) -> None:
         """Remove the plan, and the parts whose rows the published set holds; others stay."""
         names = {part.name for part in published}
-        others = [name for name in part_names(self.run_folder) if name not in names]
-        for name, part in read_parts(self.run_folder, self.spec, others, check=False):
-            if part is not None and (find_keys(plan.wanted, part.keys(self.spec)) >= 0).all():
+        unpublished = [name for name in part_names(self.run_folder) if name not in names]
+        for name, part in read_parts(self.run_folder, self.spec, unpublished, check=False):
+            if part is not None and (find_keys(plan.keys, part.keys(self.spec)) >= 0).all():
                 names.add(name)
         for name in names:
             remove_part(self.run_folder, name)
         for shard in loose_shards(self.run_folder):
             shard.unlink(missing_ok=True)
         (self.run_folder / PLAN).unlink(missing_ok=True)
-        self._current, self._parts, self._written = None, [], []
+        self._current, self._parts, self._new_parts = None, [], []
         self._leave()
 
     def _leave(self) -> None:

@@ -155,7 +155,7 @@ def unexpected(
         expected: what the reader takes.
         columns: of a table that it takes; empty: it takes none.
     """
-    what, remedy = _REMEDIES[kind]
+    description, remedy = _REMEDIES[kind]
     table = f"Parquet with the column{'s'[: len(columns) > 1]} {' and '.join(columns)}"
     cells = ", ".join(f"{column!r}: list({column})" for column in columns)
     remedy = remedy or ("write {table} from it" if columns else "")
@@ -164,7 +164,7 @@ def unexpected(
     words = {"{table}": table, "{cells}": f"{{{cells}}}", "{}": shlex.quote(str(path))}
     for mark, word in words.items():
         remedy = remedy.replace(mark, word)
-    return SightlineError(f"{path}: {what}; expected {expected}{remedy and '; '}{remedy}")
+    return SightlineError(f"{path}: {description}; expected {expected}{remedy and '; '}{remedy}")
 
 
 def ungzipped(path: Path, data: bytes) -> bytes:

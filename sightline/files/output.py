@@ -100,7 +100,7 @@ class Output:
     ) -> None:
         if folder.parts[:1] == ("~",):
             raise SightlineError(f"{folder}: {HOME_REMEDY}")
-        self.given = folder
+        self.place = folder
         self.folder = Path(os.path.realpath(folder))
         if folder.name.endswith(_RUN) or self.folder.name.endswith(_RUN):
             raise SightlineError(
@@ -156,14 +156,14 @@ class Output:
     def check_place(self) -> None:
         """Run the checks of entering the folder, without taking the lock."""
         if self.folder.exists() and not self.folder.is_dir():
-            raise SightlineError(f"{self.given}: is a file, not a folder; name another output")
+            raise SightlineError(f"{self.place}: is a file, not a folder; name another output")
         self.recorded()
         next_names(self.folder, self.record)
         self._refuse_another_kind()
-        inside = check_apart(self.given, self._inputs)
+        inside = check_apart(self.place, self._inputs)
         if inside is not None and not self._is_new_or_ours():
             raise SightlineError(
-                f"{self.given}: is inside the input {inside} and contains other files; name a "
+                f"{self.place}: is inside the input {inside} and contains other files; name a "
                 "new folder"
             )
         check_apart(self.run_folder, self._inputs)
@@ -171,14 +171,14 @@ class Output:
         if run.exists() and (_device(run) != _device(self.folder) or is_mount_point(run.resolve())):
             leads = f" (a link to {run.readlink()})" if run.is_symlink() else ""
             raise SightlineError(
-                f"{run}{leads} and {self.given} lie on two file systems, but what a run makes in "
+                f"{run}{leads} and {self.place} lie on two file systems, but what a run makes in "
                 "the first is moved into the second; put both on one"
             )
-        there = [name for name in (PLAN, FAILURES, PARTS) if os.path.lexists(run / name)]
-        if there and not os.path.lexists(run / "lock"):
+        present = [name for name in (PLAN, FAILURES, PARTS) if os.path.lexists(run / name)]
+        if present and not os.path.lexists(run / "lock"):
             raise SightlineError(
-                f"{run}: contains {', '.join(there)} but no lock of Sightline, so it may belong to "
-                f"something else; move it away, or run `touch {run / 'lock'}` if an earlier run "
+                f"{run}: contains {', '.join(present)} but no lock of Sightline, so it may belong "
+                f"to something else; move it away, or run `touch {run / 'lock'}` if an earlier run "
                 "left it"
             )
 
@@ -224,19 +224,19 @@ class Output:
         self._list({name} - self.owned)
         write_bytes(self.folder / name, data, via=self.unfinished)
 
-    def move_in(self, made: Path) -> list[str]:
-        """Move every file of ``made``, a folder of this run, into the output; returns their names.
+    def move_in(self, source: Path) -> list[str]:
+        """Move every file of ``source``, a folder of this run, into the output; return the names.
 
         If a file that is not ours has such a name, nothing is moved.
         """
-        _make_durable(made)
-        files = {name: made / name for name in _files_below(made)}
+        _make_durable(source)
+        files = {name: source / name for name in _files_below(source)}
         self.check(files)
         self._list(files.keys() - self.owned)
         for name, path in files.items():
             target = self.folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            path.chmod(made.stat().st_mode & 0o666)  # safetensors makes its files private
+            path.chmod(source.stat().st_mode & 0o666)  # safetensors makes its files private
             path.replace(target)
         for parent in {(self.folder / name).parent for name in files}:
             fsync(parent)
@@ -306,7 +306,7 @@ class Output:
             with path.open("rb") as file:
                 if _OURS.search(file.read(_HEAD_BYTES)):
                     raise SightlineError(
-                        f"{self.given}: contains {kind} ({name}), but this command writes "
+                        f"{self.place}: contains {kind} ({name}), but this command writes "
                         f"{RECORDS.get(self.record, 'something else')}; name another folder"
                     )
 

@@ -65,8 +65,8 @@ def location(value: Any) -> Any:
     whole &= protocol != "hf" or re.match(r"datasets/[^/]+/[^/]", place) is not None
     if not whole or re.search(r"[\x00-\x1f\x7f]", value):
         name = "datasets/OWNER/NAME@REVISION" if protocol == "hf" else "NAME"
-        found = shown(value).partition("?")[0]
-        raise ValueError(f"found {found}, expected {protocol}://{name}/PATH")
+        address = shown(value).partition("?")[0]
+        raise ValueError(f"found {address}, expected {protocol}://{name}/PATH")
     return value if match["query"] else value.rstrip("/")
 
 
@@ -83,8 +83,8 @@ def shown(place: Path | str) -> str:
     match = _URL.match(place) if isinstance(place, str) else None
     if match is None:
         return str(place)
-    rest = match.string[match.end("place") :] if match["protocol"] in ("s3", "gs", "hf") else ""
-    return f"{match['protocol']}://{match['place']}{rest}"
+    path = match.string[match.end("place") :] if match["protocol"] in ("s3", "gs", "hf") else ""
+    return f"{match['protocol']}://{match['place']}{path}"
 
 
 def path_below(root: Path | str, name: str) -> str:

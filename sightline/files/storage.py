@@ -118,17 +118,17 @@ def look(place: Path | str) -> FileState | None:
 
 
 def _look_here(path: Path | str) -> FileState | None:
-    now = time.time_ns()
+    time_now = time.time_ns()
     try:
         status = os.stat(path)  # noqa: PTH116  (a third of the time, for many files)
     except (OSError, ValueError):  # ValueError: a null byte
         return None
     if not stat.S_ISREG(status.st_mode):
         return None
-    size, written, changed = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    size, modified, changed = status.st_size, status.st_mtime_ns, status.st_ctime_ns
     # the time of writing can be set back, as `cp -p` and tar do; that of the change cannot
-    state = f"{size} {written} {changed} {status.st_ino}"
-    return FileState(size, "" if max(written, changed) > now - _SETTLED else state)
+    state = f"{size} {modified} {changed} {status.st_ino}"
+    return FileState(size, "" if max(modified, changed) > time_now - _SETTLED else state)
 
 
 def look_at_all(places: Sequence[str]) -> list[FileState | None]:
@@ -233,22 +233,22 @@ def reading_ahead(ranges: Sequence[tuple[str, int, int | None]]) -> Iterator[Non
         yield
         return
     with reading(_AT_ONCE) as pool:
-        _begun.update({each: pool.submit(_read, *each) for each in dict.fromkeys(ranges)})
+        _begun.update({key: pool.submit(_read, *key) for key in dict.fromkeys(ranges)})
         try:
             yield
         finally:
-            for each in ranges:
-                _begun.pop(each, None)
+            for key in ranges:
+                _begun.pop(key, None)
 
 
-def opened(place: str, found: FileState | None = None) -> IO[bytes]:
+def opened(place: str, file: FileState | None = None) -> IO[bytes]:
     """A file to read and seek in: one here, or one elsewhere in blocks, some of them ahead."""
     if not is_url(place):
         return open(place, "rb")  # noqa: PTH123
-    found = found or look(place)
-    if found is None:
+    file = file or look(place)
+    if file is None:
         raise MissingFile(place, "no such file")
-    return cast("IO[bytes]", _Blocks(place, found.size))
+    return cast("IO[bytes]", _Blocks(place, file.size))
 
 
 class _Blocks(RawIOBase):

@@ -15,8 +15,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device has no room for what was asked of it."""
     import torch
 
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error))))
+    is_memory_error = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_memory_error or (
+        isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+    )
 
 
 class HalvingCalls:

@@ -41,12 +41,12 @@ class FirstLine:
         self._without = f" without {without}" if without else ""
         self._start = time.monotonic()
         self._first: tuple[float, int] | None = None
-        self.said = False
+        self.announced = False
 
     def __call__(self, count: int) -> str:
         """The line, once, after ``count`` of them are done; empty before and afterwards."""
         time_now = time.monotonic()
-        if self.said or not count:
+        if self.announced or not count:
             return ""
         if self._first is None:
             self._first = time_now, count
@@ -55,7 +55,7 @@ class FirstLine:
             since, before = self._start, 0  # slow work: better with the start than not at all
         if time_now - self._start < _SETTLED or count == before:
             return ""
-        self.said = True
+        self.announced = True
         per_second = (count - before) / max(time_now - since, 1e-9)
         whole = time_now - self._start + (self._left - count) / per_second
         return (
@@ -148,21 +148,21 @@ def _rate(per_second: float, unit: str) -> str:
 
 @contextmanager
 def phase_progress() -> Iterator[Callable[[str, int, int, str], None]]:
-    """`progress` for code that reports ``(what, done, total, unit)``: a bar for each ``what``."""
-    what, before = "", 0
+    """`progress` for code that reports ``(phase, done, total, unit)``: a bar for each ``phase``."""
+    current, before = "", 0
     advance: Callable[[int], None]
     with ExitStack() as bar:
 
         def tell(phase: str, done: int, total: int, unit: str) -> None:
-            nonlocal what, before, advance
-            if phase != what:
+            nonlocal current, before, advance
+            if phase != current:
                 bar.close()
-                what, before = phase, 0
+                current, before = phase, 0
                 advance = bar.enter_context(progress(phase, total, unit))
             advance(done - before)
             before = done
             if done >= total:
                 bar.close()
-                what = ""
+                current = ""
 
         yield tell

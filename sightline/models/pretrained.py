@@ -126,8 +126,8 @@ _SNAPSHOT = re.compile(r"/snapshots/([0-9a-f]{40})/")
 
 def commit_of(file: str | Path) -> str:
     """The commit of a file in this machine's cache of the hub; empty for one elsewhere."""
-    found = _SNAPSHOT.search(Path(file).as_posix())
-    return found[1] if found else ""
+    match = _SNAPSHOT.search(Path(file).as_posix())
+    return match[1] if match else ""
 
 
 def check_finite(name: str | Path, model: Any) -> None:
@@ -339,8 +339,8 @@ class Pretrained:
     def files(self, names: Iterable[str]) -> dict[str, Path]:
         """Those of the files ``names`` that the model has: name → where it lies here."""
         with self.reading("files", silent=self.folder is None):
-            found = {name: self._path_of(name, must_know=False) for name in names}
-        return {name: path for name, path in found.items() if path is not None}
+            paths = {name: self._path_of(name, must_know=False) for name in names}
+        return {name: path for name, path in paths.items() if path is not None}
 
     def json(self, name: str, *, or_give: str = "") -> Any:
         """Content of a JSON file beside the model; None if there is no such file.

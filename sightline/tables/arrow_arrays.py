@@ -27,7 +27,7 @@ def text_array(texts: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Arr
     """Strings or binaries, of up to 2 GiB; None is null."""
     data = [text.encode() if isinstance(text, str) else text or b"" for text in texts]
     filled = np.array([text is not None for text in texts], dtype=bool)
-    there = np.packbits(filled, bitorder="little")
+    validity = np.packbits(filled, bitorder="little")
     ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
-    buffers = [pa.py_buffer(part) for part in (there, ends, b"".join(data))]
+    buffers = [pa.py_buffer(part) for part in (validity, ends, b"".join(data))]
     return pa.Array.from_buffers(kind, len(texts), buffers)

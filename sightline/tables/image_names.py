@@ -298,9 +298,9 @@ class NamesOfFile:
                 every.add(_Claim("", folders, certain=True, score=(2,)))
             highest = max(claim.score for claim in every)
             best = [claim for claim in every if claim.score == highest]
-            undecided = any(one.contradicts(other) for one, other in combinations(best, 2))
+            undecided = any(claim.contradicts(rival) for claim, rival in combinations(best, 2))
             for name, claim in claims.items():
-                if undecided or any(claim.contradicts(other) for other in best):
+                if undecided or any(claim.contradicts(rival) for rival in best):
                     self._fits[name] = self._fits[name]._replace(rows=[])
 
     def _claim(self, fit: _Fit, row: int) -> _Claim:
@@ -342,29 +342,29 @@ class NamesOfFile:
     def _may_be_of(self, split: str, row: int) -> bool:
         return not split or self._images.split_of(row) in ("", split)
 
-    def _require_its_split(self, written: str, name: _Name, row: int) -> None:
+    def _require_its_split(self, text: str, name: _Name, row: int) -> None:
         split = _split_in(name.folders)
         if not self._may_be_of(split, row):
             raise SightlineError(
-                f"{written!r} is of the split {split}, but the only image of that name, "
+                f"{text!r} is of the split {split}, but the only image of that name, "
                 f"{self._images.paths[row]!r}, is of {self._images.split_of(row)}; give the folder "
                 "of the images that the file names"
             )
 
 
-def contradict(beginning: str, other: str) -> bool:
+def contradict(first: str, second: str) -> bool:
     """Whether what is dropped of two files' names says that they name different images."""
-    return _contradict(*(_readings(text)[0].folders for text in (beginning, other)))
+    return _contradict(*(_readings(text)[0].folders for text in (first, second)))
 
 
-def _contradict(folders: Sequence[str], others: Sequence[str]) -> bool:
-    return _agreeing(folders, others) < min(len(folders), len(others))
+def _contradict(first: Sequence[str], second: Sequence[str]) -> bool:
+    return _agreeing(first, second) < min(len(first), len(second))
 
 
-def _agreeing(folders: Sequence[str], others: Sequence[str]) -> int:
+def _agreeing(first: Sequence[str], second: Sequence[str]) -> int:
     """How many of these are equal, from the last on."""
     count = 0
-    while count < min(len(folders), len(others)) and folders[~count] == others[~count]:
+    while count < min(len(first), len(second)) and first[~count] == second[~count]:
         count += 1
     return count
 

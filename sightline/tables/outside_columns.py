@@ -85,9 +85,11 @@ class OutsideTable:
         """The error for what a schema found in a row."""
         return refused(self.path, f"{self.unit} {number}", error, hint)
 
-    def known_as(self, others: Mapping[tuple[str, ...], str]) -> str | None:
+    def known_as(self, readers: Mapping[tuple[str, ...], str]) -> str | None:
         """What a table is that is meant for another reader: columns that one has → words."""
-        return next((what for names, what in others.items() if {*names} <= {*self.columns}), None)
+        return next(
+            (reader for names, reader in readers.items() if {*names} <= {*self.columns}), None
+        )
 
 
 class Wanted(NamedTuple):
@@ -141,37 +143,39 @@ def by_name(columns: Mapping[str, Sequence[str]], values: Sequence[Any]) -> dict
     return {ours: [next(cells) for _ in theirs] for ours, theirs in columns.items()}
 
 
-def choose(table: OutsideTable, wanted: Mapping[str, Wanted]) -> dict[str, tuple[str, ...]]:
+def choose(table: OutsideTable, requested: Mapping[str, Wanted]) -> dict[str, tuple[str, ...]]:
     """Our name of each wanted column that is there → its names in the file; notes the guesses.
 
     Raises:
         SightlineError: a given or required column is not there, or two may be meant.
     """
-    table.looked_for[:] = [name for name, column in wanted.items() if not column.names]
-    chosen = {name: _columns(table, name, column) for name, column in wanted.items()}
+    table.looked_for[:] = [name for name, column in requested.items() if not column.names]
+    chosen = {name: _columns(table, name, column) for name, column in requested.items()}
     chosen = {name: columns for name, columns in chosen.items() if columns}
     table.notes.extend(
         f"{table.path.name}: column {short(column)} read as {name}"
         for name, columns in chosen.items()
         for column in columns
-        if column != name and not wanted[name].names
+        if column != name and not requested[name].names
     )
-    taken = [column for columns in chosen.values() for column in columns]
-    used = {*taken, *(column.partition(".")[0] for column in taken)}
+    selected = [column for columns in chosen.values() for column in columns]
+    used = {*selected, *(column.partition(".")[0] for column in selected)}
     table.not_read[:] = [column for column in table.columns if column not in used]
     for name in ("caption", "split"):
-        left = [c for c in table.columns if is_known(c, name) and c not in used and name in wanted]
+        left = [
+            c for c in table.columns if is_known(c, name) and c not in used and name in requested
+        ]
         if left:
-            setting = wanted[name].setting
+            setting = requested[name].setting
             chooses = "" if setting is None else f"; `{setting or f'{name}_column'}` chooses it"
             table.notes.append(f"{table.path.name}: column {short(left[0])} is not used{chooses}")
     return chosen
 
 
-def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
+def _columns(table: OutsideTable, name: str, request: Wanted) -> tuple[str, ...]:
     available = ", ".join(map(short, table.columns)) or "none"
-    setting = wanted.setting or f"{name}_column"
-    for column in wanted.names:
+    setting = request.setting or f"{name}_column"
+    for column in request.names:
         # a cell of text has no fields
         within = column if table.text else column.partition(".")[0]
         if within not in table.columns and column not in table.columns:
@@ -179,9 +183,9 @@ def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
                 f"{table.path}: has no column {column!r}, which `{setting}` names; it has "
                 f"{available}"
             )
-    if wanted.names:
-        return wanted.names
-    remedy = f"call one {name!r}" if wanted.setting is None else f"choose one with `{setting}`"
+    if request.names:
+        return request.names
+    remedy = f"call one {name!r}" if request.setting is None else f"choose one with `{setting}`"
     remedy = table.remedy or remedy
     if table.text and not any(known_name(column, [*KNOWN]) for column in table.columns):
         remedy += " or, if the first line is not a header, write one above it"
@@ -193,11 +197,11 @@ def _columns(table: OutsideTable, name: str, wanted: Wanted) -> tuple[str, ...]:
         raise SightlineError(
             f"{table.path}: {' and '.join(map(short, candidates))} may both be the {name}; {remedy}"
         )
-    if wanted.required and name == "image" and (address := _address_in(table)):
+    if request.required and name == "image" and (address := _address_in(table)):
         raise SightlineError(
             f"{table.path}: {short(address)} gives URLs, expected names of images; {FETCH}"
         )
-    if wanted.required:
+    if request.required:
         raise SightlineError(
             f"{table.path}: wrong columns: found {available}; expected {name} (or "
             f"{', '.join(KNOWN[name][1:4])} …); {remedy}"
@@ -212,19 +216,19 @@ def is_address(value: Any) -> bool:
 
 def _address_in(table: OutsideTable) -> str | None:
     """A column of URLs by its name, or a URL in place of a header."""
-    named = (c for c in table.columns if is_address(c) or c.strip().lower() in _ADDRESSES)
-    return next(named, None)
+    addresses = (c for c in table.columns if is_address(c) or c.strip().lower() in _ADDRESSES)
+    return next(addresses, None)
 
 
 def field_of(record: Mapping[str, Any], column: str) -> Any:
     """A value of an object; with dots, of the objects in it, or of each in a list."""
     if column in record or "." not in column:
         return record.get(column)
-    name, _, rest = column.partition(".")
+    name, _, subfield = column.partition(".")
     inner = record.get(name)
     if isinstance(inner, list):
-        return [field_of(item, rest) for item in inner if isinstance(item, dict)]
-    return field_of(inner, rest) if isinstance(inner, dict) else None
+        return [field_of(item, subfield) for item in inner if isinstance(item, dict)]
+    return field_of(inner, subfield) if isinstance(inner, dict) else None
 
 
 def picker(columns: Sequence[str]) -> Callable[[Mapping[str, Any]], list[Any]]:

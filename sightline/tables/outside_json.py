@@ -141,13 +141,13 @@ def _of_objects(
     remedy: str = "",
 ) -> OutsideTable:
     """A table of JSON objects, of which the first has ``names``."""
-    known = set(names)
+    first_names = set(names)
 
     def read(columns: Sequence[str]) -> Iterator[Row]:
         pick = picker(columns)
         for records in batches:
             for number, record in records:
-                if not known.issuperset(record):
+                if not first_names.issuperset(record):
                     _require_known(table, number, record)
             yield from [(number, pick(record)) for number, record in records]
 
@@ -172,9 +172,9 @@ def _records_of(path: Path, content: dict[str, Any], notes: list[str]) -> list[d
         return _split(path, content["columns"], content["data"])
     tables = (("image", "caption"), OF_PAIRS, ("sentence",), ("phrase", "box"))
     for names in tables:
-        known = [next((key for key in content if is_known(key, name)), None) for name in names]
-        if None not in known:
-            return _columns(path, content, is_row=not _is_column(content[known[0] or ""]))
+        keys = [next((key for key in content if is_known(key, name)), None) for name in names]
+        if None not in keys:
+            return _columns(path, content, is_row=not _is_column(content[keys[0] or ""]))
     values = [*content.values()]
     if not values:
         return []
@@ -241,11 +241,11 @@ def _by_name(
         return [{"image": key, **record} for key, group in content.items() for record in group]
     if _are_numbers(content):
         return records
-    named = next(filter(_FILE_NAME.search, content), None)
-    if named is not None:
+    file_name = next(filter(_FILE_NAME.search, content), None)
+    if file_name is not None:
         raise SightlineError(
-            f"{path}: its keys, such as {short(named)}, and {short(inner)} in its objects may both "
-            f"name images; remove {short(inner)} from them, or write a list of the objects"
+            f"{path}: its keys, such as {short(file_name)}, and {short(inner)} in its objects may "
+            f"both name images; remove {short(inner)} from them, or write a list of the objects"
         )
     return []
 

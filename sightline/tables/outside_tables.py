@@ -214,8 +214,8 @@ def _separator_of(text: str, has_tabs: bool) -> str:
     head = re.split("[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
     if not has_tabs:
         return next((mark for mark in _SEPARATORS if mark in head), ",")
-    others = (mark for mark in _SEPARATORS if mark in head and "\t" not in head)
-    return next((mark for mark in others if _known_names(head, mark) > 1), "\t")
+    separators = (mark for mark in _SEPARATORS if mark in head and "\t" not in head)
+    return next((mark for mark in separators if _known_names(head, mark) > 1), "\t")
 
 
 def _known_names(head: str, separator: str) -> int:
@@ -269,9 +269,9 @@ def _quoted(path: Path, text: str, separator: str, notes: list[str]) -> Iterator
             yield rows
     except csv.Error as error:
         first = _first_line_of_a_fault(text, separator)
-        seen = f" in line {reader.line_num}" if reader.line_num > first else ""
+        place = f" in line {reader.line_num}" if reader.line_num > first else ""
         raise SightlineError(
-            f"{path}: line {first}: not CSV ({error}{seen}); correct the line: quotation marks "
+            f"{path}: line {first}: not CSV ({error}{place}); correct the line: quotation marks "
             "in a value are doubled, and stand around it"
         ) from None
     if several:

@@ -164,7 +164,7 @@ def test_another_fingerprint_replaces_the_set_and_says_why(tmp_path):
     other = SPEC.model_copy(update={"preprocessing": {"resize": 256}})
     with SetWriter(tmp_path / "set", other) as writer:
         assert len(writer.plan(KEYS, batch_size=16)) == 7
-        assert "preprocessing.resize: 224 → 256" in writer.current.found.replaces
+        assert "preprocessing.resize: 224 → 256" in writer.current.found_set.replaces
     with pytest.raises(CacheError, match="fingerprint"):
         FeatureSet.open(tmp_path / "set", fingerprint=other.fingerprint)
 

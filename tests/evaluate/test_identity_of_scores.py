@@ -27,7 +27,7 @@ DECLARED = {
 """The whole list: a new exception belongs here too."""
 
 
-@pytest.mark.parametrize("name", [*TASKS.own])
+@pytest.mark.parametrize("name", [*TASKS.built_in])
 def test_every_setting_of_a_task_counts_or_is_declared(name, tmp_path):
     settings = task_class(name).Settings.model_construct()
     settings = settings.model_copy(update={"data": tmp_path, "features": tmp_path})

@@ -115,7 +115,7 @@ def fingerprint_of(world, kind: str, encoder: dict[str, Any], **settings: Any) -
     return extract_job(inputs, config, out, ExtractSettings(**settings), MACHINE).spec.fingerprint
 
 
-@pytest.mark.parametrize("family", [*EncoderConfig.families.own])
+@pytest.mark.parametrize("family", [*EncoderConfig.families.built_in])
 def test_every_setting_of_an_encoder_is_in_the_fingerprint_or_declared(world, models, family):
     kind, encoder, others = encoders(models)[family]
     model = EncoderConfig.families.subclass(family, EncoderConfig)
@@ -220,7 +220,7 @@ def grounding_of(world, monkeypatch):
 BOX = {"family": "box"}
 
 
-@pytest.mark.parametrize("family", [*GrounderSettings.families.own])
+@pytest.mark.parametrize("family", [*GrounderSettings.families.built_in])
 def test_every_setting_of_a_grounder_is_in_the_fingerprint(models, grounding_of, family):
     grounder, others = grounders(models)[family]
     model = GrounderSettings.families.subclass(family, GrounderSettings)
@@ -234,7 +234,7 @@ def test_every_setting_of_a_grounder_is_in_the_fingerprint(models, grounding_of,
         assert precise != before
 
 
-@pytest.mark.parametrize("family", [*SegmenterSettings.families.own])
+@pytest.mark.parametrize("family", [*SegmenterSettings.families.built_in])
 def test_every_setting_of_a_segmenter_is_in_the_fingerprint(models, grounding_of, family):
     segmenter, others = segmenters(models)[family]
     model = SegmenterSettings.families.subclass(family, SegmenterSettings)

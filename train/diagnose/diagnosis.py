@@ -83,7 +83,7 @@ def diagnose(
     captions: Path | None,
     images: Path | None,
     settings: DiagnosisSettings,
-    tell: Tell = lambda what, done, total, unit: None,
+    tell: Tell = lambda phase, done, total, unit: None,
 ) -> Numbers:
     """Look at one set, or at an image set and a text set that belong together.
 
@@ -106,10 +106,15 @@ def diagnose(
         SightlineError: a set or manifest is missing, damaged or of the wrong kind, or they do not
             belong together.
     """
-    sets = sorted(map(FeatureSet.open, paths), key=lambda each: is_of_texts(each.record.spec.kind))
+    sets = sorted(
+        map(FeatureSet.open, paths),
+        key=lambda feature_set: is_of_texts(feature_set.record.spec.kind),
+    )
     _check_kinds(sets, captions, images)
-    checked = [_check_set(each, _namer(each, captions, images), tell) for each in sets]
-    found: dict[str, Any] = {
+    checked = [
+        _check_set(feature_set, _namer(feature_set, captions, images), tell) for feature_set in sets
+    ]
+    numbers: dict[str, Any] = {
         "settings": settings.model_dump(mode="json"),
         "sets": [checks for checks, _ in checked],
         **dict.fromkeys(("pairs", "cross", "captions")),
@@ -117,7 +122,7 @@ def diagnose(
         "manifest": "",
     }
     if captions is None or images is None or not is_of_texts(sets[-1].record.spec.kind):
-        return found
+        return numbers
     texts, pictures = checked[-1][1], checked[0][1] if len(sets) == 2 else None
     pairs = find_pairs(captions, images, pictures, texts, "all", 0)
     compared, matched = _compare(pairs, pictures, texts, settings, tell)
@@ -125,7 +130,7 @@ def diagnose(
     counts = {"compared": len(pairs.texts), "images": len(np.unique(pairs.pictures)), **pairs.lost}
     filters = _try_thresholds(trained, pictures, texts, matched, settings, tell)
     return {
-        **found,
+        **numbers,
         **compared,
         "pairs": counts,
         "filters": filters,
@@ -266,29 +271,29 @@ def _compare(
         sample = draw.choice(len(numbers), settings.sample, replace=False)
         of_image = [of_image[number] for number in np.sort(sample)]
     draw = np.random.default_rng([settings.seed, 5])
-    one = np.array([draw.choice(members) for members in of_image])  # of each image
+    sampled = np.array([draw.choice(members) for members in of_image])  # of each image
     cross, of_captions, matched = None, None, dict[str, NDArray[np.float64]]()
     if pictures is not None and pairs.images is not None:
-        own, others, best, worst = [], [], [], []
-        queries = pictures.features.gather(pairs.images[one])
+        own_cosines, other_cosines, best, worst = [], [], [], []
+        queries = pictures.features.gather(pairs.images[sampled])
         captions = texts.features.gather(pairs.texts)
         for place, row in enumerate(cosines(queries, captions, ("image", "caption"))):
             mine = row[of_image[place]]
-            own.append(mine)
-            others.append(np.delete(row[one], place))
+            own_cosines.append(mine)
+            other_cosines.append(np.delete(row[sampled], place))
             best.append(int((row >= mine.max()).sum()))
             worst.append(int((row >= mine.min()).sum()))
             tell("ranks of captions", place + 1, len(of_image), "images")
-        matched["image"] = np.concatenate(own)
+        matched["image"] = np.concatenate(own_cosines)
         cross = {
-            "cosines": _apart(matched["image"], np.concatenate(others)),
+            "cosines": _apart(matched["image"], np.concatenate(other_cosines)),
             "best_caption": _ranks(best, len(captions)),
             "worst_caption": _ranks(worst, len(captions)),
         }
     together = [_among(texts.features, pairs.texts[members]) for members in of_image]
     if any(map(len, together)):
         matched["teacher_text"] = np.concatenate(together)
-        between = _among(texts.features, pairs.texts[one])
+        between = _among(texts.features, pairs.texts[sampled])
         of_captions = _apart(matched["teacher_text"], between)
     return {"cross": cross, "captions": of_captions}, matched
 
@@ -375,7 +380,9 @@ def _try_thresholds(
                 keys = read(pictures, batch.images)
             scores = cosine_matrix(captions, keys)  # as `KDMCSE.statistics`
             highest[term] = max(highest[term], float(scores[off].max()))
-            shares[term][k] = [float(removed_share(scores, each)) for each in thresholds[term]]
+            shares[term][k] = [
+                float(removed_share(scores, threshold)) for threshold in thresholds[term]
+            ]
         tell("batches", k + 1, settings.batches, "batches")
     return [
         {

@@ -32,19 +32,19 @@ class Finding(NamedTuple):
     text: str
 
 
-def findings(found: Numbers) -> list[Finding]:
+def findings(numbers: Numbers) -> list[Finding]:
     """What to know before training, problems first."""
-    lines = sorted(_findings(found), key=lambda finding: finding.level != "problem")
+    lines = sorted(_findings(numbers), key=lambda finding: finding.level != "problem")
     if not any(finding.level == "problem" for finding in lines):
         lines.insert(0, Finding("fine", "No problem found."))
     return lines
 
 
-def _findings(found: Numbers) -> Iterator[Finding]:
-    for checks in found["sets"]:
+def _findings(numbers: Numbers) -> Iterator[Finding]:
+    for checks in numbers["sets"]:
         for text in _about_a_set(checks):
             yield Finding("problem", f"{checks['path']}: {text}")
-    counts = found["pairs"]
+    counts = numbers["pairs"]
     if counts is not None and counts["without_image"] + counts["without_text"] > 0:
         yield Finding(
             "problem",
@@ -53,23 +53,24 @@ def _findings(found: Numbers) -> Iterator[Finding]:
             "compared: the set lacks their row, or it is not finite or zero. A training stops at a "
             "missing row; rerun the stage of the set over this data set.",
         )
-    for apart, (own, others) in _cosines_in(found):
+    for apart, (positives, negatives) in _cosines_in(numbers):
         separation = apart["separation"]
         if separation < CHANCE_LIKE:
             yield Finding(
                 "problem",
-                f"With probability {separation:.2f} only (chance: 0.50) {own} have a higher cosine "
-                f"than {others}: two sets may not be from the same model, the captions not of "
-                "these images, or the weights untrained. Compare `sightline cache info` of both.",
+                f"With probability {separation:.2f} only (chance: 0.50) {positives} have a higher "
+                f"cosine than {negatives}: two sets may not be from the same model, the captions "
+                "not of these images, or the weights untrained. Compare `sightline cache info` of "
+                "both.",
             )
         elif separation < LITTLE_APART:
             yield Finding(
                 "notice",
-                f"With probability {separation:.2f} (chance: 0.50) {own} have a higher cosine than "
-                f"{others}, so they are hard to tell apart.",
+                f"With probability {separation:.2f} (chance: 0.50) {positives} have a higher "
+                f"cosine than {negatives}, so they are hard to tell apart.",
             )
-    how, whose = found["settings"], _whose(found)
-    for tried in found["filters"]:
+    how, whose = numbers["settings"], _whose(numbers)
+    for tried in numbers["filters"]:
         for removal in (removal for removal in tried["removals"] if removal["configured"]):
             about = f"{TERMS[tried['term']]}: the {whose} threshold {removal['threshold']:g}"
             if removal["share"] == 0:
@@ -116,16 +117,16 @@ def _named(rows: Numbers) -> str:
     return f"{rows['count']:,} ({names}{', …' if rows['count'] > len(rows['examples']) else ''})"
 
 
-def _cosines_in(found: Numbers) -> list[tuple[Numbers, tuple[str, str]]]:
+def _cosines_in(numbers: Numbers) -> list[tuple[Numbers, tuple[str, str]]]:
     """The cosines that were compared, and what they are of."""
-    of_images = [(found["cross"]["cosines"], IMAGES_AND_CAPTIONS)] if found["cross"] else []
-    of_captions = [(found["captions"], TWO_CAPTIONS)] if found["captions"] else []
+    of_images = [(numbers["cross"]["cosines"], IMAGES_AND_CAPTIONS)] if numbers["cross"] else []
+    of_captions = [(numbers["captions"], TWO_CAPTIONS)] if numbers["captions"] else []
     return [*of_images, *of_captions]
 
 
-def _whose(found: Numbers) -> str:
+def _whose(numbers: Numbers) -> str:
     """Of the thresholds that are configured: a run's, or KDMCSE's own."""
-    return "default" if found["settings"]["run"] is None else "configured"
+    return "default" if numbers["settings"]["run"] is None else "configured"
 
 
 def percent(share: float) -> str:
@@ -151,46 +152,46 @@ _RANKS = (
 _COUNT, _COSINE = form_of(",.0f"), form_of(".3f")
 
 
-def document_of(found: Numbers) -> Document:
+def document_of(numbers: Numbers) -> Document:
     """Findings, then a table for each question."""
     rows = (
         Row(level, {"finding": Cell(text=text)}, doubtful=level == "problem")
-        for level, text in findings(found)
+        for level, text in findings(numbers)
     )
     table = Table("Findings", "", (Column("finding"),), tuple(rows))
     sections = [Section("Findings", (table,))]
-    if found["cross"] or found["captions"]:
+    if numbers["cross"] or numbers["captions"]:
         title = "Do pairs that belong together stand out?"
-        sections.append(Section(title, (_cosine_table(found),), notes=_about_pairs(found)))
-    if found["cross"]:
+        sections.append(Section(title, (_cosine_table(numbers),), notes=_about_pairs(numbers)))
+    if numbers["cross"]:
         title = "Where does the true match rank?"
-        sections.append(Section(title, (_rank_table(found["cross"]),), notes=(_RANKS,)))
-    if found["filters"]:
-        tables = tuple(_removal_table(tried, _whose(found)) for tried in found["filters"])
-        notes = (_THRESHOLDS.format(**found["settings"]),)
+        sections.append(Section(title, (_rank_table(numbers["cross"]),), notes=(_RANKS,)))
+    if numbers["filters"]:
+        tables = tuple(_removal_table(tried, _whose(numbers)) for tried in numbers["filters"])
+        notes = (_THRESHOLDS.format(**numbers["settings"]),)
         sections.append(Section("What would a threshold remove?", tables, notes=notes))
-    sections.append(Section("Sets", (_set_table(found["sets"]),)))
-    title = "Features: " + " and ".join(checks["path"] for checks in found["sets"])
-    return Document(title, SCHEMA, tuple(sections), found)
+    sections.append(Section("Sets", (_set_table(numbers["sets"]),)))
+    title = "Features: " + " and ".join(checks["path"] for checks in numbers["sets"])
+    return Document(title, SCHEMA, tuple(sections), numbers)
 
 
-def _about_pairs(found: Numbers) -> tuple[str, ...]:
-    settings, counts = found["settings"], found["pairs"]
+def _about_pairs(numbers: Numbers) -> tuple[str, ...]:
+    settings, counts = numbers["settings"], numbers["pairs"]
     whose = f" Settings are those of run {settings['run']}." if settings["run"] else ""
     return (
         f"{counts['compared']:,} training pairs of {counts['images']:,} images, from "
-        f"{found['manifest']}. Cosines and ranks are of "
+        f"{numbers['manifest']}. Cosines and ranks are of "
         f"{min(counts['images'], settings['sample']):,} of these, drawn with seed "
         f"{settings['seed']}; mismatched pairs have one caption each.{whose}",
         _COSINES,
     )
 
 
-def _cosine_table(found: Numbers) -> Table:
+def _cosine_table(numbers: Numbers) -> Table:
     shown = {"1": "1 %", "50": "median", "99": "99 %", "100": "highest"}
     names = ("mean", "sd", *shown.values(), "separation")
     rows = []
-    for apart, labels in _cosines_in(found):
+    for apart, labels in _cosines_in(numbers):
         for label, values in zip(labels, (apart["matched"], apart["mismatched"]), strict=True):
             figures = {name: values["quantiles"][percent] for percent, name in shown.items()}
             figures |= {"pairs": values["count"], "mean": values["mean"], "sd": values["sd"]}

@@ -51,17 +51,17 @@ class Evaluation:
                 owners[metric] = name
 
     @classmethod
-    def load(cls, given: Mapping[str, Mapping[str, Any]], where: str = "") -> Evaluation:
+    def load(cls, settings: Mapping[str, Mapping[str, Any]], where: str = "") -> Evaluation:
         """The tasks of a mapping name → settings.
 
         Args:
-            given: settings of each task; `task` names it if it is not the name itself.
+            settings: settings of each task; `task` names it if it is not the name itself.
             where: what precedes the name in errors, such as "evaluation.tasks.".
 
         Raises:
             SightlineError: an unknown task or setting, or data that is missing or malformed.
         """
-        return cls({name: make_task(name, about, where + name) for name, about in given.items()})
+        return cls({name: make_task(name, about, where + name) for name, about in settings.items()})
 
     @property
     def warnings(self) -> list[str]:
@@ -175,8 +175,8 @@ def evaluate_run(
     tasks = {name: kept[name] for name in evaluation.tasks if name not in failed}
     with alone_with(out):
         if (previous := _previous(folder, out)) is not None:  # it may have gained tasks since
-            others = previous.tasks.keys() - evaluation.tasks.keys()
-            tasks |= {name: task for name, task in previous.tasks.items() if name in others}
+            earlier = previous.tasks.keys() - evaluation.tasks.keys()
+            tasks |= {name: task for name, task in previous.tasks.items() if name in earlier}
         result = RunResult(
             run=summary.run, tasks=tasks, training=summary, run_sha256=digest_of_run(folder)
         )
@@ -267,8 +267,8 @@ def _cut(model: EvaluatedModel, task: Task[Any]) -> list[str]:
     if not cut:
         return []
     most, verb = model.embedder.max_length, "is" if len(sentences) == 1 else "are"
-    what = counted(len(sentences), "distinct sentence")
-    return [f"{task.name}: {cut:,} of {what} {verb} longer than {most} tokens and cut"]
+    amount = counted(len(sentences), "distinct sentence")
+    return [f"{task.name}: {cut:,} of {amount} {verb} longer than {most} tokens and cut"]
 
 
 def _measured(name: str, task: Task[Any]) -> TaskResult:

@@ -69,10 +69,10 @@ def released_geometry(
         embeddings: float [m, d] of the distinct sentences.
         rows: int [2, n], their rows of both sides of the pairs.
     """
-    one, two = (
+    first_words, second_words = (
         np.array([len(text.split()) for text in side]) for side in (pairs.first, pairs.second)
     )
-    order = np.lexsort((pairs.gold, two, one))
+    order = np.lexsort((pairs.gold, second_words, first_words))
     close, spread = [], []
     for start in range(0, len(order), _RELEASED_BATCH):
         batch = order[start : start + _RELEASED_BATCH]

@@ -125,12 +125,12 @@ class EvaluatedModel:
         return self._rows[[self._row_of[sentence] for sentence in sentences]]
 
     def progress(
-        self, what: str, total: int, unit: str
+        self, title: str, total: int, unit: str
     ) -> AbstractContextManager[Callable[[int], None]]:
         """Of work with this model, as `sightline.machine.progress.progress` shows it."""
         if not self.shows_progress:
             return nullcontext(lambda _: None)
-        return progress(f"{self.name}: {what}", total, unit)
+        return progress(f"{self.name}: {title}", total, unit)
 
     def objective(self) -> ObjectiveModule:
         """The run's objective with its trained heads, in eval mode on the CPU.
@@ -214,16 +214,16 @@ def name_models(words: Sequence[str]) -> list[NamedModel]:
         if not source or word.startswith("="):
             raise SightlineError(f"--model: found {word!r}, expected MODEL or NAME=MODEL")
         summary = RunSummary.read(Path(source)) if (Path(source) / FILE_NAME).is_file() else None
-        own = str(Path(source)) if Path(source).exists() else source  # also of ./source
-        run = label or (own if summary is None else summary.run)
-        for other, earlier in runs.setdefault(run, []):
+        source_name = str(Path(source)) if Path(source).exists() else source  # also of ./source
+        run = label or (source_name if summary is None else summary.run)
+        for other_source, earlier in runs.setdefault(run, []):
             name = run
             if summary is not None and earlier is not None and summary.is_seed_of(earlier):
                 if summary.seed != earlier.seed:
                     continue
                 name = f"{run}, seed {summary.seed}"
             raise SightlineError(
-                f"two models are called {name!r}: {other} and {source}; rename one of them: "
+                f"two models are called {name!r}: {other_source} and {source}; rename one of them: "
                 "NAME=PATH"
             )
         runs[run].append((source, summary))
@@ -265,12 +265,12 @@ def image_space(model: EvaluatedModel) -> ImageSpace:
     """
     objective, summary = model.objective(), model.summary
     assert summary is not None  # it has heads
-    if (found := objective.image_heads()) is None:
+    if (heads := objective.image_heads()) is None:
         raise NotDefinedError(
             f"its objective, {summary.objective}, projects no image features; runs that learned "
             "from images, such as those of mcse, kdmcse or dalr, have heads for them"
         )
-    need, sentences, images = found
+    need, sentences, images = heads
     return ImageSpace(sentences, images, need.encoder, summary.features[need.name])
 
 

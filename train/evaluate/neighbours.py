@@ -84,10 +84,10 @@ def find_images(
             features, "image", space.encoder, model.name, data.name, space.features
         )
         rows = project(space.sentences, model.pooled(queries))
-        found = find_images_by_rows(rows, own_images, pool, opened, k, captions, space.images)
+        hits = find_images_by_rows(rows, own_images, pool, opened, k, captions, space.images)
     except NotDefinedError as error:
         return Hits(reason=str(error)), []
-    return found, note_of_failed("neighbours leave out", pool, data, opened)
+    return hits, note_of_failed("neighbours leave out", pool, data, opened)
 
 
 def find_images_by_rows(

@@ -53,10 +53,10 @@ class CaptionPool:
 
     def sample(self, count: int, seed: int) -> list[str]:
         """At most ``count`` texts of different images, drawn at random, in their order here."""
-        seen, rows = set[str](), list[int]()
+        used, rows = set[str](), list[int]()
         for row in np.random.default_rng(seed).permutation(len(self)).tolist():
-            if len(rows) < count and seen.isdisjoint(self.images[row]):
-                seen.update(self.images[row])
+            if len(rows) < count and used.isdisjoint(self.images[row]):
+                used.update(self.images[row])
                 rows.append(row)
         return [self.texts[row] for row in sorted(rows)]
 

@@ -97,13 +97,13 @@ def earlier_result(
         SightlineError: the file, or one beside it, is of another model.
     """
     remedy = f"give this one a name, `--model NAME={source}`, or name another --out"
-    for other in results_in(file.parent):
-        if other == file:
+    for path in results_in(file.parent):
+        if path == file:
             continue
-        one, two = load_result(other).training, result.training
-        if one is None or two is None or not one.is_seed_of(two):
+        theirs, ours = load_result(path).training, result.training
+        if theirs is None or ours is None or not theirs.is_seed_of(ours):
             raise SightlineError(
-                f"{other}: has the scores of what {source} is not another seed of; {remedy}"
+                f"{path}: has the scores of what {source} is not another seed of; {remedy}"
             )
     if not file.exists():
         return None
@@ -115,8 +115,8 @@ def earlier_result(
             f"({error})"
         ) from error
     if (earlier.run_sha256, earlier.pinned) != (result.run_sha256, result.pinned):
-        what = "run" if result.training is not None else "model"
-        raise SightlineError(f"{file}: has the scores of another {what} than {source}; {remedy}")
+        kind = "run" if result.training is not None else "model"
+        raise SightlineError(f"{file}: has the scores of another {kind} than {source}; {remedy}")
     if _scoring(earlier) != _scoring(result):
         raise SightlineError(
             f"{file}: has the scores of {source} {_scored_as(earlier)}, not {_scored_as(result)}; "

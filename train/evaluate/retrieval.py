@@ -151,11 +151,11 @@ class RetrievalTask(Task[RetrievalSettings]):
         manifest = settings.data / "images.parquet"
         table = read_manifest(manifest, IMAGES)
         self.images = ImagePool.of(table).described(owners, manifest)
-        taken: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         kept: list[int] = []
         for row, owner in enumerate(owners):
-            taken[owner] += 1
-            if taken[owner] <= settings.captions:
+            counts[owner] += 1
+            if counts[owner] <= settings.captions:
                 kept.append(row)
         row_of = {image: row for row, image in enumerate(self.images.ids)}
         self.captions = tuple(texts[row] for row in kept)

@@ -164,6 +164,6 @@ def statistics_of(objective: Objective, batch: Batch) -> dict[str, Tensor]:
 
 def warnings_of(objective: Objective, batches: Iterable[Batch]) -> Sequence[str]:
     """Its `warnings`; SightlineError if they are something else than lines of text."""
-    found = objective.warnings(batches)
-    expect_valid(found, Sequence[str], objective, "warnings")
-    return found
+    lines = objective.warnings(batches)
+    expect_valid(lines, Sequence[str], objective, "warnings")
+    return lines

@@ -388,16 +388,16 @@ def _gains(gains: Sequence[Change]) -> tuple[Table, ...]:
             of_runs.setdefault((gain.baseline, gain.run, gain.control), []).append(gain)
     tables = []
     for (baseline, run, control), members in of_runs.items():
-        named, share = members[0].named, "share of the gain"
-        columns = [Column(named(run), _signed, run=run)]
+        name_of, share = members[0].named, "share of the gain"
+        columns = [Column(name_of(run), _signed, run=run)]
         if control is not None:
-            columns.append(Column(named(control), _signed, run=control))
+            columns.append(Column(name_of(control), _signed, run=control))
             columns.append(Column(share, _percent, run=control))
         rows = []
         for gain in members:
-            cells = {named(run): _change_cell(gain)}
+            cells = {name_of(run): _change_cell(gain)}
             if control is not None:
-                cells[named(control)] = Cell(gain.control_change)
+                cells[name_of(control)] = Cell(gain.control_change)
                 cells[share] = Cell(gain.share, text=gain.reason)
             rows.append(Row(gain.task, cells))
         tables.append(Table(f"Gain over {baseline}", "task", tuple(columns), tuple(rows)))

@@ -101,9 +101,9 @@ def to_html(figure: Figure, caption: str, note: str, *, titled: bool) -> str:
 
 def _with_ids_of_its_own(svg: str) -> str:
     """An SVG whose ids no other one of a page has, without those that nothing refers to."""
-    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]
     svg = re.sub(r' id="([^"]+)"', lambda id_: id_[0] if f"#{id_[1]}" in svg else "", svg)
-    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{own}-", svg)
+    return re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
 
 
 def to_png(figure: Figure) -> bytes:
@@ -120,7 +120,9 @@ def training_chart(results: Sequence[RunResult], entry: str) -> Figure | None:
     Runs are named at the end of their lines; of dev scores, the best checkpoints are marked. None
     if no run logged one.
     """
-    trainings = {(each.run, each.seed): each.training for each in results if each.training}
+    trainings = {
+        (result.run, result.seed): result.training for result in results if result.training
+    }
     points_of = {seed: points for seed, run in trainings.items() if (points := run.curve(entry))}
     if not points_of:
         return None
@@ -203,7 +205,9 @@ def plane_of_runs(table: Table) -> Figure | None:
     """
     if not {"alignment", "uniformity"} <= {*table.names}:
         return None
-    scores = [each.name for each in table.columns if each.better == "high" and not each.part]
+    scores = [
+        column.name for column in table.columns if column.better == "high" and not column.part
+    ]
     score = STS_AVERAGE if STS_AVERAGE in scores else next(iter(scores), "")
     placed: dict[str, list[float | None]] = {}
     for name, row in table.measured.items():

@@ -185,7 +185,7 @@ def _tabular(table: Table) -> str:
         label = escape_latex(_label(row))
         label = label if row.measured else rf"\textit{{{label}}}"
         label = rf"\quad {label}" if row.under else label
-        rows.append(_latex_line([label, *(_latex_cell(row, each) for each in table.columns)]))
+        rows.append(_latex_line([label, *(_latex_cell(row, column) for column in table.columns)]))
     return "\n".join([*rows, r"\bottomrule", r"\end{tabular}", ""])
 
 
@@ -256,7 +256,7 @@ def _widths(table: Table, label: int | None, stacked: bool, room: int) -> list[i
     widths = [longest if label is None else min(longest, label)]
     for name, column in zip(headings, table.columns, strict=True):
         parts = [_parts(row, column) for row in table.rows]
-        lines = [line for each in parts for line in (each if stacked else [" ".join(each)])]
+        lines = [line for part in parts for line in (part if stacked else [" ".join(part)])]
         title = len(name) if label is None else max(map(len, name.split()), default=0)
         widths.append(max(title, *map(len, lines)))
     if table.text_columns < len(table.columns):

@@ -35,8 +35,8 @@ def find_run(word: str, root: Path) -> FoundRun:
         label, _, source = word.partition("=")
     place = _place(source, root)
     of_others = source and place.is_dir() and not results_in(place)
-    if of_others and (found := mteb_result(place, label)) is not None:
-        folder, result = found
+    if of_others and (match := mteb_result(place, label)) is not None:
+        folder, result = match
         return FoundRun(result.run, (folder,), (result,))
     files = _files(source, root)
     results = [load_result(file) for file in files]
@@ -60,7 +60,7 @@ def find_runs(
         baseline: one of the runs, by its name or as it was given; any other run is found like
             these and put before them. None: the first.
     """
-    runs = [find_run(each, root) for each in words]
+    runs = [find_run(word, root) for word in words]
     if not runs:
         raise SightlineError("no run to compare; name at least one")
     if baseline is None:

@@ -117,8 +117,8 @@ def mteb_result(path: Path, run: str = "") -> tuple[Path, RunResult] | None:
             f"{folder}: has no task of MTEB(eng, v1) that tables of the papers have "
             f"({', '.join(TYPES)}); load_results of mteb itself makes tables of the others"
         )
-    more = len([*folder.glob("*.json")]) - len(files) - 1  # its description of the model
-    notes = (f"{counted(more, 'file')} of MTEB's other tasks left out",) if more else ()
+    left_out = len([*folder.glob("*.json")]) - len(files) - 1  # its description of the model
+    notes = (f"{counted(left_out, 'file')} of MTEB's other tasks left out",) if left_out else ()
     tasks = {metric_of(file.stem): _read(file).result(file, notes) for file in files}
     scores = {name: score for task in tasks.values() for name, score in task.scores.items()}
     reasons = {name: why for task in tasks.values() for name, why in task.reasons.items()}

@@ -166,7 +166,7 @@ def _answers(models: Models, place: int, kind: str) -> tuple[Table, ...]:
     cells_of = {name: _cells(nearest, kind) for name, nearest in rows_of.items()}
     rows = []
     for rank in range(max(map(len, cells_of.values()))):
-        cells = {name: own[rank] for name, own in cells_of.items() if rank < len(own)}
+        cells = {name: column[rank] for name, column in cells_of.items() if rank < len(column)}
         rows.append(Row(str(rank + 1), cells))
     columns = tuple(Column(name, run=name) for name in rows_of)
     return (Table(title, "", columns, tuple(rows)),)

@@ -129,7 +129,7 @@ def document_of(entry: Entry, rows: Sequence[ComparedRow], **fields: object) -> 
         fields: for the JSON.
     """
     heading = "configuration" if entry.kind == "settings" else "run"
-    columns = (Column("seeds"), *(Column(each.name, _form(each)) for each in entry.columns))
+    columns = (Column("seeds"), *(Column(column.name, _form(column)) for column in entry.columns))
     title = f"{entry.id}: {entry.shows}"
     lines = tuple(line for row in rows for line in _lines(entry, row))
     tables = (Table(title, heading, columns, lines),) if rows else ()

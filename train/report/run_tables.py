@@ -97,7 +97,9 @@ def training_table(results: Sequence[RunResult]) -> Table | None:
     seeds. Its marks are where it was trained; if that is the same for all, it is the table's title.
     """
     rows = []
-    for name, members in by_run(each for each in results if each.training is not None).items():
+    for name, members in by_run(
+        result for result in results if result.training is not None
+    ).items():
         cells = {}
         for column, measured in TRAINING.items():
             values = each_seed(members, measured.of)
@@ -119,7 +121,7 @@ def training_table(results: Sequence[RunResult]) -> Table | None:
     if any(speed is not None and speed < _SLOW for speed in speeds):
         forms["sentences/s"] = form_of(",.1f")
     columns = (Column(name, form) for name, form in forms.items())
-    shown = tuple(each for each in columns if any(each.name in row.cells for row in rows))
+    shown = tuple(column for column in columns if any(column.name in row.cells for row in rows))
     return Table(title, "run", shown, tuple(rows))
 
 
@@ -261,7 +263,7 @@ def _notes_of_tasks(runs: Mapping[str, Sequence[RunResult]]) -> list[str]:
     """The notes of results, each once, with the runs that it is about."""
     runs_of: dict[str, dict[str, None]] = {}
     for name, members in runs.items():
-        for note in (n for each in members for task in each.tasks.values() for n in task.notes):
+        for note in (n for result in members for task in result.tasks.values() for n in task.notes):
             runs_of.setdefault(note, {})[name] = None
     return [
         f"{'all runs' if len(names) == len(runs) > 1 else ', '.join(names)}: {note}"

@@ -195,7 +195,7 @@ def lead_of(table: Table, gains: Sequence[Change]) -> tuple[str, ...]:
 
 def _stated(table: Table) -> set[str]:
     """The tasks whose gains reports may state in a sentence."""
-    return {each.name for each in table.columns if each.better == "high" and not each.part}
+    return {column.name for column in table.columns if column.better == "high" and not column.part}
 
 
 def _best_run(table: Table, gain: Change) -> str:

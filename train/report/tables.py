@@ -149,12 +149,12 @@ class Table:
             replace(
                 self,
                 title=title or self.title,
-                columns=tuple(own),
+                columns=tuple(group),
                 rows=tuple(
-                    row for row in self.rows if any(column.name in row.cells for column in own)
+                    row for row in self.rows if any(column.name in row.cells for column in group)
                 ),
             )
-            for title, own in columns.items()
+            for title, group in columns.items()
         )
 
     @property
