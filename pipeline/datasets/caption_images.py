@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.datasets.manifests import SPLITS, write_captioned
-from pipeline.datasets.samples import Plain, Sample, Samples, Split
-from pipeline.datasets.source import DatasetError, PrepareReport, Source
+from pipeline.datasets.manifests import write_captioned
+from pipeline.datasets.samples import Plain, Sample, Samples, Split, checked
+from pipeline.datasets.source import DatasetError, PrepareReport
 from sightline.cache.manifest import CAPTIONS
-from sightline.plugins import expect_count, expect_valid, wrong
 from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames, NamesOfFile, contradict
 from sightline.tables.outside_columns import is_address
 from sightline.user_files import CONTROL, short
@@ -93,17 +92,12 @@ class NamedCaptions:
         """
         captions = cls(where, listed=splits, base=base)
         other_splits, nameless, addresses = 0, list[str](), list[str]()
-        foreign = None
-        if report.kind not in Source.families.built_in:
-            foreign = Source.families.subclass(report.kind, Source)
-        for sample in samples:
+        for sample in checked(samples, report.kind):
             if isinstance(sample, Plain):
                 captions.lines += sample.lines
                 captions.images += sample.images
                 captions.texts += sample.texts
                 continue
-            if foreign is not None:
-                _check(sample, foreign)
             if not isinstance(sample.image, str):
                 raise DatasetError(
                     f"{where}: {sample.where}: image: the table holds the images themselves, "
@@ -316,17 +310,6 @@ class NamedCaptions:
             return [f"{paths[rows[i]]}#{self.numbers[i]}" for i in kept]
         counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
         return [f"{paths[rows[i]]}#{next(counts[rows[i]])}" for i in kept]
-
-
-def _check(sample: object, source: type[Source]) -> None:
-    """Check a sample of a source of another package."""
-    expect_valid(sample, Sample, source, "sample")
-    assert isinstance(sample, Sample)
-    if sample.split not in (*SPLITS, None):
-        raise wrong(source, "sample.split", sample.split, f"expected one of {SPLITS}, or None")
-    for name in ("ids", "numbers"):
-        if (values := getattr(sample, name)) is not None:
-            expect_count(values, len(sample.texts), source, f"sample, {name}", "texts")
 
 
 def _bare(names: Iterable[str], images: ImageNames, base: str) -> dict[str, str]:

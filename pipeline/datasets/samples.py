@@ -16,8 +16,9 @@ from typing import Annotated, Any, NamedTuple, NotRequired, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from pipeline.datasets.source import DatasetError, PrepareReport, split_name
+from pipeline.datasets.source import DatasetError, PrepareReport, Source, split_name
 from sightline.errors import SightlineError
+from sightline.plugins import expect_count, expect_valid, wrong
 from sightline.tables.outside_tables import QUOTED, SUFFIXES
 from sightline.user_files import Identifier, Name, Text, read_json, read_lines, refusal, short
 
@@ -74,6 +75,7 @@ class Plain(NamedTuple):
             yield Sample(line, image, (text,))
 
 
+_SPLITS = ("train", "dev", "test", "", None)
 Samples = Iterable[Sample | Plain]
 Split = tuple[str, str, str]
 """The name of an image, its split, and the file that says so."""
@@ -86,6 +88,31 @@ def one_by_one(samples: Samples) -> Iterator[Sample]:
             yield from sample.samples()
         else:
             yield sample
+
+
+def checked(samples: Samples, kind: str) -> Samples:
+    """The samples of a kind of data set, those of another package each as it must be.
+
+    Raises:
+        SightlineError: one is not, and of which package.
+    """
+    registry = Source.families
+    if kind in registry.built_in or kind not in registry.places:
+        return samples
+    return _checked(samples, registry.subclass(kind, Source))
+
+
+def _checked(samples: Samples, source: type[Source]) -> Samples:
+    for sample in samples:
+        if not isinstance(sample, Plain):
+            expect_valid(sample, Sample, source, "sample")
+            if sample.split not in _SPLITS:
+                expected = "train, dev, test, an empty text or None"
+                raise wrong(source, "sample.split", sample.split, expected)
+            for name in ("ids", "numbers"):
+                if (values := getattr(sample, name)) is not None:
+                    expect_count(values, len(sample.texts), source, f"sample, {name}", "texts")
+        yield sample
 
 
 def splits_in(samples: Iterable[Sample], where: str) -> list[Split]:

@@ -20,7 +20,7 @@ from pipeline.datasets.caption_tables import CaptionTables, chosen_splits
 from pipeline.datasets.image_tars import ImageTars
 from pipeline.datasets.images import any_pixel_count, upright_size
 from pipeline.datasets.manifests import ManifestRows, write_files
-from pipeline.datasets.samples import Placed, Sample, Samples, one_by_one
+from pipeline.datasets.samples import Placed, Sample, Samples, checked, one_by_one
 from pipeline.datasets.source import MANIFESTS, DatasetError, PrepareReport, Progress
 from sightline.cache.keys import key_of_bytes
 from sightline.tables.arrow_files import sliced
@@ -127,7 +127,7 @@ def write_held(
     names = names or [name for name, _, _ in files]
     with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
         writer = _HeldImages(where, images or beside, tars, may_hold=images is None)
-        rows = (writer.rows_of(theirs, samples) for _, theirs, samples in files)
+        rows = (writer.rows_of(theirs, checked(each, report.kind)) for _, theirs, each in files)
         write_files(
             folder, names, rows, report, unit=unit, where=where, strict=strict, progress=progress
         )

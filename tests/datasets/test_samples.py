@@ -198,7 +198,7 @@ def test_samples_that_name_their_images(make_images, folder):
 
 
 def test_samples_that_hold_their_images_or_know_where_they_lie(folder):
-    report, data = PrepareReport("own"), [picture(n) for n in range(3)]
+    report, data = PrepareReport("huggingface"), [picture(n) for n in range(3)]
     (folder / "images").mkdir()
     (folder / "images/packed").write_bytes(data[1] + data[2])
     placed = [
