@@ -65,7 +65,7 @@ def test_usual_names_and_chosen_splits(out):
     report = prepare(table.to_batches(), out, split="split", splits={"dev": ["val", "test"]})
     assert column(out, "split") == ["dev", "dev"]
     assert report.counts["rows_of_other_splits"] == 2
-    assert "column 'split' (test, train, val) is not used; `split=split`" in (
+    assert "column 'split' (test, train, val) is not used; `split` takes" in (
         prepare(table.to_batches(), out).summary()
     )
 
