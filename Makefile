@@ -22,6 +22,7 @@ setup: $(READY) ## Create the environment (.venv) from the lock
 $(READY): pyproject.toml requirements.lock requirements-sam2.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade uv
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip uninstall --quiet sightline # its name before
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --constraint requirements.lock --editable '$(PARTS)' hydra-core iopath
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-build-isolation --no-deps --require-hashes --requirement requirements-sam2.txt
 	@touch $(READY)

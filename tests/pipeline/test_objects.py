@@ -17,7 +17,7 @@ from pipeline.encoders.names import named_encoder
 from pipeline.encoders.preprocessing import ImagePreprocessing
 from pipeline.extract import decode_batches, objects
 from pipeline.extract.decode import ImageError
-from pipeline.extract.decode_batches import Reader
+from pipeline.extract.decode_batches import EntryDecoder
 from pipeline.extract.inputs import CutoutEntry, objects_of_phrases
 from pipeline.extract.objects import CutoutPreprocessing, Cutter
 from pipeline.extract.runner import run
@@ -148,7 +148,7 @@ def test_each_object_is_one_row_which_is_the_encoding_of_its_cut_out(photos):
     assert verify(photos.folder / "out") == []
     config = named_encoder(str(photos.folder / "clip.json"), "random:0", "image")
     encoder = config.build_image(torch.device("cpu"), "fp32")
-    read = Reader(Cutter(), CutoutPreprocessing(encoder.preprocessing, CutoutRules()))
+    read = EntryDecoder(Cutter(), CutoutPreprocessing(encoder.preprocessing, CutoutRules()))
     rows = features.take([entry.key for entry in photos.entries()])
     assert len(np.unique(rows, axis=0)) == 15
     for entry, row in zip(photos.entries(), rows, strict=True):
@@ -273,7 +273,7 @@ def test_a_huge_object_is_refused(photos, monkeypatch):
     photos.extract()
     image = ImagePreprocessing((8, 8), (8, 8), "bilinear", (0.5,) * 3, (0.5,) * 3)
     monkeypatch.setattr(decode_batches, "MAX_PIXELS", 480**2 - 1)
-    read = Reader(Cutter(), CutoutPreprocessing(image, CutoutRules()))
+    read = EntryDecoder(Cutter(), CutoutPreprocessing(image, CutoutRules()))
     (entry,) = [entry for entry in photos.entries() if entry.key == strip]
     with pytest.raises(ImageError, match="become 480 × 480") as caught:
         read(entry)
