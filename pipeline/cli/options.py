@@ -145,12 +145,11 @@ def launched_workers(machine: Machine, worker: WorkerNumber | None, sets: Sequen
 
 def print_summary(summary: SetSummary | str, as_json: bool, **fields: Any) -> None:
     """What a command did to a set, or why it stays; ``fields`` is for JSON alone."""
-    if isinstance(summary, str):
-        print_json({"stays": summary, **fields}) if as_json else print(summary)
-    elif as_json:
-        print_json({**summary.body(), **fields})
+    stays = isinstance(summary, str)
+    if as_json:
+        print_json({**({"stays": summary} if stays else summary.body()), **fields})
     else:
-        print(f"{summary.folder}: {summary}")
+        print(summary if stays else f"{summary.folder}: {summary}")
 
 
 def print_check(checked: Checked, out: Path, as_json: bool = False) -> None:

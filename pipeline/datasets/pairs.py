@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
+from pipeline.datasets.caption_files import of_captions, of_files_beside
 from pipeline.datasets.caption_images import NamedCaptions
-from pipeline.datasets.caption_tables import chosen_splits, no_splits, of_captions, of_files_beside
+from pipeline.datasets.caption_tables import chosen_splits, no_splits
 from pipeline.datasets.image_formats import image_suffixes
 from pipeline.datasets.images import scan_images
 from pipeline.datasets.samples import Samples, Split, of_coco, of_karpathy, splits_in

@@ -1,6 +1,6 @@
 """An image with its captions, as every source has them; readers of Flickr's, Karpathy's and COCO's.
 
-Tables of captions are read in `pipeline.datasets.caption_tables`. Samples that name their images
+Files of captions are read in `pipeline.datasets.caption_files`. Samples that name their images
 are matched to a folder (`pipeline.datasets.caption_images`); those that hold them, or know where
 they lie, are written as they come (`pipeline.datasets.table_rows`).
 """

@@ -127,7 +127,9 @@ def write_held(
     names = names or [name for name, _, _ in files]
     with closing(ImageTars(folder / "images")) as tars, any_pixel_count():
         writer = _HeldImages(where, images or beside, tars, may_hold=images is None)
-        rows = (writer.rows_of(theirs, checked(each, report.kind)) for _, theirs, each in files)
+        rows = (
+            writer.rows_of(theirs, checked(samples, report.kind)) for _, theirs, samples in files
+        )
         write_files(
             folder, names, rows, report, unit=unit, where=where, strict=strict, progress=progress
         )

@@ -272,9 +272,10 @@ def _read_all(
             return ManifestRows.unpacked(packed)
         rows, shard = ManifestRows(), shards[number]
         try:
-            for sample, placed in of_shard(root, shard, parts, rows):
+            for sample in of_shard(root, shard, parts, rows):
                 image_id = f"{shard.name}/{sample.where}"
-                rows.add_image(image_id, placed, shard.split)
+                assert isinstance(sample.image, Placed)  # in its tar
+                rows.add_image(image_id, sample.image, shard.split)
                 rows.add_captions(image_id, sample, shard.split)
         except StorageError as error:
             failed[shard.name] = error
@@ -298,9 +299,7 @@ def _content(member: Member, file: IO[bytes], part: str) -> Any:
     return data if part == "text" else (key_of_bytes(data), upright_size(io.BytesIO(data)))
 
 
-def of_shard(
-    root: Path | str, shard: Shard, parts: _Parts, rows: ManifestRows
-) -> Iterator[tuple[Sample, Placed]]:
+def of_shard(root: Path | str, shard: Shard, parts: _Parts, rows: ManifestRows) -> Iterator[Sample]:
     """The samples of a shard, which is read once from its beginning to its end.
 
     Args:
@@ -350,7 +349,7 @@ def of_shard(
         texts = _texts(rows, path, of_key["text"], parts) if "text" in of_key else []
         key, size = content
         placed = Placed(path, key, size, image.offset, image.length)
-        yield Sample(image.name, placed, texts, shard.split), placed
+        yield Sample(image.name, placed, texts, shard.split)
     if parts.image is None:
         _note_dotted(rows, path, dotted, keys, parts.text)
     else:

@@ -172,7 +172,7 @@ class ImageNames:
     def split_of(self, row: int) -> str:
         """The split that the folder of an image is named for; empty: none."""
         above = self._above[0][-2:] if self._above else ()
-        return _split_in((*above, *self.paths[row].split("/")[:-1]))
+        return split_in((*above, *self.paths[row].split("/")[:-1]))
 
 
 class NamesOfFile:
@@ -269,7 +269,7 @@ class NamesOfFile:
             agreed = below + self._images.agreeing_above(folders[: depth - below])[0]
             dropped = agreed < depth and not below
             if agreed < depth and below:
-                rows = [row for row in rows if self._may_be_of(_split_in(folders), row)]
+                rows = [row for row in rows if self._may_be_of(split_in(folders), row)]
             if not dropped or depth - agreed < len(self._shared):  # whose first is the start
                 fits.append(_Fit(name, rows, agreed, form == _NAME, dropped))
         end = "/".join((*folders, last))
@@ -343,7 +343,7 @@ class NamesOfFile:
         return not split or self._images.split_of(row) in ("", split)
 
     def _require_its_split(self, text: str, name: _Name, row: int) -> None:
-        split = _split_in(name.folders)
+        split = split_in(name.folders)
         if not self._may_be_of(split, row):
             raise SightlineError(
                 f"{text!r} is of the split {split}, but the only image of that name, "
@@ -379,7 +379,7 @@ def _spellings(folder: Path | str | None) -> list[tuple[str, ...]]:
     return [_readings(f"{place}/")[0].folders for place in dict.fromkeys(places)]
 
 
-def _split_in(folders: Sequence[str]) -> str:
+def split_in(folders: Sequence[str]) -> str:
     """The split that folders name: the last, such as val2014, or the one above ``images``."""
     last = folders[-2:-1] if folders and folders[-1].lower() == "images" else folders[-1:]
     return _FOLDERS.get(last[0].lower().rstrip("0123456789"), "") if last else ""

@@ -7,8 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from pipeline.datasets.caption_files import of_captions
 from pipeline.datasets.caption_images import NamedCaptions
-from pipeline.datasets.caption_tables import chosen_splits, of_captions
+from pipeline.datasets.caption_tables import chosen_splits
 from pipeline.datasets.samples import of_coco, of_karpathy
 from pipeline.datasets.source import PrepareReport
 from sightline.tables.outside_columns import Wanted, wanted_of_captions

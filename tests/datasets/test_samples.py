@@ -160,6 +160,16 @@ def test_an_image_folder_has_a_table_in_each_split(make_images, out):
     assert column(out, "split") == ["test", "train", "train", "dev"]
 
 
+def test_a_row_of_an_image_folder_without_a_name_stays_one(make_images, out):
+    root = image_folder(make_images)
+    with (root / "train/metadata.jsonl").open("a") as file:
+        file.write('{"file_name": null, "text": "a"}\n')
+        file.write('{"file_name": "https://example.org/0.png", "text": "b"}\n')
+    report = prepare(PairsSource(images=root, captions=root), out)
+    assert report.problem_counts == {"rows_without_image": 1, "urls_in_place_of_images": 1}
+    assert len(texts(out)) == 4
+
+
 def test_names_of_a_table_among_the_images_are_looked_for_beside_it_first(make_images, out):
     root = image_folder(make_images)
     (root / "train/metadata.jsonl").write_text(

@@ -305,7 +305,7 @@ def main():
         ("fork", False),
         ("spawn", True),
         ("forkserver", False),
-        # those two start a process anew, and nothing of `fork` depends on a guard
+        # those two start a new interpreter; `fork` does not care about a guard
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (("fork", True), ("spawn", False), ("forkserver", True))
