@@ -56,7 +56,8 @@ from pipeline.extract.decode_batches import EntryDecoder, decode_batch, decoded_
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import images_below, inputs_of
 from pipeline.extract.runner import run
-from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.settings import ExtractSettings
+from pipeline.machine import Machine
 from sightline.cache import FeatureSet
 from sightline.devices import AUTOCAST, computing, using_threads
 from sightline.machine.heap import keep_heap

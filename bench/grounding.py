@@ -39,7 +39,6 @@ from transformers import (
 )
 
 from pipeline.extract.runner import run
-from pipeline.extract.settings import Machine
 from pipeline.grounding.captioned_images import CaptionedImage
 from pipeline.grounding.florence2 import TASK, Florence2Grounder, Florence2Settings
 from pipeline.grounding.ground import grounding_job
@@ -48,6 +47,7 @@ from pipeline.grounding.noun_phrases import noun_phrases
 from pipeline.grounding.protocols import Caption
 from pipeline.grounding.segmenters.prompted import PromptedSegmenter
 from pipeline.grounding.segmenters.sam2 import Sam2Settings
+from pipeline.machine import Machine
 from sightline.cache import Place, key_of_file
 from sightline.cache.groundings import grounding_counts, read_phrases
 from sightline.devices import computing

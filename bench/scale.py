@@ -168,8 +168,10 @@ def tokens(folder: Path, keys: Keys) -> str:
 def planned(inputs: FeatureInputs, encoder: Any, folder: Path) -> None:
     """A dry run."""
     from pipeline.extract.encode_missing import feature_job
+    from pipeline.extract.run_options import RunOptions
     from pipeline.extract.runner import run
-    from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
+    from pipeline.extract.settings import ExtractSettings
+    from pipeline.machine import Machine
 
     job = feature_job(inputs, encoder, folder.with_name("planned"), ExtractSettings())
     run(job, 0, Machine(threads=1), RunOptions(dry_run=True))

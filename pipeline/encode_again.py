@@ -15,8 +15,9 @@ import numpy as np
 from pipeline.extract.code_change import SAME, SAME_LENGTH, Agreement
 from pipeline.extract.encode_missing import WEIGHTS_CAST, fill_features
 from pipeline.extract.inputs import FeatureInputs
-from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.settings import ExtractSettings
 from pipeline.interchange.rows import unit_rows
+from pipeline.machine import Machine
 from sightline.cache import CacheError, FeatureSet
 from sightline.cache.keys import Keys, as_keys, find_keys, unique_sorted
 from sightline.cache.record import (

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline import graph
+from pipeline import layout
 from pipeline.params import Params
 from sightline.cache.file_memory import FileMemory
 from sightline.cache.record import FILE_NAME as SET
@@ -38,7 +38,7 @@ class Inputs:
     """What all stages of these parameters read, as it is now.
 
     Attributes:
-        bodies: name of a file below `graph.INPUTS`, without its suffix → its content.
+        bodies: name of a file below `layout.INPUTS`, without its suffix → its content.
         kept: what is not here and keeps the identity that it had, a line each.
     """
 
@@ -51,7 +51,7 @@ class Inputs:
 
     def changed(self) -> set[Path]:
         """The files whose content would be another."""
-        contents = {graph.inputs_file(name): _text(body) for name, body in self.bodies.items()}
+        contents = {layout.inputs_file(name): _text(body) for name, body in self.bodies.items()}
         return {
             path
             for path, data in contents.items()
@@ -63,19 +63,19 @@ class Inputs:
         left_over = self._left_over()
         for path in self.changed() - left_over:
             path.parent.mkdir(parents=True, exist_ok=True)
-            body = self.bodies[path.relative_to(graph.INPUTS).with_suffix("").as_posix()]
+            body = self.bodies[path.relative_to(layout.INPUTS).with_suffix("").as_posix()]
             write_file(path, _text(body), SCHEMA.encode())
         for path in left_over:
             path.unlink()
         self._memory.save()
 
     def __str__(self) -> str:
-        return "\n".join([f"{graph.INPUTS}: {counted(len(self.bodies), 'file')}", *self.kept])
+        return "\n".join([f"{layout.INPUTS}: {counted(len(self.bodies), 'file')}", *self.kept])
 
     def _left_over(self) -> set[Path]:
         """Files of ours that no parameter asks for."""
-        expected = {graph.inputs_file(name) for name in self.bodies}
-        files = (path for path in graph.INPUTS.rglob("*.json") if path not in expected)
+        expected = {layout.inputs_file(name) for name in self.bodies}
+        files = (path for path in layout.INPUTS.rglob("*.json") if path not in expected)
         return {path for path in files if _read(path)}
 
     # ---- which stage reads what -----------------------------------------------------------------
@@ -131,7 +131,7 @@ class Inputs:
         Args:
             is_read: whether a file of a folder counts, by its name.
         """
-        before = _read(graph.inputs_file(file)).get("files", {})
+        before = _read(layout.inputs_file(file)).get("files", {})
         identities: dict[str, _Body] = {}
         for setting, place in places.items():
             origin, recorded = self._made(Path(place)), before.get(setting, {})
@@ -148,10 +148,10 @@ class Inputs:
         """What identifies a file that the graph makes: what it is made from; None: another file."""
         params = self._params
         for name, source in params.datasets.items():
-            if source.drawn_by and _is_within(path.as_posix(), graph.dataset_folder(name)):
+            if source.drawn_by and _is_within(path.as_posix(), layout.dataset_folder(name)):
                 settings = source.model_dump(mode="json", exclude={"source"})
                 return digest([settings, self.bodies[f"datasets/{name}"]])
-        if graph.below_features(path):
+        if layout.below_features(path):
             frozen = {"encoders": params.encoders, "extract": params.extract}
             settings = {name: part.model_dump(mode="json") for name, part in frozen.items()}
             bodies = {name: it for name, it in self.bodies.items() if name.startswith("encoders/")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline import graph
+from pipeline import layout
 from pipeline.configure import configuration
 from pipeline.params import Params, validate_params
 from train.report.published import Entry
@@ -40,7 +40,7 @@ class PaperRecipes:
         from train.report.paper import ExpectedRun
 
         params = self.params(name)
-        spec = graph.run_spec(params, run, params.graph.seeds[0])
+        spec = layout.run_spec(params, run, params.graph.seeds[0])
         data = {} if spec.pairs is None else {"pairs": spec.pairs.name}
         if spec.sentences is not None:
             data["text"] = spec.sentences.name

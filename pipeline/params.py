@@ -22,8 +22,9 @@ from pydantic import (
 
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
-from pipeline.extract.settings import ExtractSettings, Machine
+from pipeline.extract.settings import ExtractSettings
 from pipeline.grounding.grounding_settings import GroundingSettings
+from pipeline.machine import Machine
 from sightline import user_files
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.record import Kind

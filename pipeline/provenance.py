@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline import graph
+from pipeline import layout
 from sightline.cache.prepared import LICENCE_UNKNOWN, dataset_facts
 from sightline.cache.record import FeatureSpec, SetRecord
 from sightline.wording import counted, in_bytes
@@ -23,8 +23,8 @@ def about(folder: Path, record: SetRecord) -> dict[str, Any]:
 
     The licence is that of its data set, known for sets in the graph's folders.
     """
-    place = graph.below_features(folder)
-    licence = dataset_facts(graph.dataset_folder(place[0])).licence if place else LICENCE_UNKNOWN
+    place = layout.below_features(folder)
+    licence = dataset_facts(layout.dataset_folder(place[0])).licence if place else LICENCE_UNKNOWN
     spec = record.spec
     facts: dict[str, Any] = {"path": folder.as_posix(), "kind": spec.kind}
     if isinstance(spec, FeatureSpec):

@@ -13,8 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline import graph
-from pipeline.extract.settings import OF_TRAINING, Machine, RunOptions
+from pipeline import layout
+from pipeline.extract.run_options import RunOptions
+from pipeline.machine import OF_TRAINING, Machine
 from pipeline.params import Params, ParamsError, load_params
 from pipeline.side_by_side import JOBS, visible_gpus
 from sightline.cache.feature_kind import KINDS
@@ -72,11 +73,11 @@ def prepare(params: Params, dataset: str) -> str:
     if pair := params.joined.get(dataset):
         from pipeline.datasets.joined import JoinedSource
 
-        parts = {part: graph.dataset_folder(part) for part in (pair.first, pair.second)}
+        parts = {part: layout.dataset_folder(part) for part in (pair.first, pair.second)}
         source = JoinedSource(parts=parts)
     else:
         source = params.dataset(dataset)
-    out = graph.dataset_folder(dataset)
+    out = layout.dataset_folder(dataset)
     with phase_progress() as tell:
         return prepare_source(source, out, tell).summary()
 
@@ -95,11 +96,11 @@ def features(
     from pipeline.extract.encode_missing import fill_features
 
     config = params.encoder(kind, encoder)
-    inputs = graph.feature_inputs(dataset, kind)
-    out = graph.features_folder(dataset, kind, encoder)
+    inputs = layout.feature_inputs(dataset, kind)
+    out = layout.features_folder(dataset, kind, encoder)
     if check:
         return encode_again(inputs, config, out, check, params.extract, params.machine)
-    options = replace(options, copy_from=graph.FEATURES)
+    options = replace(options, copy_from=layout.FEATURES)
     return fill_features(inputs, config, out, params.extract, params.machine, options)
 
 
@@ -117,10 +118,10 @@ def ground(
         raise ParamsError("params.yaml: has no section `grounding`; see docs/grounding.md")
     keep_heap(of_threads=True)
     return ground_dataset(
-        graph.prepared(dataset),
+        layout.prepared(dataset),
         params.grounding,
-        graph.grounding_folder(dataset),
-        graph.cutouts_folder(dataset),
+        layout.grounding_folder(dataset),
+        layout.cutouts_folder(dataset),
         params.extract,
         params.machine,
         options,
@@ -131,8 +132,8 @@ def tokens(params: Params) -> str:
     """Tokenise every training text for the student; returns a one-line summary."""
     from pipeline.tokenize_texts import texts_of, tokenize
 
-    student, sources = params.student, graph.training_texts(params)
-    out = graph.tokens_folder(student.name)
+    student, sources = params.student, layout.training_texts(params)
+    out = layout.tokens_folder(student.name)
     texts, prompt = texts_of(sources), student.prompt
     count = tokenize(texts, student.source, student.max_length, out, sources, prompt)
     cut = read_record(out).cut_in_words
@@ -144,10 +145,10 @@ def phrase_tokens(params: Params, dataset: str) -> str:
     from pipeline.tokenize_phrases import summary, tokenize_phrases
 
     student = params.student
-    out = graph.phrase_tokens_folder(dataset, student.name)
+    out = layout.phrase_tokens_folder(dataset, student.name)
     header = tokenize_phrases(
-        graph.grounding_folder(dataset),
-        PreparedDataset(graph.dataset_folder(dataset)).captions_manifest,
+        layout.grounding_folder(dataset),
+        PreparedDataset(layout.dataset_folder(dataset)).captions_manifest,
         student.source,
         student.max_length,
         out,
@@ -183,7 +184,7 @@ def train(
 
     if not str(seed).isdecimal():
         raise SightlineError(f"seed {seed!r}: expected a whole number, as in graph.seeds")
-    spec = graph.run_spec(params, run, int(seed))
+    spec = layout.run_spec(params, run, int(seed))
     if dry_run:
         return steps_to_do(spec)
     tasks = (name for name, task in params.evaluation.tasks.items() if task.data.exists())
@@ -201,7 +202,7 @@ def evaluation_data(params: Params, task: str) -> str:
     sets = {name: measured.model_dump() for name, measured in evaluation.evaluated_on.items()}
     settings = evaluation.measured[task].settings
     body = {"schema": EVALUATION_DATA_SCHEMA, "task": task, "metrics": sets, "settings": settings}
-    out = graph.evaluation_file(task)
+    out = layout.evaluation_file(task)
     _write_json(out, body)
     return "\n".join([*(f"warning: {warning}" for warning in evaluation.warnings), str(out)])
 
@@ -220,7 +221,7 @@ def evaluate(params: Params) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in evaluation.warnings)
     left, failures = list[tuple[str, int]](), list[str]()
     for run, seed in product(params.runs, params.graph.seeds):
-        folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
+        folder, out = layout.run_folder(run, seed), layout.result_file(run, seed)
         try:
             result = current_result(folder, evaluation, out)
         except SightlineError as error:
@@ -260,7 +261,7 @@ def _score(
         os.environ.update(gpu_of(gpus, job))
         compute_with(threads)
         for run, seed in runs[job::jobs]:
-            folder, out = graph.run_folder(run, seed), graph.result_file(run, seed)
+            folder, out = layout.run_folder(run, seed), layout.result_file(run, seed)
             try:
                 scored = evaluate_run(folder, evaluation, out, device, shows_progress=shows)
                 line, failed = _scores_of(*scored), False
@@ -297,11 +298,11 @@ def report(params: Params) -> Path:
     from train.report.scores import Comparison
     from train.report.write import write_report
 
-    about, runs, out = params.report, params.runs, graph.REPORT
+    about, runs, out = params.report, params.runs, layout.REPORT
     files: list[Path] = []
     results: list[RunResult] = []
     for run, seed in product(runs, params.graph.seeds):
-        files.append(graph.result_file(run, seed))
+        files.append(layout.result_file(run, seed))
         result = load_result(files[-1])
         if (result.run, result.seed) != (run, seed):
             raise SightlineError(
@@ -385,14 +386,14 @@ class Stage(NamedTuple):
 def _features_stage(kind: Kind) -> Stage:
     return Stage(
         partial(features, kind),
-        lambda dataset, encoder: [graph.features_folder(dataset, kind, encoder)],
+        lambda dataset, encoder: [layout.features_folder(dataset, kind, encoder)],
     )
 
 
 STAGES: dict[str, Stage] = {
     "prepare": Stage(prepare),
     "ground": Stage(
-        ground, lambda dataset: [graph.grounding_folder(dataset), graph.cutouts_folder(dataset)]
+        ground, lambda dataset: [layout.grounding_folder(dataset), layout.cutouts_folder(dataset)]
     ),
     **{f"{kind}-features": _features_stage(kind) for kind in KINDS if kind != "teacher"},
     "teachers": _features_stage("teacher"),

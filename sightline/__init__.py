@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from pipeline.encoders.config import EncoderConfig
     from pipeline.encoders.names import named_encoder
     from pipeline.extract.encode_missing import extract_features
-    from pipeline.extract.settings import Machine
     from pipeline.extract.workers import run_workers
     from pipeline.grounding.ground import ground_captions
     from pipeline.interchange.export import to_dataset
+    from pipeline.machine import Machine
     from pipeline.tokenize_texts import tokenize
     from sightline.cache import CacheError, FeatureSet, key_of_file, keys_of_texts
     from sightline.cache.groundings import read_phrases
@@ -37,7 +37,7 @@ _PLACES = {
     "EvaluatedModel": "train.evaluate.models",
     "Evaluation": "train.evaluate.evaluation",
     "FeatureSet": "sightline.cache",
-    "Machine": "pipeline.extract.settings",
+    "Machine": "pipeline.machine",
     "Objective": "train.objectives",
     "PreparedDataset": "sightline.cache.prepared",
     "RunResult": "train.evaluate.results",

@@ -11,7 +11,7 @@ from cures import PREPARE, Cure, run
 from demo_params import demo_params
 from shown_commands import ROOT
 
-from pipeline.graph import run_spec
+from pipeline.layout import run_spec
 from pipeline.params import load_params
 
 PHRASES = "{captions: all, grounder: {family: annotations, path: phrases.parquet}}"

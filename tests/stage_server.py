@@ -207,9 +207,11 @@ def _stub_stage(request: Request, reached: Any, counter: int) -> int:
     from pipeline.cli import commands
     from pipeline.extract.encode_missing import feature_job
     from pipeline.extract.inputs import Entries, FeatureInputs
+    from pipeline.extract.run_options import RunOptions
     from pipeline.extract.runner import run
-    from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
+    from pipeline.extract.settings import ExtractSettings
     from pipeline.extract.worker_number import WorkerNumber
+    from pipeline.machine import Machine
     from sightline.cache import keys_of_texts, writer
 
     without_torch()

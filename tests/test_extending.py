@@ -29,7 +29,7 @@ from PIL import Image
 from shown_commands import ROOT, shown_commands
 from tiny_encoder import make_encoder
 
-from pipeline import graph
+from pipeline import layout
 from pipeline.datasets.source import Source
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.encoder import TextEncoder, checked_encoder
@@ -370,7 +370,7 @@ def test_the_stage_on_the_page_matches_the_inputs_of_the_run(clone):
         "hardest",
         "hardest-margin",
     }
-    spec = graph.run_spec(params, "hardest-margin", 0)
+    spec = layout.run_spec(params, "hardest-margin", 0)
     assert spec.features == {"image-thumbnail": Path("data/features/album/image/thumbnail")}
     assert spec.parameters == {"image": "thumbnail", "margin": 0.5}
 

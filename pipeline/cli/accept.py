@@ -19,7 +19,7 @@ def accept(
 
     Example: sightline accept mcse-clip
     """
-    from pipeline import graph
+    from pipeline import layout
     from pipeline.stages import load_here
     from train.code_digest import code_of
     from train.evaluate.evaluation import accept_code, accept_run
@@ -31,7 +31,7 @@ def accept(
         run = params.run(name)
         current = code_of([run.objective])
         for seed in params.graph.seeds:
-            folder, scores = graph.run_folder(name, seed), graph.result_file(name, seed)
+            folder, scores = layout.run_folder(name, seed), layout.result_file(name, seed)
             if not (folder / FILE_NAME).is_file():
                 print(f"{folder}: not trained yet")
                 continue

@@ -77,7 +77,7 @@ def compare(
         return
     if not runs:
         raise typer.BadParameter("name at least one, or give --paper", param_hint="RUN...")
-    from pipeline import graph
+    from pipeline import layout
     from sightline.optional_imports import require
     from train.report.comparison import compare_runs, document_of
     from train.report.formats import show
@@ -94,7 +94,7 @@ def compare(
     if page or plot is not None:
         require("matplotlib", "a chart")
     rows = select_published(published)
-    measured, reference = find_runs(runs, graph.RESULTS, baseline)
+    measured, reference = find_runs(runs, layout.RESULTS, baseline)
     shown = compare_runs(measured, reference, rows)
     included = _neighbours(shown.results, data) if page else ()
     document = document_of(shown, included=included, page=page)
@@ -137,7 +137,7 @@ def _neighbours(results: Sequence[RunResult], data: Path | None) -> tuple[Sectio
 
 def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | None) -> None:
     """What a table or figure of a paper printed beside what was measured of it."""
-    from pipeline import graph
+    from pipeline import layout
     from pipeline.paper_recipes import PaperRecipes
     from sightline.errors import SightlineError
     from train.report.formats import show
@@ -147,7 +147,7 @@ def _compare_with(table: str, folders: list[Path], format_: Format, out: Path | 
     if gone := [folder for folder in folders if not folder.is_dir()]:
         raise SightlineError(f"{gone[0]}: no such folder; with --paper, name folders of results")
     recipes, (entry,) = PaperRecipes(), find_entries(table)
-    rows = compare_entry(entry, folders or [graph.RESULTS], recipes.expected)
+    rows = compare_entry(entry, folders or [layout.RESULTS], recipes.expected)
     if not rows and format_ == "terminal" and out is None:
         print(f"{entry.id}: {entry.shows}")
     show(document_of(entry, rows, **recipes.about(entry)), format_, out, folders)

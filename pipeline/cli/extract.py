@@ -22,7 +22,9 @@ from pipeline.cli.options import (
     print_summary,
     set_option,
 )
-from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine, RunOptions
+from pipeline.extract.run_options import RunOptions
+from pipeline.extract.settings import CutoutRules, ExtractSettings
+from pipeline.machine import OF_TRAINING, Machine
 from sightline.cache.feature_kind import KINDS, feature_kind
 from sightline.settings import unknown
 

@@ -20,7 +20,9 @@ from pipeline.cli.options import (
     print_summary,
     set_option,
 )
-from pipeline.extract.settings import OF_TRAINING, ExtractSettings, Machine, RunOptions
+from pipeline.extract.run_options import RunOptions
+from pipeline.extract.settings import ExtractSettings
+from pipeline.machine import OF_TRAINING, Machine
 from sightline.settings import FamilySettings, unknown
 
 

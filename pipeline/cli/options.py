@@ -16,8 +16,8 @@ from sightline.errors import SightlineError
 if TYPE_CHECKING:
     from pipeline.encode_again import Checked
     from pipeline.extract.runner import SetSummary
-    from pipeline.extract.settings import Machine
     from pipeline.extract.worker_number import WorkerNumber
+    from pipeline.machine import Machine
 
 
 def option(panel: str, help: str, *flags: str, **more: Any) -> Any:

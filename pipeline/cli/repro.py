@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.model_options import from_words
-from pipeline.extract.settings import Machine
+from pipeline.machine import Machine
 from sightline.devices import OMP
 from sightline.wording import counted
 

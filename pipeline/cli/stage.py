@@ -16,7 +16,7 @@ from pipeline.cli.options import (
     launched_workers,
     print_check,
 )
-from pipeline.extract.settings import Machine
+from pipeline.machine import Machine
 
 
 @takes("machine", Machine, panel="Machine")

@@ -22,7 +22,7 @@ from pipeline.cli.options import (
     set_option,
 )
 from pipeline.cli.registry_commands import chosen_by_name
-from pipeline.extract.settings import OF_TRAINING, Machine
+from pipeline.machine import OF_TRAINING, Machine
 from sightline.cache.feature_kind import KINDS
 from sightline.errors import BusyError
 from train.objectives import OBJECTIVES, Objective, objective_class

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from pipeline.encoders.encoder import ImageFileEncoder, checked_encoder
 from pipeline.extract.code_change import stays_unchecked
 from pipeline.extract.inputs import FeatureInputs, inputs_of
+from pipeline.extract.run_options import RunOptions
 from pipeline.extract.runner import Advance, BatchResult, Compute, Job, SetSummary, good_rows, run
 from pipeline.extract.services import Service
-from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
+from pipeline.extract.settings import ExtractSettings
+from pipeline.machine import Machine
 from sightline.cache import FeatureSet, FeatureSpec, SetRecord
 from sightline.cache.feature_kind import feature_kind
 from sightline.cache.keys import Keys, as_keys, at, find_keys, unique_sorted
@@ -179,7 +181,7 @@ class ToEncode:
         settings: batch size, precision, storage type, rules of cut-outs.
         calls: runs the model for a batch, halved for lack of memory.
         workers: processes that decode (0: none besides this one).
-        places: position of each key in ``inputs``: int64 [n].
+        positions: of each key in ``inputs``: int64 [n].
         service: makes the calls of a model behind an API; None: it computes here.
     """
 
@@ -189,7 +191,7 @@ class ToEncode:
     settings: ExtractSettings
     calls: HalvingCalls
     workers: int
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
     service: Service | None = None
 
     def entries_of(self, batch: Batch) -> list[Any]:
@@ -198,7 +200,7 @@ class ToEncode:
 
     def entries(self, rows: NDArray[np.int64]) -> list[Any]:
         """The entries of some of the `keys`."""
-        entries, kind = self.inputs.entries.take(self.places[rows]), feature_kind(self.inputs.kind)
+        entries, kind = self.inputs.entries.take(self.positions[rows]), feature_kind(self.inputs.kind)
         expect_count(entries, len(rows), kind.function(kind.read), "entries", "keys")
         return entries
 
@@ -326,7 +328,7 @@ def encode_objects(task: ToEncode) -> Encoding:
     from pipeline.extract.objects import CutoutPreprocessing, Cutter, file_reader
 
     groups = task.inputs.entries.groups
-    groups = None if groups is None else groups[task.places]
+    groups = None if groups is None else groups[task.positions]
     if isinstance(task.encoder, ImageFileEncoder):
         return replace(_encoded_files(task, file_reader), groups=groups)
     preprocessing = CutoutPreprocessing(task.encoder.preprocessing, task.settings.cutouts)

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pipeline.extract.children import DEATHS, LEAVE, Child, Ended, of_worker, stop
-from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
+from pipeline.machine import Machine
 from sightline.errors import SightlineError
 from sightline.machine.progress import to_stderr
 from sightline.machine.signals import killed_by

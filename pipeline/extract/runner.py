@@ -17,8 +17,9 @@ import numpy as np
 
 from pipeline.extract.code_change import changed_code, keep_if_equal
 from pipeline.extract.failed_rows import check_failures, named_failures
+from pipeline.extract.run_options import RunOptions
 from pipeline.extract.services import Service
-from pipeline.extract.settings import Machine, RunOptions
+from pipeline.machine import Machine
 from sightline.cache.keys import Keys
 from sightline.cache.parts import Failure, part_names
 from sightline.cache.plan import Batch, Plan

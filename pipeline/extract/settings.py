@@ -1,28 +1,15 @@
-"""How the frozen models run: what their rows depend on, and where they compute.
-
-These are the sections `extract` and `machine` of params.yaml.
-"""
+"""What the rows of the frozen models depend on: the section `extract` of params.yaml."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from pipeline.extract.worker_number import WorkerNumber
 from sightline.cache.record import DTypeName
 from sightline.devices import Precision
-from sightline.errors import SightlineError
 from sightline.identity import Elsewhere, Outside
 from sightline.settings import Settings
-
-OF_TRAINING = frozenset({"track"})
-"""Fields of `Machine` that only a training has a use for."""
-_ENGINE = re.compile(r"ray(?:@([^\s,]+))?(?:,([1-9]\d{0,5}))?")
 
 
 class CutoutRules(Settings):
@@ -55,142 +42,3 @@ class ExtractSettings(Settings):
     batch_size: Annotated[int, Outside("part of the plan")] = Field(default=64, ge=1, le=4096)
     max_failed: Annotated[float, Outside("ends a run")] = Field(default=0.01, ge=0, le=1)
     cutouts: Annotated[CutoutRules, Elsewhere("the preprocessing of objects")] = CutoutRules()
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How one run fills a set; no row depends on it.
-
-    Attributes:
-        worker: this worker among those that fill the set together; None: the only one.
-        retry_failed: compute failed rows again.
-        dry_run: only say which rows are there and which are to do; write nothing.
-        copy_from: folder of other sets; rows with the same fingerprint are copied.
-    """
-
-    worker: WorkerNumber | None = None
-    retry_failed: bool = False
-    dry_run: bool = False
-    copy_from: Path | None = None
-
-
-class Machine(Settings):
-    """Where a command computes. No stage depends on it, and it changes no row beyond rounding.
-
-    Attributes:
-        devices: where to compute: auto, cpu, mps, or GPUs such as 0 or cuda:1; several, such as
-            0,1,2,3, take one worker each. ``cpu`` may appear several times.
-        threads: CPU threads of a process, on which the last bits of what it computes depend; None:
-            all cores, or a worker's share of them.
-        workers: processes that decode images (0: none besides this one), or threads of a grounding.
-        engine: local, or ray for workers on a Ray cluster, each with one device of the sort that
-            `devices` names: ``ray@ADDRESS`` with the head's ``host:port``, ``auto`` (the cluster of
-            this machine) or ``local``, by default RAY_ADDRESS, else ``local``, which starts Ray
-            here; ``ray,8`` or ``ray@ADDRESS,8`` for 8 workers, by default as many as have room.
-        track: what shows a training while it runs: tensorboard, wandb, mlflow or another tracker of
-            accelerate or of another package; several, such as ``tensorboard,wandb``.
-    """
-
-    devices: tuple[str, ...] = ()
-    threads: int | None = Field(default=None, ge=1)
-    workers: int = Field(default=2, ge=0, le=256)
-    engine: str = "local"
-    track: tuple[str, ...] = ()
-
-    @property
-    def device(self) -> str:
-        """The device of this process: the first of `devices`."""
-        return self.devices[0] if self.devices else "auto"
-
-    def gpus(self, visible: Sequence[str]) -> list[str]:
-        """Those of the GPUs ``visible`` to this process that `devices` names; none on a CPU.
-
-        Raises:
-            SightlineError: there is no such GPU.
-        """
-        if not self.devices or self.devices == ("cuda",):
-            return list(visible)
-        numbers = [int(name[5:]) for name in self.devices if name.startswith("cuda:")]
-        if numbers and max(numbers) >= len(visible):
-            raise SightlineError(f"cuda:{max(numbers)}: no such GPU here; there are {len(visible)}")
-        return [visible[number] for number in numbers]
-
-    def among(self, visible: Sequence[str]) -> Self:
-        """The same for a process that sees only the GPUs ``visible``, chosen for it.
-
-        Without any, devices stay as they are, so that a GPU that is not there is an error.
-        """
-        if not visible or not any(name.startswith("cuda:") for name in self.devices):
-            return self
-        devices = tuple(f"cuda:{index}" for index in range(min(len(visible), len(self.devices))))
-        return self.model_copy(update={"devices": devices})
-
-    @property
-    def starts_workers(self) -> bool:
-        """Whether other processes compute."""
-        return self.on_cluster or len(self.devices) > 1
-
-    @property
-    def on_cluster(self) -> bool:
-        """Whether Ray runs the workers."""
-        return self.engine != "local"
-
-    @property
-    def ray(self) -> tuple[str, int | None]:
-        """Address of the Ray cluster, empty if none is given, and the number of workers."""
-        form = _ENGINE.fullmatch(self.engine)
-        address, workers = form.groups() if form else (None, None)
-        return address or "", int(workers) if workers else None
-
-    @field_validator("engine")
-    @classmethod
-    def _known(cls, engine: str) -> str:
-        if engine != "local" and not _ENGINE.fullmatch(engine):
-            raise ValueError(
-                f"found {engine!r}, expected local, ray, ray@HOST:PORT or ray@HOST:PORT,WORKERS"
-            )
-        return engine
-
-    @field_validator("track", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        values = value if isinstance(value, list | tuple) else [value]
-        return [part.strip() for word in values for part in str(word).split(",")]
-
-    @field_validator("devices", mode="before")
-    @classmethod
-    def _in_full(cls, value: Any) -> tuple[str, ...]:
-        """Full names, each once: ``0`` is ``cuda:0``, and ``0,1`` a list; none is ``auto``."""
-        values = value if isinstance(value, list | tuple) else [value]
-        words = [part for word in values for part in str(word).split(",")]
-        names: list[str] = []
-        for device in words:
-            word = device.strip()
-            if word == "auto" and len(words) == 1:
-                continue
-            numbered = re.fullmatch(r"(?:cuda:)?(\d{1,4})|(cuda)|(cpu|mps)", word, re.ASCII)
-            if numbered is None:
-                raise ValueError(
-                    f"found {word!r}, expected auto, or devices such as 0,1 or cuda:0,cuda:1, mps, "
-                    "or cpu"
-                )
-            alone = numbered[3] or (numbered[2] if len(words) == 1 else None)
-            name = alone or f"cuda:{int(numbered[1] or 0)}"
-            if name in names and name != "cpu":
-                raise ValueError(
-                    f"{name} appears twice; two workers on one device compute no faster, so name "
-                    "each device once"
-                )
-            names.append(name)
-        return tuple(names)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.on_cluster and any(name not in ("cpu", "cuda") for name in self.devices):
-            raise ValueError(
-                "devices: are those of one machine; Ray gives each of its workers one: name only "
-                "the sort, cuda or cpu"
-            )
-        if self.on_cluster and len(self.devices) > 1:
-            raise ValueError("devices: with Ray, ray,2 is for two workers; name one sort")
-        return self

@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.extract.children import Child, Ended, of_worker, stop
-from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
+from pipeline.machine import Machine
 from sightline.cache.plan import rows_done
 from sightline.devices import threads_here
 from sightline.errors import SightlineError

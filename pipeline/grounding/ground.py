@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from pipeline.extract.run_options import RunOptions
 from pipeline.extract.runner import Advance, BatchResult, Job, SetSummary, run
 from pipeline.extract.services import Service
-from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
+from pipeline.extract.settings import ExtractSettings
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.grounding_settings import GroundingSettings, Rules
 from pipeline.grounding.protocols import Grounder, Segmenter
+from pipeline.machine import Machine
 from sightline.cache.cutout_identity import CROP_RULE
 from sightline.cache.groundings import grounding_counts
 from sightline.cache.keys import KEY_BYTES, as_keys, find_keys, unique_sorted

@@ -14,7 +14,7 @@ from demo_params import demo_params
 from packed import column, load_all, picture, rows, samples, texts, write_tar
 from saved_tables import README, STRUCT, save, table, write, write_arrow
 
-from pipeline import graph, stages
+from pipeline import layout, stages
 from pipeline.datasets.huggingface import HuggingFaceSource
 from pipeline.datasets.prepare import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
@@ -441,5 +441,5 @@ def test_the_graph_reads_images_where_they_are(saved, tmp_path, monkeypatch):
     counts = {"loose": 2, "arrow": 8, "parquet": 3, "tar": 4, "two": 11, "three": 15, "all": 17}
     for name, count in counts.items():
         stages.prepare(params, name)
-        entries = graph.feature_inputs(name, "image").entries
+        entries = layout.feature_inputs(name, "image").entries
         assert len([load_image(entry.place, entry.key) for entry in entries]) == count

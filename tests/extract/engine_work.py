@@ -23,9 +23,11 @@ from stage_server import BATCH, BLOCK, stub_encoder, stub_rows
 from pipeline.extract import runner, workers
 from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import Entries, FeatureInputs
+from pipeline.extract.run_options import RunOptions
 from pipeline.extract.runner import SetSummary
-from pipeline.extract.settings import ExtractSettings, Machine, RunOptions
+from pipeline.extract.settings import ExtractSettings
 from pipeline.extract.worker_number import WorkerNumber
+from pipeline.machine import Machine
 from sightline.cache import keys_of_texts, writer
 from sightline.errors import SightlineError
 

@@ -27,7 +27,8 @@ from pipeline.extract.encode_missing import feature_job
 from pipeline.extract.inputs import Entries, FeatureInputs, ImageEntry, inputs_of
 from pipeline.extract.objects import CutoutPreprocessing
 from pipeline.extract.runner import run
-from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from pipeline.extract.settings import CutoutRules, ExtractSettings
+from pipeline.machine import Machine
 from sightline.cache import (
     EncoderRecord,
     FeatureSet,

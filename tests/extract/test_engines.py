@@ -20,8 +20,8 @@ from ray_nodes import RayNodes
 from waiting import wait_until
 
 from pipeline.extract import runner, workers
-from pipeline.extract.settings import Machine
 from pipeline.extract.worker_number import WorkerNumber
+from pipeline.machine import Machine
 from sightline.cache import verify
 from sightline.errors import SightlineError
 

@@ -22,10 +22,11 @@ from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.encoder import TextEncoder, service_identity
 from pipeline.extract.encode_missing import extract_job
 from pipeline.extract.inputs import inputs_of
-from pipeline.extract.settings import CutoutRules, ExtractSettings, Machine
+from pipeline.extract.settings import CutoutRules, ExtractSettings
 from pipeline.grounding import ground
 from pipeline.grounding.grounding_settings import GroundingSettings, Rules
 from pipeline.grounding.settings import GrounderSettings, SegmenterSettings
+from pipeline.machine import Machine
 from sightline.identity import Outside, declared
 
 CHOSEN = {"family"}

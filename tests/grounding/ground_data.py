@@ -15,8 +15,8 @@ from PIL import Image
 from prepared_data import as_prepared
 from torch import Tensor
 
+from pipeline.extract.run_options import RunOptions
 from pipeline.extract.runner import SetSummary, run
-from pipeline.extract.settings import RunOptions
 from pipeline.grounding.captioned_images import CaptionedImage, units_of
 from pipeline.grounding.ground import grounding_job
 from pipeline.grounding.grounding_settings import CaptionChoice, Rules

@@ -22,8 +22,8 @@ from ground_data import BATCH, BLOCK, DataSet, HookedBoxes, WordGrounder, files_
 from PIL import Image
 
 from pipeline.extract import decode
+from pipeline.extract.run_options import RunOptions
 from pipeline.extract.runner import SetSummary, run
-from pipeline.extract.settings import RunOptions
 from pipeline.grounding import cutouts
 from pipeline.grounding.block_grounder import BlockGrounder
 from pipeline.grounding.ground import grounding_job

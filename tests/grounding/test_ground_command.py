@@ -13,7 +13,7 @@ from demo_params import demo_params
 from flat_tables import rows_with_keys
 from ground_data import DataSet, annotated, files_of, write_phrases
 
-from pipeline import graph, stages
+from pipeline import layout, stages
 from pipeline.grounding.grounding_settings import GroundingSettings
 from pipeline.params import Params, load_params
 from sightline.cache.groundings import read_phrases
@@ -123,7 +123,7 @@ def params_of(data: DataSet, grounding: dict, **more: object) -> Params:
 
 
 def test_the_stage_stores_cutouts_if_they_are_wanted(data):
-    grounding, folder = graph.grounding_folder("mine"), graph.cutouts_folder("mine")
+    grounding, folder = layout.grounding_folder("mine"), layout.cutouts_folder("mine")
     for wanted in (False, True, False):
         stages.ground(params_of(data, settings_of(data, cutouts=wanted)), "mine")
         phrases = read_phrases(grounding)
@@ -136,19 +136,19 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(data)
     params = params_of(data, settings_of(data))
     stages.ground(params, "mine")
     (data.folder / "images").rename("away")
-    inputs = graph.feature_inputs("mine", "object")
+    inputs = layout.feature_inputs("mine", "object")
     pictures = [entry.png for entry in inputs.entries]
     assert len(pictures) > 0
     assert None not in pictures
-    shutil.rmtree(graph.cutouts_folder("mine"))
+    shutil.rmtree(layout.cutouts_folder("mine"))
     with pytest.raises(SightlineError, match="images are not here: there is no folder"):
-        graph.feature_inputs("mine", "object")
+        layout.feature_inputs("mine", "object")
 
 
 def test_two_devices_ground_like_one(data):
     settings = settings_of(data, block_images=1)
     stages.ground(params_of(data, settings, machine={"threads": 1}), "mine")
-    sets = [graph.grounding_folder("mine"), graph.cutouts_folder("mine")]
+    sets = [layout.grounding_folder("mine"), layout.cutouts_folder("mine")]
     alone = [files_of(each) for each in sets]
     for each in sets:
         shutil.rmtree(each)

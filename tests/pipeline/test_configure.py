@@ -16,7 +16,7 @@ from composed import COMPOSED
 
 from pipeline import configure
 from pipeline.configure import configuration, configurations, edits, parts
-from pipeline.graph import run_spec
+from pipeline.layout import run_spec
 from pipeline.params import load_params, read_yaml, validate_params
 from sightline.errors import SightlineError
 from train.objectives import make_objective

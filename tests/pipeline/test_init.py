@@ -12,7 +12,7 @@ import pytest
 import yaml
 from command_line import sightline
 
-from pipeline import graph
+from pipeline import layout
 from pipeline.configure import configuration, configurations
 from pipeline.new_project import _IGNORED, BESIDE_RUNS
 from pipeline.shipped import CONFIGURATIONS, GRAPH
@@ -63,7 +63,7 @@ def test_a_new_folder_becomes_a_project(tmp_path, capsys):
 
 def test_scenes_depend_on_the_digest_of_what_draws_them():
     for name, source in configuration("scenes")["datasets"].items():
-        assert source["source"] == graph.inputs_file(f"datasets/{name}").as_posix()
+        assert source["source"] == layout.inputs_file(f"datasets/{name}").as_posix()
 
 
 def test_what_is_there_is_kept(tmp_path, capsys):

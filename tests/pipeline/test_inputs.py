@@ -13,7 +13,7 @@ import pytest
 from demo_params import demo_params
 from installed_package import forget, install
 
-from pipeline import graph
+from pipeline import layout
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings
 from pipeline.inputs import SCHEMA, Inputs
@@ -134,7 +134,7 @@ def test_another_file_in_place_of_one_is_seen_by_what_reads_it_alone(project, fi
     write(f"raw/{file}", "other")
     second = Inputs(project())
     assert changed(first, second) == read_by
-    assert second.changed() == {graph.inputs_file(name) for name in read_by}
+    assert second.changed() == {layout.inputs_file(name) for name in read_by}
 
 
 def test_a_file_of_the_same_size_and_time_is_read_again(project):
@@ -227,20 +227,20 @@ def test_the_code_of_a_package_is_that_of_what_it_makes_alone(project, package):
 
 
 def test_files_of_what_the_parameters_no_longer_name_go_and_others_stay(project):
-    write(graph.inputs_file("tasks/gone"), json.dumps({"schema": SCHEMA}))
-    write(graph.inputs_file("tasks/mine"), "{}")
-    write(graph.INPUTS / "notes.txt", "mine")
+    write(layout.inputs_file("tasks/gone"), json.dumps({"schema": SCHEMA}))
+    write(layout.inputs_file("tasks/mine"), "{}")
+    write(layout.INPUTS / "notes.txt", "mine")
     inputs = Inputs(project())
-    assert graph.inputs_file("tasks/gone") in inputs.changed()
+    assert layout.inputs_file("tasks/gone") in inputs.changed()
     inputs.write()
-    assert not graph.inputs_file("tasks/gone").exists()
-    assert graph.inputs_file("tasks/mine").read_text() == "{}"
-    assert (graph.INPUTS / "notes.txt").exists()
+    assert not layout.inputs_file("tasks/gone").exists()
+    assert layout.inputs_file("tasks/mine").read_text() == "{}"
+    assert (layout.INPUTS / "notes.txt").exists()
     assert Inputs(project()).changed() == set()
 
 
 def test_a_file_that_did_not_change_is_not_written_again(project):
     Inputs(project()).write()
-    times = {path: path.stat().st_mtime_ns for path in graph.INPUTS.rglob("*.json")}
+    times = {path: path.stat().st_mtime_ns for path in layout.INPUTS.rglob("*.json")}
     Inputs(project()).write()
-    assert {path: path.stat().st_mtime_ns for path in graph.INPUTS.rglob("*.json")} == times
+    assert {path: path.stat().st_mtime_ns for path in layout.INPUTS.rglob("*.json")} == times

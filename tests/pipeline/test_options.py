@@ -31,8 +31,9 @@ from pipeline.datasets.webdataset import WebDatasetSource
 from pipeline.encoders.config import EncoderConfig
 from pipeline.encoders.names import named_encoder
 from pipeline.encoders.torchvision_resnet import TorchvisionConfig
-from pipeline.extract.settings import OF_TRAINING, CutoutRules, ExtractSettings, Machine
+from pipeline.extract.settings import CutoutRules, ExtractSettings
 from pipeline.grounding.grounding_settings import GroundingSettings
+from pipeline.machine import OF_TRAINING, Machine
 from pipeline.params import Params
 from sightline.errors import SightlineError
 from sightline.settings import field_help

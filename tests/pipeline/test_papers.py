@@ -12,7 +12,7 @@ import yaml
 from shown_commands import check_command
 
 from docs.papers import page
-from pipeline.graph import run_spec
+from pipeline.layout import run_spec
 from pipeline.paper_recipes import PaperRecipes
 from train.objectives import make_objective
 from train.report.published import every_entry, published_rows

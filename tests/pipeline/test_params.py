@@ -11,8 +11,8 @@ import yaml
 from demo_params import demo_params
 
 from pipeline import stages
-from pipeline.extract.settings import Machine
-from pipeline.graph import run_spec
+from pipeline.layout import run_spec
+from pipeline.machine import Machine
 from pipeline.params import Params, ParamsError, load_params, validate_params
 from sightline.errors import SightlineError
 from sightline.user_files import parse_yaml

@@ -81,12 +81,12 @@ def features(
 
 def _dataset_of(sets: list[Path]) -> PreparedDataset | None:
     """The data set that all ``sets`` below data/features belong to, if it is one."""
-    from pipeline import graph
+    from pipeline import layout
     from sightline.cache.prepared import RECORD, PreparedDataset
 
-    places = [graph.below_features(path) for path in sets]
+    places = [layout.below_features(path) for path in sets]
     names = {place[0] if len(place) == 3 else "" for place in places}
-    folder = graph.dataset_folder(names.pop()) if len(names) == 1 and all(names) else None
+    folder = layout.dataset_folder(names.pop()) if len(names) == 1 and all(names) else None
     if folder is None or not (folder / RECORD).is_file():
         return None
     return PreparedDataset.open(folder)
@@ -94,14 +94,14 @@ def _dataset_of(sets: list[Path]) -> PreparedDataset | None:
 
 def _configured(sets: list[Path]) -> DiagnosisSettings:
     """As the runs of params.yaml read ``sets``; the defaults where there is no such file."""
-    from pipeline import graph
+    from pipeline import layout
     from pipeline.params import FILE_NAME, load_params
     from train.diagnose.settings import kdmcse_settings, settings_of_runs
 
-    if not Path(FILE_NAME).is_file() or not all(map(graph.below_features, sets)):
+    if not Path(FILE_NAME).is_file() or not all(map(layout.below_features, sets)):
         return kdmcse_settings()
     params = load_params()
     objectives = {name: str(params.run(name).objective) for name in params.runs}
     seed = params.graph.seeds[0]
-    settings = settings_of_runs(sets, objectives, lambda name: graph.run_spec(params, name, seed))
+    settings = settings_of_runs(sets, objectives, lambda name: layout.run_spec(params, name, seed))
     return settings or kdmcse_settings().model_copy(update={"batch_size": params.train.batch_size})

@@ -88,7 +88,7 @@ def neighbours(
         raise typer.BadParameter("needs --features SET and --weights", param_hint="--encoder")
     if not sentences and queries is None and not sample:
         raise typer.BadParameter("give a sentence, --queries FILE or --sample N")
-    from pipeline import graph
+    from pipeline import layout
     from pipeline.grounding.page_pictures import thumbnails
     from sightline.cache.prepared import PreparedDataset
     from sightline.files.output import check_output_file, write_file
@@ -112,7 +112,7 @@ def neighbours(
     if encoder is None:
         question = ModelNeighbours(starts, truth, f"{len(pool):,} distinct captions of {where}", k)
         images = read_images(manifest, split) if to_images else None
-        place = features or graph.FEATURES / dataset.folder.name
+        place = features or layout.FEATURES / dataset.folder.name
         answers = _of_runs(runs, question, pool, images, place, dataset.folder, pooling, device)
     else:
         assert features is not None  # checked above

@@ -16,7 +16,7 @@ from dvc.parsing import DataResolver
 from dvc.repo import Repo
 from made_results import made_result
 
-from pipeline import graph, stages
+from pipeline import layout, stages
 from pipeline.configure import configuration, to_yaml
 from pipeline.inputs import Inputs
 from pipeline.params import ParamsError, load_params, validate_params
@@ -83,25 +83,25 @@ def test_dvc_reads_every_name_that_is_allowed(repository):
 def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
     params, stages = given
     for run, config in params.runs.items():
-        spec = graph.run_spec(params, run, 0)
-        pairs, text = map(graph.dataset_folder, (params.graph.pairs, params.graph.text))
+        spec = layout.run_spec(params, run, 0)
+        pairs, text = map(layout.dataset_folder, (params.graph.pairs, params.graph.text))
         # DVC cannot leave a dependency out: a run without pairs, or without sentences, has them too
         reads = {pairs / "captions.parquet", pairs / "images.parquet", text / "sentences.parquet"}
-        reads |= {graph.tokens_folder(params.student.name)}
+        reads |= {layout.tokens_folder(params.student.name)}
         if spec.pairs is not None:
             assert {*spec.manifests.values(), spec.tokens} <= reads
             reads |= {spec.phrases} - {None}
         assert (spec.sentences is not None) == spec.train.text_stream
-        reads |= {spec.dev, graph.inputs_file(f"systems/{config.system}")}
-        reads |= {graph.INPUTS / "student"}
+        reads |= {spec.dev, layout.inputs_file(f"systems/{config.system}")}
+        reads |= {layout.INPUTS / "student"}
         system = params.systems[config.system]
         needs = make_objective(str(system.objective), system.parameters).features
-        of_system = {graph.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
+        of_system = {layout.features_folder(params.graph.pairs, n.kind, n.encoder) for n in needs}
         assert set(spec.features.values()) <= of_system  # a term that is off may leave one unread
         reads |= of_system
         stage = stages[f"train-{config.system}@{run}-{params.graph.seeds[0]}"]
         assert set(stage["deps"]) == {Path(str(path)).as_posix() for path in reads}
-        out = graph.run_folder(run, params.graph.seeds[0])
+        out = layout.run_folder(run, params.graph.seeds[0])
         assert stage["outs"] == [{out.as_posix(): {"persist": True}}]
         parts = ("objective", "parameters", "train", f"runs.{run}")
         tracked = {f"systems.{config.system}.{part}" for part in parts}
@@ -111,16 +111,16 @@ def test_a_train_stage_depends_on_exactly_what_its_runs_read(given):
 def test_stages_of_tokens_and_objects_depend_on_what_they_read(given):
     params, stages = given
     pairs = params.graph.pairs
-    tokenizer = graph.inputs_file("student/tokenizer")
-    assert set(map(Path, stages["tokens"]["deps"])) == {*graph.training_texts(params), tokenizer}
+    tokenizer = layout.inputs_file("student/tokenizer")
+    assert set(map(Path, stages["tokens"]["deps"])) == {*layout.training_texts(params), tokenizer}
     assert stages["tokens"]["params"] == ["student"]
     for name in params.graph.grounded:
-        read = {graph.dataset_folder(name) / "captions.parquet", graph.grounding_folder(name)}
+        read = {layout.dataset_folder(name) / "captions.parquet", layout.grounding_folder(name)}
         assert set(map(Path, stages[f"phrase-tokens@{name}"]["deps"])) == {*read, tokenizer}
         assert stages[f"phrase-tokens@{name}"]["params"] == ["student"]
     for encoder in params.graph.object_encoders:
-        read = {graph.dataset_folder(pairs), graph.grounding_folder(pairs)}
-        read.add(graph.inputs_file(f"encoders/image/{encoder}"))
+        read = {layout.dataset_folder(pairs), layout.grounding_folder(pairs)}
+        read.add(layout.inputs_file(f"encoders/image/{encoder}"))
         assert set(map(Path, stages[f"object-features@{pairs}-{encoder}"]["deps"])) == read
 
 
@@ -133,10 +133,10 @@ def test_the_stages_depend_on_the_files_of_what_they_use_that_the_stage_inputs_w
     files += [f"encoders/{kind}/{name}" for kind, names in encoders.items() for name in names]
     files += [f"systems/{run.system}" for run in params.runs.values()]
     files += ["student/tokenizer", *(["grounding"] if used.grounded else [])]
-    expected = {*map(graph.inputs_file, files), graph.INPUTS / "student", graph.INPUTS / "tasks"}
+    expected = {*map(layout.inputs_file, files), layout.INPUTS / "student", layout.INPUTS / "tasks"}
     deps = {Path(dep) for stage in stages.values() for dep in stage.get("deps", [])}
-    assert {dep for dep in deps if dep.is_relative_to(graph.INPUTS)} == expected
-    written = {graph.inputs_file(name) for name in Inputs(params).bodies}
+    assert {dep for dep in deps if dep.is_relative_to(layout.INPUTS)} == expected
+    written = {layout.inputs_file(name) for name in Inputs(params).bodies}
     assert expected <= {*written, *(file.parent for file in written)}
 
 
@@ -156,7 +156,7 @@ def test_a_data_set_without_pairs_trains_on_text_alone(monkeypatch):
     monkeypatch.chdir(ROOT)
     params = validate_params(configuration("wiki"), "wiki")
     assert list(params.runs) == ["simcse"]
-    spec = graph.run_spec(params, "simcse", 0)
+    spec = layout.run_spec(params, "simcse", 0)
     assert (spec.pairs is None, spec.sentences is None) == (True, False)
 
 
@@ -166,7 +166,7 @@ def test_a_run_reads_the_features_of_its_system_and_no_others():
     params = validate_params(found, "params.yaml")
     fault = r"systems\.mcse-clip\.runs\.other reads image/resnet(?s:.*) are another system"
     with pytest.raises(ParamsError, match=fault):
-        graph.run_spec(params, "other", 0)
+        layout.run_spec(params, "other", 0)
 
 
 def test_params_yaml_is_the_configuration_of_the_demo():
@@ -180,13 +180,13 @@ def test_features_are_made_by_a_stage_and_read_by_a_run_before_a_task(given):
     params, stages = given
     outs = [out for stage in stages.values() for out in stage["outs"]]
     made = {Path(name) for out in outs if isinstance(out, dict) for name in out}
-    specs = [graph.run_spec(params, run, 0) for run in params.runs]
+    specs = [layout.run_spec(params, run, 0) for run in params.runs]
     read = {folder for spec in specs for folder in spec.features.values()}
     assert read <= made
     for name, task in params.evaluation.tasks.items():
         if {"retrieval", "neighbours"} & {task.task, name}:
             settings = task.settings
-            assert Path(settings["features"]) == graph.FEATURES / params.graph.pairs
+            assert Path(settings["features"]) == layout.FEATURES / params.graph.pairs
             if frozen := settings.get("frozen"):  # so `evaluate`, after the runs, has both
                 towers = {Path(settings["features"], kind, frozen) for kind in ("image", "text")}
                 assert towers <= read
