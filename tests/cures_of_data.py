@@ -272,7 +272,7 @@ NOT_RECORDS: dict[str, object] = {
     "expected columns of one length": {"image": NAMES, "caption": []},
     "remove {} from them, or write a list of the objects": {"0.png": RECORDS[1]},
     "expected a list of objects; write it with `orient": [["0.png", "a"]],
-    "remove it, or write an object in its place": [*RECORDS, None],
+    "remove it, or write an object in its place": [*RECORDS, 3],
 }
 OF_JSON = [
     Cure(message, JSON, (as_json(RECORDS),), begins=as_json(content))

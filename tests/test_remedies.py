@@ -15,6 +15,7 @@ from cures_of_commands import COMMANDS
 from cures_of_data import DATA
 from cures_of_graph import GRAPH
 from cures_of_models import MODELS
+from cures_of_prepare import PREPARED
 from cures_of_training import TRAINING
 from shown_commands import ROOT
 
@@ -111,7 +112,7 @@ def remedies() -> dict[str, str]:
     }
 
 
-PROVOKED = [*COMMANDS, *DATA, *TRAINING, *MODELS, *GRAPH]
+PROVOKED = [*COMMANDS, *DATA, *PREPARED, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {
@@ -160,6 +161,8 @@ ELSEWHERE = {
     "test_the_command_that_is_shown_makes_the_text",
     "ask again for the failed ones alone, with --retry-failed": "tests/test_services.py::"
     "test_a_useless_answer_costs_its_image_alone",
+    "could not be read, such as {} ({}); run the same command again": "tests/datasets/"
+    "test_elsewhere.py::test_a_tar_that_fails_ends_the_run_and_is_read_alone_the_next_time",
     "put back what is missing and rerun with --retry-failed": "tests/pipeline/test_extract.py::"
     "test_a_missing_file_is_put_back_and_asked_for_again",
     "with its `task`": "tests/evaluate/test_score.py::"
@@ -182,6 +185,11 @@ ELSEWHERE = {
 """Message → the test that provokes it and applies what it says."""
 
 READ = {
+    "captions have {}; give them for all captions": "a source of another package",
+    "contains no rows; check where the data are": "a source of another package",
+    "no such file; get the complete data set": "the complete data set",
+    "are not there, such as {}; check the pattern and the address": "a server",
+    "have theirs in one place; copy those of one of them": "a server",
     "unpack it with its program": "of 7-Zip and RAR: programs that pack them",
     "call one {}": "tests/grounding/test_box_tables.py",
     "is not the file itself; download that again": "the network",

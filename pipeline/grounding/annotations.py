@@ -11,6 +11,7 @@ from sightline.cache import PHRASES, key_column, read_manifest
 from sightline.cache.phrase_tokens import pair_keys
 from sightline.errors import SightlineError
 from sightline.files.file_kinds import file_kind
+from sightline.identity import Outside
 from sightline.tables.arrow_files import schema_of
 
 if TYPE_CHECKING:
@@ -23,25 +24,30 @@ class AnnotationSettings(GrounderSettings):
     Attributes:
         path: a table of boxes, or a phrases manifest.
         box_format: of a table without that column; null is xyxy.
+        strict: refuse a table with a damaged row; else such rows are left out, counted and named.
     """
 
     needs_device = False
     family: Literal["annotations"]
     path: Annotated[Path, DESCRIBED]
     box_format: Annotated[BoxFormat | None, DESCRIBED] = None
+    strict: Annotated[bool, Outside("ends a run")] = False
 
     def require_files(self) -> None:
         require_annotations(self.path)
 
     def build(self, device: torch.device, precision: str) -> PhraseBoxes:
-        return open_annotations(self.path, self.box_format)
+        return open_annotations(self.path, self.box_format, self.strict)
 
 
-def open_annotations(path: Path, box_format: BoxFormat | None = None) -> PhraseBoxes:
+def open_annotations(
+    path: Path, box_format: BoxFormat | None = None, strict: bool = False
+) -> PhraseBoxes:
     """Annotations in ``path``: a table of boxes, or a phrases manifest.
 
     Args:
         box_format: of a table's rows that do not say theirs.
+        strict: refuse a table with a damaged row.
 
     Raises:
         SightlineError: no such file.
@@ -59,7 +65,7 @@ def open_annotations(path: Path, box_format: BoxFormat | None = None) -> PhraseB
         return boxes
     from pipeline.grounding.box_tables import BoxTable  # not for every command that has settings
 
-    return BoxTable(path, box_format)
+    return BoxTable(path, box_format, strict)
 
 
 def require_annotations(path: Path) -> None:

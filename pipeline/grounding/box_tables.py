@@ -129,10 +129,12 @@ class BoxTable(PhraseBoxes):
 
     Args:
         box_format: of rows that do not say theirs.
+        strict: refuse a damaged row; else it is left out.
     """
 
-    def __init__(self, path: Path, box_format: BoxFormat | None) -> None:
+    def __init__(self, path: Path, box_format: BoxFormat | None, strict: bool = False) -> None:
         super().__init__(path, "boxes", box_format=box_format)
+        self._strict = strict
         self._box_format: BoxFormat | None = box_format
 
     def match(self, units: CaptionedImages, masks: bool) -> list[str]:
@@ -147,7 +149,7 @@ class BoxTable(PhraseBoxes):
         Raises:
             SightlineError: a wrong value, or no box is of a caption to ground.
         """
-        file = _BoxRows(self.path, self._box_format, masks)
+        file = _BoxRows(self.path, self._box_format, masks, self._strict)
         table = file.read()
         rows = self._image_rows(table["image"], units, file.table.notes)
         captions, images = units.captions, units.images
@@ -214,7 +216,7 @@ class BoxTable(PhraseBoxes):
 
 
 class _BoxRows:
-    """The rows of a table, checked. Damage costs its own row.
+    """The rows of a table, checked. Damage costs its own row, or is refused if ``strict``.
 
     Attributes:
         table: the file; its notes say what was read otherwise than it is written, and is left out.
@@ -222,7 +224,7 @@ class _BoxRows:
         captions: the first few, for messages.
     """
 
-    def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool) -> None:
+    def __init__(self, path: Path, box_format: BoxFormat | None, masks: bool, strict: bool) -> None:
         self.table = open_table(path, EXPECTED, ("image", "caption", "phrase", "box"))
         if hint := self.table.known_as(_HINTS):
             raise SightlineError(f"{path}: {hint}")
@@ -255,7 +257,8 @@ class _BoxRows:
                 f"{path}: has no column 'mask', which `segmenter.family=annotations` takes masks "
                 "from; choose `segmenter.family=sam2` or `segmenter.family=box`"
             )
-        self._columns, self._masks, self.captions = columns, masks, []
+        self._columns, self._masks, self._strict = columns, masks, strict
+        self.captions: list[str] = []
         self._damaged: list[SightlineError] = []
 
     def read(self) -> pa.Table:
@@ -272,6 +275,11 @@ class _BoxRows:
         )
         if self._damaged:
             first, count = self._damaged[0], len(self._damaged)
+            if self._strict:
+                raise SightlineError(
+                    f"{counted(count, 'damaged row')}, the first: {first}. Mend the rows, or leave "
+                    "out `grounder.strict`"
+                )
             if not len(table):
                 raise first
             self.table.notes.append(f"{counted(count, 'damaged row')} left out, the first: {first}")

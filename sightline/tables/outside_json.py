@@ -49,21 +49,24 @@ def looks_like_json(text: str) -> bool:
 
 
 def json_lines(path: Path, expected: str) -> OutsideTable:
-    """The objects in the lines of a file; or JSON, if the file is that."""
+    """The objects in the lines of a file; or JSON, if the file is that. A null is a row without
+    values.
+    """
     lines = read_lines(path, expected)
-    first = next((line for line in lines if line and not line.isspace()), "{}")
+    first = next((line for line in lines if line.strip() not in ("", "null")), "{}")
     if not _is_object(first) and (first.lstrip().startswith("[") or _is_json("\n".join(lines))):
         return json_table(path, expected)
 
     def parsed(number: int, line: str) -> dict[str, Any]:
         try:
-            record = from_json(
-                line, cache_strings="keys"
-            )  # twice as fast as a schema, which words what is wrong
+            # twice as fast as a schema, which words what is wrong
+            record = from_json(line, cache_strings="keys")
         except ValueError:
             record = None
         try:
-            return record if isinstance(record, dict) else OBJECT.validate_json(line)
+            if isinstance(record, dict) or line.strip() == "null":
+                return record or {}
+            return OBJECT.validate_json(line)
         except ValidationError as error:
             hint = "; expected an object in every line"
             raise refused(path, f"line {number}", error, hint) from None
@@ -82,7 +85,8 @@ def json_table(path: Path, expected: str) -> OutsideTable:
     """A list of objects or of sentences; or an object of columns, of name → captions or objects, of
     pandas' orients, or with only one list of objects; or JSON lines, if the file is that.
 
-    Of any other object, the columns are its keys and there are no rows.
+    Of any other object, the columns are its keys and there are no rows. A null of a list is a row
+    without values.
     """
     text = read_text(path, expected)
     try:
@@ -96,7 +100,7 @@ def json_table(path: Path, expected: str) -> OutsideTable:
         keys, content = tuple(content), _records_of(path, content, notes)
         if not content:
             return _of_objects(path, keys, [], "row", remedy=_REMEDY if keys else "")
-    elif content and all(isinstance(item, str) for item in content):
+    elif any(content) and all(isinstance(item, str | None) for item in content):
         content = [{"sentence": item} for item in content]
     elif content and all(isinstance(item, list) for item in content):
         raise SightlineError(
@@ -104,13 +108,14 @@ def json_table(path: Path, expected: str) -> OutsideTable:
             "what its columns are called; expected a list of objects; write it with "
             '`orient="records"`'
         )
-    elif wrong := [item for item in content if not isinstance(item, dict)]:
+    elif wrong := [item for item in content if not isinstance(item, dict | None)]:
         raise SightlineError(
             f"{path}: found {short(wrong[0])} in its array, expected an object; expected "
             f"{expected}; remove it, or write an object in its place"
         )
-    rows = ([(number, record)] for number, record in enumerate(content, start=1))
-    table = _of_objects(path, tuple(content[0]) if content else (), rows, "row")
+    first = next(filter(None, content), {})
+    rows = ([(number, record or {})] for number, record in enumerate(content, start=1))
+    table = _of_objects(path, tuple(first), rows, "row")
     table.notes.extend(notes)
     return table
 

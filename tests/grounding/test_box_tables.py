@@ -79,9 +79,10 @@ class Opened:
         *,
         masks: bool = False,
         choice: Any = "all",
+        strict: bool = False,
     ) -> None:
         self._units = data.units(choice)
-        self.table = open_annotations(path, box_format)
+        self.table = open_annotations(path, box_format, strict)
         assert isinstance(self.table, BoxTable)
         self.remarks = self.table.match(self._units, masks)
 
@@ -275,6 +276,8 @@ def test_a_wrong_value_is_named_with_its_row_and_column(data, tmp_path, change):
     assert opened.found() == [("A red dog", [[4, 5, 20, 10]])]
     (note,) = opened.remarks
     assert re.match(f"2 damaged rows left out, the first: .*/boxes.json: {re.escape(says)}", note)
+    with pytest.raises(SightlineError, match=f"2 damaged rows, the first: .*{re.escape(says)}"):
+        Opened(data, tmp_path / "boxes.json", None, masks=True, strict=True)
     path = write(tmp_path / "boxes.json", [wrong, wrong])
     with pytest.raises(SightlineError, match=f"boxes.json: {re.escape(says.replace('2', '1', 1))}"):
         Opened(data, path, None, masks=True)

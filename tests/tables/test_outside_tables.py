@@ -129,9 +129,22 @@ def test_two_readings_are_an_error_that_names_both(tmp_path):
     assert "remove 'image' from them, or write a list of the objects" in said
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_null_is_a_row_without_values(tmp_path, suffix, at):
+    path = tmp_path / f"a{suffix}"
+    rows = [*RECORDS[:at], None, *RECORDS[at:]]
+    lines = "\n".join(map(json.dumps, rows))
+    path.write_text(json.dumps(rows) if suffix == ".json" else lines)
+    table = open_table(path, "")
+    columns = list(RECORDS[0])
+    expected = [list((row or dict.fromkeys(columns)).values()) for row in rows]
+    assert [list(values) for _, values in table.read(columns)] == expected
+
+
 FAULTS: dict[str, tuple[Any, str]] = {
     "values": (ROWS, r'as pandas writes with `orient="values"`.* write it with `orient="records"`'),
-    "a null": ([*RECORDS, None], "found None in its array, .*; remove it, or write an object in"),
+    "a number": ([*RECORDS, 3], "found 3 in its array, .*; remove it, or write an object in"),
     "unequal": ({"image": ["0.jpg"], "caption": []}, "columns of one length; write a list of obj"),
     "no row": (
         {"columns": ["image", "caption"], "data": [["0.jpg"]]},
