@@ -107,6 +107,7 @@ lint: $(READY) ## Run ruff, pyright and import-linter
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --config cycles.toml
 
 # those that need nothing but this checkout (bench/README.md)
 BENCHES := cache_read scale incremental extract training grounding transfer

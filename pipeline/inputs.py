@@ -81,7 +81,8 @@ class Inputs:
     # ---- which stage reads what -----------------------------------------------------------------
 
     def _bodies(self) -> Iterator[tuple[str, _Body]]:
-        from train.code_digest import code_of, code_of_task
+        from train.code_digest import code_of
+        from train.evaluate.task_code import code_of_task
         from train.objectives import make_objective
 
         params = self._params

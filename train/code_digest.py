@@ -1,15 +1,13 @@
-"""Digests of the code that trains or scores: they change with a loss or metric, not a comment.
+"""Digests of the code that trains: they change with a loss, not with a comment.
 
-Those of a run are of the modules that train every run, whole, and of its objective's; those of an
-evaluation task are of its module and all that it scores with (`sightline.source_code`).
+They are of the modules that train every run, whole, and of its objective's
+(`sightline.source_code`). Those of evaluation tasks are in `train.evaluate.task_code`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 
-from sightline.digest import digest
 from sightline.source_code import digests_of, with_imports
 from train.objectives import OBJECTIVES
 
@@ -22,6 +20,7 @@ CORE = (
     "train.losses",
     "train.model",
     "train.objectives.module",
+    "train.objectives.needs",
     "train.objectives.objective",
     "train.optimizer",
     "train.pairs",
@@ -68,16 +67,6 @@ APART = {
 }
 """What a training imports that is no part of its code → why; ``.*``: with all below it."""
 
-SCORING = (
-    "train.embed",
-    "train.evaluate.models",
-    "sightline.devices",
-    "sightline.models.pooling",
-    "sightline.models.sentence_transformers_folder",
-)
-"""The modules that every score goes through: from an encoder's folder to its embeddings."""
-_CARRIES_SCORES = ("train.evaluate.evaluation", "train.evaluate.results")
-
 
 def code_of(objectives: Iterable[str]) -> dict[str, str]:
     """Module → digest of its syntax tree, of all that trains these objectives.
@@ -88,17 +77,3 @@ def code_of(objectives: Iterable[str]) -> dict[str, str]:
     """
     places = (OBJECTIVES.place(name).partition(":")[0] for name in objectives)
     return digests_of(with_imports(places, CORE, APART))
-
-
-@cache
-def code_of_task(name: str) -> str:
-    """Digest of the code that computes the scores of an evaluation task.
-
-    It covers `SCORING`, the task's module, and what these import, as in `code_of`; but not what
-    trains: a run that this changes is another run.
-    """
-    from train.evaluate.task import TASKS  # it needs pyarrow
-
-    place = TASKS.place(name).partition(":")[0]
-    apart = {*(APART.keys() - {"train.evaluate.*"}), *CORE, *_CARRIES_SCORES}
-    return digest(digests_of(with_imports([place], SCORING, apart)))

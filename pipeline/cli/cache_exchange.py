@@ -140,7 +140,7 @@ def import_set(
     Parquet, Arrow and Feather with a column of features, and .npz, safetensors and HDF5 with names.
     The files of MCSE become a data set as well.
 
-    Example: sightline cache import embeddings --data photos --out features/clip
+    Example: sightline cache import embeddings --kind image --data photos --out features/clip
     """
     from pipeline.interchange.row_arrays import kind_of_rows
 

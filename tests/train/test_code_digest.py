@@ -16,8 +16,8 @@ from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.machine.hardware import versions
 from sightline.source_code import with_imports
-from train import code_digest, run_inputs
-from train.code_digest import APART, CORE, code_of, code_of_task
+from train import run_inputs
+from train.code_digest import APART, CORE, code_of
 from train.evaluate.evaluation import (
     Evaluation,
     accept_code,
@@ -26,6 +26,7 @@ from train.evaluate.evaluation import (
 )
 from train.evaluate.results import RunResult, load_result, save_result
 from train.evaluate.task import TASKS
+from train.evaluate.task_code import SCORING, code_of_task
 from train.objectives import OBJECTIVES
 from train.records import RunSummary, digest_of_run
 from train.report.comparison import compare_results
@@ -162,7 +163,7 @@ def test_what_an_objective_or_a_task_imports_is_part_of_its_code(add_to, line):
     add_to("train.evaluate.geometry", line)
     assert code_of_task("geometry") != before
     place = ["train.evaluate.geometry"]
-    assert OTHER in with_imports(place, code_digest.SCORING, APART)
+    assert OTHER in with_imports(place, SCORING, APART)
 
 
 EDITS = (

@@ -10,10 +10,10 @@ from sightline.errors import SightlineError
 from sightline.machine.hardware import versions
 from sightline.plugins import expect, expect_valid, wrong
 from sightline.wording import counted
-from train.code_digest import code_of_task
 from train.evaluate.result_files import alone_with
 from train.evaluate.results import EvaluationSet, RunResult, TaskResult, load_result, save_result
 from train.evaluate.task import TASKS, Task, make_task
+from train.evaluate.task_code import code_of_task
 from train.records import RunSummary, digest_of_run
 
 if TYPE_CHECKING:

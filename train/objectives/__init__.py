@@ -16,7 +16,8 @@ from sightline.settings import Registry, explain
 
 if TYPE_CHECKING:
     from train.objectives.module import ObjectiveModule, text_head
-    from train.objectives.objective import FeatureNeed, GroundedObjective, Objective
+    from train.objectives.needs import FeatureNeed
+    from train.objectives.objective import GroundedObjective, Objective
 
 __all__ = [
     "OBJECTIVES",
@@ -45,9 +46,8 @@ OBJECTIVES = Registry(
 __getattr__ = lazy_names(
     __name__,
     {
-        **dict.fromkeys(
-            ("FeatureNeed", "GroundedObjective", "Objective"), "train.objectives.objective"
-        ),
+        "FeatureNeed": "train.objectives.needs",
+        **dict.fromkeys(("GroundedObjective", "Objective"), "train.objectives.objective"),
         **dict.fromkeys(("ObjectiveModule", "text_head"), "train.objectives.module"),
     },
 )
@@ -69,7 +69,8 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective:
     from pydantic import ValidationError
 
     from sightline.cache.feature_kind import KINDS
-    from train.objectives.objective import FeatureNeed, Objective
+    from train.objectives.needs import FeatureNeed
+    from train.objectives.objective import Objective
 
     kind = objective_class(name)
     try:

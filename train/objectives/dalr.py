@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sightline.errors import SightlineError
 from sightline.settings import Settings
-from train.objectives.objective import FeatureNeed, GroundedObjective
+from train.objectives.needs import FeatureNeed
+from train.objectives.objective import GroundedObjective
 
 if TYPE_CHECKING:
     import torch

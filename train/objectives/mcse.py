@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from train.objectives.objective import FeatureNeed, GroundedObjective
+from train.objectives.needs import FeatureNeed
+from train.objectives.objective import GroundedObjective
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from sightline.cache.caption_choice import CaptionPolicy
 from sightline.errors import SightlineError
-from train.objectives.objective import FeatureNeed, GroundedObjective
+from train.objectives.needs import FeatureNeed
+from train.objectives.objective import GroundedObjective
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

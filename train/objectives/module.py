@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from sightline.plugins import OURS, expect, expect_seam, expect_valid, package_of, wrong
 from train.batch import Batch, Embeddings
-from train.objectives.objective import PROJECTION_DIM, FeatureNeed, Objective
+from train.objectives.needs import PROJECTION_DIM, FeatureNeed
 from train.schedule import Stream
 
 if TYPE_CHECKING:
     from train.model import Student
+    from train.objectives.objective import Objective
 
 
 class ObjectiveModule(nn.Module):

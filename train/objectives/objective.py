@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,12 +15,10 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
 from sightline.cache.caption_choice import CaptionPolicy
-from sightline.cache.feature_kind import RowOf, feature_kind
-from sightline.cache.record import Kind
 from sightline.identity import identity, paths_in
 from sightline.plugins import expect_valid
 from sightline.settings import Settings
-from train.batch import feature_name
+from train.objectives.needs import PROJECTION_DIM, FeatureNeed
 from train.rows import ExtraTexts, StreamRows
 
 if TYPE_CHECKING:
@@ -29,48 +26,6 @@ if TYPE_CHECKING:
 
     from train.batch import Batch, Embeddings
     from train.objectives.module import ObjectiveModule
-
-PROJECTION_DIM = 256
-"""Width of the space that sentences share with images and teachers (METHODS, table of heads)."""
-
-
-@dataclass(frozen=True)
-class FeatureNeed:
-    """A feature set that an objective reads on paired batches.
-
-    Attributes:
-        kind: one of `sightline.cache.feature_kind.KINDS`. Rows of an image are looked up by its
-            key, those of a caption by the caption's; `object` rows, one for each phrase of the
-            caption, by the cut-out's.
-        encoder: name of the encoder, as in the parameters.
-        terms: the terms that read it.
-        head: the head that projects it, if one does. Several needs may share a head if they are
-            of one encoder.
-    """
-
-    kind: Kind
-    encoder: str
-    terms: tuple[str, ...] = ()
-    head: str | None = None
-
-    @property
-    def row_of(self) -> RowOf:
-        """Which key of a pair its rows have."""
-        return feature_kind(self.kind).row_of
-
-    @property
-    def name(self) -> str:
-        """As users, batches and records call it, such as `image-clip`."""
-        return feature_name(self.kind, self.encoder)
-
-    @property
-    def command(self) -> str:
-        """The command that makes such a feature set."""
-        return f"sightline extract {self.kind}"
-
-    def __str__(self) -> str:
-        of_terms = f" for term {', '.join(self.terms)}" if self.terms else ""
-        return f"{self.kind} features of {self.encoder}{of_terms}"
 
 
 class Objective(Settings, ABC):
