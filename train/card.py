@@ -131,7 +131,9 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
     ]
     data = ModelCardData(
         base_model=summary.base_model or None,
-        license=summary.licence or None,
+        license=None if isinstance(summary.licence, tuple) else summary.licence or None,
+        license_name=summary.licence_name or None,
+        license_link=summary.licence_link or None,
         datasets=list(summary.hub_datasets) or None,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
@@ -139,6 +141,8 @@ def front_matter(summary: RunSummary, metrics: Sequence[EvalResult]) -> str:
         model_name=_title(summary),
         eval_results=scores or None,
     )
+    if isinstance(summary.licence, tuple):
+        data["license"] = [*summary.licence]
     return data.to_yaml()
 
 

@@ -156,7 +156,8 @@ class RunSummary(RunProgress):
         data: stream → where it was read from.
         dropped_pairs, dropped_phrases: left out, as their image or object could not be extracted.
         base_model: name of the student on the hub; empty for a folder.
-        licence: of the student, as its model card says; empty: not known.
+        licence, licence_name, licence_link: of the student, as its model card says
+            (`sightline.models.sentence_transformers_folder.Licence`); empty: not known.
         pinned: commit of the student on the hub, and digests of its files.
         hub_datasets: names on the hub of the data that it was trained on, where they are known.
         dev: name of the dev set, or None.
@@ -186,7 +187,9 @@ class RunSummary(RunProgress):
     dropped_phrases: int = 0
     features: dict[str, FeatureUse]
     base_model: str = ""
-    licence: str = ""
+    licence: str | tuple[str, ...] = ""
+    licence_name: str = ""
+    licence_link: str = ""
     pinned: Pinned = Pinned()
     hub_datasets: tuple[str, ...] = ()
     dev: str | None

@@ -11,7 +11,7 @@ from sightline.digest import Pinned, digest
 from sightline.errors import SightlineError
 from sightline.identity import content_of, identity
 from sightline.machine.hardware import cpu_warning
-from sightline.models.sentence_transformers_folder import Recipe, licence_of, pin
+from sightline.models.sentence_transformers_folder import Licence, Recipe, licence_of, pin
 from train.code_digest import code_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
@@ -30,7 +30,7 @@ class RunInputs:
 
     Attributes:
         student: the encoder to train, by the content of its files.
-        licence: of it, as its model card says; empty: not known.
+        licence: of it, as its model card says.
         recipe: how it is used; `own_recipe`: how its folder says (`train.student.recipe_of`).
         digest: SHA-256 (hex) over what determines the result: every setting and the content of
             every input. Paths, labels and where a run computes do not change it
@@ -43,7 +43,7 @@ class RunInputs:
     data: TrainingData
     dev: GradedPairs | None
     student: Pinned
-    licence: str
+    licence: Licence
     recipe: Recipe
     own_recipe: Recipe
     digest: str

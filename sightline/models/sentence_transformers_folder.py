@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
@@ -374,16 +374,39 @@ def pin(source: str | Path) -> Pinned:
     return Pinned(folder.revision, _sha256_of(weights), _sha256_of(tokenizer))
 
 
-def licence_of(source: str | Path) -> str:
-    """The licence in the front matter of the model card beside a model; empty without one."""
+class Licence(NamedTuple):
+    """A licence as the front matter of a model card states it.
+
+    Attributes:
+        licence: identifiers, or one; ``other`` has a name and a link. Empty: not known.
+        name: of one that has no identifier.
+        link: to its text.
+    """
+
+    licence: str | tuple[str, ...] = ""
+    name: str = ""
+    link: str = ""
+
+
+def licence_of(source: str | Path) -> Licence:
+    """The licence that the model card beside a model states; of a model on the hub, the link to a
+    file beside the card becomes one that leads there from elsewhere too.
+    """
+    from huggingface_hub import hf_hub_url
     from huggingface_hub.repocard import metadata_load
 
     path = Pretrained(str(source)).files(["README.md"]).get("README.md")
     try:
-        licence = {} if path is None else metadata_load(path) or {}
+        front = {} if path is None else metadata_load(path) or {}
     except (ValueError, OSError, YAMLError):
-        return ""
-    return str(licence.get("license") or "")
+        return Licence()
+    stated = front.get("license") or ""
+    licence = tuple(map(str, stated)) if isinstance(stated, list) else str(stated)
+    name, link = (str(front.get(f"license_{part}") or "") for part in ("name", "link"))
+    if link and "://" not in link and not Path(source).is_dir():
+        hub_name, _, revision = str(source).partition("@")
+        link = hf_hub_url(hub_name, link, revision=revision or None)
+    return Licence(licence, name, link)
 
 
 def _sha256_of(files: Mapping[str, Path]) -> str:

@@ -14,6 +14,7 @@ from sightline.errors import SightlineError
 from sightline.models.sentence_transformers_folder import pin
 from train.evaluate.evaluation import Evaluation, evaluate_model
 from train.evaluate.models import EvaluatedModel
+from train.records import RunSummary
 from train.run_inputs import RunInputs
 from train.run_spec import StudentConfig
 from train.train_run import train_run
@@ -74,6 +75,34 @@ def test_a_run_records_the_files_of_its_student_wherever_they_came_from(world, t
     data = ModelCard.load(tmp_path / "c/model/README.md").data
     assert (data.base_model, data.license) == ("papers/student", "apache-2.0")
     assert f"commit {COMMIT}, weights SHA-256 `{summary.pinned.weights_sha256[:12]}`" in card
+
+
+@pytest.mark.parametrize(
+    ("front", "expected"),
+    [
+        ("license: [mit, apache-2.0]", (("mit", "apache-2.0"), "", "")),
+        (
+            "license: other\nlicense_name: lake\nlicense_link: LICENSE",
+            ("other", "lake", f"https://huggingface.co/papers/student/resolve/{COMMIT}/LICENSE"),
+        ),
+        (
+            "license: other\nlicense_name: lake\nlicense_link: https://example.org/lake",
+            ("other", "lake", "https://example.org/lake"),
+        ),
+        ("tags: [boat]", ("", "", "")),
+    ],
+)
+def test_a_licence_travels_as_it_is_stated(world, tmp_path, on_hub, front, expected):
+    card = on_hub / "snapshots" / COMMIT / "README.md"
+    card.write_text(f"---\n{front}\n---\n\n# A student\n")
+    train_run(spec_of(world, tmp_path / "run", f"papers/student@{COMMIT}"), say=silent)
+    data = ModelCard.load(tmp_path / "run/model/README.md").data.to_dict()
+    licence, name, link = expected
+    stated = [*licence] if isinstance(licence, tuple) else licence or None
+    found = [data.get(key) for key in ("license", "license_name", "license_link")]
+    assert found == [stated, name or None, link or None]
+    summary = RunSummary.read(tmp_path / "run")
+    assert (summary.licence, summary.licence_name, summary.licence_link) == expected
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
