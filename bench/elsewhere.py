@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import Report, median, options_of, photographs, timed
 
@@ -94,7 +95,7 @@ def steps(images: Path | str, out: Path) -> dict[str, Callable[[], object]]:
     def decode() -> None:
         entries = inputs_of("image", out).entries
         for start in range(0, len(entries), BATCH):
-            batch = entries.take(list(range(start, min(start + BATCH, len(entries)))))
+            batch = entries.take(np.arange(start, min(start + BATCH, len(entries))))
             ahead = [entry.place.span for entry in batch] if isinstance(images, str) else []
             with reading_ahead(ahead):
                 for entry in batch:

@@ -159,10 +159,10 @@ class Sides:
 
     def _decoded(self) -> Iterator[Tensor]:
         for part in self._parts:
-            pixels, failures = decode_batch(part, len(part), self._read)
-            assert not failures
+            decoded = decode_batch(part, len(part), self._read)
+            assert not decoded.failed
             batch = torch.empty(len(part), 3, *self._read.size)
-            for row, each in enumerate(pixels):
+            for row, each in enumerate(decoded.pixels):
                 self._read.preprocessing.normalised(each, out=batch[row])
             yield batch
 

@@ -56,6 +56,19 @@ class Transient(SightlineError):
         self.retry_after = retry_after
 
 
+class Unfinished(SightlineError):
+    """A part of the work could not be done.
+
+    Args:
+        message: what is left, and why.
+        done: what a whole run would return, of the part that is done.
+    """
+
+    def __init__(self, message: str, done: object) -> None:
+        super().__init__(message)
+        self.done = done
+
+
 class LostProcess(SightlineError):
     """Another process of the same run ended, so what all take part in cannot continue."""
 
@@ -140,3 +153,8 @@ def first_lines(error: BaseException, count: int = 2) -> str:
     """The first lines of a library's error, on one line; its class if it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:count]).rstrip(". ") or type(error).__name__
+
+
+def harmless(message: str) -> str:
+    """``message`` with control characters, which may control a terminal, written as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)

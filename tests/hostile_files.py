@@ -15,6 +15,8 @@ from command_line import sightline
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from sightline.cache.manifest import as_in_file
+
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\x90\x98\x9b\x9d-\x9f]")
 """What no manifest may contain, and no message may print."""
 
@@ -116,7 +118,7 @@ def write_hostile(
             table = table.append_column(how, table[how])
         elif schema.field(how).type != pa.string():
             table = table.set_column(at, how, pa.array(["text"] * len(table)))
-    pq.write_table(table, path)
+    pq.write_table(as_in_file(table), path)
     data = path.read_bytes()
     if what == "cut":
         path.write_bytes(data[: int(len(data) * how)])

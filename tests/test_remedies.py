@@ -190,6 +190,7 @@ READ = {
     "no such file; get the complete data set": "the complete data set",
     "are not there, such as {}; check the pattern and the address": "a server",
     "have theirs in one place; copy those of one of them": "a server",
+    "Make room on this disk and run `sightline cache gc` again": "a full disk",
     "unpack it with its program": "of 7-Zip and RAR: programs that pack them",
     "call one {}": "tests/grounding/test_box_tables.py",
     "is not the file itself; download that again": "the network",

@@ -99,16 +99,13 @@ def _unforeseen(error: Exception) -> str:
     return message + f"report it with {path}, the traceback (`sightline --debug` prints it)"
 
 
-def _harmless(message: str) -> str:
-    """``message`` with control characters, which may control a terminal, written as escapes."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-
-
 def _fail(message: str, code: int, error: BaseException | None) -> None:
     import traceback
 
+    from sightline.errors import harmless
+
     if message:
-        print(_harmless(message), file=sys.stderr, flush=True)
+        print(harmless(message), file=sys.stderr, flush=True)
     while error is not None:
         # Its frames keep resources open. End decode workers now: Python kills them with a signal
         # at exit, which their owner would report as a crash.

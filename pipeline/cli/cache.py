@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -220,10 +220,11 @@ app.command("import", cls=Command)(cache_exchange.import_set)
 @contextmanager
 def _of_each(folders: Iterable[Path], do: Callable[[Path], T]) -> Iterator[dict[str, T]]:
     """What ``do`` gives for each set; an error of one stops no other, and comes after the block.
+    Of a set whose work is `Unfinished`, both.
 
     That includes an error of its disk, which is full, or cannot be written or read.
     """
-    from sightline.errors import SightlineError
+    from sightline.errors import SightlineError, Unfinished
 
     results, faults = dict[str, T](), list[str]()
     for folder in folders:
@@ -231,6 +232,8 @@ def _of_each(folders: Iterable[Path], do: Callable[[Path], T]) -> Iterator[dict[
             results[folder.as_posix()] = do(folder)
         except SightlineError as error:
             faults.append(str(error))
+            if isinstance(error, Unfinished):
+                results[folder.as_posix()] = cast(T, error.done)
         except OSError as error:
             faults.append(f"{folder}: {error.strerror or error}")
     yield results

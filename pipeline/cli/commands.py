@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from sightline.errors import harmless
+
 
 class Entry(NamedTuple):
     """A command: where it is, and the first line of its help."""
@@ -94,6 +96,13 @@ class _Lazy(Group):
         if self._helping or cmd_name not in COMMANDS:
             return self.commands.get(cmd_name)
         return load(cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as refusal:  # with words of the user
+            refusal.message = harmless(refusal.message)
+            raise
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if with_home := [word for word in args if "~" in word]:

@@ -15,7 +15,7 @@ from sightline.cache.publish import commit_rows, write_shards
 from sightline.cache.record import FILE_NAME, SetRecord, read_record, set_output
 from sightline.cache.shards import format_of
 from sightline.cache.verify import require_all_sound
-from sightline.errors import CacheError
+from sightline.errors import CacheError, Unfinished
 from sightline.files.atomic_files import folders_below
 from sightline.files.lock import WriterLock
 from sightline.files.output import (
@@ -27,6 +27,7 @@ from sightline.files.output import (
     run_files,
     run_folder_of,
 )
+from sightline.wording import counted
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,31 @@ def collect(folder: Path, shard_rows: int | None = None) -> Garbage:
         shard_rows: as of `compact`.
 
     Raises:
-        OSError: there is no room for a shard; the files are gone, the set is as it was.
+        Unfinished: there is no room for a shard; the files are gone, the set is as it was.
     """
     with set_output(folder) as output:
         before = garbage(folder)
         size = read_record(folder).size + sum(before.files.values())
         _free(output, before)
+        failed: OSError | None = None
         try:
             if before.rows:
                 _compact(output, shard_rows)
+        except OSError as error:
+            failed = error
         finally:
             after = garbage(folder)
             _free(output, after)
         freed = max(0, size - read_record(folder).size)
-        return Garbage(before.files | after.files, before.rows, freed)
+        files = before.files | after.files
+        if failed is not None:
+            raise Unfinished(
+                f"{folder}: {failed.strerror or failed}; its shards still hold "
+                f"{counted(before.rows, 'dropped row')}. Make room on this disk and run "
+                "`sightline cache gc` again",
+                Garbage(files, 0, freed),
+            ) from failed
+        return Garbage(files, before.rows, freed)
 
 
 def _free(output: Output, waste: Garbage) -> None:

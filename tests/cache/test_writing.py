@@ -41,7 +41,7 @@ from sightline.cache import (
     writer,
 )
 from sightline.cache import writer as writer_module
-from sightline.cache.compact import collect, compact, garbage
+from sightline.cache.compact import Garbage, collect, compact, garbage
 from sightline.cache.index import read_index
 from sightline.cache.keys import unique_sorted
 from sightline.cache.parts import part_names, read_failures, write_part
@@ -49,7 +49,7 @@ from sightline.cache.plan import rows_done
 from sightline.cache.publish import MAX_SMALL_SHARDS
 from sightline.cache.record import FILE_NAME, Provenance, read_record
 from sightline.cache.repair import repair
-from sightline.errors import BusyError, SightlineError
+from sightline.errors import BusyError, SightlineError, Unfinished
 from sightline.files.lock import WriterLock
 from sightline.files.output import Output, run_folder_of
 
@@ -497,9 +497,13 @@ def test_gc_without_room_for_a_shard_frees_what_is_superseded(tmp_path, monkeypa
 
     write = Output.write
     monkeypatch.setattr(Output, "write", no_room)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(Unfinished, match="No space left on device; its shards still hold") as left:
         collect(folder)
     monkeypatch.undo()
+    assert isinstance(left.value.done, Garbage)
+    assert left.value.done.files.keys() >= superseded.files.keys()
+    assert left.value.done.rows == 0
+    assert left.value.done.bytes == sum(superseded.files.values())
     assert verify(folder) == []
     assert garbage(folder).files == {}
     assert len(FeatureSet.open(folder)) == 9

@@ -98,11 +98,11 @@ def test_captions_are_refused_or_read_as_they_are_written(
         assert unsafe or not any(text.strip() for text in texts) or nothing
         assert not (folder / "out").exists()
         return
-    assert not any(map(CONTROL.search, texts))
     kept = read_manifest(folder / "out/captions.parquet", CAPTIONS)["text"].to_pylist()
-    if unsafe:
+    assert not any(map(CONTROL.search, kept))
+    texts = [text.strip() for text in texts if not CONTROL.search(text)]
+    if any(end in text for end in ends for text in texts):
         return
-    texts = [text.strip() for text in texts]
     assert not set(kept) - set(texts)
     for text in texts:
         assert not seen(text) or kept.count(text) == texts.count(text)
