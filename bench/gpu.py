@@ -94,7 +94,7 @@ def parts(options: argparse.Namespace, folder: Path) -> list[Part]:
     workers = ["--workers", str(max(1, (os.cpu_count() or 2) - 2))]
     seconds = ["--seconds", "150"]  # what has begun by then may end
     made = [Part("training", script("training", "training.py", *seconds), 215)]
-    for model in EXTRACTED:
+    for model in EXTRACTED[:1] if options.quick else EXTRACTED:
         name = f"extraction-{model}"
         words = ["--models", model, "--precisions", "bf16", *workers]
         made.append(Part(name, script(name, "extract.py", *words), 35))

@@ -75,6 +75,7 @@ def main() -> None:
     parser = options_of(__doc__, rounds=3)
     parser.add_argument("--demo", type=Path, required=True, help="the folder of a finished demo")
     parser.add_argument("--sightline", type=Path, help="default: .venv/bin/sightline beside it")
+    parser.add_argument("--only", nargs="+", help="commands that begin so", default=[""])
     options = parser.parse_args()
     demo = options.demo.resolve()
     sightline = (options.sightline or demo.parent / ".venv/bin/sightline").absolute()
@@ -84,6 +85,8 @@ def main() -> None:
         torch = [str(sightline.parent / "python"), "-c", "import torch"]
         sides: dict[str, Callable[[], None]] = {"import torch": partial(run, torch, copy, 0)}
         for command, missing in MISSING.items():
+            if not command.startswith(tuple(options.only)):
+                continue
             words = [str(sightline), *command.split()]
             sides[command] = partial(run, words, copy, 0)
             if missing:

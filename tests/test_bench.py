@@ -33,7 +33,7 @@ LONGER = {
     "gpu": ["--device", "cpu", "--quick", "--out", "figures"],
     "grounding": QUICK,
     "same": ["other", "--keep"],
-    "startup": ["--demo", "demo", "--rounds", "1"],
+    "startup": ["--demo", "demo", "--rounds", "1", "--only", "stage t", "stage report", "cache"],
     "transfer": ["--dim", "4", "--tasks", "TREC", "--steps", "1"],
 }
 """The others, by script and mode."""
