@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
@@ -234,11 +235,17 @@ def _word(arm: Any) -> str:
 
 
 def _sentence(about: str) -> str:
-    return _safe(about.replace("``", "`")).rstrip(".") + "."
+    """What a key means, without the modules that its docstring refers to."""
+    text = re.sub(r"(; | \()see `[a-z_]+\.[a-z_.]+`\)?", "", about.replace("``", "`"))
+    return _safe(text).rstrip(".") + "."
 
 
 def _safe(text: str) -> str:
-    return html.escape(text, quote=False)
+    """``text`` with its markup escaped, but for code, where it is shown as it is."""
+    parts = text.split("`")
+    return "`".join(
+        part if number % 2 else html.escape(part, quote=False) for number, part in enumerate(parts)
+    )
 
 
 if __name__ == "__main__":

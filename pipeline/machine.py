@@ -25,10 +25,11 @@ class Machine(Settings):
         threads: CPU threads of a process, on which the last bits of what it computes depend; None:
             all cores, or a worker's share of them.
         workers: processes that decode images (0: none besides this one), or threads of a grounding.
-        engine: local, or ray for workers on a Ray cluster, each with one device of the sort that
-            `devices` names: ``ray@ADDRESS`` with the head's ``host:port``, ``auto`` (the cluster of
-            this machine) or ``local``, by default RAY_ADDRESS, else ``local``, which starts Ray
-            here; ``ray,8`` or ``ray@ADDRESS,8`` for 8 workers, by default as many as have room.
+        engine: what starts the workers: ``local``, or ``ray`` for those of a Ray cluster, as
+            ``ray@HOST:PORT`` of its head, ``ray@auto`` (the cluster of this machine), or with their
+            number ``ray,8`` and ``ray@HOST:PORT,8``. Without an address RAY_ADDRESS is taken, else
+            Ray is started here (``ray@local``); without a number there are as many as have room.
+            Each worker has one device of the sort that `devices` names.
         track: what shows a training while it runs: tensorboard, wandb, mlflow or another tracker of
             accelerate or of another package; several, such as ``tensorboard,wandb``.
     """

@@ -142,7 +142,7 @@ def _texts(
 def field_help(model: type[BaseModel]) -> dict[str, str]:
     """Field → what it means: its description, or its lines under "Attributes" in a docstring.
 
-    The field that chooses a class of settings is left out.
+    The field that chooses a class of settings is left out. Names of code are in single backticks.
     """
     helps: dict[str, str] = {}
     for cls in reversed(model.__mro__):
@@ -158,7 +158,7 @@ def field_help(model: type[BaseModel]) -> dict[str, str]:
             elif line.strip():
                 break
     return {
-        name: (field.description or helps.get(name, "")).replace("`", "")
+        name: (field.description or helps.get(name, "")).replace("``", "`")
         for name, field in model.model_fields.items()
         if name != getattr(model, "chosen_by", None)
     }

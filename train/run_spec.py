@@ -31,15 +31,15 @@ class StudentConfig(Settings):
     Attributes:
         name: short name, used in folder names and reports; default: the last part of `model`.
         model: folder of a Hugging Face encoder, or its name on the hub, also NAME@REVISION.
-        revision: of a model on the hub, a commit, tag or branch; empty: its main branch. A run
+        revision: commit, tag or branch of a model on the hub; empty: its main branch. A run
             records the commit and the digests of what was loaded.
         pooling: how token vectors become the sentence embedding; None: as the student's folder
             says, else cls.
         max_length: tokens of a training text, special tokens included. Evaluation and export use
             the encoder's own maximum instead.
         layers: keep only this many first layers; None: all.
-        prompt: text before every text, in training, evaluation and the export; None: the default
-            one of the student's folder; empty: none.
+        prompt: text before every text, in training, evaluation and the export; None: that
+            of the student's folder; empty: none.
         lora_rank: train adapters of this rank beside frozen weights (LoRA, Hu et al. 2022, arXiv
             2106.09685; the extra `lora`), which the export has merged; None: train all weights.
         lora_alpha: adapters are scaled by this over their rank.
@@ -94,7 +94,7 @@ class TrainConfig(Settings):
             is float32 whose matrix products, theirs too, round their factors as PyTorch 1.7 did on
             the A100s of the published runs; for NVIDIA GPUs from compute capability 8.0.
         gradient_accumulation: micro-batches of one optimiser step.
-        optimizer: which AdamW; ``released`` is that of the published runs, ``torch`` PyTorch's; see
+        optimizer: the AdamW of the published runs (``released``) or PyTorch's (``torch``); see
             `train.optimizer`.
         epsilon: ε of AdamW; None: 1e-6 for ``released`` and 1e-8 for ``torch``.
         weight_decay: weight decay of AdamW.

@@ -9,7 +9,8 @@ import typer
 
 def accept(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Names under `runs` of a system; default: all.")
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Names under `runs` of a system; default: all."),
     ] = None,
 ) -> None:
     """Keep finished runs and scores after an edit of the code.

@@ -19,11 +19,16 @@ from pipeline.cli.options import JSON, of_dataset, print_json
 from sightline.wording import counted, in_bytes
 
 app = typer.Typer(
-    cls=Group, help="List, verify, repair and share the sets of the cache.", no_args_is_help=True
+    cls=Group,
+    add_completion=False,
+    help="List, verify, repair and share the sets of the cache.",
+    no_args_is_help=True,
 )
 T = TypeVar("T")
 _LOST = re.compile(r"(shard|index)-[0-9a-f]{32}\.\w+")
-PATH = Annotated[Path, typer.Argument(help="A set of the cache, or a folder of sets.")]
+PATH = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A set of the cache, or a folder of sets.")
+]
 
 
 @app.command("list", cls=Command)

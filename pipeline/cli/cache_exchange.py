@@ -16,7 +16,8 @@ from sightline.files.places import is_url, shown
 from sightline.wording import counted, in_bytes
 
 SET = Annotated[
-    Path, typer.Argument(help="A set, or its URL.", parser=set_folder, show_default=False)
+    Path,
+    typer.Argument(metavar="SET", help="A set, or its URL.", parser=set_folder, show_default=False),
 ]
 _TOOLS, _TAR = "the files of other tools", "a tar"
 _FOR_HUBS = ("--data", "--normalise", "--licence")
@@ -114,6 +115,7 @@ def import_set(
     source: Annotated[
         Path,
         typer.Argument(
+            metavar="SOURCE",
             help="A tar or its URL, a folder or a file; see below.",
             show_default=False,
             parser=place,

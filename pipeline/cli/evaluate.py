@@ -54,7 +54,12 @@ def evaluate(
         Path | None,
         of_dataset("What the tasks read, if all read the same; of a data set also its URL."),
     ] = None,
-    set_: Annotated[list[str], set_option("Data")] = [],  # noqa: B006
+    set_: Annotated[
+        list[str],
+        set_option(
+            "Data", "A setting of the tasks, such as subsets=[STS-B], or of one: sts.data=PATH"
+        ),
+    ] = [],  # noqa: B006
     pooling: POOLING = None,
     device: DEVICE = "auto",
     precision: Annotated[

@@ -42,7 +42,9 @@ def extract(
     kind: Annotated[
         str,
         typer.Argument(
-            help="image, object (what phrases name), text (CLIP), teacher, or a kind of a package."
+            metavar="KIND",
+            help="image, object (what phrases name), text (CLIP), teacher, or one that a package "
+            "adds.",
         ),
     ],
     data: Annotated[
@@ -59,8 +61,8 @@ def extract(
         str,
         option(
             "Model",
-            "resnet50, ViT-B-32, …, a model config (JSON), for a teacher a folder or a hub name, "
-            "or FAMILY:MODEL.",
+            "resnet50, ViT-B-32, … or FAMILY:MODEL; for a teacher a folder or a name on the hub; "
+            "or a model config (JSON).",
         ),
     ],
     out: OUT,
@@ -70,10 +72,13 @@ def extract(
     weights: Annotated[
         str | None,
         option(
-            "Model", "pretrained:TAG, file:PATH or random:SEED; default: of a teacher, pretrained."
+            "Model", "pretrained:TAG, file:PATH or random:SEED; default of a teacher: pretrained."
         ),
     ] = None,
-    set_: Annotated[list[str], set_option("Model")] = [],  # noqa: B006
+    set_: Annotated[
+        list[str],
+        set_option("Model", "A further parameter of the encoder's family, such as resize=64"),
+    ] = [],  # noqa: B006
     phrases: Annotated[
         Path | None, option("Data", "For objects: a grounding, or a phrases manifest.")
     ] = None,
@@ -95,7 +100,6 @@ def extract(
 ) -> None:
     """Run one frozen model and cache its features.
 
-    --set gives further parameters of the encoder's family, such as resize=64 or pooling=mean.
     With --check N nothing is written: N rows of --out are encoded again and compared.
 
     Example: sightline extract image --data photos --encoder resnet50 --weights random:0

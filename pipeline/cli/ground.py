@@ -45,7 +45,10 @@ def ground(
     segmenter: Annotated[
         str | None, option("Model", "FAMILY or FAMILY:MODEL, such as sam2 or box.")
     ] = None,
-    set_: Annotated[list[str], set_option("Model")] = [],  # noqa: B006
+    set_: Annotated[
+        list[str],
+        set_option("Model", "A key of `grounding` in params.yaml, such as rules.min_score=0.3"),
+    ] = [],  # noqa: B006
     cutouts: Annotated[
         Path | None, option("Output", "Folder for cut-outs; without it, none are made.")
     ] = None,
@@ -56,8 +59,8 @@ def ground(
 ) -> None:
     """Find the phrases of captions, their boxes and masks.
 
-    --set gives further keys of `grounding` in params.yaml (docs/grounding.md), those within others
-    with dots: rules.min_score=0.3.
+    docs/grounding.md describes the keys of `grounding` that --set takes, those within others with
+    dots.
 
     Example: sightline ground --data data/mine
     --grounder grounding-dino:IDEA-Research/grounding-dino-base --segmenter box --out objects/mine

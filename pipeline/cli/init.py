@@ -10,7 +10,12 @@ import typer
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Of the project, such as `.`; made if need be.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Folder of the project, such as `.`; made if it is not there."
+        ),
+    ],
     names: Annotated[
         list[str] | None,
         typer.Argument(

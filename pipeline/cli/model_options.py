@@ -55,7 +55,7 @@ def takes(
             model.model_fields[name],
             name,
             flags[name],
-            helps[name],
+            as_typed(helps[name], flags).replace("`", ""),
             (panels or {}).get(name, panel),
         )
         for name in shown
@@ -174,7 +174,7 @@ def _option(field: FieldInfo, name: str, flag: str, about: str, panel: str) -> i
 
 def _in_short(about: str, values: Collection[Any]) -> str:
     """The first clause of what a field means, and what its default does; docs have the whole."""
-    text = re.sub(r" \((?:see|the extra)[^)]*\)", "", about.replace("``", "").rstrip("."))
+    text = re.sub(r" \((?:see|the extra)[^)]*\)", "", about.rstrip("."))
     first, *parts = re.split(r"[;.] (?![^(]*\))", text)
     default = next((part for part in parts if re.match(r"None: |by default |default: ", part)), "")
     word = first.split(" ")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,10 +96,9 @@ CHECK = Annotated[
 ]
 
 
-def set_option(panel: str) -> Any:
+def set_option(panel: str, help: str) -> Any:
     """``--set``, for what is chosen by a value, in a panel of help."""
-    about = "A parameter of what is chosen by name, in YAML unless it is text; repeatable."
-    return option(panel, about, "--set", metavar="NAME=VALUE")
+    return option(panel, f"{help}; repeatable.", "--set", metavar="NAME=VALUE")
 
 
 def _worker(text: str) -> WorkerNumber:
@@ -116,13 +116,21 @@ WORKER = Annotated[
     Any,  # a `WorkerNumber` or None
     option(
         "Machine",
-        "Run as worker I (from 0) of N that fill one folder together, I/N; env: as srun or "
+        "I/N: be worker I (from 0) of the N that fill one folder together; env: as srun or "
         "torchrun numbers this process.",
         metavar="<str>",
         parser=_worker,
     ),
 ]
 MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
+
+
+def seed_of(text: str | int) -> int:
+    """A seed; misuse (exit code 2) unless it is a whole number that every library accepts."""
+    digits = str(text)
+    if not re.fullmatch(r"[0-9]{1,10}", digits) or int(digits) > MOST_SEED:
+        raise typer.BadParameter(f"found {digits!r}, expected a whole number from 0 to {MOST_SEED}")
+    return int(digits)
 
 
 def launched_workers(machine: Machine, worker: WorkerNumber | None, sets: Sequence[Path]) -> bool:

@@ -14,11 +14,11 @@ from pipeline.cli.model_options import about, from_words, names_models, pairs_of
 from pipeline.cli.options import (
     DEVICE,
     JSON,
-    MOST_SEED,
     OUT,
     of_dataset,
     option,
     print_json,
+    seed_of,
     set_option,
 )
 from pipeline.cli.registry_commands import chosen_by_name
@@ -92,14 +92,19 @@ def _command(name: str) -> Callable[..., None]:
         dev: Annotated[
             Path | None, option("Data", "Similarity TSV or SentEval folder for model selection.")
         ] = None,
-        set_: Annotated[list[str], set_option("Objective")] = [],  # noqa: B006
+        set_: Annotated[
+            list[str],
+            set_option(
+                "Objective",
+                "A parameter that has no option, such as image=clip, the encoder it reads",
+            ),
+        ] = [],  # noqa: B006
         seed: Annotated[
             int,
             option(
                 "Training",
                 "Seed for heads, dropout and row order.",
-                min=0,
-                max=MOST_SEED,
+                parser=seed_of,
                 metavar="<int>",
                 show_default=True,
             ),

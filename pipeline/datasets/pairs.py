@@ -179,8 +179,8 @@ class CocoSource(Source):
         images: the folder that contains ``train2017``, ``val2017`` etc., or one folder of images.
         folders: subfolders of ``images`` to search, ``[train2017, val2017]``; default: all.
         captions: for each split, train or val, its file, such as ``captions_train2017.json``.
-        karpathy: his ``dataset_coco.json``; instead of ``captions``. Its splits train, val and
-            test have 82,783 (those of train2014), 5,000 and 5,000 images.
+        karpathy: Karpathy's ``dataset_coco.json``; instead of ``captions``. Its splits train, val
+            and test have 82,783 (those of train2014), 5,000 and 5,000 images.
         restval: train on Karpathy's 30,504 further images as well; they are left out otherwise.
         strict: treat problems such as captions without image or images without caption as errors.
     """

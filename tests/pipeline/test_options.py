@@ -192,6 +192,15 @@ def test_no_option_has_two_meanings():
         assert len(flags) == len(set(flags)), (words, flags)
 
 
+def test_help_names_options_as_they_are_typed():
+    for words, command in EVERY.items():
+        flags = {flag for each in command.params for flag in each.opts if "-" in flag[2:]}
+        fields = {flag[2:].replace("-", "_") for flag in flags}
+        for each in command.params:
+            said = set(re.findall(r"\w+", getattr(each, "help", None) or ""))
+            assert not fields & said, (words, each.opts)
+
+
 def test_a_field_of_a_package_with_another_meaning_is_an_error():
     class Seeded(SimCSE):
         seed: int = 0

@@ -28,8 +28,8 @@ class DiagnosisSettings(Settings):
         caption: captions of an image that a training would read, random, longest or all; by default
             all, or as configured.
         data_seed: of that choice.
-        seed: of the run whose batches are drawn, and of every sample.
-        thresholds: to try; by default 0.1, 0.2 … 0.8, 0.85, 0.9 and 0.95.
+        seed: seed of the run whose batches are drawn, and of every sample.
+        thresholds: those to try; by default 0.1, 0.2 … 0.8, 0.85, 0.9 and 0.95.
         sample: images whose cosines and ranks are computed, drawn at random.
         configured: term of KDMCSE → threshold of the configuration.
         run: the run of params.yaml that batch size, captions and thresholds are from; None:

@@ -50,8 +50,8 @@ class DALR(GroundedObjective):
         image: encoder of the image features.
         teachers: the text teachers, any number. The paper mixes SimCSE and DiffCSE, 0.33 to 0.67.
         image_weight: w of L_info (eq. 14: 1; the released code has 0.1).
-        consistency_weight, cross_modal_weight: λ, of the two parts of L_CML.
-        ranking_weight, intra_modal_weight: μ, of the two parts of L_IML.
+        consistency_weight, cross_modal_weight: weight λ of this part of L_CML.
+        ranking_weight, intra_modal_weight: weight μ of this part of L_IML.
         image_temperature: temperature τ′ of L_info.
         ranking_temperature: divides the ranked similarities.
         target_temperature, student_temperature: τ_t and τ_s of every KL. The equations print

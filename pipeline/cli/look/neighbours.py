@@ -43,7 +43,7 @@ def neighbours(
     sample: Annotated[
         int, typer.Option(min=0, help="Also start from this many captions, drawn at random.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of --sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of --sample.")] = 0,
     split: Annotated[
         str | None, typer.Option(help="Only captions and images of this split; default: all.")
     ] = None,

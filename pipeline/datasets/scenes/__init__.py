@@ -30,7 +30,7 @@ class ScenesSource(Source):
         clip_steps: optimiser steps of the CLIP.
         teacher_steps: optimiser steps of the sentence encoder.
         student_layers: layers of the untrained student.
-        student_hidden: its hidden size, a multiple of its 4 attention heads.
+        student_hidden: hidden size of the student, a multiple of its 4 attention heads.
     """
 
     drawn_by: ClassVar[str] = "pipeline.datasets.scenes"
