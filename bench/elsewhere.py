@@ -26,7 +26,7 @@ from pipeline.extract.inputs import inputs_of
 from sightline.files.storage import reading_ahead
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / "tests"), str(ROOT / "tests/datasets")]
+sys.path.append(str(ROOT / "tests/helpers"))
 TARS, BATCH = 8, 64
 
 

@@ -3,10 +3,10 @@
     python bench/transfer.py [--dim 768] [--tasks CR TREC ...] [--threads 1] [--full]
 
 Random embeddings with the tasks' real sizes, classes and protocols. The plain loop is that of the
-tests (`tests/one_by_one.py`): PyTorch's own Linear and Adam, as in SentEval. Both sides train for
-the same passes, so without --full the loop trains a few classifiers of each task and extrapolates
-their time per step to all steps. Processor time counts; target: a tenth of the loop's over all
-tasks together.
+tests (`tests/helpers/one_by_one.py`): PyTorch's own Linear and Adam, as in SentEval. Both sides
+train for the same passes, so without --full the loop trains a few classifiers of each task and
+extrapolates their time per step to all steps. Processor time counts; target: a tenth of the loop's
+over all tasks together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from train.evaluate.transfer import (
     selections,
 )
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests/helpers"))
 import one_by_one
 
 TARGET = 0.10

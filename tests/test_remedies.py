@@ -120,7 +120,7 @@ ELSEWHERE = {
         "tests/encoders/test_encoder_config.py::test_of_a_whole_model_the_state_dict_is_read"
     ),
     "holds an adapter (adapter_config.json), so its weights are not": (
-        "tests/test_one_loader.py::test_a_merged_adapter_is_a_student"
+        "tests/models/test_one_loader.py::test_a_merged_adapter_is_a_student"
     ),
     "made with another tokenizer than that of {}; make them again": (
         "tests/train/test_model.py::test_tokens_of_another_tokenizer_are_refused_wherever_they_lie"

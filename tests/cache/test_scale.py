@@ -100,7 +100,7 @@ assert len(FeatureSet.open(folder)) == len(keys)
 def test_hundreds_of_parts_and_shards_need_few_open_files(tmp_path):
     """macOS lets a process have 256; one that is asked for 64 shows that none is kept."""
     script = [sys.executable, "-c", FEW_FILES]
-    path = os.pathsep.join(map(str, [Path(__file__).parent, ROOT / "tests", ROOT]))
+    path = os.pathsep.join(map(str, [Path(__file__).parent, ROOT / "tests/helpers", ROOT]))
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.stderr, done.returncode) == ("", 0)

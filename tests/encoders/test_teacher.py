@@ -1,6 +1,6 @@
 """Teachers: Hugging Face encoders and decoders, with rows that depend only on their text.
 
-What every loader refuses is in tests/test_one_loader.py.
+What every loader refuses is in tests/models/test_one_loader.py.
 """
 
 from __future__ import annotations

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("cache", "encoders", "grounding")]
-
 from golden_world import (
     ANNOTATED,
     PHRASES_FILE,

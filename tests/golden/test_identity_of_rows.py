@@ -169,7 +169,7 @@ def grounders(models: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         **{name: (named[name], {**others[name], **thresholds}) for name in OF_MODELS[2:]},
         "annotations": (
             {"family": "annotations", "path": str(models / "boxes.jsonl")},
-            {"path": str(PHRASES_FILE), "box_format": "xywh"},
+            {"path": str(PHRASES_FILE), "box_format": "xywh", "strict": True},
         ),
     }
 

@@ -13,9 +13,6 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
-
-sys.path += [str(Path(__file__).parent / name) for name in ("encoders", "grounding")]
-
 from tiny_encoder import make_encoder
 from tiny_grounders import save_florence
 from tiny_models import bert_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.configure import configurations, parts
 from train.report.published import every_entry
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 STUDIES = ("margin", "pairs", "temperature", "terms")
 OF_SCENES = ("teachers", "teachers-resnet", "weight")  # which have a part for scenes
 

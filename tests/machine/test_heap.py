@@ -13,7 +13,7 @@ from small_inputs import write_photos
 
 from sightline.machine import heap
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIMIT = 32 << 20
 FAULTS = """
 import resource

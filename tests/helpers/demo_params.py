@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.configure import configuration, to_yaml
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def demo_params() -> dict[str, Any]:

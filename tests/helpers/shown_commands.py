@@ -12,7 +12,7 @@ from typer.main import get_command
 from pipeline.cli.commands import app, load
 from train.evaluate.task import TASKS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
