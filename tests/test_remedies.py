@@ -13,7 +13,9 @@ from command_line import unboxed
 from cures import EXTRACT, GROUND, PREPARE, TOKENS, run, write_inputs
 from cures_of_commands import COMMANDS
 from cures_of_data import DATA
+from cures_of_files import FILES
 from cures_of_graph import GRAPH
+from cures_of_imports import IMPORTS
 from cures_of_models import MODELS
 from cures_of_prepare import PREPARED
 from cures_of_training import TRAINING
@@ -112,7 +114,7 @@ def remedies() -> dict[str, str]:
     }
 
 
-PROVOKED = [*COMMANDS, *DATA, *PREPARED, *TRAINING, *MODELS, *GRAPH]
+PROVOKED = [*COMMANDS, *FILES, *DATA, *PREPARED, *IMPORTS, *TRAINING, *MODELS, *GRAPH]
 """Commands on small inputs, and what their errors say to do."""
 
 ELSEWHERE = {

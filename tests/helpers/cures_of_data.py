@@ -1,24 +1,18 @@
-"""Remedies of `prepare` and `cache import`, provoked and applied."""
+"""Remedies of `prepare`: columns, splits, kinds and where captions lie, provoked and applied."""
 
 from __future__ import annotations
 
-import bz2
 import io
 import json
-import lzma
-import pickle
-import shutil
 import struct
 import subprocess
 import tarfile
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cures import GROUND, PREPARE, TEXTS, TOKENS, Cure
+from cures import PREPARE, Cure
 from PIL import Image
 
 NAMES = [f"{i}.png" for i in range(4)]
@@ -126,22 +120,6 @@ def beside() -> None:
         Path("photos", name).with_suffix(".txt").write_text("a red bird")
 
 
-def as_clip_retrieval_does() -> None:
-    """Features of images and texts in the layout of clip-retrieval."""
-    for name in ("img_emb", "text_emb", "metadata"):
-        Path("embeddings", name).mkdir(parents=True)
-    for name in ("img", "text"):
-        np.save(f"embeddings/{name}_emb/{name}_emb_0.npy", np.ones((4, 2), np.float32))
-    names = {"image_path": NAMES, "caption": NAMES}
-    a_table(names, "embeddings/metadata/metadata_0.parquet")()
-
-
-def photographs_twice() -> None:
-    """Photographs of one name in two folders."""
-    for folder in ("some", "more"):
-        shutil.copytree("photos", f"both/{folder}")
-
-
 def save_to_disk() -> None:
     from datasets import Dataset, Image
 
@@ -152,137 +130,19 @@ def shell(command: str) -> Callable[[], object]:
     return lambda: subprocess.run(command, shell=True, check=True)
 
 
-def packed_captions(name: str, pack: Callable[[bytes], bytes]) -> Callable[[], object]:
-    """The captions in a file of another kind alone."""
-
-    def pack_them() -> None:
-        Path(name).write_bytes(pack(Path("captions.csv").read_bytes()))
-        Path("captions.csv").unlink()
-
-    return pack_them
-
-
-def in_archive(data: bytes) -> bytes:
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("captions.csv", data)
-    return content.getvalue()
-
-
-def in_tar(data: bytes) -> bytes:
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as tar:
-        member = tarfile.TarInfo("captions.csv")
-        member.size = len(data)
-        tar.addfile(member, io.BytesIO(data))
-    return content.getvalue()
-
-
-def of_spreadsheet(mark: str) -> Callable[[bytes], bytes]:
-    """What is enough of a workbook to be known as one."""
-
-    def write(data: bytes) -> bytes:
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w") as archive:
-            for name in (mark, "content.xml"):
-                archive.writestr(name, data)
-        return content.getvalue()
-
-    return write
-
-
 RECORDS = [{"image": name, "caption": "a"} for name in NAMES]
 TFRECORD = struct.pack("<Q4s1s4s", 1, b"sum1", b"x", b"sum2")
-VECTORS = pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 8, pa.float32()), 2)
-IMAGE_ROWS = {"path": NAMES, "rows": VECTORS}
-IMPORT = "cache import t.parquet --out imported"
 FLICKR = "prepare flickr30k --images photos --captions captions.csv --out f"
 COCOS = "prepare coco --images photos --out c"
-CLIP_RETRIEVAL = "cache import embeddings --data photos --out imported"
 WEBDATASET = "prepare webdataset --images tars --out w"
 BESIDE = "prepare pairs --images photos --out b"
 HUGGINGFACE = "prepare huggingface --path t.parquet --out h"
 
 
-def boxes(*numbers: float) -> Callable[[], object]:
-    """A table of one box, without a mask."""
-
-    def write() -> None:
-        row = f'0.png,a red bird 0,bird,"{list(numbers)}"'
-        Path("boxes.csv").write_text(f"image,caption,phrase,bbox\n{row}\n")
-
-    return write
-
-
-BOXES = (
-    "ground --data d --set captions=all --set grounder.family=annotations --set "
-    "grounder.path=boxes.csv --out boxes --set segmenter.family="
-)
-XYXY = " --set grounder.box_format=xyxy"
-
 JSON = PREPARE.replace(".csv", ".json")
 PARQUET = PREPARE.replace("captions.csv", "t.parquet")
-PACKED = {
-    "bz2": ("unpack it: `bunzip2 -k {}`", bz2.compress, "bunzip2 -k captions.csv.bz2"),
-    "xz": ("unpack it: `unxz -k {}`", lzma.compress, "unxz -k captions.csv.xz"),
-    "zst": (
-        "unpack it: `unzstd {}`",
-        lambda data: pa.compress(data, "zstd", asbytes=True),
-        "unzstd captions.csv.zst",
-    ),
-    "tar": ("or unpack it: `tar xf {}`", in_tar, "tar xf captions.csv.tar"),
-    "zip": ("unpack it: `unzip {} -d FOLDER`", in_archive, "unzip captions.csv.zip -d FOLDER"),
-    "xlsx": ("save it as CSV UTF-8", of_spreadsheet("[Content_Types].xml"), ""),
-    "ods": ("save it as CSV UTF-8", of_spreadsheet("mimetype"), ""),
-}
-OF_PACKED = [
-    Cure(
-        message,
-        PREPARE.replace(".csv", f".csv.{suffix}"),
-        (shell(command or "printf 'image,caption\\n0.png,a\\n' > captions.csv"),),
-        PREPARE.replace("captions.csv", "FOLDER/captions.csv") if suffix == "zip" else PREPARE,
-        packed_captions(f"captions.csv.{suffix}", pack),
-    )
-    for suffix, (message, pack, command) in PACKED.items()
-]
-AS_TABLE = {
-    "opening it runs its code": pickle.dumps({"0.png": "a"}),
-    "read it by tf.data.TFRecordDataset": TFRECORD,
-    "read it by streaming.StreamingDataset": struct.pack("<3I", 1, 26, 26) + b'{"column": []}',
-    "read it by the package lmdb": b"\0" * 16 + b"\xde\xc0\xef\xbe" + b"\0" * 80,
-    " from it": b"<?xml version='1.0'?><captions/>",
-    "export its table as CSV": b"SQLite format 3\0" + bytes(99),
-    "give another file": picture(0),
-    "write that with the tool that this file is of": bytes(range(32)),
-}
-"""What is not a table of captions is followed by one."""
-OF_KINDS = [
-    Cure(
-        message,
-        PREPARE,
-        (a_table({"image": NAMES, "caption": NAMES}),),
-        PARQUET,
-        lambda data=data: Path("captions.csv").write_bytes(data),
-    )
-    for message, data in AS_TABLE.items()
-]
-NOT_RECORDS: dict[str, object] = {
-    "write a list of objects that have these as keys": {"version": 2},
-    "expected as many values in each row of 'data' as 'columns' has": {"columns": ["a"], "data": 1},
-    "expected columns of one length": {"image": NAMES, "caption": []},
-    "remove {} from them, or write a list of the objects": {"0.png": RECORDS[1]},
-    "expected a list of objects; write it with `orient": [["0.png", "a"]],
-    "remove it, or write an object in its place": [*RECORDS, 3],
-}
-OF_JSON = [
-    Cure(message, JSON, (as_json(RECORDS),), begins=as_json(content))
-    for message, content in NOT_RECORDS.items()
-]
 
 DATA = [
-    *OF_PACKED,
-    *OF_KINDS,
-    *OF_JSON,
     Cure(
         "put the missing {} into the line, or remove it",
         PREPARE,
@@ -300,24 +160,6 @@ DATA = [
         PREPARE,
         (lambda: with_header("captions.csv", "image,other,caption", 2),),
         begins=lambda: with_header("captions.csv", "image,image,caption", 2),
-    ),
-    Cure(
-        "correct it, or write null in its place, a row without a value (not in the first one)",
-        f"{IMPORT} --kind image --data photos --features rows",
-        (a_table({"path": NAMES, "rows": [[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], None]}),),
-        begins=a_table({"path": NAMES, "rows": [[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [1.0]]}),
-    ),
-    Cure(
-        "convert it, of a group of vectors to one for each image, such as their mean",
-        f"{IMPORT} --kind image --data photos",
-        (a_table({"path": NAMES, "rows": [[0.5, 0.5]] * 4}),),
-        begins=a_table({"path": NAMES, "rows": [[[0.5, 0.5]] * 2] * 4}),
-    ),
-    Cure(
-        "if each is the vectors of one image, write one for each, such as their mean",
-        f"{IMPORT.replace('.parquet', '.npz')} --kind image --data photos",
-        (lambda: np.savez("t.npz", **{name: np.ones(3, np.float32) for name in NAMES}),),
-        begins=lambda: np.savez("t.npz", **{n: np.ones((2, 3), np.float32) for n in NAMES}),
     ),
     Cure(
         "unpack it: `gunzip -k {}`",
@@ -367,72 +209,6 @@ DATA = [
         PREPARE + " --strict",
         passes=PREPARE,
         begins=captions_with("3.png", "gone.png"),
-    ),
-    Cure(
-        "{}: do its rows describe images, texts or objects? Give --kind image, text or ",
-        IMPORT + " --data photos",
-        passes=IMPORT + " --data photos --kind image",
-        begins=a_table(IMAGE_ROWS),
-    ),
-    Cure(
-        "give their folder, or a prepared data set, with --data",
-        IMPORT + " --kind image",
-        passes=IMPORT + " --kind image --data photos",
-        begins=a_table(IMAGE_ROWS),
-    ),
-    Cure(
-        "--allow-missing leaves these rows out",
-        IMPORT + " --kind image --data photos",
-        passes=IMPORT + " --kind image --data photos --allow-missing",
-        begins=a_table(IMAGE_ROWS | {"path": ["0.png", "1.png", "2.png", "gone.png"]}),
-    ),
-    Cure(
-        "name the array, or the column of lists of numbers, with --features",
-        IMPORT + " --kind image --data photos",
-        passes=IMPORT + " --kind image --data photos --features rows",
-        begins=a_table(IMAGE_ROWS | {"others": VECTORS}),
-    ),
-    Cure(
-        "; if that names them, give it with --names",
-        IMPORT.replace(".parquet", ".npz") + " --kind image --data photos",
-        passes=IMPORT.replace(".parquet", ".npz") + " --kind image --data photos --names which",
-        begins=lambda: np.savez("t.npz", rows=np.ones((4, 2), np.float32), which=np.arange(4)),
-    ),
-    Cure(
-        "there are no keys: give it with --names",
-        IMPORT + " --kind image --data photos",
-        passes=IMPORT + " --kind image --data photos --names whose",
-        begins=a_table({"whose": IMAGE_ROWS["path"], "rows": VECTORS}),
-    ),
-    Cure(
-        "--features is for files with several arrays or columns",
-        f"{CLIP_RETRIEVAL} --features rows",
-        passes=f"{CLIP_RETRIEVAL} --kind image",
-        begins=as_clip_retrieval_does,
-    ),
-    Cure(
-        "choose with --kind image or text",
-        CLIP_RETRIEVAL,
-        passes=f"{CLIP_RETRIEVAL} --kind text",
-        begins=as_clip_retrieval_does,
-    ),
-    Cure(
-        "hold images; choose one with --names",
-        IMPORT + " --kind image",
-        passes=IMPORT + " --kind image --names first",
-        begins=a_table({"first": PICTURES, "second": PICTURES, "rows": VECTORS}),
-    ),
-    Cure(
-        "give paths in place of names",
-        f"{IMPORT} --kind image --data both",
-        (a_table(IMAGE_ROWS | {"path": [f"more/{name}" for name in NAMES]}),),
-        begins=lambda: (photographs_twice(), a_table(IMAGE_ROWS)()),
-    ),
-    Cure(
-        "or the folder that holds one of them with --data",
-        f"{IMPORT} --kind image --data both",
-        passes=f"{IMPORT} --kind image --data both/more",
-        begins=lambda: (photographs_twice(), a_table(IMAGE_ROWS)()),
     ),
     Cure(
         "a table must end in",
@@ -643,13 +419,6 @@ DATA = [
         lambda: Path("lines.txt").write_text("1\ta dog\n2\ta cat\n"),
     ),
     Cure(
-        "or prepare it: `sightline prepare sentences --path {} --column NAME --out FOLDER`",
-        TOKENS.replace("--data d", "--data captions.csv"),
-        ("prepare sentences --path captions.csv --column caption --out FOLDER",),
-        TOKENS.replace("--data d", "--data FOLDER"),
-        lambda: shutil.rmtree("tokens"),
-    ),
-    Cure(
         "so `images` does not apply; remove it",
         f"{HUGGINGFACE} --images photos",
         passes=HUGGINGFACE,
@@ -662,34 +431,4 @@ DATA = [
         HUGGINGFACE.replace("t.parquet", "saved"),
         begins=captioned(image=[{"bytes": None, "path": "photos/0.png"}, *PICTURES[1:]]),
     ),
-    Cure(
-        "LF in its place: `tr '\\r' '\\n' < {} > {}`",
-        TEXTS.replace("--data d", "--data lines.txt"),
-        (lambda: subprocess.run("tr '\\r' '\\n' < lines.txt > lines-lf.txt", shell=True),),
-        TEXTS.replace("--data d", "--data lines-lf.txt"),
-        begins=lambda: Path("lines.txt").write_bytes(b"a red bird\ra boat\na lake\r\n"),
-    ),
-    Cure(
-        "give `grounder.box_format`: xyxy or xywh in pixels",
-        BOXES + "box",
-        passes=BOXES + "box" + XYXY,
-        begins=boxes(4, 5, 20, 10),
-    ),
-    Cure(
-        "of parts of the image are rel_xyxy or rel_xywh, in `grounder.box_format`",
-        BOXES + "box" + XYXY,
-        passes=BOXES + "box --set grounder.box_format=rel_xyxy",
-        begins=boxes(0.1, 0.1, 0.9, 1),
-    ),
-    Cure(
-        "choose `segmenter.family=sam2` or `segmenter.family=box`",
-        BOXES + "annotations" + XYXY,
-        passes=BOXES + "box" + XYXY,
-        begins=boxes(4, 5, 20, 10),
-    ),
-    Cure(
-        "leave out `grounder.box_format`",
-        GROUND.replace("--out grounding", "--out again") + XYXY,
-        passes=GROUND.replace("--out grounding", "--out again"),
-    ),
-]  # fmt: skip
+]

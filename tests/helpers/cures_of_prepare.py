@@ -9,7 +9,6 @@ from pathlib import Path
 
 from cures import PREPARE, Cure, run
 from cures_of_data import (
-    BOXES,
     COCO,
     COCOS,
     HUGGINGFACE,
@@ -25,6 +24,7 @@ from cures_of_data import (
     picture,
     with_header,
 )
+from cures_of_imports import BOXES
 
 MORE = [f"more/{name},a" for name in NAMES]
 SPLITS = f"{PREPARE.replace('--out d', '--out s')} --splits train=list.txt"
