@@ -412,8 +412,3 @@ def licence_of(source: str | Path) -> Licence:
 def _sha256_of(files: Mapping[str, Path]) -> str:
     lines = [f"{key_of_file(path).hex()} {name}\n" for name, path in sorted(files.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def files_of(folder: Path) -> list[Path]:
-    """The files of an encoder's folder that decide what it computes: weights and configuration."""
-    return sorted(file for file in folder.rglob("*") if file.suffix in (".safetensors", ".json"))
