@@ -29,11 +29,8 @@ _CONTROL = r"\x00-\x08\x0e-\x1f\x7f\x90\x98\x9b\x9d-\x9f"
 CONTROL = re.compile(f"[{_CONTROL}]")
 _LONE_CR = re.compile(r"\r(?!\r*(?:\n|\Z))")
 
-Text = Annotated[str, StringConstraints(pattern=f"^[^{_CONTROL}]*$")]
-"""Text without control characters; white space is allowed."""
-
 Name = Annotated[str, StringConstraints(pattern=rf"^[^{_CONTROL}]*[^{_CONTROL}\s][^{_CONTROL}]*$")]
-"""A `Text` with at least one character that is not white space."""
+"""Text without control characters, with at least one character that is not white space."""
 
 
 def should_be(words: str) -> GetPydanticSchema:
@@ -77,7 +74,7 @@ def read_data(path: Path, expected: str = "") -> bytes:
 def read_text(path: Path, expected: str = "") -> str:
     """The text of a UTF-8 file without a byte-order mark, with its original line ends.
 
-    It contains no control characters, as `Text`. A file compressed by gzip is unpacked.
+    It contains no control characters. A file compressed by gzip is unpacked.
 
     Args:
         expected: as for `read_data`.
@@ -264,7 +261,7 @@ def _require_one_meaning(document: Any) -> None:
 
 
 def control_fault(text: str) -> str | None:
-    """What is wrong with ``text`` if it contains a control character, as in `Text`; else None."""
+    """What is wrong with ``text`` if it contains a control character; else None."""
     if match := CONTROL.search(text):
         return f"contains the control character U+{ord(match[0]):04X}, expected text; remove it"
     return None

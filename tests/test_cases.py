@@ -34,7 +34,8 @@ SAID = {
         r"error: disk/s: .*; its shards still hold 100 dropped rows\. Make room .*\nrc=1"
     ],
     "silence/09-gc-stops-at-the-first-bad-disk": [
-        r"sets/z: 2 files, 0 rows, 6\.6 kB\n6\.6 kB freed\nerror: sets/a: .*\nrc=1"
+        r"sets/a: 1 file, 0 rows, 30\.0 kB\nsets/z: 2 files, 0 rows, 6\.6 kB\n36\.6 kB freed\n"
+        r"error: sets/a: .*; its shards still hold 300 dropped rows\. Make room .*\nrc=1"
     ],
     "silence/10-set-in-a-folder-NAME.run": [r"a folder NAME\.run is for the files of runs"],
     "silence/11-float16-underflow": [

@@ -20,7 +20,7 @@ from pipeline.datasets.source import DatasetError, PrepareReport, Source, split_
 from sightline.errors import SightlineError
 from sightline.plugins import expect_count, expect_valid, wrong
 from sightline.tables.outside_tables import QUOTED, SUFFIXES
-from sightline.user_files import Identifier, Name, Text, read_json, read_lines, refusal, short
+from sightline.user_files import Identifier, Name, read_json, read_lines, refusal, short
 
 
 class Placed(NamedTuple):
@@ -131,7 +131,7 @@ def captions_in(text: str) -> list[str]:
 
 
 class _Sentence(TypedDict):
-    raw: Text
+    raw: str
 
 
 class _KarpathyImage(TypedDict):
@@ -154,7 +154,7 @@ class _CocoImage(TypedDict):
 class _CocoAnnotation(TypedDict):
     id: Identifier
     image_id: Identifier
-    caption: Text
+    caption: str
 
 
 class _Coco(TypedDict):

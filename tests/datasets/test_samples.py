@@ -60,6 +60,32 @@ def test_a_cell_means_the_same_to_both_readers_of_tables(make_images, folder, ou
     }
 
 
+@pytest.mark.parametrize("form", ["karpathy", "coco", "json"])
+def test_a_control_character_is_lost_and_counted_in_json_of_every_form(
+    make_images, make_file, out, form
+):
+    images, said = make_images(NAMES[:2]), ["c\x07", "a"]
+    if form == "karpathy":
+        each = [{"raw": text} for text in said]
+        held = [
+            {"filename": n, "split": "train", "sentences": [t]}
+            for n, t in zip(NAMES, each, strict=False)
+        ]
+        file = make_file("k.json", json.dumps({"images": held}))
+        source = PairsSource(images=images, karpathy=file)
+    elif form == "coco":
+        held = [{"id": n, "file_name": NAMES[n]} for n in range(2)]
+        of = [{"id": n, "image_id": n, "caption": said[n]} for n in range(2)]
+        file = make_file("c.json", json.dumps({"images": held, "annotations": of}))
+        source = CocoSource(images=images, captions={"train": file})
+    else:
+        rows = [{"image": n, "caption": t} for n, t in zip(NAMES, said, strict=False)]
+        source = PairsSource(images=images, captions=make_file("t.json", json.dumps(rows)))
+    report = prepare(source, out)
+    assert column(out, "text", "captions") == ["c", "a"]
+    assert report.problem_counts == {"captions_without_their_control_characters": 1}
+
+
 @pytest.mark.parametrize(
     "cells",
     [
