@@ -7,6 +7,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,14 @@ def unsynced() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory_given_back() -> Iterator[None]:
+    """A worker gives back what the models of a file held; commands in its process keep the heap."""
+    yield
+    if trim := getattr(CDLL(None), "malloc_trim", None):  # glibc's alone
+        trim(0)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ LIBRARIES = [
     *("pipeline.tokenize_phrases", "pipeline.grounding.gallery.page", "pipeline.grounding.stats"),
     *("train.report.neighbour_tables", "train.evaluate.models"),
     *("train.report.figures", "train.evaluate.neighbours", "scipy.stats"),
-    *("transformers.models.bert.modeling_bert", "outputs.frozen_heap"),
+    *("transformers.models.bert.modeling_bert", "frozen_heap"),
 ]
 
 
