@@ -251,3 +251,9 @@ def test_many_folders_of_the_same_names_take_no_longer():
     of_file = images.of_file(names)
     assert [of_file.find(name) for name in names] == [*range(len(paths))]
     assert looks < 12 * len(names)
+
+
+def test_folders_that_differ_in_case_are_two():
+    rows, _ = found(["A/1.jpg", "b/2.jpg"], ["a/1.jpg", "b/2.jpg"])
+    assert rows == [UNKNOWN, "b/2.jpg"]
+    assert contradict("a/", "A/")
