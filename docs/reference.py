@@ -236,7 +236,7 @@ def _word(arm: Any) -> str:
 
 def _sentence(about: str) -> str:
     """What a key means, without the modules that its docstring refers to."""
-    text = re.sub(r"(; | \()see `[a-z_]+\.[a-z_.]+`\)?", "", about.replace("``", "`"))
+    text = re.sub(r"(; | \()see `[a-z_]+\.[a-z_.]+`\)?", "", about)
     return _safe(text).rstrip(".") + "."
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -46,6 +47,16 @@ COMMANDS = {
     "stage": Entry("stage:stage", "Run one stage of the graph, as `dvc repro` does.", hidden=True),
 }
 """Name → command, in the order of the work."""
+
+
+@contextmanager
+def _harmless_refusals() -> Iterator[None]:
+    """Refusals repeat words of the user, which may hold control characters."""
+    try:
+        yield
+    except typer.BadParameter as refusal:
+        refusal.message = harmless(refusal.message)
+        raise
 
 
 class _PlainFlags:
@@ -98,12 +109,10 @@ class _Lazy(Group):
         return load(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _harmless_refusals():
             return super().invoke(ctx)
-        except typer.BadParameter as refusal:  # with words of the user
-            refusal.message = harmless(refusal.message)
-            raise
 
+    @_harmless_refusals()
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if with_home := [word for word in args if "~" in word]:
             from sightline.files.atomic_files import HOME_REMEDY, names_home

@@ -122,14 +122,16 @@ WORKER = Annotated[
         parser=_worker,
     ),
 ]
-MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
+_MOST_SEED = (1 << 32) - 1  # the largest that NumPy and PyTorch both accept
 
 
 def seed_of(text: str | int) -> int:
     """A seed; misuse (exit code 2) unless it is a whole number that every library accepts."""
     digits = str(text)
-    if not re.fullmatch(r"[0-9]{1,10}", digits) or int(digits) > MOST_SEED:
-        raise typer.BadParameter(f"found {digits!r}, expected a whole number from 0 to {MOST_SEED}")
+    if not re.fullmatch(r"[0-9]{1,10}", digits) or int(digits) > _MOST_SEED:
+        raise typer.BadParameter(
+            f"found {digits!r}, expected a whole number from 0 to {_MOST_SEED}"
+        )
     return int(digits)
 
 

@@ -200,10 +200,8 @@ class ToEncode:
 
     def entries(self, rows: NDArray[np.int64]) -> list[Any]:
         """The entries of some of the `keys`."""
-        entries, kind = (
-            self.inputs.entries.take(self.positions[rows]),
-            feature_kind(self.inputs.kind),
-        )
+        entries = self.inputs.entries.take(self.positions[rows])
+        kind = feature_kind(self.inputs.kind)
         expect_count(entries, len(rows), kind.function(kind.read), "entries", "keys")
         return entries
 

@@ -395,7 +395,8 @@ def licence_of(source: str | Path) -> Licence:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.repocard import metadata_load
 
-    path = Pretrained(str(source)).files(["README.md"]).get("README.md")
+    model = Pretrained(str(source))
+    path = model.files(["README.md"]).get("README.md")
     try:
         front = {} if path is None else metadata_load(path) or {}
     except (ValueError, OSError, YAMLError):
@@ -403,9 +404,8 @@ def licence_of(source: str | Path) -> Licence:
     stated = front.get("license") or ""
     licence = tuple(map(str, stated)) if isinstance(stated, list) else str(stated)
     name, link = (str(front.get(f"license_{part}") or "") for part in ("name", "link"))
-    if link and "://" not in link and not Path(source).is_dir():
-        hub_name, _, revision = str(source).partition("@")
-        link = hf_hub_url(hub_name, link, revision=revision or None)
+    if link and "://" not in link and model.folder is None:
+        link = hf_hub_url(model.name, link, revision=model.revision or None)
     return Licence(licence, name, link)
 
 

@@ -100,7 +100,9 @@ def json_table(path: Path, expected: str) -> OutsideTable:
         keys, content = tuple(content), _records_of(path, content, notes)
         if not content:
             return _of_objects(path, keys, [], "row", remedy=_REMEDY if keys else "")
-    elif any(content) and all(isinstance(item, str | None) for item in content):
+    elif any(isinstance(item, str) for item in content) and all(
+        isinstance(item, str | None) for item in content
+    ):
         content = [{"sentence": item} for item in content]
     elif content and all(isinstance(item, list) for item in content):
         raise SightlineError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.options import DATA, DEVICE, JSON, MODELS, MOST_SEED, POOLING, models_of
+from pipeline.cli.options import DATA, DEVICE, JSON, MODELS, POOLING, models_of, seed_of
 from sightline.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ def neighbours(
     sample: Annotated[
         int, typer.Option(min=0, help="Also start from this many captions, drawn at random.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of --sample.")] = 0,
+    seed: Annotated[
+        int, typer.Option(parser=seed_of, metavar="<int>", help="Seed of --sample.")
+    ] = 0,
     split: Annotated[
         str | None, typer.Option(help="Only captions and images of this split; default: all.")
     ] = None,
