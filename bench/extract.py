@@ -146,11 +146,12 @@ class Sides:
                 return model.eval().to(self._device, self._dtype), transform
             if name.startswith("timm:"):
                 import timm
+                from timm.data.config import resolve_model_data_config
+                from timm.data.transforms_factory import create_transform
 
                 model = timm.create_model(name.removeprefix("timm:"), pretrained=False)
                 model.reset_classifier(0)
-                data = timm.data.resolve_model_data_config(model)
-                transform = timm.data.create_transform(**data)
+                transform = create_transform(**resolve_model_data_config(model))
                 return model.eval().to(self._device, self._dtype), transform
             import open_clip
 

@@ -86,8 +86,10 @@ class SteeredFlorence(Florence2ForConditionalGeneration):
     def generate(self, *args: Any, **inputs: Any) -> Any:
         prompts = self.read_prompt(inputs["input_ids"], skip_special_tokens=True)
         answers = [self.answers[prompt.split(": ", 1)[1].strip()] for prompt in prompts]
-        end = self.config.text_config.eos_token_id
-        return super().generate(*args, **inputs, logits_processor=[Steered(answers, end)])
+        text: Any = self.config.text_config
+        end = text.eos_token_id
+        steered = [Steered(answers, end)]
+        return super().generate(*args, **inputs, logits_processor=steered)  # pyright: ignore
 
 
 def florence(texts: list[str], full: bool) -> tuple[SteeredFlorence, Florence2Processor]:

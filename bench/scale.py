@@ -179,14 +179,14 @@ def planned(inputs: FeatureInputs, encoder: Any, folder: Path) -> None:
 
 def caption_files(folder: Path, count: int) -> tuple[Path, Path]:
     """A table of distinct captions of some ten words, and a small model that reads them."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     letters, model = "abcdefghij", folder.parent / "model"
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "and", "number", *letters]
     words += [f"##{letter}" for letter in letters]
     model.mkdir(exist_ok=True)
     (model / "vocab.txt").write_text("\n".join(words))
-    BertTokenizerFast(str(model / "vocab.txt")).save_pretrained(model)
+    BertTokenizer(str(model / "vocab.txt")).save_pretrained(model)
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     config = BertConfig(vocab_size=len(words), intermediate_size=8, **shape)
     BertModel(config).save_pretrained(model)

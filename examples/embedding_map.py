@@ -53,7 +53,7 @@ def draw_cosines(axis, cosines, gold):
     axis.scatter(gold, cosines, s=4, alpha=0.4)
     axis.plot((edges[1:] + edges[:-1]) / 2, means, "o-", color="tab:orange")
     axis.set(xlabel="gold score", ylabel="cosine", ylim=(-1, 1))
-    spearman = 100 * spearmanr(gold, cosines).statistic
+    spearman = 100 * spearmanr(gold, cosines).statistic  # pyright: ignore
     return f"Spearman × 100 {spearman:.2f}, mean cosines {means.round(3).tolist()}"
 
 
