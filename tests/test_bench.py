@@ -53,6 +53,7 @@ def test_every_benchmark_has_tiny_shapes():
     assert scripts == {name.split()[0] for name in [*SECONDS, *LONGER]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SECONDS)
 def test_a_benchmark_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

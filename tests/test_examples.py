@@ -38,6 +38,7 @@ from sightline.models.sentence_transformers_folder import Recipe
 from train.evaluate.results import save_result
 from train.evaluate.similarity import evaluate_pairs, load_pairs, pair_cosines
 from train.export import export_model
+from train.train_run import train_model
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = {
@@ -121,6 +122,11 @@ def test_combined_terms_are_those_of_their_papers(run_example, tmp_path, monkeyp
     extract_features(data, resnet, demo / "features/scenes/image/resnet")
     extract_features(data, clip, demo / "features/scenes/text/clip", "text")
     tokenize(data.texts, scenes / "student", 32, demo / "tokens/scenes-bert")
+
+    def train_a_little(*given: Any, **settings: Any) -> RunSummary:
+        return train_model(*given, **settings | {"max_steps": 4, "eval_steps": 2})
+
+    monkeypatch.setattr("sightline.train_model", train_a_little, raising=False)
     run_example("combined_terms.py", "demo")
     summary = RunSummary.read(tmp_path / "combined/run")
     assert summary.features.keys() == {"image-resnet", "text-clip"}

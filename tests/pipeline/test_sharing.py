@@ -48,6 +48,7 @@ def owner(tmp_path_factory) -> Clone:
     return repository(place / "owner", path, place / "remote", changes, own=(WEIGHTS,))
 
 
+@pytest.mark.slow
 def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner):
     mate = owner.clone("mate")
     pull, train = shown(NO_GPU)
@@ -100,6 +101,7 @@ def objects_in(remote: Path) -> dict[str, int]:
     return {path.parent.name + path.name: path.stat().st_size for path in files}
 
 
+@pytest.mark.slow
 def test_one_per_cent_of_new_images_costs_a_push_and_an_update_only_what_is_new(owner):
     """New is: a shard, the index, the set's two lists, and DVC's list of its files."""
     keeper, remote = owner.second("grown"), owner.folder.with_name("remote")
@@ -129,7 +131,8 @@ def test_one_per_cent_of_new_images_costs_a_push_and_an_update_only_what_is_new(
     assert not (mate.folder / RESNET).exists()
 
 
-@pytest.mark.parametrize("server", [s3, pytest.param(webdav, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [s3, webdav])
 def test_a_feature_set_travels_and_the_password_stays_with_its_owner(server, owner, tmp_path):
     def modify(clone: Clone, *words: str) -> None:
         clone.run("dvc", "remote", "modify", "-q", *words)
@@ -156,6 +159,7 @@ def test_a_feature_set_travels_and_the_password_stays_with_its_owner(server, own
         assert verify(mate.folder / CLIP) == []
 
 
+@pytest.mark.slow
 def test_a_remote_that_can_only_be_read_serves_pull_and_repro(owner):
     mate = owner.clone("reader")
     pull, train = shown(NO_GPU)

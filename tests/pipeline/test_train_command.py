@@ -109,6 +109,7 @@ def test_tokens_are_made_once_beside_the_data_set(train):
     assert TokenSet.open(folder).header.prompt == "in: "
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_makes_the_tokens(made, tmp_path):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

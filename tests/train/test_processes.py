@@ -50,7 +50,8 @@ def rows_of(spec: RunSpec) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("count", "pairs", "last", "accumulation", "chunk"), [(2, 13, 7, 1, 2), (3, 14, 2, 2, None)]
+    ("count", "pairs", "last", "accumulation", "chunk"),
+    [(2, 13, 7, 1, 2), pytest.param(3, 14, 2, 2, None, marks=pytest.mark.slow)],
 )
 def test_gradients_are_those_of_one_process(
     features, tmp_path, monkeypatch, count, pairs, last, accumulation, chunk
@@ -132,7 +133,7 @@ def test_bf16_trains_in_two_processes(outcomes, root):
     assert {each.dtype for each in weights_of(root / "bf16").values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("objective", ["mcse", "mcseo"])
+@pytest.mark.parametrize("objective", ["mcse", pytest.param("mcseo", marks=pytest.mark.slow)])
 def test_a_step_exchanges_its_embeddings_its_gradients_and_the_wish_to_stop(
     features, tmp_path, objective
 ):
@@ -192,6 +193,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_broken_again_and_again_ends_as_an_unbroken_one(
     world, outcomes, root, tmp_path
 ):
