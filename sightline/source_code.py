@@ -192,8 +192,13 @@ def _digest(module: str) -> str:
     return digest(_plain(_tree(module)))
 
 
-def _imported(module: str) -> Iterator[str]:
+@cache
+def _imported(module: str) -> tuple[str, ...]:
     """Every module that ``module`` imports, anywhere in it; with a star all below."""
+    return tuple(_imports_of(module))
+
+
+def _imports_of(module: str) -> Iterator[str]:
     file = _file(module)
     is_package = file is not None and file.name == "__init__.py"
     for node in ast.walk(_tree(module)):

@@ -277,7 +277,10 @@ def test_a_useless_answer_costs_its_image_alone(server, site, data, tmp_path, ca
     assert set(server.asked) == {bad}
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+MORE = [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGKILL, signal.SIGINT)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *MORE])
 def test_a_kill_costs_at_most_the_calls_on_the_way_and_a_stop_none(server, site, tmp_path, number):
     data, count, at_once = photographs(tmp_path / "data", 24), 24, 3
     out = tmp_path / "out"
@@ -474,6 +477,7 @@ def test_the_key_must_be_there():
         secret("NO_SUCH_KEY")
 
 
+@pytest.mark.slow
 def test_workers_share_a_service_and_the_last_one_asks_again(server, site, data, tmp_path, capsys):
     out, waits = tmp_path / "out", threading.Barrier(2, timeout=60)
     lost = hashlib.sha256((data / "images/b.png").read_bytes()).hexdigest()

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import sightline
-from installed_package import forget, install
+from installed_package import forget, forget_sources, install
 from small_inputs import write_photos
 
 from pipeline.encoders.config import EncoderConfig
 from pipeline.extract.code_change import stays_unchecked
 from pipeline.extract.encode_missing import code_of_rows
 from pipeline.extract.settings import ExtractSettings
-from sightline import source_code
 from sightline.cache import FeatureSet, keys_of_texts, verify
 from sightline.cache.parts import part_names
 from sightline.cache.record import read_record
@@ -75,8 +74,7 @@ def edit(tmp_path, monkeypatch) -> Callable[[str], None]:
     def replace(pool: str) -> None:
         (folder / "pool.py").write_text(pool)
         forget([EncoderConfig.families], "addon")
-        for cached in (source_code._file, source_code._tree, source_code._digest):
-            cached.cache_clear()
+        forget_sources()
 
     yield replace
     forget([EncoderConfig.families], "addon")

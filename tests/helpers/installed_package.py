@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from sightline import source_code
 from sightline.settings import Registry, installed_entry_points
 
 
@@ -22,6 +23,17 @@ def install(site: Path, name: str, points: Mapping[str, Mapping[str, str]]) -> N
     for group, of_group in points.items():
         lines += [f"[{group}]", *(f"{key} = {place}" for key, place in of_group.items())]
     (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+_OF_SOURCES = tuple(
+    getattr(source_code, f"_{what}") for what in ("file", "tree", "digest", "imported")
+)
+
+
+def forget_sources() -> None:
+    """Let digests of code be of the sources as they are now."""
+    for remembered in _OF_SOURCES:
+        remembered.cache_clear()
 
 
 def forget(registries: Iterable[Registry], package: str = "") -> None:

@@ -32,9 +32,10 @@ def write_photos(folder: Path, count: int) -> Path:
     return folder
 
 
-def extracting(kind: str, out: str, *more: object) -> list[object]:
+def extracting(kind: str, out: str, *more: object, data: str = "") -> list[object]:
     """Words of `sightline extract` in a folder with ``photos``, ``texts.txt`` and ``clip.json``."""
-    words = ["extract", kind, "--data", {"image": "photos"}.get(kind, "texts.txt")]
+    data = data or {"image": "photos"}.get(kind, "texts.txt")
+    words = ["extract", kind, "--data", data]
     weights = [] if "--weights" in more else ["--weights", "random:0"]
     here = ["--workers", 0, "--threads", 1]
     return [*words, "--encoder", "clip.json", *weights, "--out", out, *here, *more]

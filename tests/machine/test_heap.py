@@ -128,6 +128,7 @@ def test_elsewhere_nothing_happens(monkeypatch):
     assert heap.keep_heap() == "only glibc's malloc can keep it"
 
 
+@pytest.mark.slow
 @needs_glibc
 def test_rows_are_the_same_bytes(tmp_path):
     photos = write_photos(tmp_path / "photos", 5)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torchvision
+from open_clip import CLIP
 from PIL import Image
 from set_oracle import expect_sound
 from small_inputs import extracting
@@ -161,22 +161,21 @@ def test_too_many_bad_images_end_it_after_the_good_ones_are_published(fails, wor
     assert "all 2 images failed" in fails(*extracting("image", "none", "--max-failed", 1))
 
 
-def scaled(factor: float) -> None:
-    """Write resnet18's weights with features scaled by ``factor``."""
+def scaled(factor: float) -> list[object]:
+    """Words that extract with a CLIP whose features are multiplied by ``factor`` twice."""
     torch.manual_seed(0)
-    state = torchvision.models.resnet18().state_dict()
-    for name in ("layer4.1.bn2", "layer4.0.bn2", "layer4.0.downsample.1"):
-        state[f"{name}.weight"] *= factor
+    state = CLIP(**json.loads(Path("clip.json").read_text())).state_dict()
+    for name in ("visual.ln_post.weight", "visual.proj"):
+        state[name] *= factor
     safetensors.torch.save_file(state, "scaled.safetensors")
+    return extracting("image", "large", "--weights", "file:scaled.safetensors")
 
 
 def test_features_beyond_float16_name_their_images_and_what_stores_them(fails, says, world):
-    scaled(1e6)
-    words = ["extract", "image", "--data", "photos", "--workers", 0, "--out", "large"]
-    words += ["--encoder", "resnet18", "--weights", "file:scaled.safetensors"]
+    words = scaled(1e3)
     err = fails(*words)
     assert "all 6 images failed" in err
-    assert "photos/5.png: exceeds float16 (largest 4.2e+12): store with --dtype float32" in err
+    assert "photos/5.png: exceeds float16 (largest 1.5e+06): store with --dtype float32" in err
     assert "sightline prepare" not in err
     listed = map(json.loads, Path("large.run/failures.jsonl").read_text().splitlines())
     named = {Path(each["path"]).name for each in listed}
@@ -186,14 +185,11 @@ def test_features_beyond_float16_name_their_images_and_what_stores_them(fails, s
 
 
 def test_features_that_are_no_numbers_are_no_fault_of_the_images(fails, world):
-    words = ["extract", "image", "--data", "photos", "--workers", 0, "--out", "large"]
-    words += ["--encoder", "resnet18", "--weights", "file:scaled.safetensors"]
     for factor, fault in (
-        (1e37, "the encoder's row holds NaN or infinity: look at its weights"),
-        (float("nan"), "hold NaN or infinite values, such as layer4.0.bn2.weight"),
+        (1e20, "the encoder's row holds NaN or infinity: look at its weights"),
+        (float("nan"), "hold NaN or infinite values, such as visual.proj"),
     ):
-        scaled(factor)
-        err = fails(*words)
+        err = fails(*scaled(factor))
         assert fault in err
         assert "sightline prepare" not in err
 
@@ -204,8 +200,7 @@ def test_a_missing_file_is_put_back_and_asked_for_again(fails, says, counts, wor
     given = ["--images", "photos", "--captions", "captions.csv"]
     says("prepare", "pairs", *given, "--out", "d")
     path = Path("photos", names[0]).rename("away")
-    words = ["extract", "image", "--data", "d", "--workers", 0, "--out", "new"]
-    words += ["--encoder", "resnet18", "--weights", "random:0"]
+    words = extracting("image", "new", data="d")
     assert "Put back what is missing and rerun with --retry-failed, or raise" in fails(*words)
     path.rename(Path("photos", names[0]))
     assert counts(*words, "--retry-failed")["failed"] == 0

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 from demo_params import demo_params
-from installed_package import forget, install
+from installed_package import forget, forget_sources, install
 
 from pipeline import layout
 from pipeline.encoders.config import EncoderConfig
 from pipeline.grounding.settings import GrounderSettings
 from pipeline.inputs import SCHEMA, Inputs
 from pipeline.params import Params, validate_params
-from sightline import source_code
 
 OF_FEATURES = {"tasks/retrieval", "tasks/neighbours"}
 """The tasks that read features, and so what any encoder reads."""
@@ -218,8 +217,7 @@ def test_the_code_of_a_package_is_that_of_what_it_makes_alone(project, package):
     assert first.bodies["grounding"]["code"] == first.bodies["encoders/image/cells"]["code"]
     assert "code" not in first.bodies["encoders/image/clip"]
     (package / "cells.py").write_text(f"{PACKAGE['cells.py']}\nMORE = 1  # a comment\n")
-    for cached in (source_code._file, source_code._tree, source_code._digest):
-        cached.cache_clear()
+    forget_sources()
     assert changed(first, Inputs(project())) == {
         *("encoders/image/cells", "grounding"),
         *OF_FEATURES,

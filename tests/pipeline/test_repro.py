@@ -183,6 +183,7 @@ def test_each_job_has_its_own_environment_and_a_stage_may_have_the_whole_machine
     assert project.text("all") == "0,1\n"
 
 
+@pytest.mark.slow
 def test_dvc_lock_has_the_entries_that_dvc_repro_leaves(project, tmp_path):
     other = Project(tmp_path / "other")
     for each in (project, other):
@@ -199,6 +200,7 @@ def test_dvc_lock_has_the_entries_that_dvc_repro_leaves(project, tmp_path):
     assert entries == expected
 
 
+@pytest.mark.slow
 def test_git_gets_what_stages_changed_if_dvc_stages_by_itself(tmp_path):
     project = Project(tmp_path / "project", "autostage = true\n")
     project.write(".dvc/config", project.text(".dvc/config").replace("no_scm = true\n", ""))
@@ -303,6 +305,7 @@ def test_a_dry_run_lists_what_would_run_and_runs_nothing(project):
     assert "unknown stage 'other'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_dry_run_goes_on_where_inputs_are_not_made_yet(project):
     """A stage that always runs makes nothing due that has its digest."""
     inputs = {
@@ -349,7 +352,9 @@ child.wait()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_reaches_the_stages_and_leaves_nothing_behind(project, number):
     project.write("slow.py", SLOW)
     project.graph(
@@ -382,6 +387,7 @@ def test_what_does_not_end_is_killed(project):
 HELD = "touch began; while [ ! -e go ]; do sleep 0.05; done"
 
 
+@pytest.mark.slow
 def test_a_second_repro_says_who_runs_and_waits(project):
     project.graph(a=writing("a", first=HELD))
     first = project.start()
@@ -481,6 +487,7 @@ def test_what_others_ran_with_these_inputs_is_fetched_though_the_lock_does_not_n
 FOLDER = "mkdir -p folder && touch folder/one folder/other"
 
 
+@pytest.mark.slow
 def test_of_a_folder_with_what_a_changed_stage_needs_all_is_fetched(project, tmp_path):
     """DVC fetches the one file that is needed, and then finds a changed folder."""
     remote = f"remote = team\n['remote \"team\"']\nurl = {tmp_path / 'remote'}\n"
@@ -571,6 +578,7 @@ def test_a_stage_beside_which_nothing_can_compute_gets_all_cores(monkeypatch):
     assert jobs.variables(1, [training] * 20)[OMP] == "1"
 
 
+@pytest.mark.slow
 def test_the_share_of_a_stage_follows_from_the_graph_and_not_from_the_targets(project):
     """b and c may run at once, a and d may not, whatever is asked for."""
     told = {name: {"cmd": f"echo $OMP_NUM_THREADS > {name}", "outs": [name]} for name in "abcd"}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from installed_package import forget_sources
 from made_results import made_result
 from training_world import KillAfter, Killed, silent
 
@@ -113,13 +114,10 @@ def test_digests_are_computed_without_importing_what_they_are_of():
     assert ended.stdout.strip() == "set()"
 
 
-REMEMBERED = (source_code._file, source_code._tree, source_code._digest, code_of_task)
-
-
 def forget() -> None:
     """Read sources again, which have changed."""
-    for remembered in REMEMBERED:
-        remembered.cache_clear()
+    forget_sources()
+    code_of_task.cache_clear()
 
 
 @pytest.fixture

@@ -156,7 +156,10 @@ def test_a_step_exchanges_its_embeddings_its_gradients_and_the_wish_to_stop(
         ({"train": {"batch_size": 7}}, False, "batch_size is 7, which 2 processes cannot share"),
         ({"train": {"learning_rate": 2e-3}}, True, "process 1 was started with different param"),
         ({"dev": Path("nowhere.tsv")}, True, "nowhere.tsv: no such dev set"),
-        ({"dev": Path("nowhere.tsv")}, False, "nowhere.tsv: no such dev set"),
+        pytest.param(
+            *({"dev": Path("nowhere.tsv")}, False, "nowhere.tsv: no such dev set"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_bad_start_of_one_process_or_both_is_one_error(world, tmp_path, changes, alone, message):
@@ -170,7 +173,11 @@ def test_a_bad_start_of_one_process_or_both_is_one_error(world, tmp_path, change
 
 
 @pytest.mark.parametrize(
-    ("late", "kept"), [(0, "the last checkpoint is of step 1"), (1, "there is no checkpoint")]
+    ("late", "kept"),
+    [
+        (0, "the last checkpoint is of step 1"),
+        pytest.param(1, "there is no checkpoint", marks=pytest.mark.slow),
+    ],
 )
 def test_the_clock_of_process_0_decides_and_a_loss_that_is_not_finite_is_one_error(
     world, tmp_path, late, kept
@@ -295,9 +302,8 @@ cli.console()
 """
 
 
-@pytest.mark.parametrize(
-    ("act", "rank"), [("fail", 1), pytest.param("kill", 0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("act", "rank"), [("fail", 1), ("kill", 0)])
 def test_under_torchrun_the_message_of_the_process_that_failed_is_our_last(
     world, tmp_path, act, rank
 ):
