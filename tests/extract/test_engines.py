@@ -171,6 +171,7 @@ def test_a_child_that_always_dies_is_one_error_and_the_others_do_its_work(
     assert files(work.out) == expected
 
 
+@pytest.mark.slow
 def test_when_all_children_die_a_rerun_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.extract.children.DEATHS", 0)
     work = StubWork(tmp_path / "set", texts=240, broken={0: "kill", 1: "kill"}, batch=16)
@@ -236,6 +237,7 @@ def test_a_clone_that_is_not_installed_computes_and_says_so(monkeypatch):
     assert runner.code_version() == "sightline not installed, torch 9"
 
 
+@pytest.mark.slow
 def test_workers_of_another_encoder_plan_or_code_are_refused(tmp_path, log, monkeypatch, expected):
     work = StubWork(tmp_path / "set", log=log, meet=3)
     run = work.process("--devices", "cpu,cpu")

@@ -5,6 +5,7 @@ The stand-in (`away`) computes as the CPU does, and refuses what Apple's GPU ref
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -66,8 +67,17 @@ def test_phrases_are_those_of_the_cpu(world, sets, device, name):
     assert grounding_counts(out) == grounding_counts(sets[name])
 
 
-@pytest.mark.parametrize("cached", [{}, {"chunk": 4}], ids=["", "in groups"])
-@pytest.mark.parametrize("system", SYSTEMS)
+WHOLE, IN_GROUPS = {}, {"chunk": 4}
+QUICK = [("simcse", WHOLE), ("mcse", IN_GROUPS), ("dalr", WHOLE)]
+
+
+@pytest.mark.parametrize(
+    ("system", "cached"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(SYSTEMS, (WHOLE, IN_GROUPS))
+    ],
+)
 def test_weights_and_scores_are_those_of_the_cpu(world, features, system, cached):
     weights, scores = {}, {}
     for name in ("cpu", "mps"):

@@ -94,6 +94,7 @@ def test_in_a_git_repository_it_is_committed_with_it(tmp_path, place):
     assert Path(place, "data/raw") not in added
 
 
+@pytest.mark.slow
 def test_what_dvc_add_writes_of_raw_data_is_committed_and_nothing_else_there(tmp_path):
     git(tmp_path, "init", "-q")
     folder = tmp_path / "mine"
@@ -131,6 +132,7 @@ def test_in_a_folder_that_git_ignores_it_works_without(tmp_path):
     assert "prepare@scenes" in stages(tmp_path / "demo")
 
 
+@pytest.mark.slow
 def test_what_lies_beside_a_run_is_no_part_of_the_runs_that_are_scored(tmp_path):
     (tmp_path / ".dvcignore").write_text("# mine")
     (tmp_path / "dvc.yaml").write_text("stages: {evaluate: {cmd: echo scored, deps: [runs]}}\n")
