@@ -125,11 +125,13 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(monkeypatch):
     assert limits["now"] == (4096, 4096)
 
 
+@pytest.mark.slow
 def test_opening_and_verifying(folder):
     assert bytes_a_row(lambda: FeatureSet.open(folder)) < 30
     assert bytes_a_row(lambda: verify(folder)) < 120
 
 
+@pytest.mark.slow
 def test_planning_from_nothing_and_resuming(tmp_path):
     wanted, first = keys(0, ROWS), slice(1)
     assert bytes_a_row(lambda: bring(tmp_path / "set", wanted, first, publish=False)) < 50

@@ -145,6 +145,7 @@ def test_objects_of_the_graph_need_photographs_only_without_stored_cutouts(data)
         layout.feature_inputs("mine", "object")
 
 
+@pytest.mark.slow
 def test_two_devices_ground_like_one(data):
     settings = settings_of(data, block_images=1)
     stages.ground(params_of(data, settings, machine={"threads": 1}), "mine")

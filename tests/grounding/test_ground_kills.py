@@ -23,9 +23,7 @@ class World:
     """Published records and cut-outs, and the result of an uninterrupted run on them."""
 
     def __init__(self, folder: Path) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-            self.servers = [StageServer("--import=small_blocks") for _ in range(2)]
+        self.servers: list[StageServer] = []
         data = DataSet.of(folder / "data", 9)
         self._data, self.base = data.folder, folder / "base"
         everything = data.captions = {**data.captions, "0.png": ["a red dog", "a b"]}
@@ -59,7 +57,7 @@ class World:
             what became of the run, or of the first worker.
         """
         outputs = ["--data", self._data, "--out", folder / "out", "--cutouts", folder / "cut"]
-        used = self.servers[: workers or 1]
+        used = self._servers(workers or 1)
         for number, server in enumerate(used):
             words = ["ground", *map(str, outputs), *self._words, "--max-failed=1"]
             words += [f"--worker={number}/{workers}"] if workers else []
@@ -68,6 +66,14 @@ class World:
         first, *others = [server.outcome() for server in used]
         assert all(other.code == 0 for other in others), others
         return first
+
+    def _servers(self, count: int) -> list[StageServer]:
+        """So many, which are started when they are needed first."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+            while len(self.servers) < count:
+                self.servers.append(StageServer("--import=small_blocks"))
+        return self.servers[:count]
 
     def check_kill(self, folder: Path, point: str, workers: int = 0) -> None:
         """After a kill there, readers find the old or the new rows, and the next run fixes it."""
@@ -119,6 +125,7 @@ def test_a_kill_while_blocks_and_both_sets_are_written(world, tmp_path):
         world.check_kill(tmp_path / "some", middle(world, name))
 
 
+@pytest.mark.slow
 def test_two_workers_leave_the_files_of_one_run_though_one_is_killed(world, tmp_path):
     folder = shutil.copytree(world.base, tmp_path / "two")
     first = world.run(folder, workers=2)

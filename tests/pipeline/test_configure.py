@@ -240,7 +240,11 @@ def test_a_mistake_in_a_configuration_is_named(folder, mistake):
     assert message in str(caught.value)
 
 
-def test_what_a_composition_lacks_is_no_typo(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("most", "compositions"), [(1, 200), pytest.param(2, 6000, marks=pytest.mark.slow)]
+)
+def test_what_a_composition_lacks_is_no_typo(folder, monkeypatch, most, compositions):
+    """Every configuration with so many parts, in any order."""
     systems = functools.cache(configure.trained_systems)
     read = functools.cache(lambda file: pickle.dumps(read_yaml(file)))
     monkeypatch.setattr(configure, "read_yaml", lambda file: pickle.loads(read(file)))
@@ -251,11 +255,11 @@ def test_what_a_composition_lacks_is_no_typo(folder, monkeypatch):
     names = [
         (name, *chosen)
         for name in configurations()
-        for count in range(3)
+        for count in range(most + 1)
         for chosen in permutations(parts(), count)
     ]
     composed = [configuration(*each)["systems"] for each in names]
-    assert len(composed) > 6000
+    assert len(composed) > compositions
     assert all(each.keys() == set(systems(Path("dvc.yaml"))) for each in composed)
 
 

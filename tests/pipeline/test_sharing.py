@@ -69,6 +69,7 @@ def test_a_team_mate_trains_with_one_feature_set_and_another_gets_the_run(owner)
     assert not (other.folder / CLIP).exists()
 
 
+@pytest.mark.slow
 def test_a_clone_without_the_weights_runs_nothing_but_the_stage_that_always_runs(owner):
     mate = owner.clone("without-weights")
     fetch = ["sightline", "repro", "--pull", "--allow-missing", "image-features", "tokens"]

@@ -151,6 +151,7 @@ def test_a_checkpoint_has_the_adapters_alone_and_resumes_bit_for_bit(world, qwen
     assert summary.trained_parameters == adapters + sum(each.numel() for each in kept)
 
 
+@pytest.mark.slow
 def test_two_processes_train_adapters_as_one_does(world, qwen, tmp_path):
     train_run(spec_of(world, qwen, tmp_path / "one", **LORA), say=silent)
     (outcome,) = run_processes([spec_of(world, qwen, tmp_path / "two", **LORA)])

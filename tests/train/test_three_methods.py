@@ -32,6 +32,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "mined-negatives": {"teacher": "first", "too_near": 0.9},
     "spread-out": {"teacher": "first"},
 }
+QUEUE_FIRST = [
+    pytest.param(name, marks=() if name == "momentum-queue" else pytest.mark.slow)
+    for name in METHODS
+]
+"""The queue alone has a state; the other methods are slow."""
 STEPS = 20
 
 
@@ -96,7 +101,7 @@ def test_each_equals_a_plain_loop(package, features, tmp_path, monkeypatch, meth
         assert not torch.equal(run.start["queue"], run.end_weights["queue"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", QUEUE_FIRST)
 def test_a_killed_run_resumes_bit_for_bit(package, features, tmp_path, method):
     case = case_of(features, method, dropout=0.1)
     train = {"max_steps": 8, "eval_steps": 2, "logging_steps": 2}
@@ -111,7 +116,7 @@ def test_a_killed_run_resumes_bit_for_bit(package, features, tmp_path, method):
         assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", QUEUE_FIRST)
 def test_two_processes_train_the_same(package, features, tmp_path, method):
     case = case_of(features, method)
     train = {"max_steps": 6, "eval_steps": 3, "logging_steps": 1}

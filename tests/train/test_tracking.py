@@ -238,6 +238,7 @@ def test_a_damaged_record_is_said_and_the_curve_begins_again(world, tmp_path):
 # ---- processes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_process_0_alone_tracks_also_after_a_kill(world, tmp_path):
     spec = world.spec(tmp_path / "run", "mcse", train=TRAIN)
     (broken,) = run_processes([spec], act="kill", at="terms 5", track=TENSORBOARD)
