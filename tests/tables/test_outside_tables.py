@@ -142,6 +142,13 @@ def test_a_null_is_a_row_without_values(tmp_path, suffix, at):
     assert [list(values) for _, values in table.read(columns)] == expected
 
 
+@pytest.mark.parametrize("texts", [[""], ["", None], [None, "A", ""]])
+def test_texts_may_be_empty(tmp_path, texts):
+    (tmp_path / "a.json").write_text(json.dumps(texts))
+    table = open_table(tmp_path / "a.json", "")
+    assert [list(values) for _, values in table.read(["sentence"])] == [[text] for text in texts]
+
+
 FAULTS: dict[str, tuple[Any, str]] = {
     "values": (ROWS, r'as pandas writes with `orient="values"`.* write it with `orient="records"`'),
     "a number": ([*RECORDS, 3], "found 3 in its array, .*; remove it, or write an object in"),
