@@ -169,7 +169,7 @@ def invented(second="two"):
 
 
 def test_models_stand_side_by_side_if_there_is_room():
-    document = document_of(invented(), "t")
+    document = document_of(invented(), "t", {})
     wide, narrow = (terminal_text(document.tables, document.lines, width) for width in (90, 50))
     assert re.search(r"one +two", wide)
     assert not re.search(r"one +two", narrow)
@@ -186,7 +186,7 @@ def test_a_page_escapes_everything_and_loads_nothing():
         "a.png": Thumbnail("data:image/png;base64,AAAA"),
         "b <i>.png": Thumbnail(problem="b <i>.png: no such file"),
     }
-    page = to_page(document_of(invented("<two>"), "<h1>title", pictures))
+    page = to_page(document_of(invented("<two>"), "<h1>title", {}, pictures))
     assert page.count("<script") == 1  # that of the page
     assert "<i>" not in page
     assert "<two>" not in page
@@ -199,7 +199,7 @@ def test_a_page_escapes_everything_and_loads_nothing():
     assert "default-src 'none'" in page
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
     assert f"style-src 'sha256-{b64encode(sha256(style.encode()).digest()).decode()}'" in page
-    plain = to_page(document_of(invented(), "t"))
+    plain = to_page(document_of(invented(), "t", {}))
     assert 'class="picture ' not in plain
     assert "background-image" not in plain
 
@@ -283,6 +283,11 @@ def test_a_caption_marks_its_own_image_and_a_split_is_searched_alone(by_clip):
     (answers,) = answers_of(out, "pictures").values()
     assert len(answers) == 1
     assert "1 images of set, split 'test'" in out
+
+
+def test_random_weights_are_said(by_clip):
+    _, out, _ = by_clip(QUERY)
+    assert "clip.json, random:0: untrained weights." in out
 
 
 def test_imported_features_are_searched_with_a_note(by_clip, look, said, tmp_path):

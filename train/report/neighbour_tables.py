@@ -18,14 +18,18 @@ OWN = "•"
 
 Models = Mapping[str, ModelNeighbours]
 """Name → what the model finds; all were asked the same."""
+Marks = Mapping[str, Sequence[str]]
+"""Name of a model → what a reader must know of it, such as that its weights are untrained."""
 Thumbnails = Mapping[str, Thumbnail]
 Photographer = Callable[[str, Sequence[str], Mapping[str, bytes]], Thumbnails | str]
 """(evaluation task, ids of images, id → SHA-256) → their pictures, or why there are none."""
 
 
-def document_of(models: Models, title: str, thumbnails: Thumbnails | None = None) -> Document:
+def document_of(
+    models: Models, title: str, marks: Marks, thumbnails: Thumbnails | None = None
+) -> Document:
     """Them for any format; see `section_of`."""
-    notes = notes_of(models)
+    notes = notes_of(models, marks)
     body = {"models": models, "notes": notes}
     return Document(title, SCHEMA, (section_of(models, title, thumbnails, notes),), body)
 
@@ -90,7 +94,7 @@ def neighbours_in(
             continue
         question = neighbours[runs[0]].query_set
         models = {run: neighbours[run] for run in runs if neighbours[run].query_set == question}
-        thumbnails, notes = None, notes_of(models)
+        thumbnails, notes = None, notes_of(models, {run: lowest[run].marks for run in models})
         if photographer is not None:
             keys = {
                 image: bytes.fromhex(key)
@@ -102,7 +106,6 @@ def neighbours_in(
                 notes.append(f"Photographs are not shown: {pictures}.")
             else:
                 thumbnails = pictures
-        notes += [f"{run}: {mark}." for run in models for mark in lowest[run].marks]
         if left_out := [run for run in runs if run not in models]:
             notes.append(f"Left out, as they were asked something else: {', '.join(left_out)}.")
         used = sorted({lowest[run].seed for run in models})
@@ -127,7 +130,7 @@ def shown_images(models: Models) -> list[str]:
     return list(shown)
 
 
-def notes_of(models: Models) -> list[str]:
+def notes_of(models: Models, marks: Marks) -> list[str]:
     """How to read the neighbours."""
     first = next(iter(models.values()))
     notes = [f"Among {first.pool}, by cosine; equal cosines in the order of the file."]
@@ -141,7 +144,7 @@ def notes_of(models: Models) -> list[str]:
         for model, answers in _found(models, kind).items():
             texts = (answers.reason, answers.warning)
             notes += [f"{model}, {name}: {text}." for text in texts if text]
-    return notes
+    return notes + [f"{model}: {mark}." for model in models for mark in marks.get(model, ())]
 
 
 def _found(models: Models, kind: str) -> dict[str, Hits]:

@@ -115,19 +115,21 @@ def neighbours(
         question = ModelNeighbours(starts, truth, f"{len(pool):,} distinct captions of {where}", k)
         images = read_images(manifest, split) if to_images else None
         place = features or layout.FEATURES / dataset.folder.name
-        answers = _of_runs(runs, question, pool, images, place, dataset.folder, pooling, device)
+        answers, marks = _of_runs(
+            runs, question, pool, images, place, dataset.folder, pooling, device
+        )
     else:
         assert features is not None  # checked above
         assert weights is not None
         images = read_images(manifest, split)
         question = ModelNeighbours(starts, truth, f"{len(images.ids):,} images of {where}", k)
-        answers = _of_encoder(encoder, weights, question, pool, images, features, device)
-    show(document_of(answers, _TITLE), "json" if as_json else "terminal")
+        answers, marks = _of_encoder(encoder, weights, question, pool, images, features, device)
+    show(document_of(answers, _TITLE, marks), "json" if as_json else "terminal")
     if out is not None:
         shown = None
         if dataset.image_root is not None and not no_photographs:
             shown = thumbnails(manifest, dataset.image_root, shown_images(answers), side=_SIDE)
-        page = to_file(document_of(answers, _TITLE, shown), "html")
+        page = to_file(document_of(answers, _TITLE, marks, shown), "html")
         write_file(out, page, SCHEMA.encode(), inputs)
         print(f"{out}: written, {len(page) / 1e6:.1f} MB", file=sys.stderr)
 
@@ -141,13 +143,15 @@ def _of_runs(
     data: Path,
     pooling: str | None,
     device: str,
-) -> dict[str, ModelNeighbours]:
-    """The nearest captions by each model, and the nearest ``images`` by its heads."""
+) -> tuple[dict[str, ModelNeighbours], dict[str, tuple[str, ...]]]:
+    """The nearest captions by each model, and the nearest ``images`` by its heads; their marks."""
     from sightline.machine.progress import progress
+    from train.evaluate.evaluation import unscored
     from train.evaluate.models import EvaluatedModel
     from train.evaluate.neighbours import find_captions, find_images
 
     answers_of: dict[str, ModelNeighbours] = {}
+    marks_of: dict[str, tuple[str, ...]] = {}
     reasons: list[str] = []
     with progress("neighbours", len(runs), "models") as advance:
         for names in runs:
@@ -171,6 +175,7 @@ def _of_runs(
                 reasons += [f"{names.name}: {pictures.reason}"] if pictures.reason else []
                 answers = replace(answers, pictures=pictures)
             answers_of[names.name] = answers
+            marks_of[names.name] = unscored(model, names.run).marks
             advance(1)
     if len(reasons) == len(runs):
         raise SightlineError(
@@ -178,7 +183,7 @@ def _of_runs(
             "finished run that learned from images, such as runs/mcse-clip/seed-0, or leave the "
             "option out"
         )
-    return answers_of
+    return answers_of, marks_of
 
 
 def _of_encoder(
@@ -189,13 +194,14 @@ def _of_encoder(
     images: ImagePool,
     features: Path,
     device: str,
-) -> dict[str, ModelNeighbours]:
-    """The nearest images by a frozen encoder, whose image tower made ``features``."""
+) -> tuple[dict[str, ModelNeighbours], dict[str, tuple[str, ...]]]:
+    """The nearest images by a frozen encoder, whose image tower made ``features``; its marks."""
     from pipeline.encoders.encoder import checked_encoder
     from pipeline.encoders.names import named_encoder
     from sightline.cache import FeatureSet
     from sightline.devices import pick_device
     from train.evaluate.neighbours import find_images_by_rows
+    from train.evaluate.results import UNTRAINED
 
     opened = FeatureSet.open(features)
     spec, config = opened.record.spec, named_encoder(encoder, weights, "text")
@@ -224,8 +230,6 @@ def _of_encoder(
     pictures = find_images_by_rows(
         rows, question.images, images, opened, question.k, pool.captions_of_images()
     )
-    return {
-        f"{encoder}, {weights}": replace(
-            question, pictures=replace(pictures, warning=pictures.warning or warning)
-        )
-    }
+    name, pictures = f"{encoder}, {weights}", replace(pictures, warning=pictures.warning or warning)
+    marks = (UNTRAINED,) if tower.identity.untrained else ()
+    return {name: replace(question, pictures=pictures)}, {name: marks}
