@@ -10,6 +10,7 @@ import importlib.util
 import sys
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -114,20 +115,31 @@ def _is_docstring(node: object) -> bool:
 
 def _with_its_package(module: str) -> list[str]:
     """``module``; of another package, all modules of that package."""
-    top = module.partition(".")[0]
-    return sorted({module, *(() if top == "train" else _modules_of(top))})
+    top, *below = module.split(".")
+    if top == "train":
+        return [module]
+    file = _file(module)
+    if file is None:
+        return sorted({module, *_modules_of(top)})
+    # where its file is, and not where a folder of the package's name may lie as well
+    depth = len(below) - (file.name != "__init__.py")
+    return [module] if depth < 0 else sorted({module, *_modules_in(file.parents[depth], top)})
 
 
 def _modules_of(package: str) -> list[str]:
     """``package`` and all modules in its folder, sorted."""
     top, *below = package.split(".")
-    spec, modules = _spec(top), set[str]()
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        root = Path(folder, *below)
-        for file in root.rglob("*.py"):
-            parts = (package, *file.relative_to(root).with_suffix("").parts)
-            modules.add(".".join(parts[:-1] if file.name == "__init__.py" else parts))
-    return sorted(modules)
+    spec = _spec(top)
+    folders = () if spec is None else spec.submodule_search_locations or ()
+    roots = [Path(folder, *below) for folder in folders]
+    return sorted({name for root in roots for name in _modules_in(root, package)})
+
+
+def _modules_in(folder: Path, package: str) -> Iterator[str]:
+    """The modules in the folder of a package, it included."""
+    for file in folder.rglob("*.py"):
+        parts = (package, *file.relative_to(folder).with_suffix("").parts)
+        yield ".".join(parts[:-1] if file.name == "__init__.py" else parts)
 
 
 def _is_ours(module: str) -> bool:
@@ -157,6 +169,20 @@ def _spec(top: str) -> ModuleSpec | None:
         return None
 
 
+def _installed_elsewhere(module: str, folders: Collection[str]) -> Path | None:
+    """The file of a module of a package that is not in these folders of the package's name.
+
+    An installation for development may add a finder, which Python asks after the folders.
+    """
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        with suppress(KeyError):  # the folder of a package that is not imported
+            spec = None if find is None else find(module, list(folders) or None)
+            if spec is not None and spec.origin is not None:
+                return Path(spec.origin)
+    return None
+
+
 @cache
 def _file(module: str) -> Path | None:
     """The source of ``module``, found without importing its packages; None if there is none."""
@@ -166,9 +192,12 @@ def _file(module: str) -> Path | None:
     top, *below = module.split(".")
     spec = _spec(top)
     files = [Path(spec.origin)] if spec is not None and spec.origin and not below else []
-    for root in (spec.submodule_search_locations or ()) if spec is not None and below else ():
+    folders = spec.submodule_search_locations or () if spec is not None and below else ()
+    for root in folders:
         place = Path(root, *below)
         files += [place.with_suffix(".py"), place / "__init__.py"]
+    if spec is not None and spec.origin is None:  # a folder without a package's own module
+        files += filter(None, [_installed_elsewhere(module, folders)])
     return next((file for file in files if file.suffix == ".py" and file.is_file()), None)
 
 

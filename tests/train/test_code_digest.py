@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -252,6 +254,29 @@ def test_what_a_package_imports_from_elsewhere_is_digested_too(package):
     forget()
     with pytest.raises(SightlineError, match=r"my_numbers\.more: source not found"):
         code_of(["other"])
+
+
+def test_a_folder_of_the_packages_name_around_it_is_not_the_package(package, tmp_path, monkeypatch):
+    """Some installations for development add a finder, which is asked after such a folder."""
+    before = code_of(["other"])
+    around = tmp_path / "around/other_losses"
+    shutil.copytree(package, around / "src")
+    shutil.rmtree(package)
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None):
+            file = (around / "src").joinpath(*name.split(".")[1:])
+            file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+            is_there = name.partition(".")[0] == package.name and file.is_file()
+            return spec_from_file_location(name, file) if is_there else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    forget()
+    assert code_of(["other"]) == before
+    monkeypatch.syspath_prepend(around.parent)
+    forget()
+    assert code_of(["other"]) == before
 
 
 def test_an_invalid_source_is_one_error(package):
