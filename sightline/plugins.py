@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import lru_cache
 from importlib.metadata import distributions
 from inspect import isfunction, signature
@@ -118,8 +118,11 @@ def expect_seam(
 
 def expect_count(values: Any, count: int, code: object, subject: str, of: str) -> None:
     """Check that a list, an array or a tensor has one entry for each of ``count`` others."""
+    expected = f"one for each of {count} {of}"
+    if not isinstance(values, Sized):
+        raise wrong(code, subject, values, expected)
     if len(values) != count:
-        raise wrong(code, subject, len(values), f"one for each of {count} {of}")
+        raise wrong(code, subject, len(values), expected)
 
 
 def expect_valid(value: Any, kind: Any, code: object, subject: str) -> None:
@@ -155,9 +158,13 @@ def expect_array(
     value: Any, dtype: str, shape: tuple[int, ...], code: object, subject: str
 ) -> None:
     """Check the dtype and shape of an array or tensor."""
-    form = str(getattr(value, "dtype", "")).removeprefix("torch."), getattr(value, "shape", ())
-    if form[0] != dtype or tuple(form[1]) != shape:
-        raise wrong(code, subject, form if form[0] else value, f"{dtype} {list(shape)}")
+    found = str(getattr(value, "dtype", "")).removeprefix("torch."), getattr(value, "shape", ())
+    if found[0] == dtype and tuple(found[1]) == shape:
+        return
+    expected = f"{dtype} {list(shape)}"
+    if not found[0]:
+        raise wrong(code, subject, value, expected)
+    raise _fault(code, f"{subject}: found {found[0]} {list(found[1])}", expected)
 
 
 def to_blame(error: BaseException) -> tuple[str, bool]:

@@ -292,8 +292,8 @@ def refusal(
 
 
 def short(value: object) -> str:
-    """``repr`` of at most 60 characters, whatever ``value`` holds."""
-    return _SHORT.repr(value)
+    """``repr`` on one line of at most 60 characters, whatever ``value`` holds."""
+    return " ".join(_SHORT.repr(value).split())
 
 
 def _fault(error: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from sightline.cache.storable import NOT_FINITE, UNDERFLOW
+from sightline.cache.storable import NOT_FINITE, UNDERFLOW, WRONG_SIZE
 from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
 from sightline.files.output import FAILURES
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _ABSENT = frozenset({"missing", "outside"})
 """Codes of rows whose file is not here, or not whole."""
+_OF_MODELS = frozenset({NOT_FINITE, UNDERFLOW, WRONG_SIZE})
+"""Codes of rows whose photograph is none of the fault."""
 
 
 def named_failures(writer: SetWriter) -> tuple[str, ...]:
@@ -50,7 +52,9 @@ def check_failures(
         remedies.append("put back what is missing and rerun with --retry-failed")
     if of_service:
         remedies.append("ask again for the failed ones alone, with --retry-failed")
-    if set(codes) - absent - {NOT_FINITE, UNDERFLOW} or not codes:
+    if WRONG_SIZE in codes:
+        remedies.append("let masks have the size of their images, and rerun with --retry-failed")
+    if set(codes) - absent - _OF_MODELS or not codes:
         remedies.append(
             "fix or remove these files (and rerun `sightline prepare` for a prepared data set)"
         )

@@ -33,6 +33,7 @@ from sightline.cache import key_of_text
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.parts import Failure
 from sightline.cache.rle import encode_mask
+from sightline.cache.storable import WRONG_SIZE
 from sightline.cache.tables import GROUNDED
 from sightline.machine.out_of_memory import HalvingCalls
 from sightline.plugins import expect, expect_array, expect_count, expect_valid, wrong
@@ -260,7 +261,7 @@ class BlockGrounder:
             return {}
 
         def segment(files: Sequence[Any], boxes: Sequence[Tensor]) -> Sequence[Tensor]:
-            masks = ask(files, boxes)
+            masks = expect(ask(files, boxes), Sequence, segmenter, "segment")
             expect_count(masks, len(files), segmenter, "segment", "images")
             # another size costs that image alone
             for result, prompts in zip(masks, boxes, strict=True):
@@ -350,7 +351,7 @@ def _checked(image: _Image, masks: Tensor, count: int) -> Tensor:
     if list(masks.shape) != expected or masks.dtype != torch.bool:
         shape = f"{masks.dtype} {list(masks.shape)}".removeprefix("torch.")
         reason = f"masks: found {shape}, expected bool {expected}"
-        raise GroundingError(image.unit.key, "wrong_size", reason)
+        raise GroundingError(image.unit.key, WRONG_SIZE, reason)
     return masks
 
 

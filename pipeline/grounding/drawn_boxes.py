@@ -31,6 +31,7 @@ from sightline.cache.keys import (
 )
 from sightline.cache.phrase_tokens import pair_keys
 from sightline.cache.rle import compress_counts, decode_mask
+from sightline.cache.storable import WRONG_SIZE
 from sightline.errors import CacheError
 from sightline.tables.arrow_arrays import number_array
 
@@ -122,7 +123,7 @@ class PhraseBoxes:
         if isinstance(mask, dict) and list(mask["size"]) != [height, width]:
             raise GroundingError(
                 caption.image_key,
-                "wrong_size",
+                WRONG_SIZE,
                 f"{where}: the mask of {row['phrase']!r} is {mask['size'][1]} × {mask['size'][0]} "
                 f"pixels, the image {width} × {height}",
             )

@@ -161,12 +161,18 @@ def checked_answers(
     Raises:
         SightlineError: they are not one for each, or none that the rest can use; names the package.
     """
+    from torch import Tensor
+
     checked = [*expect(answers, Sequence, grounder, "ground")]
     expect_count(checked, len(captions), grounder, "ground, answers", "captions")
     for caption, answer in zip(captions, checked, strict=True):
-        if len(answer) != 2:
+        if not isinstance(answer, Sequence) or len(answer) != 2:
             raise wrong(grounder, "an answer of ground", answer, "(phrases, drops)")
-        for phrase in answer[0]:
+        for phrase in expect(answer[0], Sequence, grounder, "phrases"):
+            expect(phrase, Grounded, grounder, "a phrase")
+            for name in ("boxes", "scores"):
+                expect(getattr(phrase, name), Tensor, grounder, name)
+            expect_valid((phrase.char_start, phrase.char_end), tuple[int, int], grounder, "a span")
             span, count = (phrase.char_start, phrase.char_end), len(phrase.boxes)
             start, end = span
             if not (0 <= start < end <= len(caption.text) and phrase.phrase.strip()):
@@ -181,7 +187,7 @@ def checked_answers(
             if phrase.boxes.device.type != "cpu" or phrase.scores.device.type != "cpu":
                 raise wrong(grounder, "boxes and scores", phrase.boxes.device, "them on the CPU")
             if phrase.masks is not None:
-                masks = expect(phrase.masks, type(phrase.boxes), grounder, "masks")
+                masks = expect(phrase.masks, Tensor, grounder, "masks")
                 expect_count(masks, count, grounder, "masks", "boxes")
         expect_valid(answer[1], Sequence[Dropped], grounder, "drops")
     return checked

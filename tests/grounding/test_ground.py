@@ -258,10 +258,18 @@ def test_masks_of_the_wrong_size_cost_their_own_rows(data, tmp_path):
             if image.shape[1] == 20:
                 masks[i] = masks[i][:, :-1]
 
-    run_ground(data, tmp_path / "out", segmenter=HookedBoxes(spoil))
+    with pytest.raises(SightlineError) as refused:
+        run_ground(data, tmp_path / "out", segmenter=HookedBoxes(spoil), max_failed=0.5)
+    assert "Let masks have the size of their images, and rerun with --retry-fa" in str(
+        refused.value
+    )
+    assert "remove these files" not in str(refused.value)
     images, failed = read_grounding(tmp_path / "out")
     assert list(failed.values()) == ["wrong_size"] * 4
     assert images.num_rows == 3
+    run_ground(data, tmp_path / "out", max_failed=0, retry_failed=True)
+    images, failed = read_grounding(tmp_path / "out")
+    assert (images.num_rows, failed) == (7, {})
 
 
 def test_what_is_no_fault_of_an_image_ends_the_run(data, tmp_path):
