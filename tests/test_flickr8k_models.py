@@ -198,6 +198,7 @@ def clip(models, tmp_path_factory) -> Any:
     return model.eval(), transform
 
 
+@pytest.mark.slow
 def test_the_joint_space_is_a_linear_map_of_each_frozen_tower(models, flickr8k, efficientnet, clip):
     model, transform = clip
     state = load_file(models / "clip.safetensors")

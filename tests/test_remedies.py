@@ -168,6 +168,9 @@ ELSEWHERE = {
     "let masks have the size of their images, and rerun with --retry-failed": (
         "tests/grounding/test_ground.py::test_masks_of_the_wrong_size_cost_their_own_rows"
     ),
+    "no such grounding; `sightline ground` writes it": (
+        "tests/grounding/test_gallery.py::test_the_command_limits_the_images_and_needs_them"
+    ),
     "put back what is missing and rerun with --retry-failed": "tests/pipeline/test_extract.py::"
     "test_a_missing_file_is_put_back_and_asked_for_again",
     "with its `task`": "tests/evaluate/test_score.py::"

@@ -143,6 +143,8 @@ def read_manifest(path: Path | str, schema: pa.Schema, remedy: str = _REMEDY) ->
     """
     path = Path(path)
     if not path.is_file():
+        if schema.equals(PHRASES):
+            raise CacheError(f"{path}: no such grounding; `sightline ground` writes it")
         raise CacheError(f"{path}: no such manifest; `sightline prepare` writes it")
     _check(path, read_schema(path), in_file(schema), remedy)
     table = read_table(path, schema)

@@ -338,6 +338,7 @@ def configured(**dataset: str) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(params))
 
 
+@pytest.mark.slow
 def test_dvc_watches_a_folder_of_object_storage(tars, tmp_path, monkeypatch, project):
     with s3_shelf(tars, monkeypatch) as shelf:
         configured(source=shelf.url, shards="*.tar")

@@ -83,6 +83,7 @@ print([*images], tuple(decode_image((folder / "0.heic").read_bytes()).shape))
 """
 
 
+@pytest.mark.slow
 def test_a_plug_in_of_pillow_brings_heic(tmp_path):
     (tmp_path / "pillow_heif.py").write_text(PLUG_IN)
     (tmp_path / "photos").mkdir()

@@ -300,19 +300,9 @@ def main():
 """
 
 
-@pytest.mark.parametrize(
-    ("method", "guarded"),
-    [
-        ("forkserver", False),
-        # that and `spawn` start a new interpreter; `fork` does not care about a guard
-        *(
-            pytest.param(method, guarded, marks=pytest.mark.slow)
-            for method in ("fork", "spawn", "forkserver")
-            for guarded in (False, True)
-            if (method, guarded) != ("forkserver", False)
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("guarded", [False, True])
 def test_a_script_works_or_is_told_about_the_main_guard(tmp_path, method, guarded):
     write_photos(tmp_path / "photos", 5)
     call = 'if __name__ == "__main__":\n    main()' if guarded else "main()"

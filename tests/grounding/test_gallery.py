@@ -205,7 +205,8 @@ def test_the_command_limits_the_images_and_needs_them(tmp_path, said):
     options = "--data", tmp_path, "--out", tmp_path / "look.html"
     assert "2 of 3 images" in said("look", "grounding", made.path, *options, "--limit", 2)[1]
     code, _, error = said("look", "grounding", tmp_path / "nowhere.parquet", *options)
-    assert (code, "nowhere.parquet: no such manifest" in error) == (1, True)
+    told = "nowhere.parquet: no such grounding; `sightline ground` writes it"
+    assert (code, told in error) == (1, True)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
     code, _, error = said("look", "grounding", made.path, *options)
     assert (code, "its images are not here" in error) == (1, True)

@@ -370,6 +370,15 @@ def test_a_training_chart_has_a_line_per_seed(results):
     assert training_chart([made_result("a")], DEV) is None
 
 
+def test_a_line_of_one_point_is_a_dot_and_steps_are_whole(results):
+    (one, *_), log = results, [{"step": 9, "loss": 1.5}]
+    short = one.model_copy(update={"training": one.training.model_copy(update={"log": log})})
+    for chosen, marker in ((short, "o"), (one, "")):
+        axis = training_chart([chosen], "loss").axes[0]
+        assert axis.lines[0].get_marker() == (marker or "None")
+        assert all(float(tick).is_integer() for tick in axis.get_xticks())
+
+
 def test_parameters_that_differ_come_first_and_features_once(results):
     other = result("mcse-clip", 0, 83.0, CLIP, objective={"weight": 1.0})
     changed = [*results[:3], other, *results[4:]]

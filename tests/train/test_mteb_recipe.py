@@ -109,6 +109,7 @@ def test_the_second_run_does_not_get_the_scores_of_the_first(runs, tasks, score_
         assert abs(measured[0][metric] - measured[1][metric]) > 0.1
 
 
+@pytest.mark.slow
 def test_types_of_tasks_are_those_of_mtebs_english_benchmark():
     import mteb
 

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from train.evaluate.results import RunResult
 from train.evaluate.sts import STS_AVERAGE, SUBSETS
@@ -136,13 +137,16 @@ def training_chart(results: Sequence[RunResult], entry: str) -> Figure | None:
         for (run, seed), points in points_of.items():
             steps, scores = [step for step, _ in points], [score for _, score in points]
             colour = colour_of(runs.index(run))
-            axis.plot(steps, scores, color=colour, linewidth=1.6, alpha=0.9)
+            marker = "o" if len(points) == 1 else ""  # a line through one point is nothing
+            look = {"color": colour, "linewidth": 1.6, "alpha": 0.9}
+            axis.plot(steps, scores, marker=marker, ms=4.5, **look)
             best = trainings[run, seed].best_step
             if kept := [point for point in points if point[0] == best and entry == DEV]:
                 axis.plot(*zip(*kept, strict=True), "o", color=colour, ms=4.5)
             last, values = ends.get(run, (0.0, []))
             ends[run] = (max(last, steps[-1]), [*values, scores[-1]])
         _label_ends(axis, ends, runs)
+        axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
         axis.set_xlabel("step")
         axis.set_ylabel(of_dev if entry == DEV else entry)
         axis.margins(x=0.02)

@@ -129,7 +129,8 @@ def _check_test_sets(every: Sequence[tuple[Path, RunResult]]) -> None:
             if tested.sha256 != expected.sha256:
                 raise SightlineError(
                     f"{task} was scored on different test sets: {_of_set(tested)} in {file}, "
-                    f"{_of_set(expected)} in {other_file}; score one again on the data of the other"
+                    f"{_of_set(expected)} in {other_file}; score one again on the data of the "
+                    "other, or delete the result that you no longer want"
                 )
 
 
