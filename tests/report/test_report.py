@@ -370,13 +370,14 @@ def test_a_training_chart_has_a_line_per_seed(results):
     assert training_chart([made_result("a")], DEV) is None
 
 
-def test_a_line_of_one_point_is_a_dot_and_steps_are_whole(results):
-    (one, *_), log = results, [{"step": 9, "loss": 1.5}]
-    short = one.model_copy(update={"training": one.training.model_copy(update={"log": log})})
-    for chosen, marker in ((short, "o"), (one, "")):
-        axis = training_chart([chosen], "loss").axes[0]
-        assert axis.lines[0].get_marker() == (marker or "None")
-        assert all(float(tick).is_integer() for tick in axis.get_xticks())
+@pytest.mark.parametrize(("steps", "marker"), [([9], "o"), ([9, 18], "None")])
+def test_a_line_of_one_point_is_a_dot_and_steps_are_whole(results, steps, marker):
+    log = [{"step": step, "loss": 1.5} for step in steps]
+    training = results[0].training.model_copy(update={"log": log})
+    chart = training_chart([results[0].model_copy(update={"training": training})], "loss")
+    (axis,) = chart.axes
+    assert axis.lines[0].get_marker() == marker
+    assert all(float(tick).is_integer() for tick in axis.get_xticks())
 
 
 def test_parameters_that_differ_come_first_and_features_once(results):

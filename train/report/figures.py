@@ -137,7 +137,7 @@ def training_chart(results: Sequence[RunResult], entry: str) -> Figure | None:
         for (run, seed), points in points_of.items():
             steps, scores = [step for step, _ in points], [score for _, score in points]
             colour = colour_of(runs.index(run))
-            marker = "o" if len(points) == 1 else ""  # a line through one point is nothing
+            marker = "o" if len(points) == 1 else "None"  # a line through one point is nothing
             look = {"color": colour, "linewidth": 1.6, "alpha": 0.9}
             axis.plot(steps, scores, marker=marker, ms=4.5, **look)
             best = trainings[run, seed].best_step
