@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import sys
@@ -179,7 +180,7 @@ class Project:
                     missing.setdefault(str(dep), []).append(name)
         if missing:
             lines = [
-                f"{path}: is not here; {first} "
+                f"{path}: is not here{_near(path, outputs)}; {first} "
                 + (f"and {len(dependents)} more need it" if dependents else "needs it")
                 for path, (first, *dependents) in missing.items()
             ]
@@ -286,3 +287,11 @@ def _said_by_dvc() -> Iterator[None]:
         raise SightlineError(
             f"{package} is not installed, but {user} needs it; run: pip install {package}"
         ) from error
+
+
+def _near(path: str, outputs: Iterable[str]) -> str:
+    """The output whose name is nearest to that of a path, of those that stages make beside it."""
+    place = Path(os.path.abspath(path))  # noqa: PTH100  (links stay)
+    beside = [out.name for out in map(Path, outputs) if out.parent == place.parent]
+    near = difflib.get_close_matches(place.name, beside, n=1)
+    return f" (the graph makes {near[0]!r} beside it)" if near else ""

@@ -329,17 +329,20 @@ class _Lines:
         """A stage has failed; on a terminal its last lines have not been seen together yet.
 
         Returns:
-            The last line that says why, which may have scrolled past; empty without one.
+            Our last error, all lines of it, or DVC's; it may have scrolled past. Empty without one.
         """
         with self._lock:
             last = self._last.pop(name, deque())
             for line in last if self._live else ():
                 self._print(f"{name}: {line}")
             self._print(f"{name}: {how}")
-        ours, of_dvc = (
-            [line for line in last if line.startswith(start)] for start in ("error: ", "ERROR: ")
-        )
-        return (ours or of_dvc or [""])[-1]
+        lines = [*last]
+        of_dvc = [at for at, line in enumerate(lines) if line.startswith("ERROR: ")]
+        ours = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+        if not ours:
+            return lines[of_dvc[-1]] if of_dvc else ""
+        end = next((at for at in of_dvc if at > ours[-1]), len(lines))
+        return "\n  ".join(lines[ours[-1] : end])
 
     def _print(self, line: str) -> None:
         if self._live is None:

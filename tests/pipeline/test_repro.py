@@ -133,6 +133,12 @@ def test_inputs_that_no_stage_makes_are_asked_for_before_anything_runs(project):
         "put it there, or give its place in params.yaml; nothing was run",
     ]
     assert project.calls() == []
+    project.graph(bird=writing("bird"), b=writing("b", "birds"))
+    with pytest.raises(
+        SightlineError, match=r"^birds: is not here \(the graph makes 'bird' beside"
+    ):
+        project.repro()
+    project.graph(a=writing("a", "photos"), b=writing("b", "a", "dev.tsv"))
     project.write("photos")
     project.repro("a")
     assert project.calls() == ["a"]
@@ -216,7 +222,10 @@ def test_git_gets_what_stages_changed_if_dvc_stages_by_itself(tmp_path):
 
 def test_a_failure_holds_back_what_needs_it_and_nothing_else(project):
     project.graph(
-        bad=writing("bad", first="echo this went wrong; echo error: no dog >&2; test -e mended"),
+        bad=writing(
+            "bad",
+            first="echo this went wrong; echo error: no dog >&2; echo '  but' >&2; test -e mended",
+        ),
         after=writing("after", "bad"),
         last=writing("last", "after", "good"),
         good=writing("good", first="sleep 1"),
@@ -227,7 +236,7 @@ def test_a_failure_holds_back_what_needs_it_and_nothing_else(project):
     assert "bad: failed after" in project.said
     assert "not tried, since they need what failed: after, last" in str(caught.value)
     # the reason may have scrolled past, so it is said once more
-    assert "(exit status 255)\n  error: no dog\n" in str(caught.value)
+    assert "(exit status 255)\n  error: no dog\n    but\n" in str(caught.value)
     assert project.calls() == ["good"]
     project.write("mended")
     project.repro()
