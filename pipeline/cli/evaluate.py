@@ -329,9 +329,9 @@ def _list_tasks(data: Path | None, as_json: bool) -> None:
             "about": task.about,
             "needs": task.needs,
             "settings": {
-                key: about + _default_in_words(task.Settings.model_fields[key])
+                key: (about + _default_in_words(task.Settings.model_fields[key])).strip()
                 for key, about in field_help(task.Settings).items()
-                if key != "data" and about
+                if key != "data"
             },
             "data": {where: _state(name, settings) for where, settings in places.items()},
         }

@@ -441,3 +441,10 @@ def test_a_setting_that_the_data_leaves_unused_is_refused(senteval, pairs):
     with pytest.raises(SightlineError, match="split is of SentEval's folder, and a table has none"):
         Evaluation.load({"geometry": {"data": pairs, "split": "dev"}})
     assert Evaluation.load({"geometry": {"data": senteval, "split": "dev"}}).evaluated_on
+
+
+def test_the_list_of_tasks_has_settings_that_nobody_described(said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    nothing = "pipeline.cli.evaluate.field_help"
+    monkeypatch.setattr(nothing, lambda model: dict.fromkeys(model.model_fields, ""))
+    assert "\n    split: (default: dev)\n" in said("evaluate", "list")[1]
