@@ -82,6 +82,12 @@ def test_the_threshold_is_that_of_the_tables_of_t():
         assert found.significant is significant
 
 
+def test_a_task_without_a_score_of_the_baseline_is_left_out():
+    runs = [made_result("simcse", scores={"STS12": 1.0})]
+    runs += [made_result("mcse", scores={"STS12": 2.0, "STS13": 3.0})]
+    assert [change.task for change in changes_from("simcse", make_table(runs))] == ["STS12"]
+
+
 def test_untestable_differences_say_why():
     assert t_test(cell(1.0), cell(1, 2, 3)) == (None, "a test needs at least two seeds of each")
     assert "no spread" in t_test(cell(1, 1), cell(2, 2))[1]

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -227,6 +228,17 @@ def test_the_average_is_stated_first_and_alignment_and_uniformity_only_alone():
     assert headline(table, [sts, average, uniformity]) == [average]
     assert headline(table, [sts, uniformity]) == [sts]
     assert headline(table, [uniformity]) == [uniformity]
+
+
+def test_scores_of_a_table_further_down_are_not_stated():
+    runs = [
+        made_result(run, scores={"STS12": 1.0, "STS13": at}) for run, at in (("x", 1), ("y", 2))
+    ]
+    table = make_table(runs)
+    below, first = replace(table.columns[0], part="More"), table.columns[1]
+    table = replace(table, columns=(below, first))
+    sts12, sts13 = gains_of(table, [Comparison("x", "y")])
+    assert headline(table, [sts12, sts13]) == [sts13]
 
 
 def test_a_report_first_says_which_run_is_best_and_what_its_control_keeps():
