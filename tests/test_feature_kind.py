@@ -239,7 +239,7 @@ def test_an_encoder_that_cannot_hear_is_one_error(album, capsys):
     ("old", "new", "message"),
     [
         ("yield BatchResult(batch, ", "yield (batch, ", "a result of `compute`: found (Batch("),
-        (".reshape(-1, 3)", ".reshape(-1, 1)", "found ('float32', (9, 1)) (tuple), expected float"),
+        (".reshape(-1, 3)", ".reshape(-1, 1)", "found float32 [9, 1], expected float"),
         (".reshape(-1, 3)", ".reshape(-1, 3)[1:]", "expected float32 [3, 3]; fix the package"),
         (".reshape(-1, 3), failed", ".tolist(), failed", "rows that did not fail: found [["),
         ("failed[key.tobytes()] = why", "failed[3] = why", "expected float32 [4, 3]"),
@@ -259,8 +259,16 @@ def test_a_result_that_is_none_is_the_packages_mistake(album, hearing, capsys, o
     ("old", "new", "message"),
     [
         ("clips[row] for row in rows", "clips[row] for row in rows[1:]", "entries: found 3 (int)"),
-        ("Entries(data.image_keys", "Entries(data.image_keys[:, :8]", "entries, keys: found ('u"),
-        ("in rows])", "in rows], data.image_keys[1:])", "entries, groups: found ('uint8', (3, 32"),
+        (
+            "Entries(data.image_keys",
+            "Entries(data.image_keys[:, :8]",
+            "entries, keys: found uint8 [",
+        ),
+        (
+            "in rows])",
+            "in rows], data.image_keys[1:])",
+            "entries, groups: found uint8 [3, 32], expected uint8 [4",
+        ),
     ],
 )
 def test_entries_that_are_not_one_a_key_are_its_mistake(album, hearing, capsys, old, new, message):
