@@ -80,20 +80,8 @@ def test_dev_sets(text, world, tmp_path_factory, capsys):
 ODD = [
     *("image=" + "9" * 5000, "image=2020-13-45", "image=[[[", "image=&a [*a]", "image={a: 1}"),
     *("temperature=.nan", "temperature=-.inf", "temperature=1e400", "temperature=!!binary x"),
-    *(
-        "image=",
-        "=x",
-        "nan",
-        "inf",
-        "-1",
-        "1e100",
-        "1e400",
-        "/dev/zero",
-        "/dev/null",
-        ".",
-        "..",
-        "/",
-    ),
+    *("image=", "=x", "nan", "inf", "-1", "1e100", "1e400"),
+    *("/dev/zero", "/dev/null", ".", "..", "/"),
 ]
 
 

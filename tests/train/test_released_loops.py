@@ -232,7 +232,7 @@ SETTINGS: list[tuple[str, tuple[str, ...], float, torch.dtype, int]] = [
         for name, (_, _, loss) in VARIANTS.items()
     ),
 ]
-MORE_SETTINGS = [
+SLOW_SETTINGS = [
     *((name, BOTH, 0.0, torch.float64, 30) for name in SYSTEMS),
     *((name, ("pairs",), 0.1, torch.float64, 30) for name in SYSTEMS if name != "simcse"),
     *((name, BOTH, 0.1, torch.float32, 30) for name in SYSTEMS),
@@ -241,7 +241,7 @@ MORE_SETTINGS = [
 
 @pytest.mark.parametrize(
     ("name", "streams", "dropout", "dtype", "steps"),
-    [*SETTINGS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_SETTINGS)],
+    [*SETTINGS, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW_SETTINGS)],
 )
 def test_steps_are_those_of_the_released_loop(
     features, tmp_path, monkeypatch, name, streams, dropout, dtype, steps
