@@ -208,6 +208,13 @@ class RunSummary(RunProgress):
     files: tuple[str, ...] = ()
 
     @model_validator(mode="after")
+    def _student_is_named(self) -> RunSummary:
+        for name in ("name", "model", "pooling"):
+            if not isinstance(self.student.get(name), str):
+                raise ValueError(f"student has no {name}")
+        return self
+
+    @model_validator(mode="after")
     def _log_has_the_best_step(self) -> RunSummary:
         # a report keeps summaries without their logs
         if self.log and self.best_step is not None and self.best_dev is None:

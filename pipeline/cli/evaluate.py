@@ -98,23 +98,7 @@ def evaluate(
 
     Example: sightline evaluate sts --model runs/mcse-clip/seed-0 --data senteval/downstream
     """
-    _evaluate(tasks or [], None, models, data, set_, pooling, device, precision, out, card, as_json)
-
-
-def _evaluate(
-    names: Sequence[str],
-    words: Mapping[str, Any] | None,
-    models: Any,
-    data: Path | None,
-    set_: list[str],
-    pooling: Any,
-    device: str,
-    precision: Any,
-    out: Path | None,
-    card: Path | None,
-    as_json: bool,
-) -> None:
-    """`evaluate`; ``words`` are the options of the settings of the only task."""
+    names = tasks or []
     if card is not None:
         _print_card(names, models_of(models), card)
         return
@@ -123,10 +107,20 @@ def _evaluate(
     if names == [LIST]:
         _list_tasks(data, as_json)
         return
-    if words is None:
-        settings = _settings_of(names, data, set_)
-    else:
-        settings = {names[0]: _settings_of_one(names[0], data, set_, words)}
+    settings = _settings_of(names, data, set_)
+    _score(settings, models, pooling, device, precision, out, as_json)
+
+
+def _score(
+    settings: Mapping[str, Mapping[str, Any]],
+    models: list[str] | None,
+    pooling: Any,
+    device: str,
+    precision: Any,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Score the models on the tasks, by name in ``settings``; the other options of `evaluate`."""
     sources = models_of(models)
     from train.evaluate.evaluation import Evaluation, evaluate_model, unscored
     from train.evaluate.models import EvaluatedModel, name_models
@@ -257,9 +251,13 @@ def _of_one_task(name: str) -> Callable[..., None]:
     """`evaluate` with the settings of a task as options."""
     from train.evaluate.task import task_class
 
-    def command(*, tasks: list[str], words: Mapping[str, Any], **values: Any) -> None:
-        # another word than the task is none: it gets its error
-        _evaluate(tasks, words if tasks == [name] else None, **values)
+    def command(
+        *, tasks: list[str], data: Any, set_: Any, card: Any, words: Mapping[str, Any], **how: Any
+    ) -> None:
+        if tasks == [name] and card is None:
+            _score({name: _settings_of_one(name, data, set_, words)}, **how)
+        else:  # another word than the task is none: it gets its error
+            evaluate(tasks, data=data, set_=set_, card=card, **how)
 
     whole = inspect.signature(evaluate, eval_str=True)
     words = inspect.Parameter("words", inspect.Parameter.KEYWORD_ONLY)
@@ -348,7 +346,8 @@ def _list_tasks(data: Path | None, as_json: bool) -> None:
 
 
 def _default_in_words(field: FieldInfo) -> str:
-    return "" if field.is_required() or field.default is None else f" (default: {field.default})"
+    unset = field.is_required() or field.default is None or field.default == ()
+    return "" if unset else f" (default: {field.default})"
 
 
 def _state(name: str, settings: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ from sightline.user_files import CONTROL, Identifier, short
 _IMAGE, _SPLIT, _ID = "image", "split", "caption_id"
 _SHOWN = 20  # values of a column
 LONGEST_NAME = 1024
+"""Characters of the name of an image; what is longer is an image as text."""
 _TYPES = {
     _IMAGE: (("string", "binary"), "bytes, a path, or a struct of both"),
     "caption": (("string",), "a string or a list of strings"),

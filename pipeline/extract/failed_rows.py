@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from sightline.cache.storable import NOT_FINITE, UNDERFLOW, WRONG_SIZE
+from sightline.cache.storable import NOT_FINITE, UNDERFLOW
 from sightline.cache.writer import SetWriter
 from sightline.errors import SightlineError
 from sightline.files.output import FAILURES
@@ -13,6 +13,8 @@ from sightline.files.output import FAILURES
 if TYPE_CHECKING:
     from pipeline.extract.runner import SetSummary
 
+WRONG_SIZE = "wrong_size"
+"""The code of an image whose mask has another size than it."""
 _ABSENT = frozenset({"missing", "outside"})
 """Codes of rows whose file is not here, or not whole."""
 _OF_MODELS = frozenset({NOT_FINITE, UNDERFLOW, WRONG_SIZE})

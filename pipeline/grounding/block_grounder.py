@@ -15,6 +15,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from pipeline.extract.decode import EncodedImage, ImageError, load_bytes
+from pipeline.extract.failed_rows import WRONG_SIZE
 from pipeline.extract.services import Service
 from pipeline.grounding.captioned_images import CaptionedImage
 from pipeline.grounding.grounding_settings import Rules
@@ -33,7 +34,6 @@ from sightline.cache import key_of_text
 from sightline.cache.cutout_identity import CROP_RULE, cutout_key
 from sightline.cache.parts import Failure
 from sightline.cache.rle import encode_mask
-from sightline.cache.storable import WRONG_SIZE
 from sightline.cache.tables import GROUNDED
 from sightline.machine.out_of_memory import HalvingCalls
 from sightline.plugins import expect, expect_array, expect_count, expect_valid, wrong

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from pipeline.extract.failed_rows import WRONG_SIZE
 from pipeline.grounding.protocols import (
     Answer,
     Caption,
@@ -31,7 +32,6 @@ from sightline.cache.keys import (
 )
 from sightline.cache.phrase_tokens import pair_keys
 from sightline.cache.rle import compress_counts, decode_mask
-from sightline.cache.storable import WRONG_SIZE
 from sightline.errors import CacheError
 from sightline.tables.arrow_arrays import number_array
 

@@ -16,8 +16,6 @@ NOT_FINITE = "not_finite"
 """The code of a row that cannot be stored, as it or some of it is no finite number."""
 UNDERFLOW = "underflow"
 """The code of a row whose numbers are too small to be stored."""
-WRONG_SIZE = "wrong_size"
-"""The code of an image whose mask has another size than it."""
 _MOST_LOST = 0.01
 """Of a row's length; float16 has about 0.0003 where its numbers are not too small."""
 

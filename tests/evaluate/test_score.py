@@ -447,4 +447,6 @@ def test_the_list_of_tasks_has_settings_that_nobody_described(said, monkeypatch,
     monkeypatch.chdir(tmp_path)
     nothing = "pipeline.cli.evaluate.field_help"
     monkeypatch.setattr(nothing, lambda model: dict.fromkeys(model.model_fields, ""))
-    assert "\n    split: (default: dev)\n" in said("evaluate", "list")[1]
+    listed = said("evaluate", "list")[1]
+    assert "\n    split: (default: dev)\n" in listed
+    assert "(default: ())" not in listed  # nothing is chosen

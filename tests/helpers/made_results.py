@@ -13,11 +13,12 @@ def made_training(run: str = "run", seed: int = 0, **changes: Any) -> RunSummary
     """A finished run; `changes` replace its fields."""
     values: dict[str, Any] = {
         **{"run": run, "objective": run.split("-")[0], "seed": seed, "dropped_pairs": 0},
-        **{name: {} for name in ("parameters", "student", "train", "data", "features", "code")},
+        **{name: {} for name in ("parameters", "train", "data", "features", "code")},
         **{"dev": None, "best_step": None, "steps": 20, "stopped_early": False},
         **{"sentences": 1280, "seconds": 60.0, "sentences_per_second": 21.3, "spec_digest": "0"},
     }
-    return RunSummary.model_validate({**values, **changes})
+    student = {"name": "bert", "model": "bert", "pooling": "cls", **changes.pop("student", {})}
+    return RunSummary.model_validate({**values, **changes, "student": student})
 
 
 def made_result(

@@ -596,3 +596,13 @@ def test_a_log_without_the_best_step_is_an_error_of_the_record(finished_run, tmp
     (run / "run.json").write_text(json.dumps(record))
     with pytest.raises(SightlineError, match=r"run\.json: .*best_step is \d+, of which the log"):
         RunSummary.read(run)
+
+
+@pytest.mark.parametrize("name", ["name", "model", "pooling"])
+def test_a_record_says_which_student_it_trained(finished_run, tmp_path, name):
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+    record = json.loads((run / "run.json").read_text())
+    del record["student"][name]
+    (run / "run.json").write_text(json.dumps(record))
+    with pytest.raises(SightlineError, match=rf"run\.json: .*student has no {name}"):
+        RunSummary.read(run)
