@@ -12,6 +12,7 @@ from sightline.errors import SightlineError
 from sightline.identity import content_of, identity
 from sightline.machine.hardware import cpu_warning
 from sightline.models.sentence_transformers_folder import Licence, Recipe, licence_of, pin
+from sightline.plugins import expect
 from train.code_digest import code_of
 from train.data import TrainingData, first_paired
 from train.evaluate.similarity import GradedPairs, why_undefined
@@ -164,7 +165,7 @@ def _digest(
 ) -> str:
     """The digest of a run: each part stands under a name of its own."""
     try:
-        parameters = objective.identity()
+        parameters = expect(objective.identity(), dict, objective, "identity")
     except SightlineError as error:
         raise SightlineError(f"objective {spec.objective}: {error}") from error
     tokens = dict.fromkeys(data.source, data.tokens.record.content_digest)

@@ -120,7 +120,7 @@ def _command(name: str) -> Callable[..., None]:
         token_folder = tokens or _tokens_beside(data, text, student)
         spec = run_spec(
             objective=name,
-            parameters=chosen.describe(),
+            parameters=chosen.model_dump(mode="json"),
             student=student,
             train=settings,
             tokens=token_folder,

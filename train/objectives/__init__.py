@@ -7,7 +7,9 @@ checked before anything heavy is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, ValidationError
 
 from sightline.errors import SightlineError
 from sightline.lazy_names import lazy_names
@@ -42,6 +44,7 @@ OBJECTIVES = Registry(
     },
 )
 """Where the class of each objective is: a line here, or an entry point of another package."""
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 __getattr__ = lazy_names(
     __name__,
@@ -66,9 +69,6 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective:
     Raises:
         SightlineError: unknown objective, or a parameter that it does not have or allow.
     """
-    from pydantic import ValidationError
-
-    from sightline.cache.feature_kind import KINDS
     from train.objectives.needs import FeatureNeed
     from train.objectives.objective import Objective
 
@@ -79,13 +79,26 @@ def make_objective(name: str, parameters: Mapping[str, Any]) -> Objective:
             expect(getattr(objective, attribute, None), str, objective, attribute)
         if objective.name != name:
             raise wrong(objective, "name", objective.name, f"{name!r}, as the entry point has it")
+        expect_valid(objective.weights, dict[str, _Weight], objective, "weights")
         expect_valid(objective.features, Sequence[FeatureNeed], objective, "features")
         for need in objective.features:
-            if need.kind not in KINDS:
-                expected = f"one of {', '.join(KINDS)}"
-                raise wrong(objective, "features, kind", need.kind, expected)
-        expect_valid(objective.weights, dict[str, float], objective, "weights")
+            _check_need(objective, need)
         expect_seam(objective, Objective, "describe")
         return objective
     except ValidationError as error:
         raise SightlineError(f"objective {name}: {'; '.join(explain(error))}") from error
+
+
+def _check_need(objective: Objective, need: FeatureNeed) -> None:
+    """SightlineError for a need of a kind, a term or a head that an objective cannot have."""
+    from sightline.cache.feature_kind import KINDS
+
+    if need.kind not in KINDS:
+        raise wrong(objective, "features, kind", need.kind, f"one of {', '.join(KINDS)}")
+    for term in need.terms:
+        if term not in objective.weights:
+            weighed = f"terms that have a weight ({', '.join(objective.weights)})"
+            raise wrong(objective, "features, terms", term, weighed)
+    if need.head is not None and (need.head in ("", "text", "grounding") or "." in need.head):
+        expected = "a name without dots, neither text nor grounding"
+        raise wrong(objective, "features, head", need.head, expected)
