@@ -62,7 +62,7 @@ def main() -> None:
             _stopped(heard.stop, error)
         if message is None and "--debug" in sys.argv[1:]:
             raise
-        _fail(f"error: {message or _unforeseen(error)}", 1, error)
+        _fail(f"error: {message + _raised_by(error) if message else _unforeseen(error)}", 1, error)
 
 
 def _stopped(stop: Stopped, error: BaseException) -> None:
@@ -71,6 +71,20 @@ def _stopped(stop: Stopped, error: BaseException) -> None:
     # of several processes, one that kept nothing is ended because of what others say
     told = is_first_process() and (hasattr(stop, "__notes__") or not of_several_processes())
     _fail(str(stop) if told else "", 128 + stop.number, error)
+
+
+def _raised_by(error: Exception) -> str:
+    """In which package of others an error of the system was raised; empty: in none."""
+    from sightline.errors import SightlineError
+    from sightline.plugins import to_blame
+
+    if isinstance(error, SightlineError):
+        return ""
+    try:
+        package, is_running = to_blame(error)
+    except (OSError, MemoryError):  # no file can be opened, or no memory is left
+        return ""
+    return f" (raised in the package {package!r})" if is_running else ""
 
 
 def _unforeseen(error: Exception) -> str:

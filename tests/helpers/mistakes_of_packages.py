@@ -73,6 +73,8 @@ MISTAKES = [
      "segment: found 3 (int), expected one for each of 4 images"),
     ("sidecar", "write_named(folder, images, samples, report, where=str(self.images))", "pass",
      PREPARING, "did not write"),
+    ("sidecar", "samples = []", "raise OSError('no answer')", PREPARING,
+     "no answer; what was published before is intact (raised in the package 'lamplight')"),
     ("sidecar", "texts=texts)", "texts=texts, ids=['x'])", PREPARING,
      "sample, ids: found 1 (int), expected one for each of 2 texts"),
     ("sidecar", "texts=texts)", "texts=texts, split='val')", PREPARING, "'val'"),
