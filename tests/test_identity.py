@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from sightline.errors import SightlineError
-from sightline.identity import Elsewhere, MayBePath, Outside, also, declared, identity
+from sightline.identity import Elsewhere, MayBePath, Outside, agrees, also, declared, identity
 from sightline.settings import Registry, Settings
 
 
@@ -128,6 +128,26 @@ def test_a_version_counts_and_its_absence_does_not():
 
     with pytest.raises(SightlineError, match=r"version: found 1 \(int\), expected a text"):
         identity(Wrong())
+
+
+def test_an_identity_agrees_with_its_settings_as_far_as_their_files_are_here(tmp_path):
+    class Versioned(Outer):
+        version: ClassVar[str] = "1"
+
+    path = tmp_path / "weights"
+    path.write_text("1")
+    settings, recorded = Outer(path=path), identity(Outer(path=path))
+    assert agrees(settings, recorded)
+    assert not agrees(Outer(path=path, rate=0.6), recorded)
+    without = {name: value for name, value in recorded.items() if name != "rate"}
+    assert not agrees(settings, without)  # the field is newer than what was recorded
+    assert not agrees(Versioned(path=path), recorded)
+    assert not agrees(settings, identity(Versioned(path=path)))
+    path.write_text("2")
+    assert not agrees(settings, recorded)
+    path.unlink()
+    assert agrees(settings, recorded)
+    assert not agrees(Outer(path=path, rate=0.6), recorded)
 
 
 def test_what_a_description_has_besides_stands_under_a_name_of_its_own():

@@ -19,7 +19,7 @@ from train.report.formats import to_text as render
 from train.report.found_runs import FoundRun, find_run, find_runs
 from train.report.published import published_rows, select_published
 from train.report.run_tables import make_table, notes_on_scores
-from train.report.scores import changes_from, p_text, t_test
+from train.report.scores import Comparison, changes_from, p_text, t_test
 from train.report.tables import Cell, parts_of
 
 ROOT = Path(__file__).parents[2]
@@ -249,6 +249,28 @@ def test_json_is_unrounded_and_strict():
     assert body["differences"][0]["significant"] is True
     assert body["subset_differences"][0]["task"] == "STS12 MSRpar"
     assert body["subsets"]["rows"][1]["cells"]["STS12 MSRpar"]["mean"] == pytest.approx(68.5)
+
+
+def test_names_that_are_headings_too_take_no_figures_place():
+    """A metric called seeds, and runs named as the baseline and the share are shown."""
+    scores = {"x": 1.0, "x (baseline)": 3.0, "share of the gain": 2.0}
+    runs = [made_result(run, scores={"seeds": score}) for run, score in scores.items()]
+    chosen = [Comparison("x", "x (baseline)", "share of the gain")]
+    tables = {
+        t.title: t for t in document_of(compare_results(runs, "x", comparisons=chosen)).tables
+    }
+    shown = {
+        title: [
+            [" ".join(parts_of(row.cells[c.name], c)) for c in table.columns] for row in table.rows
+        ]
+        for title, table in tables.items()
+        if "x" in title or title == "Scores"
+    }
+    assert shown == {
+        "Scores": [["0", "1.00"], ["0", "3.00"], ["0", "2.00"]],
+        "Gain over x": [["+2.00", "+1.00", "50 %"]],
+        "Score of x, and difference from it, by task": [["1.00", "+2.00", "+1.00"]],
+    }
 
 
 def test_an_average_is_shown_only_beside_one_over_the_same_tasks():

@@ -197,7 +197,9 @@ def test_a_share_is_stated_only_where_it_says_something(treatment, control, shar
         f"{own}, {100 * share:.0f} % of it." if share else f"{own}: {reason}."
     )
     (table,) = (each for each in document_of(comparison).tables if each.title == "Gain over x")
-    shown = parts_of(table.rows[0].cells["share of the gain"], table.columns[-1])
+    last = table.columns[-1]
+    assert last.heading == "share of the gain"
+    shown = parts_of(table.rows[0].cells[last.name], last)
     assert shown == (f"{100 * share:.0f} %" if share else reason,)
 
 
@@ -209,7 +211,8 @@ def test_a_task_that_the_baseline_has_no_score_on_has_no_gain_and_no_difference(
     ]
     comparison = compare_results(runs, "x", comparisons=[Comparison("x", "y")])
     scores, *rest = document_of(comparison).tables
-    assert (scores.heading, *scores.names) == ("run", "seeds", "sts", "R@1")
+    headings = [column.heading for column in scores.columns]
+    assert (scores.heading, *headings) == ("run", "seeds", "sts", "R@1")
     assert [[row.name for row in table.rows] for table in rest] == [["sts"], ["sts"], ["x", "y"]]
     said = [line for line in document_of(comparison).lines if "R@1" in line]
     assert said == ["Note: x, R@1: not defined: seed 0: its objective projects no image features."]

@@ -38,7 +38,7 @@ def texts(table, rows=None):
 
 
 def headings(table):
-    return [table.heading, *table.names]
+    return [table.heading, *(column.heading for column in table.columns)]
 
 
 def test_a_row_has_the_means_over_the_seeds_and_the_largest_memory():

@@ -42,6 +42,7 @@ from train.report.tables import (
 )
 
 SCHEMA = "sightline.comparison/3"
+_SHARE = "@share"
 _SPREAD = "Mean ± sample standard deviation over seeds."
 _GAINS = (
     "Positive is better, also where lower scores are. The share is what the control, whose signal "
@@ -388,17 +389,17 @@ def _gains(gains: Sequence[Change]) -> tuple[Table, ...]:
             of_runs.setdefault((gain.baseline, gain.run, gain.control), []).append(gain)
     tables = []
     for (baseline, run, control), members in of_runs.items():
-        name_of, share = members[0].named, "share of the gain"
-        columns = [Column(name_of(run), _signed, run=run)]
+        name_of = members[0].named
+        columns = [Column(run, _signed, run=run, shown=name_of(run))]
         if control is not None:
-            columns.append(Column(name_of(control), _signed, run=control))
-            columns.append(Column(share, _percent, run=control))
+            columns.append(Column(control, _signed, run=control, shown=name_of(control)))
+            columns.append(Column(_SHARE, _percent, run=control, shown="share of the gain"))
         rows = []
         for gain in members:
-            cells = {name_of(run): _change_cell(gain)}
+            cells = {run: _change_cell(gain)}
             if control is not None:
-                cells[name_of(control)] = Cell(gain.control_change)
-                cells[share] = Cell(gain.share, text=gain.reason)
+                cells[control] = Cell(gain.control_change)
+                cells[_SHARE] = Cell(gain.share, text=gain.reason)
             rows.append(Row(gain.task, cells))
         tables.append(Table(f"Gain over {baseline}", "task", tuple(columns), tuple(rows)))
     return tuple(tables)
@@ -417,19 +418,19 @@ def _differences(comparison: RunComparison, unit: str) -> tuple[Table, ...]:
     compared = [row for row in table.measured.values() if row is not baseline]
     label = replace(baseline, marks=_marks_of(baseline, baseline.name)).label
     columns = [
-        Column(label, form_of(".2f")),
-        *(Column(row.label, _signed, run=row.name) for row in compared),
+        Column(baseline.name, form_of(".2f"), shown=label),
+        *(Column(row.name, _signed, run=row.name, shown=row.label) for row in compared),
     ]
     rows = []
     for task in table.names:
         score = baseline.cells.get(task)
         if score is not None and score.value is not None:
             changes = {
-                row.label: _change_cell(by_cell[row.name, task])
+                row.name: _change_cell(by_cell[row.name, task])
                 for row in compared
                 if (row.name, task) in by_cell
             }
-            rows.append(Row(task, {label: replace(score, strong=False), **changes}))
+            rows.append(Row(task, {baseline.name: replace(score, strong=False), **changes}))
     if not rows:
         return ()
     title = f"Score of {comparison.baseline}"

@@ -140,7 +140,7 @@ def escape_latex(text: str) -> str:
 
 def _headings(table: Table) -> list[str]:
     """Those of the labels and of the columns."""
-    return [printable(name) for name in (table.heading, *table.names)]
+    return [printable(name) for name in (table.heading, *(c.heading for c in table.columns))]
 
 
 def _label(row: Row) -> str:

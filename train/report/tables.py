@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 SIGN = "†"
 """Marks a significant difference from the baseline."""
+_SEEDS = "@seeds"  # a metric may be called seeds
 
 
 def number(value: float, form: str = ".2f") -> str:
@@ -28,12 +29,13 @@ class Column:
     """What the cells of one name have in common.
 
     Attributes:
-        name: key of its cells, and its heading.
+        name: key of its cells; of a metric its name.
         form: how its numbers are printed; None: it holds text.
         better: which of its values are better; "": none is.
         part: title of the table that shows it, where a wide table is shown in several; "": the
             first.
         run: the run that it is about, by which a page filters.
+        shown: in place of the name as its heading; "": the name.
     """
 
     name: str
@@ -41,6 +43,12 @@ class Column:
     better: Literal["", "high", "low"] = ""
     part: str = ""
     run: str = ""
+    shown: str = ""
+
+    @property
+    def heading(self) -> str:
+        """What stands above its cells."""
+        return self.shown or self.name
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,7 @@ class Table:
         """With the rows' seeds as their first column, and a row for each seed as a detail."""
         return replace(
             self,
-            columns=(Column("seeds"), *self.columns),
+            columns=(Column(_SEEDS, shown="seeds"), *self.columns),
             rows=tuple(map(_with_seeds, self.rows)),
         )
 
@@ -173,14 +181,14 @@ def _with_seeds(row: Row) -> Row:
         details = tuple(
             Row(
                 f"seed {seed}",
-                {"seeds": Cell(text=str(seed))}
+                {_SEEDS: Cell(text=str(seed))}
                 | {name: _of_seed(cell, place) for name, cell in row.cells.items()},
                 runs=row.runs,
             )
             for place, seed in enumerate(row.seeds)
         )
     seeds = Cell(text=", ".join(map(str, row.seeds)))
-    return replace(row, cells={"seeds": seeds, **row.cells}, details=details)
+    return replace(row, cells={_SEEDS: seeds, **row.cells}, details=details)
 
 
 def _of_seed(cell: Cell, place: int) -> Cell:
