@@ -105,6 +105,7 @@ def members(file: IO[bytes], shard: str, rows: ManifestRows) -> Iterator[Member]
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
     except (tarfile.TarError, OSError, ValueError) as error:
+        storage.require_of_file(error, shard)
         if (kind := kind_of(file)) not in (None, "tar"):
             fault = unexpected(file.name, kind, _EXPECTED, OF_CAPTIONS[:2])
             then = "name the tar with `shards`" if kind in _COMPRESSED else _TABLE
@@ -132,6 +133,7 @@ def members(file: IO[bytes], shard: str, rows: ManifestRows) -> Iterator[Member]
         else:
             fault = _fault_of_the_end(file, tar.offset, last)
     except (tarfile.TarError, OSError, ValueError, MemoryError) as error:
+        storage.require_of_file(error, shard)
         fault = f"cannot be read after {last} ({error})"
     if fault:
         rows.problem(INCOMPLETE, f"{shard}: {fault}")

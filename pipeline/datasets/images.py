@@ -27,7 +27,15 @@ from sightline.files import storage
 from sightline.files.atomic_files import folders_below
 from sightline.files.file_kinds import file_kind, unexpected
 from sightline.files.places import base_of, expanded, is_url, path_below, shown
-from sightline.files.storage import FileState, StorageError, look, look_at_all, opened, reading
+from sightline.files.storage import (
+    FileState,
+    StorageError,
+    look,
+    look_at_all,
+    opened,
+    reading,
+    require_of_file,
+)
 from sightline.optional_imports import require
 from sightline.user_files import control_fault
 
@@ -259,8 +267,9 @@ def _read(root: Path | str, path: str, state: FileState, failed: dict[str, Stora
 
     What may be read another time is added to ``failed``.
     """
+    place = path_below(root, path)
     try:
-        with opened(path_below(root, path), state) as file:
+        with _readable(place), opened(place, state) as file:
             digest = hashlib.file_digest(cast("BytesIO", file), "sha256").digest()
             file.seek(0)
             return digest + np.array(upright_size(file), np.int32).tobytes()
@@ -270,6 +279,16 @@ def _read(root: Path | str, path: str, state: FileState, failed: dict[str, Stora
     except OSError:
         pass
     return key_of_text(f"cannot be opened: {path}") + _NO_SIZE
+
+
+@contextmanager
+def _readable(place: str) -> Iterator[None]:
+    """An error of this machine is one of storage, which may pass (`require_of_file`)."""
+    try:
+        yield
+    except OSError as error:
+        require_of_file(error, place)
+        raise
 
 
 @cache
@@ -291,7 +310,8 @@ def upright_size(file: IO[bytes]) -> tuple[int, int]:
         with Image.open(file, formats=formats()) as image:
             width, height = image.size
             turned = swaps_edges(orientation(image))
-    except Exception:  # decoders may raise anything on damaged files
+    except Exception as error:  # decoders may raise anything on damaged files
+        require_of_file(error, getattr(file, "name", ""))
         return 0, 0
     if max(width, height) > _MOST_PIXELS:
         return 0, 0

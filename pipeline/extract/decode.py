@@ -22,7 +22,7 @@ from pipeline.encoders.preprocessing import MAX_PIXELS
 from sightline.cache import Place, key_of_bytes
 from sightline.errors import SightlineError
 from sightline.files.places import is_url
-from sightline.files.storage import StorageError, look, read
+from sightline.files.storage import StorageError, look, read, require_of_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,6 +184,7 @@ def load_bytes(place: Place, key: bytes) -> bytes:
     except FileNotFoundError as error:
         raise ImageError("missing", "no such file") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        require_of_file(error, place.path)
         reason = getattr(error, "strerror", None) or error
         raise ImageError("missing", f"cannot be read: {reason}") from error
     if key_of_bytes(data) != key:

@@ -34,6 +34,7 @@ from sightline.cache.manifest import image_names
 from sightline.cache.prepared import RECORD, PreparedDataset
 from sightline.cache.record import FOREIGN, DTypeName, Kind, Provenance
 from sightline.errors import SightlineError
+from sightline.files.storage import require_of_file
 from sightline.machine.progress import progress
 from sightline.tables.image_names import AMBIGUOUS, UNKNOWN, ImageNames
 from sightline.wording import counted
@@ -246,9 +247,11 @@ class _ImageKeys:
         return row
 
     def _hash(self, row: int) -> bytes | None:
+        path = self._root / self._paths[row]
         try:
-            return key_of_file(self._root / self._paths[row])
-        except OSError:
+            return key_of_file(path)
+        except OSError as error:
+            require_of_file(error, path)
             return None
 
 

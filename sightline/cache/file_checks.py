@@ -14,7 +14,7 @@ from sightline.cache.file_memory import FileMemory
 from sightline.cache.record import FileRecord, SetRecord, check_file
 from sightline.errors import CacheError
 from sightline.files.output import REMEMBERED, run_folder_of
-from sightline.files.storage import look
+from sightline.files.storage import look, require_of_file
 
 _CORES = os.cpu_count() or 1
 _READ_BYTES = 1 << 20
@@ -24,7 +24,11 @@ Progress = Callable[[int], None]
 
 
 def file_fault(folder: Path, file: FileRecord, progress: Progress = lambda _: None) -> str | None:
-    """Check a file's size and BLAKE3, by reading it: a failing disk is an error, not a signal."""
+    """Check a file's size and BLAKE3, by reading it: a failing disk is an error, not a signal.
+
+    Raises:
+        StorageError: as `require_of_file`.
+    """
     try:
         path = check_file(folder, file)
     except CacheError as error:
@@ -37,6 +41,7 @@ def file_fault(folder: Path, file: FileRecord, progress: Progress = lambda _: No
                 digest.update(data)
                 progress(len(data))
     except OSError as error:
+        require_of_file(error, path)
         return f"{path}: cannot be read ({error.strerror})"
     if digest.hexdigest() != file.blake3:
         hashed = digest.hexdigest()[:16]

@@ -24,6 +24,7 @@ from sightline.cache.keys import KEY_BYTES, Keys
 from sightline.errors import CacheError, first_lines
 from sightline.files.atomic_files import replacing
 from sightline.files.places import path_below, shown
+from sightline.files.storage import require_of_file
 from sightline.tables.arrow_arrays import number_array, os_file
 
 KEY = pa.binary(KEY_BYTES)
@@ -316,6 +317,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # on damaged files the library may raise anything
+        require_of_file(error, path)
         raise CacheError(f"{path}: not a readable Parquet file ({first_lines(error)})") from error
 
 

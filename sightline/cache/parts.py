@@ -26,6 +26,7 @@ from sightline.digest import digest
 from sightline.errors import CacheError
 from sightline.files.atomic_files import write_bytes
 from sightline.files.output import FAILURES, PARTS
+from sightline.files.storage import require_of_file
 
 _FILE = re.compile(r"part-([0-9a-f]{16})-(\d{5,})-[0-9a-f]{32}\.(json|h5|parquet)")
 _OF_A_FAILURE = ("code", "path", "reason")
@@ -166,6 +167,7 @@ def _read_record(run_folder: Path, name: PartName) -> _Record:
     except FileNotFoundError:
         raise
     except Exception as error:  # of a damaged file anything may be missing
+        require_of_file(error, path)
         raise CacheError(f"{path}: damaged") from error
 
 

@@ -25,6 +25,7 @@ from sightline.cache.shards import Numbers, format_of
 from sightline.cache.verify import Soundness
 from sightline.files.atomic_files import write_bytes
 from sightline.files.output import PLAN, run_folder_of
+from sightline.files.storage import require_of_file
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class StoredPlan(_Strict):
         """The plan of the run in this folder, or None if there is none or its file is damaged."""
         try:
             return cls.model_validate_json((run_folder / PLAN).read_bytes())
-        except (OSError, ValidationError):
+        except (OSError, ValidationError) as error:
+            require_of_file(error, run_folder / PLAN)
             return None
 
     def differences(self, resumed: StoredPlan) -> list[str]:

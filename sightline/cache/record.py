@@ -17,6 +17,7 @@ from typing_extensions import TypeVar
 from sightline.digest import digest
 from sightline.errors import CacheError, SightlineError
 from sightline.files.output import Output
+from sightline.files.storage import require_of_file
 from sightline.settings import flatten
 from sightline.wording import message_of, place_of
 
@@ -393,6 +394,7 @@ def _checked_record(folder: Path, expected: str) -> SetRecord:
     try:
         body = json.loads(path.read_bytes())
     except OSError as error:
+        require_of_file(error, path)
         raise CacheError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}") from error
     except (ValueError, RecursionError) as error:
         raise CacheError(f"{path}: truncated or not JSON ({error}); {_AGAIN}") from error
@@ -432,6 +434,7 @@ def check_file(folder: Path, record: FileRecord) -> Path:
     try:
         status = path.stat()
     except OSError as error:
+        require_of_file(error, path)
         raise CacheError(f"{path}: missing; {REMEDY}") from error
     if not stat.S_ISREG(status.st_mode):
         raise CacheError(f"{path}: not a plain file; {REMEDY}")

@@ -43,6 +43,7 @@ from sightline.cache.record import (
 )
 from sightline.cache.tables import ROWS_OF, SHARD_ROWS
 from sightline.errors import CacheError, first_lines
+from sightline.files.storage import require_of_file
 from sightline.tables.arrow_arrays import number_array
 
 DIGEST_BYTES = 16
@@ -116,6 +117,7 @@ class Numbers:
         except CacheError:
             raise
         except Exception as error:  # on damaged files the library may raise anything
+            require_of_file(error, path)
             raise CacheError(
                 f"{path}: not a readable HDF5 file ({first_lines(error)}); {REMEDY}"
             ) from error

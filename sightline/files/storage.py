@@ -11,6 +11,7 @@ SIGHTLINE_SIGNED_URLS, signed URLs of files or folders with spaces between them.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -83,6 +84,26 @@ class MissingFile(StorageError):
     """There is no such file."""
 
 
+_OF_THE_MACHINE = {
+    getattr(errno, name)
+    for name in ("EAGAIN", "EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ESTALE", "ETIMEDOUT")
+}
+"""Numbers of errors that say that this machine could not read just now."""
+
+
+def require_of_file(error: BaseException, place: Path | str) -> None:
+    """Pass if an error may be the file's fault: no other one shows that it is damaged or missing.
+
+    Raises:
+        StorageError: this machine could not read just now; too many files are open, say, or a
+            file server has restarted.
+    """
+    number = getattr(error, "errno", None)
+    if number in _OF_THE_MACHINE:
+        reason = f"cannot be read just now ({os.strerror(number)})"
+        raise StorageError(str(place), reason, lasting=False) from error
+
+
 class FileState(NamedTuple):
     """A file that is there.
 
@@ -121,7 +142,8 @@ def _look_here(path: Path | str) -> FileState | None:
     time_now = time.time_ns()
     try:
         status = os.stat(path)  # noqa: PTH116  (a third of the time, for many files)
-    except (OSError, ValueError):  # ValueError: a null byte
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        require_of_file(error, path)
         return None
     if not stat.S_ISREG(status.st_mode):
         return None

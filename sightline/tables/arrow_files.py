@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from sightline.errors import SightlineError, first_lines
 from sightline.files.file_kinds import file_kind, unexpected
 from sightline.files.places import is_url, shown
-from sightline.files.storage import opened
+from sightline.files.storage import opened, require_of_file
 
 _BUFFER = 1 << 20  # bytes; without it, a column of a whole row group is read at once
 
@@ -58,6 +58,7 @@ def readable(path: Path | str) -> Iterator[None]:
     except SightlineError:
         raise
     except Exception as error:
+        require_of_file(error, path)
         raise SightlineError(
             f"{shown(path)}: damaged, or not such a file ({first_lines(error, 1)}); get it again"
         ) from error

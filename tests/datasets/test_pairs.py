@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
+import os
 import unicodedata
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from command_line import sightline
 from packed import column, rows
 from PIL import Image
 
+from pipeline.datasets import images
 from pipeline.datasets.pairs import CocoSource, Flickr30kSource, PairsSource
 from pipeline.datasets.prepare import prepare as prepare_source
 from pipeline.datasets.source import DatasetError
@@ -195,6 +199,37 @@ def test_damaged_images_stay_in_the_manifest_with_size_zero(make_images, prepare
     report = prepare(images, "a.jpg#0\tone\n")
     assert report.problems["unreadable_images"] == ["cut.jpg", "empty.jpg", "text.jpg"]
     assert [(row["width"], row["height"]) for row in rows(out)] == [(3, 2), (0, 0), (0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE])
+@pytest.mark.parametrize("when", ["opened", "read"])
+def test_an_image_that_could_not_be_read_just_now_is_not_damaged(
+    two_images, prepare, out, monkeypatch, number, when
+):
+    class Failing(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            raise OSError(number, os.strerror(number))
+
+    opened = images.opened
+
+    def open_(place, state):
+        if not str(place).endswith("a.png"):
+            return opened(place, state)
+        if when == "opened":
+            raise OSError(number, os.strerror(number), place)
+        return Failing()
+
+    monkeypatch.setattr(images, "opened", open_)
+    message = r"1 of 2 images could not be read, such as sub/a\.png \(cannot be read just now \("
+    with pytest.raises(DatasetError, match=message):
+        prepare(two_images, "b.jpg#0\tOne\n")
+    assert not (out / "images.parquet").exists()
+    monkeypatch.undo()
+    report = prepare(two_images, "b.jpg#0\tOne\n")
+    assert "unreadable_images" not in report.problems
 
 
 def test_sizes_are_read_from_headers_and_of_the_upright_image(prepare, out, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from pipeline.extract.decode_batches import EntryDecoder, decode_batch, decoded_
 from pipeline.extract.inputs import ImageEntry
 from sightline.cache import Place
 from sightline.errors import SightlineError
+from sightline.files.storage import StorageError
 
 SMALL = ImagePreprocessing((16, 16), (16, 16), "bilinear", mean=(0.5,) * 3, std=(0.5,) * 3)
 PNG = saved(photograph(), "PNG")
@@ -61,6 +63,21 @@ def test_an_archive_that_cannot_be_read(tmp_path, name):
     for place in (Place(tmp_path / name, 0, 5), Place(tmp_path / name)):
         with pytest.raises(ImageError, match="missing: "):
             load_image(place, b"\1" * 32)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE])
+def test_an_image_that_could_not_be_read_just_now_has_not_failed(tmp_path, monkeypatch, number):
+    (tmp_path / "a.png").write_bytes(PNG)
+    place, key = Place(tmp_path / "a.png"), hashlib.sha256(PNG).digest()
+
+    def failing(path):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(StorageError, match=r"a\.png: cannot be read just now \("):
+        load_image(place, key)
+    monkeypatch.undo()
+    load_image(place, key)
 
 
 def test_an_image_is_read_from_the_middle_of_an_archive_and_nothing_else(tmp_path):
