@@ -98,7 +98,7 @@ def require_of_file(error: BaseException, place: Path | str) -> None:
         StorageError: this machine could not read just now; too many files are open, say, or a
             file server has restarted.
     """
-    number = getattr(error, "errno", None)
+    number: int = getattr(error, "errno", None) or 0
     if number in _OF_THE_MACHINE:
         reason = f"cannot be read just now ({os.strerror(number)})"
         raise StorageError(str(place), reason, lasting=False) from error
