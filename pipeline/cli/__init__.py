@@ -76,13 +76,14 @@ def _stopped(stop: Stopped, error: BaseException) -> None:
 def _raised_by(error: Exception) -> str:
     """In which package of others an error of the system was raised; empty: in none."""
     from sightline.errors import SightlineError
-    from sightline.plugins import to_blame
 
     if isinstance(error, SightlineError):
         return ""
     try:
+        from sightline.plugins import to_blame
+
         package, is_running = to_blame(error)
-    except (OSError, MemoryError):  # no file can be opened, or no memory is left
+    except (OSError, MemoryError, ImportError):  # no file can be opened, or no memory is left
         return ""
     return f" (raised in the package {package!r})" if is_running else ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,8 +110,12 @@ def _held(archive: Path | str) -> tuple[Spec, Keys]:
 
 def _extract(tar: tarfile.TarFile, name: str, to: Path | str) -> None:
     """Unpack a file of a set; `tar` itself writes names of a folder's files after ``./``."""
-    member = name if name in tar.getnames() else f"./{name}"
-    tar.extract(member, to, set_attrs=False, filter="data")
+    member = tar.getmember(name if name in tar.getnames() else f"./{name}")
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None:
+        raise tarfile.ExtractError(f"{member.name} is not a plain file")
+    with content, Path(to, name).open("xb") as file:
+        shutil.copyfileobj(content, file)
 
 
 def import_set(archive: Path | str, folder: Path) -> SetRecord:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from ctypes import CDLL, c_void_p, cast
+from ctypes import CDLL, Structure, c_size_t, c_void_p, cast
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # as in malloc.h
 _MOST = (1 << 31) - 1
 _HALF_OF_A_HEAP = 32 << 20  # the most that a glibc takes which maps what no thread's heap holds
+_PROBE = 1 << 20
 LARGEST = 64 << 20
 """Bytes of a block for which the heap grows, and by which: larger ones would leave holes in it."""
 LARGEST_OF_THREADS = 8 << 20
@@ -40,8 +41,33 @@ def keep_heap(*, of_threads: bool = False) -> str:
         return "this glibc refuses"
     if of_threads:
         libc.mallopt(_ARENA_MAX, 1)
-    addresses = {cast(library.malloc, c_void_p).value for library in (ours, libc)}
-    return "another malloc stands in for glibc's" if len(addresses) > 1 else ""
+    return "" if _is_used(libc, ours) else "another malloc stands in for glibc's"
+
+
+class _Mallinfo(Structure):
+    """What glibc's malloc has given out, as in malloc.h."""
+
+    _fields_ = [
+        *((name, c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
+        *((name, c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")),
+    ]
+
+
+def _is_used(libc: CDLL, ours: CDLL) -> bool:
+    """Whether a block of this process is one of glibc's; its functions may have two addresses."""
+    if not hasattr(libc, "mallinfo2"):  # before glibc 2.33
+        return cast(libc.malloc, c_void_p).value == cast(ours.malloc, c_void_p).value
+    libc.mallinfo2.restype, ours.malloc.restype = _Mallinfo, c_void_p
+
+    def given_out() -> int:
+        about = libc.mallinfo2()
+        return about.uordblks + about.hblkhd
+
+    before = given_out()
+    block = c_void_p(ours.malloc(_PROBE))
+    after = given_out()
+    ours.free(block)
+    return after - before > _PROBE // 2  # another thread may free some as well
 
 
 def settled_by(environment: Mapping[str, str]) -> str:
