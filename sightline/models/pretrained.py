@@ -19,14 +19,6 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
-from huggingface_hub.utils import validate_repo_id
-
 from sightline.errors import SightlineError, first_lines
 from sightline.files.file_kinds import file_kind, unexpected
 
@@ -86,6 +78,8 @@ def from_hub(model: str, part: str) -> Iterator[None]:
 
     huggingface_hub would request every file of a model six times, half a minute each.
     """
+    from huggingface_hub import constants
+
     offline = constants.HF_HUB_OFFLINE
     minute = int(time.monotonic() // 60)
     constants.HF_HUB_OFFLINE = offline or _is_silent(constants.ENDPOINT, minute)
@@ -170,6 +164,9 @@ class Pretrained:
             object.__setattr__(self, "name", name)
             object.__setattr__(self, "revision", revision)
         if self.folder is None:
+            from huggingface_hub.errors import HFValidationError
+            from huggingface_hub.utils import validate_repo_id
+
             try:
                 validate_repo_id(self.name)
             except HFValidationError as error:
@@ -358,6 +355,8 @@ class Pretrained:
         """Whether a hub model is in the cache without safetensors, and nothing else is reached."""
         if self.folder or self.files(["model.safetensors", "model.safetensors.index.json"]):
             return False
+        from huggingface_hub import try_to_load_from_cache
+
         file, revision = str(PurePosixPath(self.subfolder, "pytorch_model.bin")), self.revision
         return isinstance(try_to_load_from_cache(self.name, file, revision=revision or None), str)
 
@@ -365,6 +364,9 @@ class Pretrained:
         if self.folder:
             path = self.folder / name
             return path if path.is_file() else None
+        from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
         file, revision = str(PurePosixPath(self.subfolder, name)), self.revision or None
         try:
             return Path(hf_hub_download(self.name, file, revision=revision))
