@@ -9,7 +9,16 @@ import pytest
 from pydantic import Field, SecretStr
 
 from sightline.errors import SightlineError
-from sightline.identity import Elsewhere, MayBePath, Outside, agrees, also, declared, identity
+from sightline.identity import (
+    Elsewhere,
+    MayBePath,
+    Outside,
+    agrees,
+    also,
+    declared,
+    identity,
+    paths_in,
+)
 from sightline.settings import Registry, Settings
 
 
@@ -97,6 +106,18 @@ def test_a_path_counts_by_what_lies_there(tmp_path):
     assert identity(Outer(path=linked)) == identity(Outer(path=one))
     (copy / "in/words.txt").rename(copy / "in/other.txt")  # of a folder its names count too
     assert identity(Outer(path=copy)) != identity(Outer(path=one))
+
+
+def test_paths_are_found_wherever_settings_hold_them():
+    class Several(Settings):
+        places: tuple[Path, ...] = (Path("a"), Path("b"))
+        listed: list[Path | str] = [Path("c"), "no path"]
+        chosen: frozenset[Path] = frozenset([Path("d")])
+        named: dict[str, list[Path]] = {"x": [Path("e")]}
+        outer: Outer = Outer(path=Path("f"), paths={"y": Path("g")}, model="h/i")
+
+    found = paths_in({"settings": [Several()], "alone": Path("j"), "number": 3})
+    assert sorted(map(str, found)) == [*"abcdefg", "j"]
 
 
 def test_a_path_to_nothing_is_one_error(tmp_path, monkeypatch):
