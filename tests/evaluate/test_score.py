@@ -25,7 +25,7 @@ from train.evaluate.geometry import GEOMETRY
 from train.evaluate.models import EvaluatedModel
 from train.evaluate.results import EvaluationSet, TaskResult, load_result, save_result
 from train.evaluate.similarity import correlate, load_pairs
-from train.evaluate.task import Metric, SubsetSettings
+from train.evaluate.task import Metric, SubsetSettings, mean
 from train.evaluate.transfer import TRANSFER_TASKS
 from train.report.run_tables import make_table, notes_on_scores
 
@@ -412,6 +412,12 @@ def test_transfer_is_a_table_of_its_own(senteval):
     values = [result.scores[name] for name in TRANSFER_TASKS]
     assert result.scores["transfer Avg"] == pytest.approx(np.mean(values))
     assert result.evaluated_on["TREC"].examples == 2 * 6 * 12
+
+
+def test_a_mean_is_over_all_scores_or_not_defined():
+    assert mean([1.0, 4.0]) == 2.5
+    assert mean([1.0, None]) is None
+    assert mean([]) is None
 
 
 def test_one_test_set_of_a_task_is_scored_alone_and_without_a_mean(senteval):

@@ -192,6 +192,8 @@ def test_only_object_storage_is_listed(shelf):
     }
     assert [*files_below(shelf.url, "*.tar")] == ["a b.tar"]
     assert sorted(files_below(shelf.url, "**/*.tar")) == ["a b.tar", "sub/c.tar"]
+    shelf.write("folder.tar/d.jpg", b"d")
+    assert [*files_below(shelf.url, "*.tar")] == ["a b.tar"]
     assert files_below(shelf.url, "*.zip") == {}
     assert files_below(f"{shelf.url}/none") == {}
 

@@ -18,7 +18,7 @@ from sightline import source_code
 from sightline.digest import digest
 from sightline.errors import SightlineError
 from sightline.machine.hardware import versions
-from sightline.source_code import with_imports
+from sightline.source_code import code_of_others, digest_of_others, with_imports
 from train import run_inputs
 from train.code_digest import APART, CORE, code_of
 from train.evaluate.evaluation import (
@@ -254,6 +254,25 @@ def test_what_a_package_imports_from_elsewhere_is_digested_too(package):
     forget()
     with pytest.raises(SightlineError, match=r"my_numbers\.more: source not found"):
         code_of(["other"])
+
+
+def test_the_code_that_makes_rows_includes_what_its_package_imports(package):
+    """Of an encoder or a grounder, too: packages beside it, and what they import in turn."""
+    beside = package.parent
+    (beside / "my_helpers.py").write_text("import my_numbers, numpy, json\n")
+    (beside / "my_numbers").mkdir()
+    for name in ("__init__", "more"):
+        (beside / f"my_numbers/{name}.py").write_text("A = 1\n")
+    (package / "encoder.py").write_text("import my_helpers\nclass Encoder: ...\n")
+    forget()
+    encoder = type("Encoder", (), {"__module__": "other_losses.encoder"})()
+    code = code_of_others(encoder)
+    of_its_own = {name for name in code if name.startswith("other_losses")}
+    assert code.keys() - of_its_own == {"my_helpers", "my_numbers", "my_numbers.more"}
+    before = digest_of_others(encoder)
+    (beside / "my_numbers/more.py").write_text("A = 2\n")
+    forget()
+    assert digest_of_others(encoder) != before
 
 
 def test_a_folder_of_the_packages_name_around_it_is_not_the_package(package, tmp_path, monkeypatch):
